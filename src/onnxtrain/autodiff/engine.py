@@ -1,0 +1,265 @@
+"""Reverse-mode differentiation of a graph: what depends on what, and the chain rule.
+
+Everything that all rules share is here and nowhere else: which nodes matter, the expansion of functions,
+zero gradients of outputs that nothing reads, the reduction of broadcast gradients, accumulation, and the
+check of what a rule returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff import registry
+from onnxtrain.autodiff.expand import expand, find_body
+from onnxtrain.autodiff.registry import Node, describe
+from onnxtrain.errors import GradientError
+from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.clone import captured_values
+from onnxtrain.graph.value import is_float
+
+
+@dataclass(frozen=True)
+class Request:
+    """A derivative to build.
+
+    Attributes:
+        y: The value to differentiate; seeded with ones where ``seed`` is not given.
+        xs: The independent variables.
+        fixed: Values that y may depend on but that are held constant (the Gradient operator's ``zs``).
+        seed: The gradient of the final objective with respect to y, of y's shape.
+    """
+
+    y: ir.Value
+    xs: Sequence[ir.Value]
+    fixed: Sequence[ir.Value] = ()
+    seed: ir.Value | None = None
+
+
+class Engine:
+    """Differentiates values of one graph.
+
+    Args:
+        graph: The graph; functions on the way from x to y are expanded in it, gradients appended to it.
+        opsets: Versions of the domains that the graph uses.
+        functions: Model-local functions.
+    """
+
+    def __init__(
+        self,
+        graph: ir.Graph,
+        opsets: Mapping[str, int],
+        functions: Mapping[ir.OperatorIdentifier, ir.Function] | None = None,
+    ) -> None:
+        self.graph = graph
+        self.opsets = opsets
+        self.functions = functions or {}
+        self.op = Builder(graph, opsets.get("", 1))
+        self._renamed: dict[ir.Value, ir.Value] = {}
+
+    def current(self, value: ir.Value) -> ir.Value:
+        """The object that stands for a value now, after functions were expanded."""
+        while value in self._renamed:
+            value = self._renamed[value]
+        return value
+
+    def gradients(self, request: Request) -> list[ir.Value]:
+        """Append the nodes that compute dy/dx for every x.
+
+        Returns:
+            One value per x, of its type and shape; zeros where y does not depend on it.
+
+        Raises:
+            GradientError: Operators on the way have no rule (all are listed), y or an x is not floating.
+        """
+        for value in (request.y, *request.xs):
+            if not is_float(value):
+                raise GradientError(
+                    f"A gradient needs floating tensors, but {value.name!r} is "
+                    f"{'of unknown type' if value.dtype is None else value.dtype.name.lower()}."
+                )
+        path = self._prepare(request)
+        y = self.op.wrap(self.current(request.y))
+        xs = [self.current(x) for x in request.xs]
+        seed = self.op.ones_like(y) if request.seed is None else self.op.wrap(request.seed)
+        collected: dict[ir.Value, list[Value]] = {y.ir: [seed]}
+        keep = set(xs)
+        self._backward(path, collected, keep)
+        return [self._total(collected, x).ir for x in xs]
+
+    def missing(self, request: Request) -> list[ir.Node]:
+        """The nodes between xs and y that have neither a rule nor a body; nothing else is built."""
+        return self._expand_functions(request)
+
+    def reached(self, request: Request) -> set[ir.Value]:
+        """The xs that y depends on through floating values and operators that pass a gradient on."""
+        self._expand_functions(request)
+        xs = set(request.xs)
+        return {value for node in self._path(request) for value in _read(node) if value in xs} | (
+            {request.y} & xs
+        )
+
+    def _prepare(self, request: Request) -> list[ir.Node]:
+        missing = self._expand_functions(request)
+        if missing:
+            raise GradientError(missing_rules_message(missing, self.opsets))
+        return self._path(request)
+
+    def _expand_functions(self, request: Request) -> list[ir.Node]:
+        """Expand functions on the path until every node has a rule, or neither rule nor body."""
+        while True:
+            missing = []
+            expanded = False
+            for node in self._path(request):
+                if self._entry(node) is not None:
+                    continue
+                body = find_body(node, self.opsets, self.functions)
+                if body is None:
+                    missing.append(node)
+                else:
+                    expand(node, body, self._renamed)
+                    expanded = True
+            if not expanded:
+                return missing
+
+    def _entry(self, node: ir.Node) -> registry.Entry | None:
+        if node.op_identifier() in self.functions:
+            return None if not _registered(node) else registry.find(node.op_type, node.domain, 1)
+        return registry.find(node.op_type, node.domain, self.opsets.get(node.domain, 1))
+
+    def _path(self, request: Request) -> list[ir.Node]:
+        """The nodes through which y depends on an x, in the order of the graph."""
+        y = self.current(request.y)
+        fixed = {self.current(value) for value in request.fixed}
+        active = {self.current(x) for x in request.xs}
+        through: list[ir.Node] = []
+        for node in self.graph:
+            if not any(value in active for value in _read(node)):
+                continue
+            entry = self._entry(node)
+            if entry is not None and entry.function is None:
+                continue
+            outputs = [v for v in node.outputs if _may_carry(v) and v not in fixed]
+            if outputs:
+                active.update(outputs)
+                through.append(node)
+        needed = {y}
+        path = []
+        for node in reversed(through):
+            if any(output in needed for output in node.outputs):
+                path.append(node)
+                needed.update(value for value in _read(node) if value in active)
+        return path[::-1]
+
+    def _backward(
+        self, path: Sequence[ir.Node], collected: dict[ir.Value, list[Value]], keep: set[ir.Value]
+    ) -> None:
+        wanted = keep | {output for node in path for output in node.outputs}
+        for node in reversed(path):
+            if not any(output in collected for output in node.outputs):
+                continue
+            entry = self._entry(node)
+            assert entry is not None
+            captured = captured_values(node)
+            view = Node(node, self.op, captured)
+            self.op.scope = f"gradient of {node.name or node.op_type}"
+            dys = [self._output_gradient(collected, output, output in keep) for output in node.outputs]
+            returned = self._apply(entry, view, dys)
+            for x, dx in zip((*node.inputs, *captured), returned, strict=True):
+                if x is None or dx is None or x not in wanted:
+                    continue
+                collected.setdefault(x, []).append(self._fit(entry, view, dx, self.op.wrap(x)))
+        self.op.scope = ""
+
+    def _output_gradient(
+        self, collected: dict[ir.Value, list[Value]], output: ir.Value, keep: bool
+    ) -> Value | None:
+        if output in collected:
+            total = self.op.sum_of(collected[output])
+            if keep:
+                collected[output] = [total]
+            else:
+                del collected[output]
+            return total
+        if is_float(output):
+            return self.op.zeros_like(self.op.wrap(output))
+        return None
+
+    def _apply(self, entry: registry.Entry, node: Node, dys: Sequence[Value | None]) -> list[Value | None]:
+        assert entry.function is not None
+        result = entry.function(node, *dys)
+        returned = [result] if result is None or isinstance(result, Value) else list(result)
+        count = len(node.inputs) + len(node.captured)
+        if isinstance(result, Value):
+            returned += [None] * (count - 1)  # the others configure the operator
+        if len(returned) > count and all(item is None for item in returned[count:]):
+            returned = returned[:count]
+        if len(returned) != count:
+            raise GradientError(
+                f"The gradient rule of {describe(node.ir)} returned {len(returned)} gradients, "
+                f"but the node has {count} inputs; return one gradient or None for each."
+            )
+        return returned
+
+    def _fit(self, entry: registry.Entry, node: Node, dx: Value, x: Value) -> Value:
+        """Give a gradient the type and shape of the value that it belongs to."""
+        if dx.dtype != x.dtype:
+            if dx.ir.dtype is not None:
+                raise GradientError(
+                    f"The gradient rule of {describe(node.ir)} returned {dx.dtype.name.lower()} for the "
+                    f"{x.dtype.name.lower()} input {x.name!r}; a gradient has the type of its value."
+                )
+            dx.ir.dtype = x.dtype
+        if entry.broadcasts:
+            if dx.shape is None:
+                dx.with_shape(node.y.shape)
+            return self.op.reduce_to(dx, x)
+        if dx.shape is not None and x.shape is not None and len(dx.shape) != len(x.shape):
+            raise GradientError(
+                f"The gradient rule of {describe(node.ir)} returned shape {dx.shape} for the input "
+                f"{x.name!r} of shape {x.shape}; a gradient has the shape of its value."
+            )
+        return dx if x.shape is None else dx.with_shape(x.shape)
+
+    def _total(self, collected: dict[ir.Value, list[Value]], x: ir.Value) -> Value:
+        if x in collected:
+            return self.op.sum_of(collected[x])
+        return self.op.zeros_like(self.op.wrap(x))
+
+
+def missing_rules_message(nodes: Iterable[ir.Node], opsets: Mapping[str, int]) -> str:
+    """One sentence for every operator without a rule, then how to add one."""
+    operators: dict[tuple[str, str], list[ir.Node]] = {}
+    for node in nodes:
+        operators.setdefault((node.domain, node.op_type), []).append(node)
+    parts = []
+    for (domain, operator), found in operators.items():
+        named = ", ".join(describe(node) for node in found[:3]) + (", ..." if len(found) > 3 else "")
+        parts.append(
+            f"{domain or 'ai.onnx'}::{operator} (opset {opsets.get(domain, 'not imported')}): {named}"
+        )
+    return (
+        f"No gradient rule for {len(operators)} operator{'s' if len(operators) > 1 else ''} between the "
+        f"parameters and the loss: {'; '.join(parts)}. Freeze the parameters before them (freeze=), or add a "
+        "rule with @onnxtrain.register_gradient."
+    )
+
+
+def _registered(node: ir.Node) -> bool:
+    return registry.find(node.op_type, node.domain, 1) is not None
+
+
+def _read(node: ir.Node) -> list[ir.Value]:
+    return [value for value in node.inputs if value is not None] + captured_values(node)
+
+
+def _may_carry(value: ir.Value) -> bool:
+    """Whether a gradient can flow through: floating tensors, and sequences and optionals of them."""
+    kind = value.type
+    while isinstance(kind, (ir.SequenceType, ir.OptionalType)):
+        kind = kind.elem_type
+    if kind is None:
+        return True
+    return kind.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)

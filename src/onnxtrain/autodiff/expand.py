@@ -1,0 +1,148 @@
+"""Replace a node by the body of its function: model-local functions and those that ONNX defines."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+from onnx import defs, version_converter
+
+from onnxtrain.graph.clone import Values, clone_nodes
+from onnxtrain.graph.inference import infer_outputs
+
+_names = itertools.count()
+
+
+def find_body(
+    node: ir.Node, opsets: Mapping[str, int], functions: Mapping[ir.OperatorIdentifier, ir.Function]
+) -> ir.Function | None:
+    """The function that defines a node's operator, or ``None`` where it is primitive or unknown."""
+    local = functions.get(node.op_identifier())
+    return local if local is not None else _standard_body(node, opsets)
+
+
+def _standard_body(node: ir.Node, opsets: Mapping[str, int]) -> ir.Function | None:
+    version = opsets.get(node.domain)
+    if version is None:
+        return None
+    try:
+        schema: Any = defs.get_schema(node.op_type, version, node.domain)
+    except defs.SchemaError:
+        return None
+    if schema.has_function:
+        versions = [v for v in schema.function_opset_versions if v <= version]
+        if versions:
+            body: bytes = schema.get_function_with_opset_version(max(versions))
+            return _deserialize(body, node, opsets)
+    if schema.has_context_dependent_function:
+        versions = [v for v in schema.context_dependent_function_opset_versions if v <= version]
+        if versions:
+            types = [_type_bytes(value) for value in node.inputs]
+            proto = ir.serde.serialize_node(node).SerializeToString()
+            body = schema.get_context_dependent_function_with_opset_version(max(versions), proto, types)
+            return _deserialize(body, node, opsets) if body else None
+    return None
+
+
+def _type_bytes(value: ir.Value | None) -> bytes:
+    if value is None or value.type is None:
+        return bytes(onnx.TypeProto().SerializeToString())
+    proto = onnx.ValueInfoProto()
+    ir.serde.serialize_value_into(proto, value)
+    return bytes(proto.type.SerializeToString())
+
+
+def _deserialize(body: bytes, node: ir.Node, opsets: Mapping[str, int]) -> ir.Function:
+    proto = onnx.FunctionProto.FromString(body)
+    _trim_outputs(proto)
+    _upgrade(proto, opsets.get("", 1))
+    function = ir.serde.deserialize_function(proto)
+    schema = defs.get_schema(node.op_type, opsets[node.domain], node.domain)
+    for name, attribute in schema.attributes.items():
+        if name not in node.attributes and attribute.default_value.name:
+            node.attributes.add(ir.serde.deserialize_attribute(attribute.default_value))
+    return function
+
+
+def _trim_outputs(proto: onnx.FunctionProto) -> None:
+    """Some bodies declare outputs that they never produce: forget those at the end."""
+    produced = {name for node in proto.node for name in node.output} | set(proto.input)
+    while proto.output and proto.output[-1] not in produced:
+        proto.output.pop()
+
+
+def _upgrade(proto: onnx.FunctionProto, version: int) -> None:
+    """Bring a body that is written for an older opset to the graph's, if any of its operators changed."""
+    own = {entry.domain: entry.version for entry in proto.opset_import}.get("", version)
+    if own >= version:
+        return
+    changed = False
+    for node in proto.node:
+        if node.domain in ("", "ai.onnx"):
+            before = defs.get_schema(node.op_type, own, "").since_version
+            changed = changed or defs.get_schema(node.op_type, version, "").since_version != before
+    if changed:
+        graph = onnx.helper.make_graph(
+            list(proto.node),
+            "body",
+            [onnx.helper.make_empty_tensor_value_info(name) for name in proto.input],
+            [onnx.helper.make_empty_tensor_value_info(name) for name in proto.output],
+        )
+        imports = [onnx.helper.make_opsetid("", own)]
+        model = onnx.helper.make_model(graph, opset_imports=imports, ir_version=10)
+        try:
+            converted = version_converter.convert_version(model, version)
+        except (RuntimeError, version_converter.ConvertError):
+            return  # reference attributes are beyond the converter; the operators differ in types only
+        del proto.node[:]
+        proto.node.extend(converted.graph.node)
+
+
+def expand(node: ir.Node, body: ir.Function, renamed: dict[ir.Value, ir.Value]) -> list[ir.Node]:
+    """Put a function's nodes in the place of a node that calls it.
+
+    The values that the node gave keep their names, types and shapes; since they become other objects,
+    ``renamed`` is told (old value to new).
+
+    Returns:
+        The new nodes, in order.
+    """
+    graph = node.graph
+    assert graph is not None
+    values: Values = dict.fromkeys(body.inputs)
+    values.update(zip(body.inputs, node.inputs, strict=False))
+    prefix = f"{node.name or node.op_type}/{next(_names)}"
+    defaults = {a.name: a for a in body.attributes.values() if a.value is not None}
+    new = clone_nodes(
+        body, values, rename=lambda name: f"{prefix}/{name}", attributes={**defaults, **node.attributes}
+    )
+    graph.insert_before(node, new)
+    for made in new:
+        infer_outputs(made)
+    for old, formal in zip(node.outputs, body.outputs, strict=False):
+        result = values[formal]
+        if result is None:
+            continue
+        if result.producer() not in new:  # the body hands an input through: the name needs a value of its own
+            identity = ir.Node("", "Identity", [result], num_outputs=1, name=f"{prefix}/Identity")
+            graph.insert_before(node, identity)
+            infer_outputs(identity)
+            new.append(identity)
+            result = identity.outputs[0]
+        _take_place(old, result)
+        renamed[old] = result
+    graph.remove(node, safe=True)
+    return new
+
+
+def _take_place(old: ir.Value, new: ir.Value) -> None:
+    name = old.name
+    new.type = new.type if old.type is None else old.type
+    new.shape = new.shape if old.shape is None else old.shape
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    if name:
+        old.name = None
+        new.name = name

@@ -1,0 +1,177 @@
+"""The Gradient operator of ``ai.onnx.preview.training`` as a node, and as a function over models.
+
+What the specification leaves open is decided so: a y that is not scalar is seeded with ones; an x that y does
+not depend on gets zeros; names are resolved in the graph the node stands in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff.engine import Engine, Request
+from onnxtrain.errors import GradientError
+from onnxtrain.graph.clone import Values, clone_nodes
+from onnxtrain.graph.passes import clean
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.graph.value import is_float
+
+TRAINING_DOMAIN = "ai.onnx.preview.training"
+
+
+def lower_gradients(model: ir.Model) -> ir.Model:
+    """Replace every Gradient node of a model by the nodes that compute it, in place.
+
+    Raises:
+        GradientError: A name does not exist, an x determines another, operators have no rule.
+    """
+    nodes = [node for node in model.graph if node.domain == TRAINING_DOMAIN and node.op_type == "Gradient"]
+    for index, node in enumerate(nodes):
+        infer_shapes(model)
+        _lower(model, node, index)
+        model.graph.sort()
+    if nodes:
+        clean(model)
+        infer_shapes(model)
+    return model
+
+
+def _lower(model: ir.Model, node: ir.Node, index: int) -> None:
+    graph = model.graph
+    x_names, z_names, y_name = _names(node)
+    values = {value.name: value for value in _values(graph)}
+    label = f"Gradient node {node.name or index!r}"
+    for name in (*x_names, *z_names, y_name):
+        if name not in values:
+            raise GradientError(
+                f"{label} names {name!r}, but no value of that name is in the graph; "
+                "its attributes xs, zs and y name tensors."
+            )
+    names = (*x_names, *z_names)
+    if len(node.inputs) != len(names):
+        raise GradientError(
+            f"{label} has {len(node.inputs)} inputs, but xs and zs name {len(names)} tensors; give one each."
+        )
+    if len(node.outputs) > len(x_names):
+        raise GradientError(
+            f"{label} has {len(node.outputs)} outputs, but xs names {len(x_names)} tensors; one gradient each."
+        )
+    xs, zs = [values[name] for name in x_names], [values[name] for name in z_names]
+    y = values[y_name]
+    _check_independent(label, graph, xs, zs)
+    given = [values[n] if value is None else value for n, value in zip(names, node.inputs, strict=True)]
+    if any(a is not b for a, b in zip(given, (*xs, *zs), strict=True)):
+        y, xs, zs = _substitute(graph, node, y, (*xs, *zs), given, len(xs), index)
+    wanted = [x for x, output in zip(xs, node.outputs, strict=False) if output.name]
+    engine = Engine(graph, graph.opset_imports, model.functions)
+    gradients = engine.gradients(Request(y, wanted, fixed=zs))
+    outputs = [output for output in node.outputs if output.name]
+    for output, gradient in zip(outputs, gradients, strict=True):
+        replace_value(graph, output, gradient)
+    graph.remove(node, safe=True)
+
+
+def _names(node: ir.Node) -> tuple[list[str], list[str], str]:
+    for required in ("xs", "y"):
+        if required not in node.attributes:
+            raise GradientError(f"Gradient node {node.name!r} lacks the attribute {required!r}.")
+    zs = node.attributes.get("zs")
+    return (
+        list(node.attributes["xs"].as_strings()),
+        [] if zs is None else list(zs.as_strings()),
+        node.attributes["y"].as_string(),
+    )
+
+
+def _values(graph: ir.Graph) -> list[ir.Value]:
+    produced = [output for node in graph for output in node.outputs if output.name]
+    return [*graph.inputs, *graph.initializers.values(), *produced]
+
+
+def _check_independent(label: str, graph: ir.Graph, xs: Sequence[ir.Value], zs: Sequence[ir.Value]) -> None:
+    """No x may be computed from another x or z: dy/dx would have two meanings."""
+    named = {*xs, *zs}
+    depends: dict[ir.Value, ir.Value] = {}
+    for node in graph:
+        source = next(
+            (depends.get(v, v) for v in node.inputs if v is not None and (v in depends or v in named)), None
+        )
+        if source is None:
+            continue
+        for output in node.outputs:
+            if output in named and is_float(output):
+                raise GradientError(
+                    f"{label} lists {output.name!r} and also {source.name!r}, which determines it; "
+                    "list independent tensors."
+                )
+            depends[output] = source
+
+
+def _substitute(
+    graph: ir.Graph,
+    node: ir.Node,
+    y: ir.Value,
+    names: Sequence[ir.Value],
+    given: Sequence[ir.Value],
+    count: int,
+    index: int,
+) -> tuple[ir.Value, list[ir.Value], list[ir.Value]]:
+    """Compute y again on the node's inputs: a copy of the nodes between the named tensors and y."""
+    op = Engine(graph, graph.opset_imports).op
+    # Identities make the substitutes values of their own: one tensor may be given for two names.
+    own = [op.wrap(value) for value in given]
+    fresh: list[ir.Value] = []
+    for value in own:
+        identity = ir.Node("", "Identity", [value.ir], num_outputs=1)
+        graph.insert_before(node, identity)
+        identity.outputs[0].type, identity.outputs[0].shape = value.ir.type, value.ir.shape
+        fresh.append(identity.outputs[0])
+    mapping: Values = dict(zip(names, fresh, strict=True))
+    affected: set[ir.Value] = set(names)
+    copied = []
+    for other in graph:
+        if other is node:
+            break
+        if all(output in affected for output in other.outputs if output in names) and any(
+            value in affected for value in other.inputs
+        ):
+            if any(output in mapping for output in other.outputs):
+                continue
+            copied.append(other)
+            affected.update(other.outputs)
+    new = clone_nodes(copied, mapping, rename=lambda name: f"gradient_{index}/{name}")
+    graph.insert_before(node, new)
+    result = mapping.get(y, y)
+    assert result is not None
+    return result, fresh[:count], fresh[count:]
+
+
+def replace_value(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
+    """Let ``new`` stand wherever ``old`` did, under the name of ``old``."""
+    name = old.name
+    if new.producer() is None or new.is_graph_output() or any(new is output for output in graph.outputs):
+        identity = ir.Node("", "Identity", [new], num_outputs=1)
+        graph.append(identity)
+        identity.outputs[0].type, identity.outputs[0].shape = new.type, new.shape
+        new = identity.outputs[0]
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    old.name = None
+    if name:
+        new.name = name
+
+
+def gradient_model(model: ir.Model, y: ir.Value, xs: Sequence[ir.Value]) -> ir.Model:
+    """Append dy/dx for every x as graph outputs named ``{x}_grad``, in place."""
+    graph = model.graph
+    engine = Engine(graph, graph.opset_imports, model.functions)
+    names = [x.name or "" for x in xs]
+    gradients = engine.gradients(Request(y, xs))
+    for name, gradient in zip(names, gradients, strict=True):
+        identity = ir.Node("", "Identity", [gradient], num_outputs=1, name=f"gradient of {name}")
+        graph.append(identity)
+        output = identity.outputs[0]
+        output.name, output.type, output.shape = f"{name}_grad", gradient.type, gradient.shape
+        graph.outputs.append(output)
+    clean(model)
+    return infer_shapes(model)

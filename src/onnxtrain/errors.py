@@ -1,0 +1,43 @@
+"""What onnxtrain raises: few classes, each message one sentence that names the thing and the way out."""
+
+from __future__ import annotations
+
+
+class OnnxTrainError(Exception):
+    """The base of all errors that onnxtrain raises on purpose; the command line prints it and exits with 2."""
+
+
+class ModelError(OnnxTrainError):
+    """A model file cannot be read, is not valid, or cannot be written."""
+
+
+class DataError(OnnxTrainError):
+    """Training or validation data does not fit the model: names, shapes, types, ranges, NaN, emptiness."""
+
+
+class OptionError(OnnxTrainError, ValueError):
+    """An argument has a value that it cannot have: an unknown loss, a pattern that matches nothing."""
+
+
+class OperatorError(OnnxTrainError, ValueError):
+    """An operator got inputs or attributes that its specification does not allow."""
+
+
+class GradientError(OnnxTrainError):
+    """A gradient cannot be built: operators without a rule, names that do not exist, unusable shapes."""
+
+
+class TrainingInfoError(OnnxTrainError):
+    """A ``TrainingInfoProto`` is not valid: a binding, an initialization or an algorithm graph."""
+
+
+class CheckpointError(OnnxTrainError):
+    """A checkpoint cannot be read, or does not belong to this model and these settings."""
+
+
+class NumericalError(OnnxTrainError):
+    """Training left the range of numbers: the loss became NaN or infinite."""
+
+
+class StepError(OnnxTrainError):
+    """ONNX Runtime failed inside a step; the message names the node and the rule that wrote it."""

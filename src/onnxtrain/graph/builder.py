@@ -1,0 +1,287 @@
+"""Emit nodes into an onnx-ir graph: one method per operator, typed results, nothing written twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.graph.inference import infer_outputs
+from onnxtrain.graph.value import Dimension, Operand, Value
+
+# A second call of one of these must draw again, or write another body: it may not be shared.
+NEVER_SHARED = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
+    | {"Dropout", "If", "Loop", "Scan"}
+)
+
+
+class Builder:
+    """Appends nodes to a graph (or before a given node of it).
+
+    ``builder.Relu(x)`` emits one standard operator and returns its output;
+    ``builder.several("TopK", x, k, outputs=2)`` returns all outputs of one that has several. Keyword arguments
+    are attributes; ``domain`` names another operator set. The same operator on the same inputs is emitted once:
+    the first result is returned again.
+
+    Args:
+        graph: Where nodes and constants go.
+        opset: Version of the default operator set that the graph is written in.
+        before: Insert before this node instead of at the end.
+    """
+
+    def __init__(self, graph: ir.Graph, opset: int, *, before: ir.Node | None = None) -> None:
+        self.graph = graph
+        self.opset = opset
+        self.scope = ""
+        self._before = before
+        self._shared: dict[tuple[Any, ...], tuple[ir.Value, ...]] = {}
+        self._constants: dict[tuple[Any, ...], ir.Value] = {}
+        self._counter = 0
+
+    def __getattr__(self, operator: str) -> Callable[..., Value]:
+        """``builder.Add(a, b)``: emit the standard operator of that name."""
+        if not operator[:1].isupper():
+            raise AttributeError(f"Builder has no attribute {operator!r}")
+
+        def emit(*inputs: Value | None, domain: str = "", **attributes: Any) -> Value:
+            return self.several(operator, *inputs, outputs=1, domain=domain, **attributes)[0]
+
+        return emit
+
+    def several(
+        self, operator: str, *inputs: Value | None, outputs: int, domain: str = "", **attributes: Any
+    ) -> tuple[Value, ...]:
+        """Emit one node of any operator and return all its outputs; attributes that are ``None`` are left out."""
+        given = {key: _plain(item) for key, item in attributes.items() if item is not None}
+        values = [None if value is None else value.ir for value in inputs]
+        while values and values[-1] is None:
+            values.pop()
+        compared = attribute_key(given)
+        key = (domain, operator, outputs, tuple(map(id, values)), compared)
+        shareable = compared is not None and operator not in NEVER_SHARED
+        if shareable and key in self._shared:
+            made = self._shared[key]
+        else:
+            made = self._emit(operator, values, outputs, domain, given)
+            if shareable:
+                self._shared[key] = made
+        return tuple(Value(value, self) for value in made)
+
+    def _emit(
+        self, operator: str, values: list[ir.Value | None], outputs: int, domain: str, given: dict[str, Any]
+    ) -> tuple[ir.Value, ...]:
+        attributes = ir.convenience.convert_attributes(given)
+        self._counter += 1
+        name = f"{self.scope}/{operator}_{self._counter}" if self.scope else None
+        node = ir.Node(domain, operator, values, attributes, num_outputs=outputs, name=name)
+        if self._before is None:
+            self.graph.append(node)
+        else:
+            self.graph.insert_before(self._before, node)
+        infer_outputs(node)
+        return tuple(node.outputs)
+
+    def wrap(self, value: ir.Value) -> Value:
+        """An existing value of the graph as an operand."""
+        return Value(value, self)
+
+    def constant(self, array: Any, dtype: ir.DataType | np.dtype[Any] | type | None = None) -> Value:
+        """A constant tensor, stored as an initializer; equal constants are stored once."""
+        if isinstance(dtype, ir.DataType):
+            dtype = dtype.numpy()
+        data = np.asarray(array, dtype=dtype)
+        key = (data.dtype.str, str(data.dtype), data.shape, data.tobytes())
+        if key not in self._constants:
+            name = self._constant_name()
+            value = ir.Value(name=name, const_value=ir.tensor(data, name=name))
+            value.dtype = value.const_value.dtype  # type: ignore[union-attr]
+            value.shape = ir.Shape(data.shape)
+            self.graph.register_initializer(value)
+            self._constants[key] = value
+        return Value(self._constants[key], self)
+
+    def _constant_name(self) -> str:
+        while True:
+            name = f"constant_{len(self.graph.initializers)}_{self._counter}"
+            self._counter += 1
+            if name not in self.graph.initializers and all(name != v.name for v in self.graph.inputs):
+                return name
+
+    def ints(self, *numbers: int) -> Value:
+        """A one-dimensional int64 constant: axes, sizes, starts, ends."""
+        return self.constant(np.asarray(numbers, dtype=np.int64))
+
+    def scalar(self, number: Any, like: Value) -> Value:
+        """A 0-d constant of the element type of ``like``."""
+        return self.constant(number, like.dtype)
+
+    def binary(self, operator: str, left: Operand, right: Operand) -> Value:
+        """An arithmetic or comparison operator; numbers and arrays take the type of the other side.
+
+        Adding zero, multiplying by one and dividing by one emit nothing.
+        """
+        if isinstance(left, Value) and not isinstance(right, Value):
+            if isinstance(right, (int, float)) and _is_neutral(operator, right):
+                return left
+            right = self.constant(right, left.dtype)
+        elif isinstance(right, Value) and not isinstance(left, Value):
+            if isinstance(left, (int, float)) and operator in ("Add", "Mul") and _is_neutral(operator, left):
+                return right
+            left = self.constant(left, right.dtype)
+        assert isinstance(left, Value)
+        assert isinstance(right, Value)
+        return self.several(operator, left, right, outputs=1)[0]
+
+    def cast(self, value: Value, dtype: ir.DataType) -> Value:
+        """The value in another element type; itself where it has that type already."""
+        if value.dtype == dtype:
+            return value
+        return self.Cast(value, to=int(dtype))
+
+    def shape_of(self, value: Value) -> Value:
+        """The shape as a one-dimensional int64 value: a constant where it is static."""
+        static = value.static_shape
+        if static is not None:
+            return self.ints(*static)
+        return self.Shape(value)
+
+    def dimension(self, value: Value, axis: int) -> Value:
+        """The size of one axis as a one-element int64 tensor."""
+        shape = value.shape
+        if shape is not None:
+            size = shape[axis]
+            if isinstance(size, int):
+                return self.ints(size)
+        return self.Shape(value, start=axis, end=axis + 1 if axis != -1 else None)
+
+    def count(self, value: Value, axes: Sequence[int] | None = None) -> Value:
+        """The number of elements over ``axes`` (all by default) as a 0-d value of the type of ``value``."""
+        static = value.shape
+        if static is not None:
+            sizes = [static[a] for a in (range(len(static)) if axes is None else axes)]
+            if all(isinstance(s, int) for s in sizes):
+                return self.scalar(int(np.prod([s for s in sizes if isinstance(s, int)])), value)
+        if axes is None:
+            return self.cast(self.Size(value), value.dtype)
+        chosen = self.Gather(self.Shape(value), self.ints(*axes))
+        return self.cast(self.ReduceProd(chosen, keepdims=0), value.dtype)
+
+    def reshape(
+        self, value: Value, shape: Value | Sequence[int], known: Sequence[Dimension] | None = None
+    ) -> Value:
+        """Reshape with zeros meaning size zero; ``known`` states the result's axes where they are known."""
+        target = shape if isinstance(shape, Value) else self.ints(*shape)
+        result = self.Reshape(value, target, allowzero=1 if not _has_minus_one(target) else None)
+        return result.with_shape(tuple(known)) if known is not None else result
+
+    def reshape_like(self, value: Value, like: Value) -> Value:
+        """The elements of ``value`` in the shape of ``like``."""
+        shape = like.shape
+        if shape is not None and shape == value.shape and None not in shape:
+            return value
+        return self.reshape(value, self.shape_of(like)).with_shape(shape)
+
+    def zeros_like(self, value: Value) -> Value:
+        """Zeros of the type and shape of ``value``."""
+        return self._filled(value, 0)
+
+    def ones_like(self, value: Value) -> Value:
+        """Ones of the type and shape of ``value``."""
+        return self._filled(value, 1)
+
+    def _filled(self, value: Value, number: int) -> Value:
+        if value.shape == ():
+            return self.scalar(number, value)
+        fill = np.asarray([number], dtype=value.dtype.numpy())
+        result = self.ConstantOfShape(self.shape_of(value), value=ir.tensor(fill))
+        result.ir.dtype = value.dtype
+        return result.with_shape(value.shape)
+
+    def sum_of(self, values: Sequence[Value]) -> Value:
+        """The sum of values of one shape (Add for two, one Sum node for more)."""
+        if len(values) == 1:
+            return values[0]
+        if len(values) == 2:
+            return values[0] + values[1]
+        result = self.Sum(*values)
+        return result.with_shape(values[0].shape)
+
+    def transpose_last(self, value: Value) -> Value:
+        """Swap the last two axes; works for an unknown rank, too."""
+        rank = value.rank
+        if rank is None:
+            return self.Einsum(value, equation="...ij->...ji")
+        order = list(range(rank))
+        order[-1], order[-2] = order[-2], order[-1]
+        return self.Transpose(value, perm=order)
+
+    def reduce_to(self, value: Value, like: Value) -> Value:
+        """Sum ``value`` over the axes along which ``like`` was broadcast to its shape.
+
+        Decided from the shapes where they say enough: an axis of size 1 in ``like`` is summed, equal symbols
+        are equal sizes. The rest is decided in the graph.
+        """
+        from_shape, to_shape = value.shape, like.shape
+        if from_shape is None or to_shape is None or len(to_shape) > len(from_shape):
+            return self._reduce_dynamically(value, like)
+        extra = len(from_shape) - len(to_shape)
+        axes = list(range(extra))
+        for axis, (source, target) in enumerate(zip(from_shape[extra:], to_shape, strict=True), start=extra):
+            if target == 1:
+                if source != 1:
+                    axes.append(axis)
+            elif not isinstance(target, int) and (target is None or source != target) and source != 1:
+                return self._reduce_dynamically(value, like)
+        if not axes:
+            return value
+        if axes == list(range(extra)):
+            summed = self.ReduceSum(value, self.ints(*axes), keepdims=0)
+            return summed.with_shape(to_shape)
+        kept = tuple(1 if a in axes else d for a, d in enumerate(from_shape))
+        summed = self.ReduceSum(value, self.ints(*axes), keepdims=1).with_shape(kept)
+        return summed if not extra else self.reshape_like(summed, like)
+
+    def _reduce_dynamically(self, value: Value, like: Value) -> Value:
+        source, target = self.Shape(value), self.Shape(like)
+        missing = self.Sub(self.Shape(source), self.Shape(target))
+        ones = self.ConstantOfShape(missing, value=ir.tensor(np.asarray([1], dtype=np.int64)))
+        padded = self.Concat(ones, target, axis=0)
+        differs = self.Not(self.Equal(padded, source))
+        axes = self.Reshape(self.NonZero(differs), self.ints(-1))
+        summed = self.ReduceSum(value, axes, keepdims=1, noop_with_empty_axes=1)
+        result = self.Reshape(summed, target, allowzero=1)
+        result.ir.dtype = value.dtype
+        return result.with_shape(like.shape)
+
+
+def _plain(item: Any) -> Any:
+    return int(item) if isinstance(item, (ir.DataType, np.integer, bool)) else item
+
+
+def _is_neutral(operator: str, number: float) -> bool:
+    if operator in ("Add", "Sub"):
+        return number == 0
+    return operator in ("Mul", "Div") and number == 1
+
+
+def attribute_key(attributes: dict[str, Any]) -> tuple[Any, ...] | None:
+    """A key for a node's attributes, or ``None`` when one of them (a graph) cannot be compared."""
+    parts: list[Any] = []
+    for name, item in sorted(attributes.items()):
+        if isinstance(item, ir.TensorProtocol):
+            parts.append((name, str(item.dtype), tuple(item.shape.numpy()), item.tobytes()))
+        elif isinstance(item, (list, tuple)) and all(isinstance(i, (int, float, str)) for i in item):
+            parts.append((name, *map(repr, item)))
+        elif isinstance(item, (int, float, str)):
+            parts.append((name, repr(item)))
+        else:
+            return None
+    return tuple(parts)
+
+
+def _has_minus_one(shape: Value) -> bool:
+    known = shape.constant()
+    return known is not None and bool((known == -1).any())

@@ -1,0 +1,142 @@
+"""Copy nodes with other inputs and attributes: for function bodies, substitution and joining graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import onnx_ir as ir
+
+Values = dict[ir.Value, ir.Value | None]
+"""What stands for each original value in the copy."""
+
+
+def clone_nodes(
+    nodes: Iterable[ir.Node],
+    values: Values,
+    *,
+    rename: Callable[[str], str] = lambda name: name,
+    attributes: Mapping[str, ir.Attr] | None = None,
+) -> list[ir.Node]:
+    """Copy nodes in order.
+
+    Args:
+        nodes: In topological order.
+        values: Substitutes for values that the nodes read; what is not in it is read as it is. The outputs
+            of the copies are added to it.
+        rename: Gives the names of nodes and values of the copy.
+        attributes: What references to a function's attributes stand for; ``None`` keeps the references.
+
+    Returns:
+        The copies, not yet part of a graph.
+    """
+    return [_clone_node(node, values, rename, attributes) for node in nodes]
+
+
+def _clone_node(
+    node: ir.Node, values: Values, rename: Callable[[str], str], attributes: Mapping[str, ir.Attr] | None
+) -> ir.Node:
+    made = ir.Node(
+        node.domain,
+        node.op_type,
+        [None if value is None else values.get(value, value) for value in node.inputs],
+        [
+            clone
+            for attribute in node.attributes.values()
+            if (clone := _clone_attribute(attribute, values, rename, attributes)) is not None
+        ],
+        overload=node.overload,
+        num_outputs=len(node.outputs),
+        version=node.version,
+        name=rename(node.name) if node.name else None,
+        doc_string=node.doc_string,
+        metadata_props=dict(node.metadata_props),
+    )
+    for old, new in zip(node.outputs, made.outputs, strict=True):
+        _copy_description(old, new, rename)
+        values[old] = new
+    return made
+
+
+def _copy_description(old: ir.Value, new: ir.Value, rename: Callable[[str], str]) -> None:
+    new.name = rename(old.name) if old.name else old.name
+    new.type = old.type
+    new.shape = None if old.shape is None else old.shape.copy()
+
+
+def _clone_attribute(
+    attribute: ir.Attr, values: Values, rename: Callable[[str], str], attributes: Mapping[str, ir.Attr] | None
+) -> ir.Attr | None:
+    if attribute.is_ref():
+        if attributes is None:
+            return attribute
+        given = attributes.get(attribute.ref_attr_name or "")
+        if given is None:
+            return None  # an optional attribute that the caller left out: the inner node leaves it out, too
+        return ir.Attr(attribute.name, given.type, given.value)
+    if attribute.type == ir.AttributeType.GRAPH:
+        graph = clone_graph(attribute.as_graph(), values, rename=rename, attributes=attributes)
+        return ir.AttrGraph(attribute.name, graph)
+    if attribute.type == ir.AttributeType.GRAPHS:
+        graphs = [clone_graph(g, values, rename=rename, attributes=attributes) for g in attribute.as_graphs()]
+        return ir.AttrGraphs(attribute.name, graphs)
+    return attribute
+
+
+def clone_graph(
+    graph: ir.Graph,
+    outer: Values,
+    *,
+    rename: Callable[[str], str] = lambda name: name,
+    attributes: Mapping[str, ir.Attr] | None = None,
+) -> ir.Graph:
+    """Copy a subgraph; values of the surrounding graph are read through ``outer``."""
+    values: Values = dict(outer)
+
+    def copy(old: ir.Value) -> ir.Value:
+        new = ir.Value(name=old.name, const_value=old.const_value)
+        _copy_description(old, new, rename)
+        values[old] = new
+        return new
+
+    inputs = [copy(value) for value in graph.inputs]
+    initializers = [values.get(value) or copy(value) for value in graph.initializers.values()]
+    nodes = clone_nodes(graph, values, rename=rename, attributes=attributes)
+    outputs = [values.get(value, value) for value in graph.outputs]
+    return ir.Graph(
+        inputs,
+        [value for value in outputs if value is not None],
+        nodes=nodes,
+        initializers=[value for value in initializers if value is not None],
+        opset_imports=dict(graph.opset_imports),
+        name=graph.name,
+        doc_string=graph.doc_string,
+    )
+
+
+def captured_values(node: ir.Node) -> list[ir.Value]:
+    """Values of surrounding graphs that the subgraphs of a node read, each once, in order of first use."""
+    found: dict[ir.Value, None] = {}
+    for attribute in node.attributes.values():
+        if attribute.is_ref():
+            continue
+        if attribute.type == ir.AttributeType.GRAPH:
+            _collect_captured(attribute.as_graph(), set(), found)
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            for graph in attribute.as_graphs():
+                _collect_captured(graph, set(), found)
+    return list(found)
+
+
+def _collect_captured(graph: ir.Graph, known: set[ir.Value], found: dict[ir.Value, None]) -> None:
+    inner = known | set(graph.inputs) | set(graph.initializers.values())
+    for node in graph:
+        for value in node.inputs:
+            if value is not None and value not in inner:
+                found[value] = None
+        for value in captured_values(node):
+            if value not in inner:
+                found[value] = None
+        inner.update(node.outputs)
+    for value in graph.outputs:
+        if value not in inner:
+            found[value] = None

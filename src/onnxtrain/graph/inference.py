@@ -1,0 +1,248 @@
+"""Types and shapes of single nodes as they are emitted: cheap, and exact where it says anything.
+
+Whole graphs are inferred by ONNX itself (:mod:`onnxtrain.graph.shapes`); this is for the nodes that rules
+emit between two such passes, of which there are thousands.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxtrain.graph.value import Dimension, dimensions
+
+_BOOLEAN = frozenset(
+    {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And", "Or", "Xor", "Not", "IsNaN", "IsInf"}
+)
+_INT64 = frozenset({"Shape", "Size", "NonZero", "ArgMax", "ArgMin"})
+_ELEMENTWISE = frozenset(
+    {"Add", "Sub", "Mul", "Div", "Pow", "Mod", "Min", "Max", "Sum", "Mean", "Where", "And", "Or", "Xor"}
+    | {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"}
+)
+_SAME_SHAPE = frozenset(
+    {
+        "Abs",
+        "Acos",
+        "Acosh",
+        "Asin",
+        "Asinh",
+        "Atan",
+        "Atanh",
+        "Cast",
+        "CastLike",
+        "Ceil",
+        "Clip",
+        "Cos",
+        "Cosh",
+    }
+    | {
+        "Erf",
+        "Exp",
+        "Floor",
+        "Gelu",
+        "Identity",
+        "IsNaN",
+        "IsInf",
+        "Log",
+        "LogSoftmax",
+        "Neg",
+        "Not",
+        "Reciprocal",
+    }
+    | {
+        "Relu",
+        "Round",
+        "Sigmoid",
+        "Sign",
+        "Sin",
+        "Sinh",
+        "Softmax",
+        "Softplus",
+        "Sqrt",
+        "Tan",
+        "Tanh",
+        "CumSum",
+    }
+    | {"ScatterElements", "ScatterND", "Trilu", "BatchNormalization", "HardSigmoid", "Elu", "LeakyRelu"}
+)
+
+
+def infer_outputs(node: ir.Node) -> None:
+    """Set element type and shape of a new node's outputs as far as its inputs tell."""
+    dtype = _dtype(node)
+    shape = _shape(node)
+    for index, output in enumerate(node.outputs):
+        if dtype is not None and (index == 0 or node.op_type in ("Split", "BatchNormalization")):
+            output.dtype = dtype
+        if index == 0 and shape is not None:
+            output.shape = ir.Shape(shape)
+    if node.op_type in ("MaxPool", "TopK") and len(node.outputs) == 2:
+        node.outputs[1].dtype = ir.DataType.INT64
+
+
+def _dtype(node: ir.Node) -> ir.DataType | None:
+    if node.op_type in _BOOLEAN:
+        return ir.DataType.BOOL
+    if node.op_type in _INT64:
+        return ir.DataType.INT64
+    if node.op_type == "Cast":
+        return ir.DataType(node.attributes["to"].as_int())
+    if node.op_type == "ConstantOfShape":
+        value = node.attributes.get("value")
+        return ir.DataType.FLOAT if value is None else value.as_tensor().dtype
+    position = 2 if node.op_type == "OneHot" else 1 if node.op_type in ("Where", "CastLike") else 0
+    source = node.inputs[position] if position < len(node.inputs) else None
+    return None if source is None else source.dtype
+
+
+def _shape(node: ir.Node) -> tuple[Dimension, ...] | None:
+    inputs = node.inputs
+    if node.op_type in _ELEMENTWISE:
+        return broadcast_shapes(*(None if v is None else dimensions(v) for v in inputs))
+    if node.op_type in _SAME_SHAPE and inputs and inputs[0] is not None:
+        return dimensions(inputs[0])
+    if node.op_type in _SHAPES and inputs and inputs[0] is not None:
+        source = dimensions(inputs[0])
+        return None if source is None else _SHAPES[node.op_type](node, source)
+    return None
+
+
+def broadcast_shapes(*shapes: tuple[Dimension, ...] | None) -> tuple[Dimension, ...] | None:
+    """The shape that NumPy broadcasting gives; ``None`` per axis that the sizes do not decide."""
+    if any(shape is None for shape in shapes):
+        return None
+    known = [shape for shape in shapes if shape is not None]
+    rank = max((len(shape) for shape in known), default=0)
+    result: list[Dimension] = []
+    for axis in range(-rank, 0):
+        sizes = {shape[axis] for shape in known if -axis <= len(shape)} - {1}
+        fixed = [size for size in sizes if isinstance(size, int)]
+        if fixed:
+            result.append(fixed[0])
+        elif not sizes:
+            result.append(1)
+        else:
+            result.append(next(iter(sizes)) if len(sizes) == 1 else None)
+    return tuple(result)
+
+
+def _transpose(node: ir.Node, shape: tuple[Dimension, ...]) -> tuple[Dimension, ...]:
+    attribute = node.attributes.get("perm")
+    order = list(attribute.as_ints()) if attribute is not None else list(range(len(shape)))[::-1]
+    return tuple(shape[axis] for axis in order)
+
+
+def _reduce(node: ir.Node, shape: tuple[Dimension, ...]) -> tuple[Dimension, ...] | None:
+    keep = node.attributes.get("keepdims")
+    keepdims = keep is None or keep.as_int() == 1
+    noop = node.attributes.get("noop_with_empty_axes")
+    given = node.inputs[1] if len(node.inputs) > 1 else None
+    if given is None:
+        if noop is not None and noop.as_int() == 1:
+            return shape
+        return (1,) * len(shape) if keepdims else ()
+    constant = ir.convenience.get_const_tensor(given)
+    if constant is None:
+        return (None,) * len(shape) if keepdims and noop is None else None
+    axes = {int(axis) % len(shape) for axis in constant.numpy().reshape(-1)}
+    if keepdims:
+        return tuple(1 if axis in axes else size for axis, size in enumerate(shape))
+    return tuple(size for axis, size in enumerate(shape) if axis not in axes)
+
+
+def _matmul(node: ir.Node, left: tuple[Dimension, ...]) -> tuple[Dimension, ...] | None:
+    second = node.inputs[1]
+    right = None if second is None else dimensions(second)
+    if right is None or len(left) < 2 or len(right) < 2:
+        return None
+    batch = broadcast_shapes(left[:-2], right[:-2])
+    return None if batch is None else (*batch, left[-2], right[-1])
+
+
+def _unsqueeze(node: ir.Node, shape: tuple[Dimension, ...]) -> tuple[Dimension, ...] | None:
+    axes = _constant_axes(node)
+    if axes is None:
+        return None
+    rank = len(shape) + len(axes)
+    new = {axis % rank for axis in axes}
+    rest = iter(shape)
+    return tuple(1 if axis in new else next(rest) for axis in range(rank))
+
+
+def _squeeze(node: ir.Node, shape: tuple[Dimension, ...]) -> tuple[Dimension, ...] | None:
+    axes = _constant_axes(node)
+    if axes is None:
+        return None
+    gone = {axis % len(shape) for axis in axes}
+    return tuple(size for axis, size in enumerate(shape) if axis not in gone)
+
+
+def _constant_axes(node: ir.Node) -> list[int] | None:
+    given = node.inputs[1] if len(node.inputs) > 1 else None
+    constant = None if given is None else ir.convenience.get_const_tensor(given)
+    return None if constant is None else [int(axis) for axis in constant.numpy().reshape(-1)]
+
+
+def _shape_operator(node: ir.Node, shape: tuple[Dimension, ...]) -> tuple[Dimension, ...]:
+    start, end = node.attributes.get("start"), node.attributes.get("end")
+    first = 0 if start is None else start.as_int()
+    last = len(shape) if end is None else end.as_int()
+    return (len(range(len(shape))[first:last]),)
+
+
+def _reshape(node: ir.Node, shape: tuple[Dimension, ...]) -> tuple[Dimension, ...] | None:
+    target = _constant_axes(node)
+    if target is None:
+        second = node.inputs[1] if len(node.inputs) > 1 else None
+        wanted = None if second is None else dimensions(second)
+        return (None,) * wanted[0] if wanted is not None and isinstance(wanted[0], int) else None
+    allow = node.attributes.get("allowzero")
+    copied = allow is None or allow.as_int() == 0
+    sizes: list[Dimension] = [
+        shape[axis] if size == 0 and copied and axis < len(shape) else size
+        for axis, size in enumerate(target)
+    ]
+    if -1 in sizes:
+        rest = [size for size in sizes if size != -1]
+        missing: Dimension = None
+        if all(isinstance(size, int) for size in (*shape, *rest)):
+            total, known = 1, 1
+            for size in shape:
+                total *= int(size)  # type: ignore[arg-type]
+            for size in rest:
+                known *= int(size)  # type: ignore[arg-type]
+            missing = total // known if known else None
+        sizes[sizes.index(-1)] = missing
+    return tuple(sizes)
+
+
+def _concat(node: ir.Node, shape: tuple[Dimension, ...]) -> tuple[Dimension, ...] | None:
+    axis = node.attributes["axis"].as_int() % max(len(shape), 1)
+    total = 0
+    for value in node.inputs:
+        source = None if value is None else dimensions(value)
+        if source is None:
+            return (*shape[:axis], None, *shape[axis + 1 :])
+        size = source[axis]
+        if not isinstance(size, int):
+            return (*shape[:axis], None, *shape[axis + 1 :])
+        total += size
+    return (*shape[:axis], total, *shape[axis + 1 :])
+
+
+_SHAPES = {
+    "Transpose": _transpose,
+    "MatMul": _matmul,
+    "Unsqueeze": _unsqueeze,
+    "Squeeze": _squeeze,
+    "Shape": _shape_operator,
+    "Size": lambda node, shape: (),
+    "Reshape": _reshape,
+    "Concat": _concat,
+    **dict.fromkeys(
+        (
+            *("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2"),
+            *("ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp"),
+        ),
+        _reduce,
+    ),
+}

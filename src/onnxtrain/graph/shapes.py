@@ -1,0 +1,68 @@
+"""Types and shapes of a whole model, by ONNX's own inference."""
+
+from __future__ import annotations
+
+import onnx
+import onnx_ir as ir
+
+
+def infer_shapes(model: ir.Model) -> ir.Model:
+    """Fill in types and shapes of all values of a model, in place; what cannot be found stays unknown.
+
+    Big tensors are left out of what ONNX sees, so that models beyond protobuf's 2 GiB pass.
+    """
+    graph = model.graph
+    inputs = len(graph.inputs)
+    hidden: list[tuple[ir.Value, ir.TensorProtocol]] = []
+    for value in list(graph.initializers.values()):
+        tensor = value.const_value
+        if tensor is not None and tensor.nbytes > _SMALL:
+            value.dtype, value.shape = tensor.dtype, ir.Shape(tensor.shape.numpy())
+            hidden.append((value, tensor))
+            graph.initializers.pop(value.name)  # type: ignore[arg-type]
+            value.const_value = None
+            if value not in graph.inputs:
+                graph.inputs.append(value)
+    try:
+        proto = ir.serde.serialize_model(model)
+    finally:
+        added = graph.inputs[inputs:]
+        del graph.inputs[inputs:]
+        for value, tensor in hidden:
+            value.const_value = tensor
+            graph.register_initializer(value)
+        del added
+    inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    _copy(graph, ir.serde.deserialize_graph(inferred.graph))
+    return model
+
+
+_SMALL = 1024
+"""Bytes; tensors up to this size take part in inference by their values (shapes, axes, repeats)."""
+
+
+def _copy(graph: ir.Graph, inferred: ir.Graph) -> None:
+    found = {v.name: v for node in inferred for v in node.outputs if v.name}
+    for node in graph:
+        for value in node.outputs:
+            other = found.get(value.name or "")
+            if other is not None:
+                if other.type is not None and value.type is None:
+                    value.type = other.type
+                if other.shape is not None:
+                    value.shape = _better(value.shape, other.shape)
+    for node, other_node in zip(graph, inferred, strict=False):
+        for name, attribute in node.attributes.items():
+            if attribute.type == ir.AttributeType.GRAPH and name in other_node.attributes:
+                _copy(attribute.as_graph(), other_node.attributes[name].as_graph())
+
+
+def _better(old: ir.Shape | None, new: ir.Shape) -> ir.Shape:
+    """Per axis what says more: a size, then a symbol that the model itself gave, then a new symbol."""
+    if old is None or len(old) != len(new):
+        return new
+    chosen = [
+        b if isinstance(b, int) or (not isinstance(a, int) and a.value is None) else a
+        for a, b in zip(old, new, strict=True)
+    ]
+    return ir.Shape(chosen)

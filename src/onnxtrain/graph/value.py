@@ -1,0 +1,132 @@
+"""Typed values: what gradient rules and update rules compute with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Union
+
+import numpy as np
+import onnx_ir as ir
+
+if TYPE_CHECKING:
+    from onnxtrain.graph.builder import Builder
+
+Dimension = int | str | None
+"""One axis: a size, a symbol (equal symbols are equal sizes), or nothing known."""
+
+Operand = Union["Value", float, int, np.ndarray]
+"""What an arithmetic operator accepts beside a value: numbers and arrays become constants of its type."""
+
+
+class Value:
+    """A value of a graph under construction; arithmetic on it emits nodes through its builder.
+
+    Two wrappers of the same graph value are interchangeable; identity is that of ``ir``.
+    """
+
+    __slots__ = ("ir", "op")
+
+    def __init__(self, value: ir.Value, op: Builder) -> None:
+        self.ir = value
+        self.op = op
+
+    @property
+    def name(self) -> str:
+        """The name in the graph ("" before the graph has given one)."""
+        return self.ir.name or ""
+
+    @property
+    def dtype(self) -> ir.DataType:
+        """The element type; ``UNDEFINED`` where it is not known."""
+        return self.ir.dtype if self.ir.dtype is not None else ir.DataType.UNDEFINED
+
+    @property
+    def shape(self) -> tuple[Dimension, ...] | None:
+        """The axes, or ``None`` where not even the rank is known."""
+        return dimensions(self.ir)
+
+    @property
+    def rank(self) -> int | None:
+        """The number of axes, or ``None``."""
+        return None if self.ir.shape is None else len(self.ir.shape)
+
+    @property
+    def is_static(self) -> bool:
+        """Whether every axis has a known size."""
+        return self.static_shape is not None
+
+    @property
+    def static_shape(self) -> tuple[int, ...] | None:
+        """The sizes of all axes, or ``None`` unless every one is known."""
+        shape = self.shape
+        if shape is None or not all(isinstance(d, int) for d in shape):
+            return None
+        return tuple(d for d in shape if isinstance(d, int))
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the element type is a real floating one, so that a gradient can exist."""
+        return is_float(self.ir)
+
+    def constant(self) -> np.ndarray | None:
+        """The array, where the value is an initializer or a Constant node; else ``None``."""
+        tensor = ir.convenience.get_const_tensor(self.ir)
+        return None if tensor is None else np.asarray(tensor.numpy())
+
+    def with_shape(self, shape: tuple[Dimension, ...] | None) -> Value:
+        """State a shape that the rule knows and inference would not find; returns the value itself."""
+        self.ir.shape = None if shape is None else ir.Shape(shape)
+        return self
+
+    def __add__(self, other: Operand) -> Value:
+        return self.op.binary("Add", self, other)
+
+    def __radd__(self, other: Operand) -> Value:
+        return self.op.binary("Add", other, self)
+
+    def __sub__(self, other: Operand) -> Value:
+        return self.op.binary("Sub", self, other)
+
+    def __rsub__(self, other: Operand) -> Value:
+        return self.op.binary("Sub", other, self)
+
+    def __mul__(self, other: Operand) -> Value:
+        return self.op.binary("Mul", self, other)
+
+    def __rmul__(self, other: Operand) -> Value:
+        return self.op.binary("Mul", other, self)
+
+    def __truediv__(self, other: Operand) -> Value:
+        return self.op.binary("Div", self, other)
+
+    def __rtruediv__(self, other: Operand) -> Value:
+        return self.op.binary("Div", other, self)
+
+    def __pow__(self, other: Operand) -> Value:
+        return self.op.binary("Pow", self, other)
+
+    def __rpow__(self, other: Operand) -> Value:
+        return self.op.binary("Pow", other, self)
+
+    def __matmul__(self, other: Value) -> Value:
+        return self.op.MatMul(self, other)
+
+    def __neg__(self) -> Value:
+        return self.op.Neg(self)
+
+    def __repr__(self) -> str:
+        return f"Value({self.name!r}, {self.dtype.name}, {self.shape})"
+
+
+def dimensions(value: ir.Value) -> tuple[Dimension, ...] | None:
+    """The axes of an onnx-ir value in the form that this package computes with."""
+    if value.shape is None:
+        return None
+    return tuple(d if isinstance(d, int) else d.value for d in value.shape)
+
+
+def is_float(value: ir.Value) -> bool:
+    """Whether an onnx-ir value has a real floating element type."""
+    return value.dtype in _FLOATING
+
+
+_FLOATING = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})

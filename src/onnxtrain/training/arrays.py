@@ -1,0 +1,247 @@
+"""What one array must be to enter a model: conversion to NumPy, types, shapes, finite values, labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxtrain.errors import DataError
+
+Array = npt.NDArray[Any]
+
+# Kinds of data that convert into each kind of input. A float never becomes an integer: it would lose its
+# fraction; integers become floats, as images of bytes do.
+_ACCEPTED: Final = {
+    "boolean": {"boolean"},
+    "integer": {"boolean", "integer"},
+    "float": {"boolean", "integer", "float"},
+    "string": {"string"},
+}
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What a model needs of one array.
+
+    Attributes:
+        name: the name of the graph input, or of the target.
+        dtype: the element type that the model computes with.
+        shape: one entry per axis, the first of them the batch: a number, a symbol (equal symbols stand for
+            equal sizes), or None for any size. None instead of a tuple leaves the rank open.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int | str | None, ...] | None = None
+
+    def describe_shape(self) -> str:
+        """The shape as an error message shows it, for example ``(batch, 3, 32, 32)``.
+
+        >>> TensorSpec("image", np.dtype(np.float32), (None, 3, "height", "width")).describe_shape()
+        '(batch, 3, height, width)'
+        """
+        axes = self.shape or ()
+        names = ["batch", *("any" if size is None else str(size) for size in axes[1:])] if axes else []
+        return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
+
+
+def kind_of(dtype: np.dtype[Any]) -> str:
+    """Classify an element type: ``boolean``, ``integer``, ``float``, ``string`` or ``other``."""
+    if dtype.fields is not None:
+        return "other"
+    # The types that ml_dtypes adds (bfloat16, float8..., int4) have NumPy's kind "V" and only a name to go by.
+    for kind, codes, prefixes in (
+        ("boolean", "b", ()),
+        ("integer", "iu", ("int", "uint")),
+        ("float", "f", ("float", "bfloat")),
+        ("string", "UOT", ()),
+    ):
+        if dtype.kind in codes or (prefixes and dtype.name.startswith(prefixes)):
+            return kind
+    return "other"
+
+
+def is_array_like(value: object) -> bool:
+    """Whether a value is one array (NumPy, a tensor, a data frame, a list of numbers), not a container of some."""
+    if isinstance(value, list):
+        return bool(value) and all(isinstance(item, int | float | np.number) for item in value)
+    return any(hasattr(value, name) for name in ("__array__", "__dlpack__", "detach"))
+
+
+def to_numpy(value: object, what: str) -> Array:
+    """Convert an array, a tensor of any framework or a list of numbers to a NumPy array, without a copy if possible.
+
+    Args:
+        value: anything with ``detach().cpu().numpy()`` (PyTorch), ``__array__`` or ``__dlpack__``, or numbers.
+        what: how an error message calls it.
+
+    Raises:
+        DataError: it does not convert, or converts to Python objects.
+    """
+    try:
+        array = _convert_container(value)
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        raise DataError(
+            f"{what} is a {type(value).__name__} that does not convert to a NumPy array ({error}); "
+            f"give a NumPy array, or a tensor that has detach().cpu().numpy()."
+        ) from error
+    if array.dtype == object and not all(isinstance(item, str) for item in array.flat):
+        raise DataError(
+            f"{what} is a {type(value).__name__} that holds Python objects; "
+            f"it needs numbers in a rectangular array."
+        )
+    return array
+
+
+def _convert_container(value: Any) -> Array:
+    if isinstance(value, np.ndarray):
+        return value
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        # NumPy has no bfloat16 of its own, so PyTorch refuses the direct way; float32 holds every bfloat16.
+        return np.asarray(value.float().numpy() if "bfloat16" in str(value.dtype) else value.numpy())
+    if not hasattr(value, "__array__") and hasattr(value, "__dlpack__"):
+        return np.asarray(np.from_dlpack(value))
+    return np.asarray(value)
+
+
+def check_type(dtype: np.dtype[Any], spec: TensorSpec, what: str) -> None:
+    """Raise a `DataError` if arrays of a type cannot be converted to what the model needs."""
+    found, needed = kind_of(dtype), kind_of(spec.dtype)
+    if found in _ACCEPTED.get(needed, ()):
+        return
+    hint = "round and convert it first" if (found, needed) == ("float", "integer") else "convert it first"
+    raise DataError(f"{what} has type {dtype}, but the model needs {spec.dtype}: {hint} (array.astype).")
+
+
+def check_shape(shape: tuple[int, ...], spec: TensorSpec, what: str) -> None:
+    """Raise a `DataError` if the rank or a static size differs from what the model needs; the batch is free."""
+    if not shape:
+        raise DataError(f"{what} is a scalar, but it needs a first axis of examples.")
+    if spec.shape is None:
+        return
+    if len(shape) != len(spec.shape):
+        raise DataError(
+            f"{what} has rank {len(shape)} (shape {shape}), but the model needs rank {len(spec.shape)}: "
+            f"{spec.describe_shape()}."
+        )
+    for axis in range(1, len(shape)):
+        if isinstance(spec.shape[axis], int) and shape[axis] != spec.shape[axis]:
+            raise DataError(
+                f"{what} has shape {shape}, but the model needs {spec.describe_shape()}: "
+                f"axis {axis} is {shape[axis]} instead of {spec.shape[axis]}."
+            )
+
+
+def check_symbols(shapes: Iterable[tuple[TensorSpec, tuple[int, ...], str]]) -> None:
+    """Raise a `DataError` if axes that share a symbol have different sizes (the batch is checked as length)."""
+    seen: dict[str, tuple[int, str]] = {}
+    for spec, shape, what in shapes:
+        for symbol, size in zip((spec.shape or ())[1:], shape[1:], strict=False):
+            if not isinstance(symbol, str):
+                continue
+            first_size, first = seen.setdefault(symbol, (size, what))
+            if size != first_size:
+                raise DataError(
+                    f"{what} has {size} for the dimension '{symbol}' (shape {shape}), "
+                    f"but {first} has {first_size}; they must be equal."
+                )
+
+
+def convert(array: Array, dtype: np.dtype[Any], what: str, examples: Sequence[int] | Array) -> Array:
+    """Convert a batch to the model's type: C-contiguous, aligned, in native byte order; a copy only if needed.
+
+    Floats and integers round to the nearest value of a narrower float type. Integers that do not fit a
+    narrower integer type are an error.
+
+    Args:
+        array: the batch; its type has passed `check_type`.
+        dtype: the type that the model needs.
+        what: how an error message calls the array.
+        examples: for each row its index in the data, for the error message.
+    """
+    if kind_of(dtype) == "integer" and not np.can_cast(array.dtype, dtype, "safe") and array.size:
+        limits = np.iinfo(dtype)
+        outside = (array < limits.min) | (array > limits.max)
+        if outside.any():
+            row = _first_row(outside)
+            raise DataError(
+                f"{what} holds {array[outside][0]} at example {int(examples[row])}, which {dtype} cannot hold "
+                f"({limits.min} to {limits.max})."
+            )
+    with np.errstate(over="ignore"):  # an overflow becomes infinite, which check_finite reports
+        # "A": an array that is mapped from inside a zip file can start at any byte.
+        return np.require(array, dtype.newbyteorder("="), ["C", "A"]).view(np.ndarray)
+
+
+def check_finite(
+    array: Array, what: str, examples: Sequence[int] | Array, original: Array | None = None
+) -> None:
+    """Raise a `DataError` that names the first example with NaN or an infinite value.
+
+    Args:
+        array: numbers of any type, examples first.
+        what: how the error message calls the array.
+        examples: for each row its index in the data.
+        original: the values before a conversion, to tell what was infinite from what only became so.
+    """
+    if kind_of(array.dtype) != "float":
+        return
+    finite = np.isfinite(array)
+    if finite.all():
+        return
+    row, value = _first_row(~finite), array[~finite][0]
+    before = value if original is None else original[~finite][0]
+    if np.isfinite(before):
+        problem = f"{before} at example {int(examples[row])}, which {array.dtype} cannot hold: scale the data"
+    else:
+        problem = f"{value} at example {int(examples[row])}: remove such examples or fill in a number"
+    raise DataError(f"{what} holds {problem}.")
+
+
+def check_labels(
+    targets: Array,
+    classes: int,
+    ignore_index: int | None = None,
+    *,
+    what: str = "the targets",
+    examples: Sequence[int] | Array | None = None,
+) -> None:
+    """Raise a `DataError` unless every label is an integer from 0 to ``classes - 1``.
+
+    Args:
+        targets: class indices, examples first.
+        classes: how many classes the model tells apart.
+        ignore_index: a label outside the range that is allowed: the loss leaves it out.
+        what: how the error message calls the array.
+        examples: for each row its index in the data; 0, 1, 2, ... by default.
+
+    >>> check_labels(np.array([0, 2, 1, -100]), classes=3, ignore_index=-100)
+    >>> check_labels(np.array([0, 3]), classes=3)
+    Traceback (most recent call last):
+        ...
+    onnxtrain.errors.DataError: the targets hold label 3 at example 1, but labels must be 0 to 2 for 3 classes.
+    """
+    verb = "hold" if what == "the targets" else "holds"
+    if kind_of(targets.dtype) not in ("integer", "boolean"):
+        raise DataError(f"{what} {verb} labels of type {targets.dtype}, but class indices must be integers.")
+    outside = (targets < 0) | (targets >= classes)
+    if ignore_index is not None:
+        outside &= targets != ignore_index
+    if not outside.any():
+        return
+    row = _first_row(outside)
+    example = row if examples is None else int(examples[row])
+    besides = f" (or {ignore_index}, which is ignored)" if ignore_index is not None else ""
+    raise DataError(
+        f"{what} {verb} label {targets[outside][0]} at example {example}, "
+        f"but labels must be 0 to {classes - 1} for {classes} classes{besides}."
+    )
+
+
+def _first_row(mask: Array) -> int:
+    return int(np.flatnonzero(mask.reshape(len(mask), -1).any(axis=1))[0])

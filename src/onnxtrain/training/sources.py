@@ -1,0 +1,185 @@
+"""Reading arrays from ``.npz`` and ``.npy`` files and folders, memory-mapped, so that they may exceed memory."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import shutil
+import struct
+import tempfile
+import zipfile
+import zlib
+from pathlib import Path
+from typing import IO, Any, Final
+
+import numpy as np
+from numpy.lib import format as npy_format
+
+from onnxtrain.errors import DataError
+from onnxtrain.training.arrays import Array
+
+_logger = logging.getLogger(__name__)
+
+_NPY_MAGIC: Final = b"\x93NUMPY"
+_ZIP_MAGICS: Final = (b"PK\x03\x04", b"PK\x05\x06")
+_ZIP_LOCAL_HEADER: Final = struct.Struct("<4s22xHH")
+# Compressed arrays up to this size are read into memory; larger ones go to a temporary file and are mapped.
+_READ_WHOLE_BYTES: Final = 64 * 2**20
+
+
+def read_arrays(path: str | os.PathLike[str]) -> dict[str, Array]:
+    """Open the arrays of a ``.npz`` file, a ``.npy`` file or a folder of ``.npy`` files.
+
+    What a file is, its content says, not its name. Arrays are memory-mapped and read-only: nothing is read
+    until a batch needs it. Compressed members of a ``.npz`` cannot be mapped; small ones are read into memory,
+    larger ones are extracted once to an unnamed temporary file, which vanishes with the process.
+
+    Args:
+        path: the file or folder.
+
+    Returns:
+        The arrays by name; the only array of a ``.npy`` file has the file's stem as its name.
+
+    Raises:
+        DataError: nothing is there, it is not such a file, it is truncated, or it holds Python objects.
+    """
+    path = Path(path)
+    try:
+        if path.is_dir():
+            return _read_folder(path)
+        with path.open("rb") as file:
+            start = file.read(len(_NPY_MAGIC))
+            file.seek(0, os.SEEK_END)
+            size = file.tell()
+            if start == _NPY_MAGIC:
+                return {path.stem: _map_npy(file, 0, size, f"'{path}'")}
+            if start.startswith(_ZIP_MAGICS):
+                return _read_npz(file, f"'{path}'")
+    except FileNotFoundError as error:
+        raise DataError(
+            f"'{path}' does not exist; give a .npz or .npy file or a folder of .npy files."
+        ) from error
+    except OSError as error:
+        raise DataError(f"'{path}' cannot be read: {error.strerror or error}.") from error
+    found = f"starts with {start!r}" if size else "is empty"
+    raise DataError(f"'{path}' {found}, so it is neither a .npz nor a .npy file; write one with numpy.savez.")
+
+
+def is_mapped(array: Array) -> bool:
+    """Whether an array, or one that it is a view of, lies in a memory-mapped file."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        if isinstance(base, np.memmap):
+            return True
+        base = base.base
+    return False
+
+
+def _read_folder(folder: Path) -> dict[str, Array]:
+    arrays: dict[str, Array] = {}
+    # An array name may contain a slash ("encoder/tokens"): it is a file in a folder of the folder.
+    for path in sorted(folder.rglob("*.npy")):
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            name = path.relative_to(folder).with_suffix("").as_posix()
+            arrays[name] = _map_npy(file, 0, size, f"'{path}'")
+    if not arrays:
+        raise DataError(
+            f"the folder '{folder}' holds no .npy file; it needs one file per array, named like it."
+        )
+    return arrays
+
+
+def _read_npz(file: IO[bytes], what: str) -> dict[str, Array]:
+    arrays: dict[str, Array] = {}
+    try:
+        with zipfile.ZipFile(file) as archive:
+            for member in archive.infolist():
+                name, _, suffix = member.filename.rpartition(".")
+                if suffix != "npy":
+                    continue
+                whose = f"array '{name}' in {what}"
+                if member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1:
+                    start = _data_offset(file, member)
+                    arrays[name] = _map_npy(file, start, start + member.file_size, whose)
+                else:
+                    arrays[name] = _decompress(archive, member, whose)
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
+        raise DataError(
+            f"{what} is truncated, damaged or not a .npz file ({error}); write it again."
+        ) from error
+    if not arrays:
+        raise DataError(f"{what} holds no arrays; write them with numpy.savez, each under its input's name.")
+    return arrays
+
+
+def _data_offset(file: IO[bytes], member: zipfile.ZipInfo) -> int:
+    """Where a member's bytes start: behind a local header whose last two fields have a length of their own."""
+    file.seek(member.header_offset)
+    header = file.read(_ZIP_LOCAL_HEADER.size)
+    if len(header) < _ZIP_LOCAL_HEADER.size or header[:4] != _ZIP_MAGICS[0]:
+        raise zipfile.BadZipFile(f"the header of {member.filename} is not where it should be")
+    _, name_length, extra_length = _ZIP_LOCAL_HEADER.unpack(header)
+    return int(member.header_offset + _ZIP_LOCAL_HEADER.size + name_length + extra_length)
+
+
+def _decompress(archive: zipfile.ZipFile, member: zipfile.ZipInfo, what: str) -> Array:
+    with archive.open(member) as packed:
+        if member.file_size <= _READ_WHOLE_BYTES:
+            content = io.BytesIO(packed.read())
+            shape, fortran_order, dtype = _read_header(content, 0, what)
+            data = content.read()
+            _check_length(len(data), shape, dtype, what)
+            return np.ndarray(shape, dtype, data, order="F" if fortran_order else "C")
+        _logger.warning(
+            "%s is compressed, so its %.1f GB are extracted to a temporary file; numpy.savez writes it uncompressed.",
+            what,
+            member.file_size / 1e9,
+        )
+        # It has no name in the file system: however the process ends, nothing is left behind.
+        with tempfile.TemporaryFile() as extracted:
+            shutil.copyfileobj(packed, extracted, 2**20)
+            extracted.flush()
+            return _map_npy(extracted, 0, extracted.tell(), what)
+
+
+def _map_npy(file: IO[bytes], start: int, end: int, what: str) -> Array:
+    """Map the .npy data that lies between two offsets of an open file."""
+    shape, fortran_order, dtype = _read_header(file, start, what)
+    offset = file.tell()
+    _check_length(end - offset, shape, dtype, what)
+    if 0 in shape:
+        return np.empty(shape, dtype)  # no bytes to map
+    return np.memmap(file, dtype, "r", offset, shape, "F" if fortran_order else "C")  # type: ignore[call-overload, no-any-return]
+
+
+def _read_header(file: Any, start: int, what: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    file.seek(start)
+    try:
+        version = npy_format.read_magic(file)
+        # Version 3 exists for field names in other alphabets; fields are refused below anyway.
+        read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
+        shape, fortran_order, dtype = read(file)
+    except ValueError as error:
+        raise DataError(f"{what} is truncated or not in .npy format ({error}); write it again.") from error
+    if dtype.hasobject:
+        raise DataError(
+            f"{what} holds Python objects, which only pickle can read and which could run code: "
+            f"save it as numbers (array.astype)."
+        )
+    if dtype.fields is not None:
+        raise DataError(
+            f"{what} is a structured array with fields {dtype.names}; save each field as its own array."
+        )
+    return shape, fortran_order, dtype
+
+
+def _check_length(available: int, shape: tuple[int, ...], dtype: np.dtype[Any], what: str) -> None:
+    # dtype=object: Python integers, which a corrupted header cannot overflow.
+    needed = int(np.prod(shape, dtype=object)) * dtype.itemsize
+    if available < needed or any(size < 0 for size in shape):
+        raise DataError(
+            f"{what} is truncated: shape {shape} of {dtype} needs {needed} bytes, {available} are there; "
+            f"write it again."
+        )

@@ -1,0 +1,68 @@
+"""A gradient check as a row of a table; the tables are the ``cases_*.py`` files beside this one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import onnx
+from onnx import helper
+
+Shapes = Literal["static", "dynamic", "unknown"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One node (or model) and its inputs; the fields are the arguments of ``check_gradient``."""
+
+    name: str
+    node: onnx.NodeProto | onnx.ModelProto
+    inputs: Sequence[np.ndarray | None]
+    opset: int = 18
+    wrt: Sequence[str] | None = None
+    shapes: Sequence[Shapes] = ("static", "dynamic", "unknown")
+    precision: Literal["double", "float"] = "double"
+    runtime: bool = True
+    tolerance: float | None = None
+
+    @property
+    def operators(self) -> set[tuple[str, str]]:
+        """(domain, operator) of the nodes that the case differentiates."""
+        nodes = [self.node] if isinstance(self.node, onnx.NodeProto) else list(self.node.graph.node)
+        return {("" if n.domain == "ai.onnx" else n.domain, n.op_type) for n in nodes}
+
+
+def case(
+    operator: str,
+    *inputs: np.ndarray | None,
+    label: str = "",
+    outputs: int | Sequence[str] = 1,
+    opset: int = 18,
+    domain: str = "",
+    wrt: Sequence[str] | None = None,
+    shapes: Sequence[Shapes] = ("static", "dynamic", "unknown"),
+    precision: Literal["double", "float"] = "double",
+    runtime: bool = True,
+    tolerance: float | None = None,
+    **attributes: object,
+) -> Case:
+    """A case of a single node with inputs named a, b, c ... and outputs y0, y1 ... (or as given)."""
+    names = ["" if array is None else "abcdefghijkl"[i] for i, array in enumerate(inputs)]
+    results = [f"y{i}" for i in range(outputs)] if isinstance(outputs, int) else list(outputs)
+    node = helper.make_node(operator, names, results, domain=domain, **attributes)
+    name = f"{operator}-{label}" if label else f"{operator}-{opset}"
+    return Case(name, node, inputs, opset, wrt, shapes, precision, runtime, tolerance)
+
+
+def normal(*shape: int, seed: int = 0, scale: float = 1.0, shift: float = 0.0) -> np.ndarray:
+    """Seeded normal numbers in float64."""
+    return np.random.default_rng((seed, *shape)).normal(size=shape) * scale + shift
+
+
+def apart(*shape: int, seed: int = 0, gap: float = 0.05) -> np.ndarray:
+    """Numbers of both signs that differ from each other and from zero by ``gap``: no ties, no kinks near."""
+    count = int(np.prod(shape))
+    order = np.random.default_rng((seed, *shape)).permutation(count)
+    return ((order - count // 2 + 0.5) * gap * 2).reshape(shape)
