@@ -6,6 +6,7 @@ Each takes its sizes as arguments, so that a test can build a small one and a be
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Sequence
 
 import torch
@@ -226,9 +227,11 @@ class UNet(nn.Module):
 
 def folded(module: nn.Module) -> nn.Module:
     """The module for inference with batch normalization merged into the convolution before it."""
-    from torch.fx.experimental.optimization import fuse
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # the import itself warns
+        from torch.fx.experimental.optimization import fuse
 
-    return fuse(module.eval())
+    return fuse(module.eval()).requires_grad_()
 
 
 class Logits(nn.Module):

@@ -39,6 +39,7 @@ class ZooEntry:
         training: The module is exported in training mode (dropout, batch statistics).
         dynamic_axes: Names of further dynamic dimensions by input; the first is always "batch".
         exporters: Those that can write the model as it is.
+        oldest_opset: The oldest one that the TorchScript exporter can write it at.
     """
 
     name: str
@@ -52,6 +53,15 @@ class ZooEntry:
     training: bool = False
     dynamic_axes: dict[str, dict[int, str]] = field(default_factory=dict)
     exporters: tuple[str, ...] = ("torchscript", "dynamo")
+    oldest_opset: int = 11
+
+    def opsets(self, exporter: str) -> range:
+        """The opsets at which the exporter writes this model, up to 23.
+
+        The dynamo exporter writes opset 18 and later; asked for an older one, it may convert, fail, write
+        an invalid file, or write opset 18 regardless.
+        """
+        return range(self.oldest_opset if exporter == "torchscript" else 18, 24)
 
     @property
     def class_axis(self) -> int:
@@ -169,7 +179,7 @@ _TINY_VIT = {"layers": 2, "width": 32, "heads": 4, "image": 16, "classes": 5}
 
 def _entries() -> Iterator[ZooEntry]:
     for name, module in _ACTIVATIONS.items():
-        yield ZooEntry(f"mlp_{name}", module, ((6,),))
+        yield ZooEntry(f"mlp_{name}", module, ((6,),), oldest_opset=12 if name == "celu" else 11)
     yield ZooEntry("mlp_regression", _mlp("Tanh"), ((6,),), target="value")
     yield ZooEntry("mlp_dropout", _mlp("Dropout", 0.25), ((6,),), training=True)
     yield ZooEntry("lenet5", _architecture("LeNet5"), ((1, 28, 28),), classes=10)
@@ -196,13 +206,17 @@ def _transformers() -> Iterator[ZooEntry]:
         "vocabulary": 100,
         "dynamic_axes": {name: {1: "sequence"} for name in names},
     }
-    for suffix, attention in (("", "sdpa"), ("_eager", "eager")):
-        yield ZooEntry(f"distilbert{suffix}", _architecture("distilbert", attention), classes=3, **text)
+    # scaled_dot_product_attention, the library's default, can be written from opset 14 on.
+    for suffix, attention, oldest in (("", "sdpa", 14), ("_eager", "eager", 11)):
+        settings: dict[str, Any] = {"oldest_opset": oldest}
+        distilbert = _architecture("distilbert", attention)
+        yield ZooEntry(f"distilbert{suffix}", distilbert, classes=3, **text, **settings)
         gpt2 = _architecture("gpt2", attention)
-        yield ZooEntry(f"gpt2{suffix}", gpt2, target="token", classes=100, **text)
-        yield ZooEntry(
-            f"vit{suffix}", _architecture("vit", attention, **_TINY_VIT), _IMAGE, ("pixel_values",)
-        )
+        yield ZooEntry(f"gpt2{suffix}", gpt2, target="token", classes=100, **text, **settings)
+        vit = _architecture("vit", attention, **_TINY_VIT)
+        yield ZooEntry(f"vit{suffix}", vit, _IMAGE, ("pixel_values",), **settings)
+    bert = _architecture("bert", 2, 32, 4, 100, 3)
+    yield ZooEntry("bert", bert, classes=3, **text, oldest_opset=14)
     gpt2 = _architecture("gpt2", masked=False)
     unmasked = text | {"inputs": ((8,),), "input_names": names[:1], "exporters": ("dynamo",)}
     yield ZooEntry("gpt2_unmasked", gpt2, target="token", classes=100, **unmasked)

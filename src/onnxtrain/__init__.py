@@ -1,1 +1,81 @@
-"""The training half of ONNX: train, fine-tune and prune ONNX models on stock ONNX Runtime."""
+"""The training half of ONNX: train, fine-tune and prune ONNX models on stock ONNX Runtime.
+
+Names are loaded when they are first used, so that importing the package costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from onnxtrain import backend, errors, examples, kernels, operators, testing
+    from onnxtrain.autodiff import gradient, no_gradient, register_gradient, unregister_gradient
+    from onnxtrain.model.inspection import inspect
+    from onnxtrain.operators import SSGD, Adagrad, Adam, Momentum
+    from onnxtrain.runtime.native import custom_ops_library
+    from onnxtrain.runtime.options import RuntimeOptions
+    from onnxtrain.runtime.session import TrainingSession
+    from onnxtrain.training.trainer import Trainer
+    from onnxtrain.training_info import training_model
+    from onnxtrain.training_info.lower import lower
+
+_HOMES = {
+    "Adagrad": "onnxtrain.operators",
+    "Adam": "onnxtrain.operators",
+    "Momentum": "onnxtrain.operators",
+    "SSGD": "onnxtrain.operators",
+    "RuntimeOptions": "onnxtrain.runtime.options",
+    "Trainer": "onnxtrain.training.trainer",
+    "TrainingSession": "onnxtrain.runtime.session",
+    "custom_ops_library": "onnxtrain.runtime.native",
+    "gradient": "onnxtrain.autodiff",
+    "inspect": "onnxtrain.model.inspection",
+    "lower": "onnxtrain.training_info.lower",
+    "no_gradient": "onnxtrain.autodiff",
+    "register_gradient": "onnxtrain.autodiff",
+    "training_model": "onnxtrain.training_info",
+    "unregister_gradient": "onnxtrain.autodiff",
+}
+_MODULES = ("backend", "errors", "examples", "kernels", "operators", "testing")
+
+__all__ = [
+    "SSGD",
+    "Adagrad",
+    "Adam",
+    "Momentum",
+    "RuntimeOptions",
+    "Trainer",
+    "TrainingSession",
+    "backend",
+    "custom_ops_library",
+    "errors",
+    "examples",
+    "gradient",
+    "inspect",
+    "kernels",
+    "lower",
+    "no_gradient",
+    "operators",
+    "register_gradient",
+    "testing",
+    "training_model",
+    "unregister_gradient",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+    elif name in _MODULES:
+        value = importlib.import_module(f"onnxtrain.{name}")
+    else:
+        raise AttributeError(f"module 'onnxtrain' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

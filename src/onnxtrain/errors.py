@@ -1,10 +1,10 @@
-"""What onnxtrain raises: few classes, each message one sentence that names the thing and the way out."""
+"""What onnxtrain raises: few classes; a message is one sentence that names the thing and the way out."""
 
 from __future__ import annotations
 
 
 class OnnxTrainError(Exception):
-    """The base of all errors that onnxtrain raises on purpose; the command line prints it and exits with 2."""
+    """The base of all errors raised on purpose; the command line prints the message and exits with 2."""
 
 
 class ModelError(OnnxTrainError):

@@ -1,11 +1,12 @@
 """Small models as ONNX, with random weights: for the demo, for tests, and to try things on.
 
-They are written with ``onnx.helper`` alone, so that nothing but ONNX is needed to have a model to train. Every
-model has a symbolic batch dimension ``N`` and ends in ``logits``; weights are drawn from the given seed.
+They are written with ``onnx.helper`` alone, so that nothing but ONNX is needed to have a model to train.
+Every model has a symbolic batch dimension ``N`` and ends in ``logits``; weights come from the given seed.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -46,7 +47,7 @@ _ACTIVATIONS = {
     "mish": ("Mish", 18),
     "gelu": ("Gelu", 20),
 }
-# Of those, the ones whose slope changes sign or halves the variance the way Relu does.
+# Bounded on both sides: Glorot's initialization suits them, He's the others.
 _SATURATING = {"sigmoid", "tanh", "softsign", "hard_sigmoid"}
 
 
@@ -84,14 +85,12 @@ def mlp(
     operator, minimum = _ACTIVATIONS[activation]
     graph = _Graph(f"mlp with {activation}", opset, minimum, seed)
     value = graph.input("input", ["N", sizes[0]])
-    for layer, width in enumerate(sizes[1:], 1):
-        last = layer == len(sizes) - 1
-        value = graph.linear(
-            f"layer{layer}", value, sizes[layer - 1], width, glorot=activation in _SATURATING
-        )
-        if not last:
+    glorot = activation in _SATURATING
+    for layer, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes), 1):
+        if layer > 1:
             value = graph.node(operator, value)
-    return graph.model(value, ["N", sizes[-1]])
+        value = graph.linear(f"layer{layer}", value, fan_in, fan_out, glorot=glorot)
+    return graph.model(["N", sizes[-1]])
 
 
 def digits_cnn(*, opset: int = _DEFAULT_OPSET, seed: int = 0) -> onnx.ModelProto:
@@ -119,7 +118,8 @@ def digits_cnn(*, opset: int = _DEFAULT_OPSET, seed: int = 0) -> onnx.ModelProto
     value = graph.max_pool(value)
     value = graph.node("Relu", graph.conv("conv3", value, 32, 64, 3, padding=1))
     value = graph.node("Flatten", graph.max_pool(value))
-    return graph.model(graph.linear("classifier", value, 256, 10), ["N", 10])
+    graph.linear("classifier", value, 256, 10)
+    return graph.model(["N", 10])
 
 
 def lenet5(*, opset: int = _DEFAULT_OPSET, seed: int = 0) -> onnx.ModelProto:
@@ -143,7 +143,8 @@ def lenet5(*, opset: int = _DEFAULT_OPSET, seed: int = 0) -> onnx.ModelProto:
     value = graph.node("Flatten", value)
     value = graph.node("Relu", graph.linear("fc1", value, 400, 120))
     value = graph.node("Relu", graph.linear("fc2", value, 120, 84))
-    return graph.model(graph.linear("fc3", value, 84, 10), ["N", 10])
+    graph.linear("fc3", value, 84, 10)
+    return graph.model(["N", 10])
 
 
 def lenet5_caffe(*, opset: int = _DEFAULT_OPSET, seed: int = 0) -> onnx.ModelProto:
@@ -165,7 +166,8 @@ def lenet5_caffe(*, opset: int = _DEFAULT_OPSET, seed: int = 0) -> onnx.ModelPro
     value = graph.max_pool(graph.conv("conv2", value, 20, 50, 5))
     value = graph.node("Flatten", value)
     value = graph.node("Relu", graph.linear("ip1", value, 800, 500))
-    return graph.model(graph.linear("ip2", value, 500, 10), ["N", 10])
+    graph.linear("ip2", value, 500, 10)
+    return graph.model(["N", 10])
 
 
 def lenet_300_100(*, opset: int = _DEFAULT_OPSET, seed: int = 0) -> onnx.ModelProto:
@@ -184,7 +186,8 @@ def lenet_300_100(*, opset: int = _DEFAULT_OPSET, seed: int = 0) -> onnx.ModelPr
     value = graph.node("Flatten", graph.input("image", ["N", 1, 28, 28]))
     value = graph.node("Relu", graph.linear("fc1", value, 784, 300))
     value = graph.node("Relu", graph.linear("fc2", value, 300, 100))
-    return graph.model(graph.linear("fc3", value, 100, 10), ["N", 10])
+    graph.linear("fc3", value, 100, 10)
+    return graph.model(["N", 10])
 
 
 def small_resnet(
@@ -219,16 +222,15 @@ def small_resnet(
         filters = width << stage
         for block in range(count):
             name, stride = f"stage{stage}.block{block}", 2 if stage and not block else 1
-            residual = graph.node(
-                "Relu", graph.conv_batch_norm(f"{name}.1", value, channels, filters, 3, stride)
-            )
+            residual = graph.node("Relu", graph.conv_batch_norm(f"{name}.1", value, channels, filters, 3, stride))
             residual = graph.conv_batch_norm(f"{name}.2", residual, filters, filters, 3)
             if stride != 1 or channels != filters:
                 value = graph.conv_batch_norm(f"{name}.shortcut", value, channels, filters, 1, stride)
             value = graph.node("Relu", graph.node("Add", residual, value))
             channels = filters
     value = graph.node("Flatten", graph.node("GlobalAveragePool", value))
-    return graph.model(graph.linear("classifier", value, channels, classes), ["N", classes])
+    graph.linear("classifier", value, channels, classes)
+    return graph.model(["N", classes])
 
 
 def small_transformer(
@@ -277,7 +279,8 @@ def small_transformer(
         hidden = graph.project(f"{name}.down", hidden, 4 * width, width)
         value = graph.layer_norm(f"{name}.norm2", graph.node("Add", value, hidden), width)
     first = graph.node("Gather", value, graph.constant("first", np.int64(0)), axis=1)
-    return graph.model(graph.linear("classifier", first, width, classes, glorot=True), ["N", classes])
+    graph.linear("classifier", first, width, classes, glorot=True)
+    return graph.model(["N", classes])
 
 
 def _embeddings(graph: _Graph, tokens: str, vocabulary: int, longest: int, width: int) -> str:
@@ -320,8 +323,9 @@ class _Graph:
     """Collects nodes and seeded weights; every method adds to the graph and returns a value's name."""
 
     def __init__(self, name: str, opset: int, minimum: int, seed: int) -> None:
-        if opset < minimum:
-            raise OptionError(f"{name} cannot be written at opset {opset}; it needs opset {minimum} or later")
+        newest = onnx.defs.onnx_opset_version()
+        if not minimum <= opset <= newest:
+            raise OptionError(f"{name} cannot be written at opset {opset}; choose one from {minimum} to {newest}")
         self.name = name.split()[0]
         self.opset = opset
         self.random = np.random.default_rng(seed)
@@ -360,16 +364,12 @@ class _Graph:
         return self.node("Add", self.node("MatMul", value, weight), self.bias(f"{name}.bias", fan_out))
 
     def conv(self, name: str, value: str, channels: int, filters: int, size: int, padding: int = 0) -> str:
-        weight = self.weight(
-            f"{name}.weight", (filters, channels, size, size), math.sqrt(2 / (channels * size * size))
-        )
+        weight = self.weight(f"{name}.weight", (filters, channels, size, size), math.sqrt(2 / (channels * size * size)))
         bias = self.bias(f"{name}.bias", filters)
         return self.node("Conv", value, weight, bias, kernel_shape=[size, size], pads=[padding] * 4)
 
-    def conv_batch_norm(
-        self, name: str, value: str, channels: int, filters: int, size: int, stride: int = 1
-    ) -> str:
-        """A convolution without bias that keeps the resolution (up to the stride), then BatchNormalization."""
+    def conv_batch_norm(self, name: str, value: str, channels: int, filters: int, size: int, stride: int = 1) -> str:
+        """A padded convolution without bias, then BatchNormalization with fresh statistics."""
         shape = (filters, channels, size, size)
         weight = self.weight(f"{name}.conv.weight", shape, math.sqrt(2 / (channels * size * size)))
         pads, strides = [size // 2] * 4, [stride, stride]
@@ -401,15 +401,12 @@ class _Graph:
         erf = self.node("Erf", self.node("Mul", value, root))
         return self.node("Mul", self.node("Mul", value, half), self.node("Add", erf, one))
 
-    def model(self, output: str, shape: Sequence[int | str]) -> onnx.ModelProto:
+    def model(self, shape: Sequence[int | str]) -> onnx.ModelProto:
+        """The model; what the last node writes is its output ``logits``."""
         self.nodes[-1].output[0] = "logits"
-        if output == "logits" or self.nodes[-1].name != output:
-            raise AssertionError("the last node must write the output")
-        info = helper.make_tensor_value_info("logits", TensorProto.FLOAT, shape)
-        graph = helper.make_graph(self.nodes, self.name, self.inputs, [info], self.initializers)
+        output = helper.make_tensor_value_info("logits", TensorProto.FLOAT, shape)
+        graph = helper.make_graph(self.nodes, self.name, self.inputs, [output], self.initializers)
         imports = [helper.make_opsetid("", self.opset)]
-        # IR 8 is what opset 18 came with: the oldest runtimes read it. Later opsets need a later one.
-        ir_version = max(_DEFAULT_IR, helper.find_min_ir_version_for(imports))
-        return helper.make_model(
-            graph, opset_imports=imports, ir_version=ir_version, producer_name="onnxtrain"
-        )
+        # IR 8 came with opset 18, and the oldest runtimes read it; later opsets need a later one.
+        ir = max(_DEFAULT_IR, helper.find_min_ir_version_for(imports))
+        return helper.make_model(graph, opset_imports=imports, ir_version=ir, producer_name="onnxtrain")

@@ -88,9 +88,7 @@ def check_gradient(
     """
     if isinstance(model, onnx.NodeProto):
         model = _node_model(model, inputs, opset, precision)
-        inputs = (
-            [array for array in inputs if array is not None] if not isinstance(inputs, Mapping) else inputs
-        )
+        inputs = [array for array in inputs if array is not None] if not isinstance(inputs, Mapping) else inputs
     feeds = dict(inputs) if isinstance(inputs, Mapping) else _by_name(model, inputs)
     dtype = np.dtype(np.float64 if precision == "double" else np.float32)
     feeds = {name: _as(array, dtype) for name, array in feeds.items()}
@@ -144,9 +142,7 @@ def _by_name(model: onnx.ModelProto, arrays: Sequence[np.ndarray | None]) -> dic
     initializers = {tensor.name for tensor in model.graph.initializer}
     names = [info.name for info in model.graph.input if info.name not in initializers]
     if len(names) != len(arrays):
-        raise GradientError(
-            f"The model has {len(names)} inputs {names}, but {len(arrays)} arrays were given."
-        )
+        raise GradientError(f"The model has {len(names)} inputs {names}, but {len(arrays)} arrays were given.")
     return {name: np.asarray(array) for name, array in zip(names, arrays, strict=True) if array is not None}
 
 
@@ -173,9 +169,7 @@ def _retype_graph(graph: onnx.GraphProto, kind: int, dtype: np.dtype[Any]) -> No
         holder = info.type
         while holder.WhichOneof("value") in ("sequence_type", "optional_type"):
             which = holder.WhichOneof("value")
-            holder = (
-                holder.sequence_type.elem_type if which == "sequence_type" else holder.optional_type.elem_type
-            )
+            holder = holder.sequence_type.elem_type if which == "sequence_type" else holder.optional_type.elem_type
         if holder.tensor_type.elem_type in _FLOATS:
             holder.tensor_type.elem_type = kind
     for tensor in graph.initializer:
@@ -322,9 +316,7 @@ def _check_runtime(
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     outputs = session.run([f"{name}_grad" for name in names], {k: _as(v, single) for k, v in feeds.items()})
     for name, found in zip(names, outputs, strict=True):
         wanted = expected[f"{name}_grad"]

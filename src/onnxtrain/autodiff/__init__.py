@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+
 import onnx
 import onnx_ir as ir
 

@@ -97,9 +97,7 @@ class Engine:
         """The xs that y depends on through floating values and operators that pass a gradient on."""
         self._expand_functions(request)
         xs = set(request.xs)
-        return {value for node in self._path(request) for value in _read(node) if value in xs} | (
-            {request.y} & xs
-        )
+        return {value for node in self._path(request) for value in _read(node) if value in xs} | ({request.y} & xs)
 
     def _prepare(self, request: Request) -> list[ir.Node]:
         missing = self._expand_functions(request)
@@ -153,9 +151,7 @@ class Engine:
                 needed.update(value for value in _read(node) if value in active)
         return path[::-1]
 
-    def _backward(
-        self, path: Sequence[ir.Node], collected: dict[ir.Value, list[Value]], keep: set[ir.Value]
-    ) -> None:
+    def _backward(self, path: Sequence[ir.Node], collected: dict[ir.Value, list[Value]], keep: set[ir.Value]) -> None:
         wanted = keep | {output for node in path for output in node.outputs}
         for node in reversed(path):
             if not any(output in collected for output in node.outputs):
@@ -173,9 +169,7 @@ class Engine:
                 collected.setdefault(x, []).append(self._fit(entry, view, dx, self.op.wrap(x)))
         self.op.scope = ""
 
-    def _output_gradient(
-        self, collected: dict[ir.Value, list[Value]], output: ir.Value, keep: bool
-    ) -> Value | None:
+    def _output_gradient(self, collected: dict[ir.Value, list[Value]], output: ir.Value, keep: bool) -> Value | None:
         if output in collected:
             total = self.op.sum_of(collected[output])
             if keep:
@@ -237,9 +231,7 @@ def missing_rules_message(nodes: Iterable[ir.Node], opsets: Mapping[str, int]) -
     parts = []
     for (domain, operator), found in operators.items():
         named = ", ".join(describe(node) for node in found[:3]) + (", ..." if len(found) > 3 else "")
-        parts.append(
-            f"{domain or 'ai.onnx'}::{operator} (opset {opsets.get(domain, 'not imported')}): {named}"
-        )
+        parts.append(f"{domain or 'ai.onnx'}::{operator} (opset {opsets.get(domain, 'not imported')}): {named}")
     return (
         f"No gradient rule for {len(operators)} operator{'s' if len(operators) > 1 else ''} between the "
         f"parameters and the loss: {'; '.join(parts)}. Freeze the parameters before them (freeze=), or add a "

@@ -116,9 +116,7 @@ def expand(node: ir.Node, body: ir.Function, renamed: dict[ir.Value, ir.Value]) 
     values.update(zip(body.inputs, node.inputs, strict=False))
     prefix = f"{node.name or node.op_type}/{next(_names)}"
     defaults = {a.name: a for a in body.attributes.values() if a.value is not None}
-    new = clone_nodes(
-        body, values, rename=lambda name: f"{prefix}/{name}", attributes={**defaults, **node.attributes}
-    )
+    new = clone_nodes(body, values, rename=lambda name: f"{prefix}/{name}", attributes={**defaults, **node.attributes})
     graph.insert_before(node, new)
     for made in new:
         infer_outputs(made)

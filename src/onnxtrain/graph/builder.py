@@ -169,9 +169,7 @@ class Builder:
         chosen = self.Gather(self.Shape(value), self.ints(*axes))
         return self.cast(self.ReduceProd(chosen, keepdims=0), value.dtype)
 
-    def reshape(
-        self, value: Value, shape: Value | Sequence[int], known: Sequence[Dimension] | None = None
-    ) -> Value:
+    def reshape(self, value: Value, shape: Value | Sequence[int], known: Sequence[Dimension] | None = None) -> Value:
         """Reshape with zeros meaning size zero; ``known`` states the result's axes where they are known."""
         target = shape if isinstance(shape, Value) else self.ints(*shape)
         result = self.Reshape(value, target, allowzero=1 if not _has_minus_one(target) else None)
@@ -182,6 +180,9 @@ class Builder:
         shape = like.shape
         if shape is not None and shape == value.shape and None not in shape:
             return value
+        target = None if shape is None else _constant_target(shape, value.shape)
+        if target is not None:
+            return self.Reshape(value, self.ints(*target)).with_shape(shape)
         return self.reshape(value, self.shape_of(like)).with_shape(shape)
 
     def zeros_like(self, value: Value) -> Value:
@@ -280,6 +281,20 @@ def attribute_key(attributes: dict[str, Any]) -> tuple[Any, ...] | None:
         else:
             return None
     return tuple(parts)
+
+
+def _constant_target(shape: Sequence[Dimension], source: Sequence[Dimension] | None) -> list[int] | None:
+    """The shape as numbers, where -1 (one unknown axis) or 0 (axes that stay) stand for what is not known."""
+    if 0 in shape:
+        return None
+    unknown = [axis for axis, size in enumerate(shape) if not isinstance(size, int)]
+    if len(unknown) == 1:
+        return [size if isinstance(size, int) else -1 for size in shape]
+    known = list(source or ())
+    stays = [axis < len(known) and shape[axis] is not None and shape[axis] == known[axis] for axis in unknown]
+    if unknown and all(stays):
+        return [size if isinstance(size, int) else 0 for size in shape]
+    return None
 
 
 def _has_minus_one(shape: Value) -> bool:

@@ -198,8 +198,7 @@ def _reshape(node: ir.Node, shape: tuple[Dimension, ...]) -> tuple[Dimension, ..
     allow = node.attributes.get("allowzero")
     copied = allow is None or allow.as_int() == 0
     sizes: list[Dimension] = [
-        shape[axis] if size == 0 and copied and axis < len(shape) else size
-        for axis, size in enumerate(target)
+        shape[axis] if size == 0 and copied and axis < len(shape) else size for axis, size in enumerate(target)
     ]
     if -1 in sizes:
         rest = [size for size in sizes if size != -1]

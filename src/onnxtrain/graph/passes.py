@@ -29,11 +29,7 @@ def merge_common_subexpressions(graph: ir.Graph) -> None:
     seen: dict[Hashable, ir.Node] = {}
     for node in list(graph):
         attributes = attribute_key({name: a.value for name, a in node.attributes.items()})
-        if (
-            attributes is None
-            or node.op_type in NEVER_SHARED
-            or any(a.is_ref() for a in node.attributes.values())
-        ):
+        if attributes is None or node.op_type in NEVER_SHARED or any(a.is_ref() for a in node.attributes.values()):
             continue
         key = (node.op_identifier(), len(node.outputs), tuple(map(id, node.inputs)), attributes)
         first = seen.setdefault(key, node)

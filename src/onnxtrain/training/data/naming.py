@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from onnxtrain.errors import DataError
-from onnxtrain.training.arrays import TensorSpec, is_array_like
+from onnxtrain.training.data.conversion import TensorSpec, is_array_like
 
 
 def match_names(
@@ -37,8 +37,9 @@ def match_names(
     missing = [spec.name for spec in specs if spec.name not in arrays]
     if missing:
         raise DataError(
-            f"{what} has no array for {_plural('input', missing)} {_names(missing)}: it holds {_names(arrays)}, the "
-            f"model needs {_names(spec.name for spec in specs)}; name the arrays like the model's inputs."
+            f"{what} has no array for {_plural('input', missing)} {_names(missing)}: "
+            f"it holds {_names(arrays)}, "
+            f"the model needs {_names(spec.name for spec in specs)}; name the arrays like the model's inputs."
         )
     inputs = {spec.name: arrays[spec.name] for spec in specs}
     if target is not None:
@@ -68,9 +69,9 @@ def match_positions(
 ) -> tuple[dict[str, object], object | None]:
     """Find inputs and targets in a tuple.
 
-    It may be ``(inputs, targets)``, where inputs is an array, a sequence of arrays in the order of the model's
-    inputs, or a mapping; or flat, all inputs in order and then the targets; or, where no targets are needed,
-    only the inputs in order.
+    It may be ``(inputs, targets)``, where inputs is an array, a sequence of arrays in the order of the
+    model's inputs, or a mapping; or flat, all inputs in order and then the targets; or, where no targets are
+    needed, only the inputs in order.
 
     Raises:
         DataError: the tuple has another form.
@@ -84,9 +85,7 @@ def match_positions(
     if len(parts) == 2 and is_array_like(parts[1]):
         inputs, targets = parts
         if isinstance(inputs, Mapping):
-            return match_names(inputs, specs, f"the mapping of inputs in {what}", need_target=False)[
-                0
-            ], targets
+            return match_names(inputs, specs, f"the mapping of inputs in {what}", need_target=False)[0], targets
         if isinstance(inputs, list | tuple) and not is_array_like(inputs) and len(inputs) == count:
             return _named(inputs, specs), targets
     if len(parts) == 1 and isinstance(parts[0], Mapping):
@@ -120,16 +119,12 @@ def match_batch(
             return {specs[0].name: item}, None
         needed = _names([*(spec.name for spec in specs), *(["targets"] if need_target else [])])
         raise DataError(f"{what} is one array, but {needed} are needed; give (inputs, targets) or a mapping.")
-    raise DataError(
-        f"{what} is a {type(item).__name__}; it needs to be a mapping from name to array or (inputs, targets)."
-    )
+    raise DataError(f"{what} is a {type(item).__name__}; it must be a mapping from name to array or (inputs, targets).")
 
 
 def is_batch_list(source: list[object] | tuple[object, ...]) -> bool:
     """Whether a list holds batches, each a container, rather than arrays."""
-    return bool(source) and all(
-        isinstance(item, Mapping | list | tuple) and not is_array_like(item) for item in source
-    )
+    return bool(source) and all(isinstance(item, Mapping | list | tuple) and not is_array_like(item) for item in source)
 
 
 def _named(arrays: Sequence[object], specs: Sequence[TensorSpec]) -> dict[str, object]:
@@ -146,4 +141,5 @@ def _plural(word: str, items: Iterable[object]) -> str:
 
 
 def _kinds(parts: Sequence[object]) -> str:
-    return f"{len(parts)} ({', '.join(type(part).__name__ for part in parts[:4])}{', ...' if len(parts) > 4 else ''})"
+    kinds = [type(part).__name__ for part in parts[:4]] + ["..."] * (len(parts) > 4)
+    return f"{len(parts)} ({', '.join(kinds)})"

@@ -1,4 +1,4 @@
-"""Reading arrays from ``.npz`` and ``.npy`` files and folders, memory-mapped, so that they may exceed memory."""
+"""Arrays from ``.npz`` and ``.npy`` files and folders, memory-mapped, so that they may exceed memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import shutil
 import struct
 import tempfile
 import zipfile
-import zlib
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from onnxtrain.errors import DataError
-from onnxtrain.training.arrays import Array
+from onnxtrain.training.data.conversion import Array
 
 _logger = logging.getLogger(__name__)
 
@@ -32,8 +31,8 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, Array]:
     """Open the arrays of a ``.npz`` file, a ``.npy`` file or a folder of ``.npy`` files.
 
     What a file is, its content says, not its name. Arrays are memory-mapped and read-only: nothing is read
-    until a batch needs it. Compressed members of a ``.npz`` cannot be mapped; small ones are read into memory,
-    larger ones are extracted once to an unnamed temporary file, which vanishes with the process.
+    until a batch needs it. Compressed members of a ``.npz`` cannot be mapped: small ones are read into
+    memory, larger ones are extracted once to an unnamed temporary file, which vanishes with the process.
 
     Args:
         path: the file or folder.
@@ -57,9 +56,7 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, Array]:
             if start.startswith(_ZIP_MAGICS):
                 return _read_npz(file, f"'{path}'")
     except FileNotFoundError as error:
-        raise DataError(
-            f"'{path}' does not exist; give a .npz or .npy file or a folder of .npy files."
-        ) from error
+        raise DataError(f"'{path}' does not exist; give a .npz or .npy file or a folder of .npy files.") from error
     except OSError as error:
         raise DataError(f"'{path}' cannot be read: {error.strerror or error}.") from error
     found = f"starts with {start!r}" if size else "is empty"
@@ -85,9 +82,7 @@ def _read_folder(folder: Path) -> dict[str, Array]:
             name = path.relative_to(folder).with_suffix("").as_posix()
             arrays[name] = _map_npy(file, 0, size, f"'{path}'")
     if not arrays:
-        raise DataError(
-            f"the folder '{folder}' holds no .npy file; it needs one file per array, named like it."
-        )
+        raise DataError(f"the folder '{folder}' holds no .npy file; it needs one file per array, named like it.")
     return arrays
 
 
@@ -105,17 +100,17 @@ def _read_npz(file: IO[bytes], what: str) -> dict[str, Array]:
                     arrays[name] = _map_npy(file, start, start + member.file_size, whose)
                 else:
                     arrays[name] = _decompress(archive, member, whose)
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
-        raise DataError(
-            f"{what} is truncated, damaged or not a .npz file ({error}); write it again."
-        ) from error
+    except (DataError, OSError):
+        raise
+    except Exception as error:  # a damaged file breaks zipfile and zlib in more ways than they document
+        raise DataError(f"{what} is truncated, damaged or not a .npz file ({error}); write it again.") from error
     if not arrays:
         raise DataError(f"{what} holds no arrays; write them with numpy.savez, each under its input's name.")
     return arrays
 
 
 def _data_offset(file: IO[bytes], member: zipfile.ZipInfo) -> int:
-    """Where a member's bytes start: behind a local header whose last two fields have a length of their own."""
+    """Where a member's bytes start: behind a local header whose last two fields give their own lengths."""
     file.seek(member.header_offset)
     header = file.read(_ZIP_LOCAL_HEADER.size)
     if len(header) < _ZIP_LOCAL_HEADER.size or header[:4] != _ZIP_MAGICS[0]:
@@ -133,7 +128,7 @@ def _decompress(archive: zipfile.ZipFile, member: zipfile.ZipInfo, what: str) ->
             _check_length(len(data), shape, dtype, what)
             return np.ndarray(shape, dtype, data, order="F" if fortran_order else "C")
         _logger.warning(
-            "%s is compressed, so its %.1f GB are extracted to a temporary file; numpy.savez writes it uncompressed.",
+            "%s is compressed: %.1f GB are extracted to a temporary file; numpy.savez does not compress.",
             what,
             member.file_size / 1e9,
         )
@@ -151,7 +146,7 @@ def _map_npy(file: IO[bytes], start: int, end: int, what: str) -> Array:
     _check_length(end - offset, shape, dtype, what)
     if 0 in shape:
         return np.empty(shape, dtype)  # no bytes to map
-    return np.memmap(file, dtype, "r", offset, shape, "F" if fortran_order else "C")  # type: ignore[call-overload, no-any-return]
+    return np.memmap(file, dtype, "r", offset, shape, "F" if fortran_order else "C")
 
 
 def _read_header(file: Any, start: int, what: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -161,7 +156,9 @@ def _read_header(file: Any, start: int, what: str) -> tuple[tuple[int, ...], boo
         # Version 3 exists for field names in other alphabets; fields are refused below anyway.
         read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
         shape, fortran_order, dtype = read(file)
-    except ValueError as error:
+    except OSError:
+        raise
+    except Exception as error:  # the header is Python text: any error of its tokenizer and parser comes through
         raise DataError(f"{what} is truncated or not in .npy format ({error}); write it again.") from error
     if dtype.hasobject:
         raise DataError(
@@ -169,9 +166,7 @@ def _read_header(file: Any, start: int, what: str) -> tuple[tuple[int, ...], boo
             f"save it as numbers (array.astype)."
         )
     if dtype.fields is not None:
-        raise DataError(
-            f"{what} is a structured array with fields {dtype.names}; save each field as its own array."
-        )
+        raise DataError(f"{what} is a structured array with fields {dtype.names}; save each field as its own array.")
     return shape, fortran_order, dtype
 
 

@@ -53,30 +53,26 @@ def kind_of(dtype: np.dtype[Any]) -> str:
     """Classify an element type: ``boolean``, ``integer``, ``float``, ``string`` or ``other``."""
     if dtype.fields is not None:
         return "other"
-    # The types that ml_dtypes adds (bfloat16, float8..., int4) have NumPy's kind "V" and only a name to go by.
-    for kind, codes, prefixes in (
-        ("boolean", "b", ()),
-        ("integer", "iu", ("int", "uint")),
-        ("float", "f", ("float", "bfloat")),
-        ("string", "UOT", ()),
-    ):
-        if dtype.kind in codes or (prefixes and dtype.name.startswith(prefixes)):
-            return kind
-    return "other"
+    # The floats that ml_dtypes adds (bfloat16, float8...) have NumPy's kind "V" and only a name to go by.
+    if dtype.name.startswith(("float", "bfloat")):
+        return "float"
+    return {"b": "boolean", "i": "integer", "u": "integer", "U": "string", "O": "string", "T": "string"}.get(
+        dtype.kind, "other"
+    )
 
 
 def is_array_like(value: object) -> bool:
-    """Whether a value is one array (NumPy, a tensor, a data frame, a list of numbers), not a container of some."""
+    """Whether a value is one array (NumPy, a tensor, a data frame, a list of numbers), not several."""
     if isinstance(value, list):
         return bool(value) and all(isinstance(item, int | float | np.number) for item in value)
     return any(hasattr(value, name) for name in ("__array__", "__dlpack__", "detach"))
 
 
 def to_numpy(value: object, what: str) -> Array:
-    """Convert an array, a tensor of any framework or a list of numbers to a NumPy array, without a copy if possible.
+    """Convert an array, a tensor of any framework or a list of numbers to NumPy, if possible without a copy.
 
     Args:
-        value: anything with ``detach().cpu().numpy()`` (PyTorch), ``__array__`` or ``__dlpack__``, or numbers.
+        value: numbers, or what has ``detach().cpu().numpy()`` (PyTorch), ``__array__`` or ``__dlpack__``.
         what: how an error message calls it.
 
     Raises:
@@ -91,8 +87,7 @@ def to_numpy(value: object, what: str) -> Array:
         ) from error
     if array.dtype == object and not all(isinstance(item, str) for item in array.flat):
         raise DataError(
-            f"{what} is a {type(value).__name__} that holds Python objects; "
-            f"it needs numbers in a rectangular array."
+            f"{what} is a {type(value).__name__} that holds Python objects; it needs numbers in a rectangular array."
         )
     return array
 
@@ -112,14 +107,14 @@ def _convert_container(value: Any) -> Array:
 def check_type(dtype: np.dtype[Any], spec: TensorSpec, what: str) -> None:
     """Raise a `DataError` if arrays of a type cannot be converted to what the model needs."""
     found, needed = kind_of(dtype), kind_of(spec.dtype)
-    if found in _ACCEPTED.get(needed, ()):
+    if dtype == spec.dtype or found in _ACCEPTED.get(needed, ()):
         return
     hint = "round and convert it first" if (found, needed) == ("float", "integer") else "convert it first"
     raise DataError(f"{what} has type {dtype}, but the model needs {spec.dtype}: {hint} (array.astype).")
 
 
 def check_shape(shape: tuple[int, ...], spec: TensorSpec, what: str) -> None:
-    """Raise a `DataError` if the rank or a static size differs from what the model needs; the batch is free."""
+    """Raise a `DataError` if the rank or a static size is not the needed one; the batch size is free."""
     if not shape:
         raise DataError(f"{what} is a scalar, but it needs a first axis of examples.")
     if spec.shape is None:
@@ -138,7 +133,7 @@ def check_shape(shape: tuple[int, ...], spec: TensorSpec, what: str) -> None:
 
 
 def check_symbols(shapes: Iterable[tuple[TensorSpec, tuple[int, ...], str]]) -> None:
-    """Raise a `DataError` if axes that share a symbol have different sizes (the batch is checked as length)."""
+    """Raise a `DataError` if axes that share a symbol have different sizes; the batch axis is left out."""
     seen: dict[str, tuple[int, str]] = {}
     for spec, shape, what in shapes:
         for symbol, size in zip((spec.shape or ())[1:], shape[1:], strict=False):
@@ -153,7 +148,7 @@ def check_symbols(shapes: Iterable[tuple[TensorSpec, tuple[int, ...], str]]) -> 
 
 
 def convert(array: Array, dtype: np.dtype[Any], what: str, examples: Sequence[int] | Array) -> Array:
-    """Convert a batch to the model's type: C-contiguous, aligned, in native byte order; a copy only if needed.
+    """Convert a batch to the model's type: C-contiguous, aligned, native byte order; a copy only if needed.
 
     Floats and integers round to the nearest value of a narrower float type. Integers that do not fit a
     narrower integer type are an error.
@@ -170,17 +165,15 @@ def convert(array: Array, dtype: np.dtype[Any], what: str, examples: Sequence[in
         if outside.any():
             row = _first_row(outside)
             raise DataError(
-                f"{what} holds {array[outside][0]} at example {int(examples[row])}, which {dtype} cannot hold "
-                f"({limits.min} to {limits.max})."
+                f"{what} holds {array[outside][0]} at example {int(examples[row])}, "
+                f"which {dtype} cannot hold ({limits.min} to {limits.max}); correct the data."
             )
     with np.errstate(over="ignore"):  # an overflow becomes infinite, which check_finite reports
         # "A": an array that is mapped from inside a zip file can start at any byte.
         return np.require(array, dtype.newbyteorder("="), ["C", "A"]).view(np.ndarray)
 
 
-def check_finite(
-    array: Array, what: str, examples: Sequence[int] | Array, original: Array | None = None
-) -> None:
+def check_finite(array: Array, what: str, examples: Sequence[int] | Array, original: Array | None = None) -> None:
     """Raise a `DataError` that names the first example with NaN or an infinite value.
 
     Args:
@@ -224,9 +217,9 @@ def check_labels(
     >>> check_labels(np.array([0, 3]), classes=3)
     Traceback (most recent call last):
         ...
-    onnxtrain.errors.DataError: the targets hold label 3 at example 1, but labels must be 0 to 2 for 3 classes.
+    onnxtrain.errors.DataError: the targets have label 3 at example 1, but labels must be 0 to 2 (3 classes).
     """
-    verb = "hold" if what == "the targets" else "holds"
+    verb = "have" if what == "the targets" else "has"
     if kind_of(targets.dtype) not in ("integer", "boolean"):
         raise DataError(f"{what} {verb} labels of type {targets.dtype}, but class indices must be integers.")
     outside = (targets < 0) | (targets >= classes)
@@ -236,10 +229,10 @@ def check_labels(
         return
     row = _first_row(outside)
     example = row if examples is None else int(examples[row])
-    besides = f" (or {ignore_index}, which is ignored)" if ignore_index is not None else ""
+    besides = f" or {ignore_index}, which is ignored" if ignore_index is not None else ""
     raise DataError(
         f"{what} {verb} label {targets[outside][0]} at example {example}, "
-        f"but labels must be 0 to {classes - 1} for {classes} classes{besides}."
+        f"but labels must be 0 to {classes - 1} ({classes} classes){besides}."
     )
 
 

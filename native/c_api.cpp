@@ -1,0 +1,156 @@
+// The kernels as C functions over pointers, updating parameters and states in place. The caller vouches for the
+// pointers; `onnxtrain.kernels` in Python checks them.
+//
+// A function returns null, or a sentence that says what is wrong; the text lives until the thread's next call.
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "optimizers.h"
+
+#define ONNXTRAIN_API extern "C" __attribute__((visibility("default")))
+
+// One parameter with its gradient and states, all of `count` contiguous elements of one type.
+struct OnnxtrainTensors {
+  std::int64_t type;  // 0 float, 1 double
+  std::int64_t count;
+  void* parameter;
+  const void* gradient;
+  void* states[2];  // Adagrad: H; Adam: V, H; Momentum and SSGD: V
+};
+
+namespace {
+
+using onnxtrain::ParallelFor;
+using onnxtrain::Variable;
+
+thread_local std::string last_error;
+
+// Threads of its own: for callers outside ONNX Runtime only, which has a pool that operators use instead.
+ParallelFor parallel_for(int threads) {
+  return [threads](std::size_t total, const std::function<void(std::size_t)>& task) {
+    std::atomic<std::size_t> next{0};
+    const auto work = [&] {
+      for (std::size_t t = next++; t < total; t = next++) task(t);
+    };
+    std::vector<std::thread> helpers;
+    for (int i = 1; i < threads && static_cast<std::size_t>(i) < total; ++i) {
+      try {
+        helpers.emplace_back(work);
+      } catch (const std::exception&) {
+        break;  // no more threads to be had: those there are do the work
+      }
+    }
+    work();
+    for (std::thread& helper : helpers) helper.join();
+  };
+}
+
+std::vector<Variable> variables_of(const OnnxtrainTensors* tensors, std::size_t count, std::size_t states) {
+  std::vector<Variable> variables(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    Variable& variable = variables[i];
+    variable.type = tensors[i].type == 0 ? onnxtrain::kFloat : onnxtrain::kDouble;
+    variable.count = static_cast<std::size_t>(tensors[i].count);
+    variable.inputs[0] = variable.outputs[0] = tensors[i].parameter;
+    variable.inputs[1] = tensors[i].gradient;
+    for (std::size_t s = 0; s < states; ++s) variable.inputs[2 + s] = variable.outputs[1 + s] = tensors[i].states[s];
+  }
+  return variables;
+}
+
+template <typename Work>
+const char* guarded(Work work) {
+  try {
+    if (onnxtrain::kernels() == nullptr) return onnxtrain::kernels_error();
+    work();
+    return nullptr;
+  } catch (const std::exception& error) {
+    last_error = error.what();
+    return last_error.c_str();
+  }
+}
+
+}  // namespace
+
+// The instruction set in use, or null where `onnxtrain_error` says what is wrong.
+ONNXTRAIN_API const char* onnxtrain_instruction_set() {
+  const onnxtrain::KernelTable* table = onnxtrain::kernels();
+  return table == nullptr ? nullptr : table->instruction_set;
+}
+
+ONNXTRAIN_API const char* onnxtrain_error() { return onnxtrain::kernels_error(); }
+
+ONNXTRAIN_API const char* onnxtrain_adagrad(const OnnxtrainTensors* tensors, std::size_t count, int threads, double R,
+                                            std::int64_t T, double decay_factor, double epsilon,
+                                            double norm_coefficient) {
+  return guarded([&] {
+    onnxtrain::run_adagrad({decay_factor, epsilon, norm_coefficient}, R, T, variables_of(tensors, count, 1),
+                           parallel_for(threads));
+  });
+}
+
+ONNXTRAIN_API const char* onnxtrain_adam(const OnnxtrainTensors* tensors, std::size_t count, int threads, double R,
+                                         std::int64_t T, double alpha, double beta, double epsilon,
+                                         double norm_coefficient, double norm_coefficient_post) {
+  return guarded([&] {
+    onnxtrain::run_adam({alpha, beta, epsilon, norm_coefficient, norm_coefficient_post}, R, T,
+                        variables_of(tensors, count, 2), parallel_for(threads));
+  });
+}
+
+ONNXTRAIN_API const char* onnxtrain_momentum(const OnnxtrainTensors* tensors, std::size_t count, int threads, double R,
+                                             std::int64_t T, double alpha, double beta, double norm_coefficient,
+                                             const char* mode) {
+  return guarded([&] {
+    onnxtrain::run_momentum({alpha, beta, norm_coefficient, onnxtrain::nesterov_from(mode)}, R, T,
+                            variables_of(tensors, count, 1), parallel_for(threads));
+  });
+}
+
+ONNXTRAIN_API const char* onnxtrain_ssgd(const OnnxtrainTensors* tensors, std::size_t count, int threads, double R,
+                                         const char* measure, const char* reweighting, double epsilon, double p,
+                                         double regularization, double alpha, double norm_coefficient,
+                                         double max_scale) {
+  return guarded([&] {
+    onnxtrain::SsgdAttributes attributes;
+    attributes.measure = onnxtrain::measure_from(measure);
+    attributes.l1 = onnxtrain::l1_from(reweighting);
+    attributes.epsilon = epsilon;
+    attributes.p = p;
+    attributes.regularization = regularization;
+    attributes.alpha = alpha;
+    attributes.norm_coefficient = norm_coefficient;
+    attributes.max_scale = max_scale;
+    attributes.check();
+    onnxtrain::run_ssgd(attributes, R, variables_of(tensors, count, alpha > 0.0 ? 1 : 0), parallel_for(threads));
+  });
+}
+
+// The seconds that one pass of plain reading and writing takes, the limit for the optimizers: `arrays` (1 to 3) outputs
+// are read and written, one input is read. Each thread goes `passes` times over its own part.
+ONNXTRAIN_API double onnxtrain_stream(const float* input, float* const* outputs, std::size_t arrays, std::size_t count,
+                                      int threads, int passes) {
+  const onnxtrain::KernelTable* table = onnxtrain::kernels();
+  if (table == nullptr || threads < 1 || passes < 1) return -1.0;
+  std::atomic<int> waiting{threads};
+  const auto work = [&](std::size_t part) {
+    const auto size = static_cast<std::size_t>(threads);
+    const std::size_t begin = count / size * part, end = part + 1 == size ? count : count / size * (part + 1);
+    float* parts[3] = {};
+    for (std::size_t a = 0; a < arrays; ++a) parts[a] = outputs[a] + begin;
+    --waiting;
+    while (waiting.load() > 0) std::this_thread::yield();  // all start together
+    for (int pass = 0; pass < passes; ++pass) table->stream(arrays, end - begin, input + begin, parts);
+  };
+  std::vector<std::thread> helpers;
+  for (int i = 1; i < threads; ++i) helpers.emplace_back(work, static_cast<std::size_t>(i));
+  while (waiting.load() > 1) std::this_thread::yield();
+  const auto start = std::chrono::steady_clock::now();
+  work(0);
+  for (std::thread& helper : helpers) helper.join();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / passes;
+}

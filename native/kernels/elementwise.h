@@ -1,0 +1,100 @@
+// Adagrad, Adam and Momentum, element by element, in the order of operations of the ONNX operator pages.
+//
+// Included by kernels.cpp only. Loops are plain so that the compiler vectorises them; ONNXTRAIN_VECTORIZE tells it that
+// buffers are either the same or apart, which makes every iteration independent.
+#pragma once
+
+#if defined(__clang__)
+#define ONNXTRAIN_VECTORIZE _Pragma("clang loop vectorize(assume_safety)")
+#elif defined(__GNUC__)
+#define ONNXTRAIN_VECTORIZE _Pragma("GCC ivdep")
+#else
+#define ONNXTRAIN_VECTORIZE
+#endif
+
+namespace onnxtrain {
+namespace {
+
+inline float square_root(float value) { return __builtin_sqrtf(value); }
+inline double square_root(double value) { return __builtin_sqrt(value); }
+
+template <typename T>
+void adagrad(const void* scalars, std::size_t count, const void* const* inputs, void* const* outputs) {
+  const auto& s = *static_cast<const AdagradScalars*>(scalars);
+  const T rate = static_cast<T>(s.rate), norm_coefficient = static_cast<T>(s.norm_coefficient);
+  const T epsilon = static_cast<T>(s.epsilon);
+  const T *X = static_cast<const T*>(inputs[0]), *G = static_cast<const T*>(inputs[1]);
+  const T* H = static_cast<const T*>(inputs[2]);
+  T *X_new = static_cast<T*>(outputs[0]), *H_new = static_cast<T*>(outputs[1]);
+  ONNXTRAIN_VECTORIZE
+  for (std::size_t i = 0; i < count; ++i) {
+    const T x = X[i];
+    const T g = norm_coefficient * x + G[i];
+    const T h = H[i] + g * g;
+    H_new[i] = h;
+    X_new[i] = x - rate * g / (square_root(h) + epsilon);
+  }
+}
+
+template <typename T>
+void adam(const void* scalars, std::size_t count, const void* const* inputs, void* const* outputs) {
+  const auto& s = *static_cast<const AdamScalars*>(scalars);
+  const T rate = static_cast<T>(s.rate), norm_coefficient = static_cast<T>(s.norm_coefficient);
+  const T alpha = static_cast<T>(s.alpha), one_minus_alpha = static_cast<T>(s.one_minus_alpha);
+  const T beta = static_cast<T>(s.beta), one_minus_beta = static_cast<T>(s.one_minus_beta);
+  const T epsilon = static_cast<T>(s.epsilon), one_minus_post = static_cast<T>(s.one_minus_post);
+  const T *X = static_cast<const T*>(inputs[0]), *G = static_cast<const T*>(inputs[1]);
+  const T *V = static_cast<const T*>(inputs[2]), *H = static_cast<const T*>(inputs[3]);
+  T *X_new = static_cast<T*>(outputs[0]), *V_new = static_cast<T*>(outputs[1]), *H_new = static_cast<T*>(outputs[2]);
+  ONNXTRAIN_VECTORIZE
+  for (std::size_t i = 0; i < count; ++i) {
+    const T x = X[i];
+    const T g = norm_coefficient * x + G[i];
+    const T v = alpha * V[i] + one_minus_alpha * g;
+    const T h = beta * H[i] + one_minus_beta * g * g;
+    V_new[i] = v;
+    H_new[i] = h;
+    X_new[i] = one_minus_post * (x - rate * v / (square_root(h) + epsilon));
+  }
+}
+
+template <typename T, bool nesterov>
+void momentum(const void* scalars, std::size_t count, const void* const* inputs, void* const* outputs) {
+  const auto& s = *static_cast<const MomentumScalars*>(scalars);
+  const T rate = static_cast<T>(s.rate), norm_coefficient = static_cast<T>(s.norm_coefficient);
+  const T alpha = static_cast<T>(s.alpha), beta = static_cast<T>(s.beta);
+  const T *X = static_cast<const T*>(inputs[0]), *G = static_cast<const T*>(inputs[1]);
+  const T* V = static_cast<const T*>(inputs[2]);
+  T *X_new = static_cast<T*>(outputs[0]), *V_new = static_cast<T*>(outputs[1]);
+  ONNXTRAIN_VECTORIZE
+  for (std::size_t i = 0; i < count; ++i) {
+    const T x = X[i];
+    const T g = norm_coefficient * x + G[i];
+    const T v = alpha * V[i] + beta * g;
+    V_new[i] = v;
+    X_new[i] = x - rate * (nesterov ? g + alpha * v : v);
+  }
+}
+
+template <std::size_t arrays>
+void stream_into(std::size_t count, const float* input, float* const* outputs) {
+  float* first = outputs[0];
+  float* second = outputs[arrays > 1 ? 1 : 0];
+  float* third = outputs[arrays > 2 ? 2 : 0];
+  ONNXTRAIN_VECTORIZE
+  for (std::size_t i = 0; i < count; ++i) {
+    const float value = input[i];
+    first[i] += value;
+    if (arrays > 1) second[i] += value;
+    if (arrays > 2) third[i] += value;
+  }
+}
+
+void stream(std::size_t arrays, std::size_t count, const float* input, float* const* outputs) {
+  if (arrays == 1) stream_into<1>(count, input, outputs);
+  if (arrays == 2) stream_into<2>(count, input, outputs);
+  if (arrays == 3) stream_into<3>(count, input, outputs);
+}
+
+}  // namespace
+}  // namespace onnxtrain

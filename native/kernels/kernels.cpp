@@ -1,0 +1,39 @@
+// All kernels for one instruction set: the build compiles this file once per set, with the compiler's flags for it and
+// ONNXTRAIN_INSTRUCTION_SET as its name.
+//
+// Everything but the table lives in unnamed namespaces, and nothing of the standard library is called: a function that
+// the linker shares between two instruction sets would run instructions that the processor may not have.
+#include "kernel_table.h"
+
+#include "elementwise.h"
+#include "transcendental.h"
+
+#include "ssgd.h"
+
+#define ONNXTRAIN_JOIN_(a, b) a##b
+#define ONNXTRAIN_JOIN(a, b) ONNXTRAIN_JOIN_(a, b)
+#define ONNXTRAIN_TEXT_(a) #a
+#define ONNXTRAIN_TEXT(a) ONNXTRAIN_TEXT_(a)
+
+namespace onnxtrain {
+
+extern const KernelTable ONNXTRAIN_JOIN(kKernels_, ONNXTRAIN_INSTRUCTION_SET);
+
+#define ONNXTRAIN_MEASURES(kernel, T)                                                                       \
+  {                                                                                                         \
+    kernel<T, kLogSum>, kernel<T, kPNorm>, kernel<T, kArctan>, kernel<T, kGemanMcClure>,                    \
+        kernel<T, kExponential>, kernel<T, kTanh>                                                           \
+  }
+
+const KernelTable ONNXTRAIN_JOIN(kKernels_, ONNXTRAIN_INSTRUCTION_SET) = {
+    ONNXTRAIN_TEXT(ONNXTRAIN_INSTRUCTION_SET),
+    {adagrad<float>, adagrad<double>},
+    {adam<float>, adam<double>},
+    {momentum<float, false>, momentum<double, false>},
+    {momentum<float, true>, momentum<double, true>},
+    {ONNXTRAIN_MEASURES(ssgd, float), ONNXTRAIN_MEASURES(ssgd, double)},
+    {ONNXTRAIN_MEASURES(layer_sum, float), ONNXTRAIN_MEASURES(layer_sum, double)},
+    stream,
+};
+
+}  // namespace onnxtrain

@@ -1,0 +1,204 @@
+// SSGD: the layer's sum of w^2, and the update with s = w^2 / mean(w^2).
+//
+// Included by kernels.cpp only. The measure is evaluated in float64 for both types: a float32 w^2 would overflow for
+// ordinary weights (Geman-McClure has a^4), and the mean needs a wide accumulator anyway. Both kernels go through the
+// data in chunks that fit the first-level cache, so that each loop does one simple thing and vectorises.
+#pragma once
+
+namespace onnxtrain {
+namespace {
+
+extern "C" double pow(double, double);
+
+constexpr std::size_t kChunk = 512;
+
+// h(z) = 1 / f'(z) without its constant factor, relative to the largest z (MeasureScalars says how).
+template <typename T, Measure measure>
+inline double relative_h(const MeasureScalars& m, double z) {
+  switch (measure) {
+    case kLogSum:
+      return z + m.epsilon;
+    case kPNorm:
+      return sizeof(T) == sizeof(float) ? power_of_float(z, m.exponent) : pow(z, m.exponent);
+    case kArctan:
+      return z * z + m.epsilon * m.epsilon;
+    case kGemanMcClure:
+      return (z + m.epsilon) * (z + m.epsilon);
+    case kExponential:
+      return exp_nonpositive<T>((z - m.largest) * m.inverse_epsilon);
+    default: {  // tanh: cosh(t)^2 = e^(2t) (1 + e^(-2t))^2 / 4
+      const double folded = 1.0 + exp_nonpositive<T>(-2.0 * (z * m.inverse_epsilon));
+      return exp_nonpositive<T>(2.0 * ((z - m.largest) * m.inverse_epsilon)) * (folded * folded);
+    }
+  }
+}
+
+template <bool l1, typename T>
+inline double measured(T value) {
+  const auto wide = static_cast<double>(value);
+  return l1 ? __builtin_fabs(wide) : wide * wide;
+}
+
+template <typename T, Measure measure, bool l1>
+void relative_h_in(MeasureScalars m, std::size_t count, const T* X, double* h) {
+  ONNXTRAIN_VECTORIZE
+  for (std::size_t i = 0; i < count; ++i) h[i] = relative_h<T, measure>(m, measured<l1>(X[i]));
+}
+
+template <typename T, Measure measure>
+void relative_h_of(const MeasureScalars& m, std::size_t count, const T* X, double* h) {
+  if (m.l1) {
+    relative_h_in<T, measure, true>(m, count, X, h);
+  } else {
+    relative_h_in<T, measure, false>(m, count, X, h);
+  }
+}
+
+// Partial results in 32 lanes, combined in a fixed order: the same bits for every vector width. The compiler splits or
+// joins these vectors as the processor likes.
+typedef double Vector __attribute__((vector_size(32), aligned(8), may_alias));
+constexpr std::size_t kVectors = 8, kWidth = 4, kLanes = kVectors * kWidth;
+
+// Adds h, or h^2 for l1, to the lanes. `count` is a multiple of their number: callers pad with zeros.
+template <bool square>
+void add_to(Vector* sums, std::size_t count, const double* h) {
+  Vector lanes[kVectors];
+  for (std::size_t v = 0; v < kVectors; ++v) lanes[v] = sums[v];
+  for (std::size_t i = 0; i < count; i += kLanes) {
+    for (std::size_t v = 0; v < kVectors; ++v) {
+      const Vector value = *reinterpret_cast<const Vector*>(h + i + v * kWidth);
+      lanes[v] += square ? value * value : value;
+    }
+  }
+  for (std::size_t v = 0; v < kVectors; ++v) sums[v] = lanes[v];
+}
+
+inline std::size_t pad(double* values, std::size_t count) {
+  while (count % kLanes != 0) values[count++] = 0.0;
+  return count;
+}
+
+// The largest z, at least 0; NaN is passed over, and shows in the sum.
+template <typename T>
+double largest_of(bool l1, std::size_t count, const T* X) {
+  T lanes[kLanes] = {};
+  std::size_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (std::size_t lane = 0; lane < kLanes; ++lane) {
+      const T size = X[i + lane] < 0 ? -X[i + lane] : X[i + lane];
+      lanes[lane] = size > lanes[lane] ? size : lanes[lane];
+    }
+  }
+  for (std::size_t lane = 0; i < count; ++i, ++lane) {
+    const T size = X[i] < 0 ? -X[i] : X[i];
+    lanes[lane] = size > lanes[lane] ? size : lanes[lane];
+  }
+  T largest = 0;
+  for (const T lane : lanes) largest = lane > largest ? lane : largest;
+  return l1 ? measured<true>(largest) : measured<false>(largest);
+}
+
+template <typename T, Measure measure>
+LayerSum layer_sum(const MeasureScalars& scalars, std::size_t count, const void* x) {
+  const T* X = static_cast<const T*>(x);
+  MeasureScalars m = scalars;
+  if (measure == kExponential || measure == kTanh) m.largest = largest_of(m.l1, count, X);
+  double h[kChunk];
+  Vector lanes[kVectors] = {};
+  for (std::size_t begin = 0; begin < count; begin += kChunk) {
+    const std::size_t n = count - begin < kChunk ? count - begin : kChunk;
+    relative_h_of<T, measure>(m, n, X + begin, h);
+    if (m.l1) {
+      add_to<true>(lanes, pad(h, n), h);
+    } else {
+      add_to<false>(lanes, pad(h, n), h);
+    }
+  }
+  for (std::size_t half = kVectors / 2; half > 0; half /= 2) {
+    for (std::size_t v = 0; v < half; ++v) lanes[v] += lanes[v + half];
+  }
+  const double sum = (lanes[0][0] + lanes[0][2]) + (lanes[0][1] + lanes[0][3]);
+  return {sum, m.largest};
+}
+
+// What the regularization takes off: for l1 h * sign(X), for l2 2 X, times a factor of the layer.
+template <typename T>
+void shrinkages_of(const SsgdScalars& scalars, std::size_t count, const double* h, const T* X, T* shrinkages) {
+  const double shrinkage = scalars.shrinkage;
+  if (scalars.measure.l1) {
+    ONNXTRAIN_VECTORIZE
+    for (std::size_t i = 0; i < count; ++i) {
+      const T size = static_cast<T>(shrinkage * h[i]);
+      shrinkages[i] = X[i] > 0 ? size : X[i] < 0 ? -size : X[i] * 0;
+    }
+  } else {
+    const T factor = static_cast<T>(2.0 * shrinkage);
+    ONNXTRAIN_VECTORIZE
+    for (std::size_t i = 0; i < count; ++i) shrinkages[i] = factor * X[i];
+  }
+}
+
+template <typename T>
+struct SsgdArrays {
+  const T *X, *G, *V;
+  T *X_new, *V_new;
+};
+
+// X - rate * s * D, for h of the elements; `square` for l1, where s comes from h^2.
+template <typename T, bool square, bool with_momentum>
+void descend(const SsgdScalars& scalars, std::size_t count, const double* h, SsgdArrays<T> arrays) {
+  const double rate = scalars.rate, inverse_mean = scalars.inverse_mean, cap = scalars.cap;
+  const T norm_coefficient = static_cast<T>(scalars.norm_coefficient), alpha = static_cast<T>(scalars.alpha);
+  const auto [X, G, V, X_new, V_new] = arrays;
+  ONNXTRAIN_VECTORIZE
+  for (std::size_t i = 0; i < count; ++i) {
+    const double s = (square ? h[i] * h[i] : h[i]) * inverse_mean;
+    const T step = static_cast<T>(rate * (s > cap ? cap : s));
+    const T x = X[i];
+    const T g = norm_coefficient * x + G[i];
+    const T direction = with_momentum ? alpha * V[i] + g : g;
+    if (with_momentum) V_new[i] = direction;
+    X_new[i] = x - step * direction;
+  }
+}
+
+template <typename T>
+void descend_any(const SsgdScalars& scalars, std::size_t count, const double* h, SsgdArrays<T> arrays) {
+  if (scalars.measure.l1) {
+    if (scalars.momentum) {
+      descend<T, true, true>(scalars, count, h, arrays);
+    } else {
+      descend<T, true, false>(scalars, count, h, arrays);
+    }
+  } else {
+    if (scalars.momentum) {
+      descend<T, false, true>(scalars, count, h, arrays);
+    } else {
+      descend<T, false, false>(scalars, count, h, arrays);
+    }
+  }
+}
+
+template <typename T, Measure measure>
+void ssgd(const void* scalars, std::size_t count, const void* const* inputs, void* const* outputs) {
+  const auto& s = *static_cast<const SsgdScalars*>(scalars);
+  const T *X = static_cast<const T*>(inputs[0]), *G = static_cast<const T*>(inputs[1]);
+  const T* V = s.momentum ? static_cast<const T*>(inputs[2]) : nullptr;
+  T* X_new = static_cast<T*>(outputs[0]);
+  T* V_new = s.momentum ? static_cast<T*>(outputs[1]) : nullptr;
+  double h[kChunk];
+  T shrinkages[kChunk];
+  for (std::size_t begin = 0; begin < count; begin += kChunk) {
+    const std::size_t n = count - begin < kChunk ? count - begin : kChunk;
+    relative_h_of<T, measure>(s.measure, n, X + begin, h);
+    if (s.shrinkage != 0.0) shrinkages_of(s, n, h, X + begin, shrinkages);  // before X_new, which may be X
+    descend_any<T>(s, n, h, {X + begin, G + begin, s.momentum ? V + begin : nullptr, X_new + begin,
+                             s.momentum ? V_new + begin : nullptr});
+    if (s.shrinkage != 0.0) {
+      for (std::size_t i = 0; i < n; ++i) X_new[begin + i] -= shrinkages[i];
+    }
+  }
+}
+
+}  // namespace
+}  // namespace onnxtrain

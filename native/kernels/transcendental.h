@@ -1,0 +1,104 @@
+// exp and power in float64, written so that the compiler vectorises them.
+//
+// Included by kernels.cpp only. Branch-free arithmetic on doubles and their bits; no table, no library call.
+#pragma once
+
+#include <cstdint>
+
+namespace onnxtrain {
+namespace {
+
+inline std::int64_t bits_of(double value) {
+  std::int64_t bits;
+  __builtin_memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+inline double from_bits(std::int64_t bits) {
+  double value;
+  __builtin_memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// 2**k for the integer k that `shifted` holds in its low bits, |k| <= 1022.
+inline double power_of_two(double shifted) {
+  const auto bits = static_cast<std::uint64_t>(bits_of(shifted)) << 52;
+  return from_bits(static_cast<std::int64_t>(bits + (std::uint64_t{1023} << 52)));
+}
+
+// Adding and subtracting this rounds a double below 2**51 to the nearest integer and leaves that in the low bits.
+constexpr double kRounder = 0x1.8p52;
+
+// e**r for |r| <= 0.35: the series to the 13th power, whose remainder is below 1e-17, for float64; to the 8th power,
+// below 3e-10, for values that become float32.
+template <typename T>
+inline double exp_series(double r) {
+  double sum = 1.0 / 40320.0;
+  if (sizeof(T) == sizeof(double)) {
+    sum = 1.0 / 6227020800.0;
+    sum = sum * r + 1.0 / 479001600.0;
+    sum = sum * r + 1.0 / 39916800.0;
+    sum = sum * r + 1.0 / 3628800.0;
+    sum = sum * r + 1.0 / 362880.0;
+    sum = sum * r + 1.0 / 40320.0;
+  }
+  sum = sum * r + 1.0 / 5040.0;
+  sum = sum * r + 1.0 / 720.0;
+  sum = sum * r + 1.0 / 120.0;
+  sum = sum * r + 1.0 / 24.0;
+  sum = sum * r + 1.0 / 6.0;
+  sum = sum * r + 0.5;
+  return 1.0 + (r + r * r * sum);
+}
+
+// e**t for t <= 0, as exact as T needs; 0 where it is below 1e-307. NaN stays NaN.
+template <typename T>
+inline double exp_nonpositive(double t) {
+  const double clamped = t < -707.0 ? -707.0 : t;
+  const double shifted = clamped * 0x1.71547652b82fep0 + kRounder;  // log2(e)
+  const double k = shifted - kRounder;
+  // ln 2 in two parts: the first has trailing zeros, so that k times it is exact.
+  const double r = (clamped - k * 0x1.62e42fefa0000p-1) - k * 0x1.cf79abc9e3b3ap-40;
+  const double value = exp_series<T>(r) * power_of_two(shifted);
+  return t < -707.0 ? 0.0 : value;
+}
+
+// log2 of a positive normal number, absolute error below 1e-10.
+inline double log2_approximate(double value) {
+  // Split off the exponent so that the mantissa lies in [sqrt(1/2), sqrt(2)).
+  const std::int64_t bits = bits_of(value);
+  const std::int64_t offset = bits - 0x3fe6a09e667f3bcd;
+  // The exponent as a double without a 64-bit integer conversion, which older instruction sets lack.
+  const auto biased = (static_cast<std::uint64_t>(offset) >> 52) & 0xfff;
+  const auto wrapped = static_cast<std::int64_t>((biased ^ 0x800) | 0x4330000000000000);
+  const double exponent = from_bits(wrapped) - (0x1p52 + 2048.0);
+  const auto removed = static_cast<std::int64_t>(static_cast<std::uint64_t>(offset) & 0xfff0000000000000);
+  const double mantissa = from_bits(static_cast<std::int64_t>(static_cast<std::uint64_t>(bits) -
+                                                              static_cast<std::uint64_t>(removed)));
+  const double f = (mantissa - 1.0) / (mantissa + 1.0);  // |f| < 0.172
+  const double q = f * f;
+  double sum = 1.0 / 11.0;
+  sum = sum * q + 1.0 / 9.0;
+  sum = sum * q + 1.0 / 7.0;
+  sum = sum * q + 1.0 / 5.0;
+  sum = sum * q + 1.0 / 3.0;
+  return exponent + 0x1.71547652b82fep0 * (2.0 * (f + f * q * sum));
+}
+
+constexpr double kInfinity = __builtin_inf();
+
+// z**exponent for z >= 0 that came from a float32 value, 0 <= exponent <= 1: relative error below 1e-9, a
+// hundredth of a float32's last place.
+inline double power_of_float(double z, double exponent) {
+  const double usable = z > 0.0 && z < kInfinity ? z : 1.0;
+  const double y = exponent * log2_approximate(usable);
+  const double shifted = y + kRounder;
+  const double value =
+      exp_series<float>((y - (shifted - kRounder)) * 0x1.62e42fefa39efp-1) * power_of_two(shifted);
+  // 0, infinity and NaN; everything to the power of 0 is 1.
+  const double special = exponent > 0.0 ? z : 1.0;
+  return z > 0.0 && z < kInfinity ? value : special;
+}
+
+}  // namespace
+}  // namespace onnxtrain

@@ -1,0 +1,206 @@
+// The custom operators and the entry point that ONNX Runtime calls.
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "../optimizers.h"
+#include "optimizer_node.h"
+
+namespace onnxtrain {
+namespace {
+
+class AdagradNode final : public OptimizerNode {
+ public:
+  static inline const Grouping kGrouping = {"Adagrad", "XGH", "XH"};
+
+  explicit AdagradNode(const Attributes& attributes) : OptimizerNode(kGrouping, attributes) {
+    attributes_.decay_factor = attributes.number("decay_factor", attributes_.decay_factor);
+    attributes_.epsilon = attributes.number("epsilon", attributes_.epsilon);
+    attributes_.norm_coefficient = attributes.number("norm_coefficient", attributes_.norm_coefficient);
+  }
+
+ private:
+  void run(double R, std::int64_t T, const std::vector<Variable>& variables,
+           const ParallelFor& parallel_for) const override {
+    run_adagrad(attributes_, R, T, variables, parallel_for);
+  }
+  AdagradAttributes attributes_;
+};
+
+class AdamNode final : public OptimizerNode {
+ public:
+  static inline const Grouping kGrouping = {"Adam", "XGVH", "XVH"};
+
+  explicit AdamNode(const Attributes& attributes) : OptimizerNode(kGrouping, attributes) {
+    attributes_.alpha = attributes.number("alpha", attributes_.alpha);
+    attributes_.beta = attributes.number("beta", attributes_.beta);
+    attributes_.epsilon = attributes.number("epsilon", attributes_.epsilon);
+    attributes_.norm_coefficient = attributes.number("norm_coefficient", attributes_.norm_coefficient);
+    attributes_.norm_coefficient_post = attributes.number("norm_coefficient_post", attributes_.norm_coefficient_post);
+  }
+
+ private:
+  void run(double R, std::int64_t T, const std::vector<Variable>& variables,
+           const ParallelFor& parallel_for) const override {
+    run_adam(attributes_, R, T, variables, parallel_for);
+  }
+  AdamAttributes attributes_;
+};
+
+class MomentumNode final : public OptimizerNode {
+ public:
+  static inline const Grouping kGrouping = {"Momentum", "XGV", "XV"};
+
+  explicit MomentumNode(const Attributes& attributes) : OptimizerNode(kGrouping, attributes) {
+    attributes_.alpha = attributes.number("alpha");
+    attributes_.beta = attributes.number("beta");
+    attributes_.norm_coefficient = attributes.number("norm_coefficient");
+    attributes_.nesterov = nesterov_from(attributes.text("mode"));
+  }
+
+ private:
+  void run(double R, std::int64_t T, const std::vector<Variable>& variables,
+           const ParallelFor& parallel_for) const override {
+    run_momentum(attributes_, R, T, variables, parallel_for);
+  }
+  MomentumAttributes attributes_;
+};
+
+class SsgdNode final : public OptimizerNode {
+ public:
+  static inline const Grouping kGrouping = {"SSGD", "XG", "X"};
+  static inline const Grouping kGroupingWithMomentum = {"SSGD", "XGV", "XV"};
+
+  explicit SsgdNode(const Attributes& attributes)
+      : OptimizerNode(attributes.number("alpha", 0.0) > 0.0 ? kGroupingWithMomentum : kGrouping, attributes) {
+    attributes_.measure = measure_from(attributes.text("measure", "log-sum"));
+    attributes_.l1 = l1_from(attributes.text("reweighting", "l2"));
+    attributes_.epsilon = attributes.number("epsilon", attributes_.epsilon);
+    attributes_.p = attributes.number("p", attributes_.p);
+    attributes_.regularization = attributes.number("regularization", attributes_.regularization);
+    attributes_.alpha = attributes.number("alpha", attributes_.alpha);
+    attributes_.norm_coefficient = attributes.number("norm_coefficient", attributes_.norm_coefficient);
+    attributes_.max_scale = attributes.number("max_scale", attributes_.max_scale);
+    attributes_.check();
+  }
+
+ private:
+  void run(double R, std::int64_t, const std::vector<Variable>& variables,
+           const ParallelFor& parallel_for) const override {
+    run_ssgd(attributes_, R, variables, parallel_for);
+  }
+  SsgdAttributes attributes_;
+};
+
+// The runtime gives a kernel no way back to its table of functions, so an instance carries it.
+struct Kernel {
+  const OrtApi* api;
+  std::unique_ptr<OptimizerNode> node;
+};
+
+// The message of a failed construction names the operator; OptimizerNode's own messages do so already.
+std::string named(const std::string& name, const std::string& message) {
+  return message.compare(0, name.size() + 1, name + ":") == 0 ? message : name + ": " + message;
+}
+
+template <typename Node>
+OrtStatus* create_kernel(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* info, void** kernel) {
+  return status_of(api, [&] {
+    try {
+      *kernel = new Kernel{api, std::make_unique<Node>(Attributes(api, info))};
+    } catch (const std::invalid_argument& error) {
+      throw std::invalid_argument(named(Node::kGrouping.operator_name, error.what()));
+    }
+  });
+}
+
+OrtStatus* compute(void* kernel, OrtKernelContext* context) {
+  const auto& instance = *static_cast<const Kernel*>(kernel);
+  return status_of(instance.api, [&] { instance.node->compute(Call(instance.api, context)); });
+}
+
+// The description of one operator for one runtime. Shape inference is handed nothing but this.
+struct Operator : OrtCustomOp {
+  const OrtApi* api = nullptr;
+};
+
+template <typename Node>
+Operator custom_operator(const OrtApi* api) {
+  Operator op = {};
+  op.api = api;
+  op.version = ort::kApiVersion;
+  op.GetName = [](const OrtCustomOp*) { return Node::kGrouping.operator_name.c_str(); };
+  op.GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return nullptr; };
+  op.GetInputTypeCount = [](const OrtCustomOp*) { return std::size_t{3}; };  // R, T, the tensors
+  op.GetInputType = [](const OrtCustomOp*, std::size_t index) {
+    return index == 1 ? ort::kTypeInt64 : ort::kTypeUndefined;
+  };
+  op.GetInputCharacteristic = [](const OrtCustomOp*, std::size_t index) {
+    return index == 2 ? ort::kVariadic : ort::kRequired;
+  };
+  op.GetInputMemoryType = [](const OrtCustomOp*, std::size_t) { return ort::kMemoryDefault; };
+  op.GetVariadicInputMinArity = [](const OrtCustomOp*) { return 1; };
+  op.GetVariadicInputHomogeneity = [](const OrtCustomOp*) { return 0; };
+  op.GetOutputTypeCount = [](const OrtCustomOp*) { return std::size_t{1}; };
+  op.GetOutputType = [](const OrtCustomOp*, std::size_t) { return ort::kTypeUndefined; };
+  op.GetOutputCharacteristic = [](const OrtCustomOp*, std::size_t) { return ort::kVariadic; };
+  op.GetVariadicOutputMinArity = [](const OrtCustomOp*) { return static_cast<int>(Node::kGrouping.outputs.size()); };
+  op.GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 0; };
+  op.CreateKernelV2 = create_kernel<Node>;
+  op.KernelComputeV2 = compute;
+  op.KernelDestroy = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
+  op.InferOutputShapeFn = [](const OrtCustomOp* self, OrtShapeInferContext* context) {
+    const OrtApi* api = static_cast<const Operator*>(self)->api;
+    return status_of(api, [&] { infer_shapes(api, Node::kGrouping, context); });
+  };
+  op.GetStartVersion = [](const OrtCustomOp*) { return 1; };
+  op.GetEndVersion = [](const OrtCustomOp*) { return 1; };
+  return op;
+}
+
+// Sessions keep pointers to domains and operators, so both live as long as the process.
+struct Domains {
+  OrtCustomOpDomain* training = nullptr;
+  OrtCustomOpDomain* own = nullptr;
+};
+
+template <typename Node>
+void add_operator(const OrtApi* api, OrtCustomOpDomain* domain) {
+  require(api, ort::CustomOpDomain_Add::call(api, domain, new Operator(custom_operator<Node>(api))));
+}
+
+Domains create_domains(const OrtApi* api) {
+  Domains domains;
+  require(api, ort::CreateCustomOpDomain::call(api, "ai.onnx.preview.training", &domains.training));
+  add_operator<AdagradNode>(api, domains.training);
+  add_operator<AdamNode>(api, domains.training);
+  add_operator<MomentumNode>(api, domains.training);
+  require(api, ort::CreateCustomOpDomain::call(api, "onnxtrain", &domains.own));
+  add_operator<SsgdNode>(api, domains.own);
+  return domains;
+}
+
+void add_to(OrtSessionOptions* options, const OrtApi* api) {
+  static std::mutex mutex;
+  static auto* const known = new std::map<const OrtApi*, Domains>;  // never destroyed: sessions may outlive it
+  if (kernels() == nullptr) throw std::runtime_error(kernels_error());
+  const std::lock_guard<std::mutex> lock(mutex);
+  auto found = known->find(api);
+  if (found == known->end()) found = known->emplace(api, create_domains(api)).first;
+  require(api, ort::AddCustomOpDomain::call(api, options, found->second.training));
+  require(api, ort::AddCustomOpDomain::call(api, options, found->second.own));
+}
+
+}  // namespace
+}  // namespace onnxtrain
+
+extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(OrtSessionOptions* options,
+                                                                                 const OrtApiBase* base) {
+  const OrtApi* api = base->GetApi(onnxtrain::ort::kApiVersion);
+  if (api != nullptr) return onnxtrain::status_of(api, [&] { onnxtrain::add_to(options, api); });
+  // Older than the version we need: its first table still holds CreateStatus.
+  const OrtApi* first = base->GetApi(1);
+  if (first == nullptr) return nullptr;
+  return onnxtrain::ort::CreateStatus::call(first, onnxtrain::ort::kStatusFail,
+                                            "onnxtrain's operators need ONNX Runtime 1.17 or newer: upgrade onnxruntime.");
+}

@@ -1,0 +1,130 @@
+#include "runtime.h"
+
+#include <utility>
+
+namespace onnxtrain {
+namespace {
+
+// Whether the call succeeded; a failure is an answer here, not an error.
+bool succeeded(const OrtApi* api, OrtStatus* status) {
+  if (status == nullptr) return true;
+  ort::ReleaseStatus::call(api, status);
+  return false;
+}
+
+}  // namespace
+
+void require(const OrtApi* api, OrtStatus* status) {
+  if (status == nullptr) return;
+  const std::string message = ort::GetErrorMessage::call(api, status);
+  ort::ReleaseStatus::call(api, status);
+  throw std::runtime_error(message);
+}
+
+bool Attributes::has_number(const char* name, float* value) const {
+  return succeeded(api_, ort::KernelInfoGetAttribute_float::call(api_, info_, name, value));
+}
+
+bool Attributes::has_integer(const char* name) const {
+  std::int64_t ignored = 0;
+  return succeeded(api_, ort::KernelInfoGetAttribute_int64::call(api_, info_, name, &ignored));
+}
+
+bool Attributes::has_text(const char* name, std::string* value) const {
+  std::size_t size = 0;
+  if (!succeeded(api_, ort::KernelInfoGetAttribute_string::call(api_, info_, name, nullptr, &size))) return false;
+  std::string buffer(size, '\0');
+  require(api_, ort::KernelInfoGetAttribute_string::call(api_, info_, name, buffer.data(), &size));
+  *value = buffer.c_str();
+  return true;
+}
+
+double Attributes::number(const char* name, std::optional<double> otherwise) const {
+  float value = 0.0f;
+  if (has_number(name, &value)) return static_cast<double>(value);
+  std::string ignored;
+  if (has_integer(name) || has_text(name, &ignored)) {
+    throw std::invalid_argument(std::string("attribute '") + name + "' must be a float, and is of another type.");
+  }
+  if (!otherwise) {
+    throw std::invalid_argument(std::string("attribute '") + name + "' is missing: it is required and must be a float.");
+  }
+  return *otherwise;
+}
+
+std::string Attributes::text(const char* name, std::optional<std::string> otherwise) const {
+  std::string value;
+  if (has_text(name, &value)) return value;
+  float ignored = 0.0f;
+  if (has_integer(name) || has_number(name, &ignored)) {
+    throw std::invalid_argument(std::string("attribute '") + name + "' must be a string, and is of another type.");
+  }
+  if (!otherwise) {
+    throw std::invalid_argument(std::string("attribute '") + name + "' is missing: it is required and must be a string.");
+  }
+  return *otherwise;
+}
+
+std::size_t Attributes::input_count() const {
+  std::size_t count = 0;
+  require(api_, ort::KernelInfo_GetInputCount::call(api_, info_, &count));
+  return count;
+}
+
+std::size_t Attributes::output_count() const {
+  std::size_t count = 0;
+  require(api_, ort::KernelInfo_GetOutputCount::call(api_, info_, &count));
+  return count;
+}
+
+std::size_t Tensor::count() const {
+  std::size_t product = 1;
+  for (const std::int64_t size : shape) product *= static_cast<std::size_t>(size);
+  return product;
+}
+
+void Call::input(std::size_t index, Tensor& tensor) const {
+  const OrtValue* value = nullptr;
+  require(api_, ort::KernelContext_GetInput::call(api_, context_, index, &value));
+  if (value == nullptr) {
+    throw std::invalid_argument("input " + std::to_string(index) + " is missing: no input of this operator is optional.");
+  }
+  OrtTensorTypeAndShapeInfo* info = nullptr;
+  require(api_, ort::GetTensorTypeAndShape::call(api_, value, &info));
+  std::size_t rank = 0;
+  OrtStatus* status = ort::GetTensorElementType::call(api_, info, &tensor.type);
+  if (status == nullptr) status = ort::GetDimensionsCount::call(api_, info, &rank);
+  tensor.shape.resize(rank);
+  if (status == nullptr) status = ort::GetDimensions::call(api_, info, tensor.shape.data(), rank);
+  ort::ReleaseTensorTypeAndShapeInfo::call(api_, info);
+  require(api_, status);
+  // The runtime has no getter for constant data in this version; nothing is written through this pointer.
+  require(api_, ort::GetTensorMutableData::call(api_, const_cast<OrtValue*>(value), &tensor.data));
+}
+
+void* Call::output(std::size_t index, const std::vector<std::int64_t>& shape) const {
+  OrtValue* value = nullptr;
+  require(api_, ort::KernelContext_GetOutput::call(api_, context_, index, shape.data(), shape.size(), &value));
+  if (value == nullptr) return nullptr;
+  void* data = nullptr;
+  require(api_, ort::GetTensorMutableData::call(api_, value, &data));
+  return data;
+}
+
+ParallelFor Call::parallel_for() const {
+  return [api = api_, context = context_](std::size_t total, const std::function<void(std::size_t)>& task) {
+    const auto run = [](void* data, std::size_t index) {
+      (*static_cast<const std::function<void(std::size_t)>*>(data))(index);
+    };
+    auto* data = const_cast<std::function<void(std::size_t)>*>(&task);
+    require(api, ort::KernelContext_ParallelFor::call(api, context, run, total, 0, data));
+  };
+}
+
+std::string text_of(const std::vector<std::int64_t>& shape) {
+  std::string text = "[";
+  for (std::size_t i = 0; i < shape.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
+  return text + "]";
+}
+
+}  // namespace onnxtrain

@@ -1,0 +1,78 @@
+// ONNX Runtime's functions as small C++ calls that throw where the runtime reports a failure.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "../ort_abi.h"
+#include "../variables.h"
+
+namespace onnxtrain {
+
+// Calls `work` and turns what it throws into a status that the runtime shows to the user.
+template <typename Work>
+OrtStatus* status_of(const OrtApi* api, Work work) noexcept {
+  try {
+    work();
+    return nullptr;
+  } catch (const std::invalid_argument& error) {
+    return ort::CreateStatus::call(api, ort::kStatusInvalidArgument, error.what());
+  } catch (const std::exception& error) {
+    return ort::CreateStatus::call(api, ort::kStatusFail, error.what());
+  }
+}
+
+// Throws the runtime's own message where `status` is a failure.
+void require(const OrtApi* api, OrtStatus* status);
+
+// A node's attributes, at the time the runtime creates its kernel.
+class Attributes {
+ public:
+  Attributes(const OrtApi* api, const OrtKernelInfo* info) : api_(api), info_(info) {}
+
+  double number(const char* name, std::optional<double> otherwise = std::nullopt) const;
+  std::string text(const char* name, std::optional<std::string> otherwise = std::nullopt) const;
+
+  std::size_t input_count() const;
+  std::size_t output_count() const;
+
+ private:
+  bool has_number(const char* name, float* value) const;
+  bool has_text(const char* name, std::string* value) const;
+  bool has_integer(const char* name) const;
+
+  const OrtApi* api_;
+  const OrtKernelInfo* info_;
+};
+
+struct Tensor {
+  int type = ort::kTypeUndefined;
+  std::vector<std::int64_t> shape;
+  void* data = nullptr;
+
+  std::size_t count() const;
+};
+
+// One call of a kernel.
+class Call {
+ public:
+  Call(const OrtApi* api, OrtKernelContext* context) : api_(api), context_(context) {}
+
+  // Reads input `index` into `tensor`, whose storage is used again.
+  void input(std::size_t index, Tensor& tensor) const;
+  // The buffer of output `index`, null where it is not wanted.
+  void* output(std::size_t index, const std::vector<std::int64_t>& shape) const;
+  // Shares tasks among the threads of the runtime's own pool.
+  ParallelFor parallel_for() const;
+
+ private:
+  const OrtApi* api_;
+  OrtKernelContext* context_;
+};
+
+std::string text_of(const std::vector<std::int64_t>& shape);
+
+}  // namespace onnxtrain

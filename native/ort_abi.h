@@ -1,0 +1,146 @@
+// The few entries of ONNX Runtime's C interface that this library uses.
+//
+// ONNX Runtime hands a custom-operator library one table of function pointers. The table only ever grows, so the
+// place of a function in it is stable for good; this header names the places we use and the signatures there. Nothing
+// of ONNX Runtime is needed to build or to link.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+extern "C" {
+
+// Handles: only ever seen through pointers.
+struct OrtStatus;
+struct OrtSessionOptions;
+struct OrtCustomOpDomain;
+struct OrtKernelInfo;
+struct OrtKernelContext;
+struct OrtShapeInferContext;
+struct OrtTensorTypeAndShapeInfo;
+struct OrtValue;
+
+// The table itself. It is indexed, never copied, so its length does not matter here.
+struct OrtApi {
+  void (*functions[1])();
+};
+
+struct OrtApiBase {
+  const OrtApi* (*GetApi)(std::uint32_t version);  // null where the runtime is older than `version`
+  const char* (*GetVersionString)();
+};
+
+// What describes one custom operator. The runtime reads the fields that `version` promises.
+struct OrtCustomOp {
+  std::uint32_t version;
+  void* (*CreateKernel)(const OrtCustomOp*, const OrtApi*, const OrtKernelInfo*);
+  const char* (*GetName)(const OrtCustomOp*);
+  const char* (*GetExecutionProviderType)(const OrtCustomOp*);
+  int (*GetInputType)(const OrtCustomOp*, std::size_t index);
+  std::size_t (*GetInputTypeCount)(const OrtCustomOp*);
+  int (*GetOutputType)(const OrtCustomOp*, std::size_t index);
+  std::size_t (*GetOutputTypeCount)(const OrtCustomOp*);
+  void (*KernelCompute)(void* kernel, OrtKernelContext*);
+  void (*KernelDestroy)(void* kernel);
+  int (*GetInputCharacteristic)(const OrtCustomOp*, std::size_t index);
+  int (*GetOutputCharacteristic)(const OrtCustomOp*, std::size_t index);
+  int (*GetInputMemoryType)(const OrtCustomOp*, std::size_t index);
+  int (*GetVariadicInputMinArity)(const OrtCustomOp*);
+  int (*GetVariadicInputHomogeneity)(const OrtCustomOp*);
+  int (*GetVariadicOutputMinArity)(const OrtCustomOp*);
+  int (*GetVariadicOutputHomogeneity)(const OrtCustomOp*);
+  OrtStatus* (*CreateKernelV2)(const OrtCustomOp*, const OrtApi*, const OrtKernelInfo*, void** kernel);
+  OrtStatus* (*KernelComputeV2)(void* kernel, OrtKernelContext*);
+  OrtStatus* (*InferOutputShapeFn)(const OrtCustomOp*, OrtShapeInferContext*);
+  int (*GetStartVersion)(const OrtCustomOp*);
+  int (*GetEndVersion)(const OrtCustomOp*);
+  std::size_t (*GetMayInplace)(int** input_indices, int** output_indices);
+  void (*ReleaseMayInplace)(int* input_indices, int* output_indices);
+  std::size_t (*GetAliasMap)(int** input_indices, int** output_indices);
+  void (*ReleaseAliasMap)(int* input_indices, int* output_indices);
+};
+
+}  // extern "C"
+
+static_assert(sizeof(void*) != 8 ||
+                  (offsetof(OrtCustomOp, CreateKernel) == 8 && offsetof(OrtCustomOp, GetName) == 16 &&
+                   offsetof(OrtCustomOp, GetExecutionProviderType) == 24 && offsetof(OrtCustomOp, GetInputType) == 32 &&
+                   offsetof(OrtCustomOp, GetInputTypeCount) == 40 && offsetof(OrtCustomOp, GetOutputType) == 48 &&
+                   offsetof(OrtCustomOp, GetOutputTypeCount) == 56 && offsetof(OrtCustomOp, KernelCompute) == 64 &&
+                   offsetof(OrtCustomOp, KernelDestroy) == 72 && offsetof(OrtCustomOp, GetInputCharacteristic) == 80 &&
+                   offsetof(OrtCustomOp, GetOutputCharacteristic) == 88 &&
+                   offsetof(OrtCustomOp, GetInputMemoryType) == 96 &&
+                   offsetof(OrtCustomOp, GetVariadicInputMinArity) == 104 &&
+                   offsetof(OrtCustomOp, GetVariadicInputHomogeneity) == 112 &&
+                   offsetof(OrtCustomOp, GetVariadicOutputMinArity) == 120 &&
+                   offsetof(OrtCustomOp, GetVariadicOutputHomogeneity) == 128 &&
+                   offsetof(OrtCustomOp, CreateKernelV2) == 136 && offsetof(OrtCustomOp, KernelComputeV2) == 144 &&
+                   offsetof(OrtCustomOp, InferOutputShapeFn) == 152 && offsetof(OrtCustomOp, GetStartVersion) == 160 &&
+                   offsetof(OrtCustomOp, GetEndVersion) == 168 && offsetof(OrtCustomOp, GetMayInplace) == 176 &&
+                   offsetof(OrtCustomOp, ReleaseMayInplace) == 184 && offsetof(OrtCustomOp, GetAliasMap) == 192 &&
+                   offsetof(OrtCustomOp, ReleaseAliasMap) == 200 && sizeof(OrtCustomOp) == 208),
+              "OrtCustomOp must lie in memory as ONNX Runtime expects it");
+
+namespace onnxtrain::ort {
+
+// The first version with KernelContext_ParallelFor. A library that asks for more than the runtime has does not load.
+inline constexpr std::uint32_t kApiVersion = 17;
+
+inline constexpr int kStatusFail = 1;
+inline constexpr int kStatusInvalidArgument = 2;
+
+inline constexpr int kTypeUndefined = 0;  // as an operator's input or output type: any
+inline constexpr int kTypeFloat = 1;
+inline constexpr int kTypeInt64 = 7;
+inline constexpr int kTypeDouble = 11;
+
+inline constexpr int kRequired = 0;
+inline constexpr int kVariadic = 2;
+inline constexpr int kMemoryDefault = 0;
+
+// One function of the table: `Function<slot, Signature>::call(api, arguments...)`.
+template <std::size_t slot, typename Signature>
+struct Function;
+
+template <std::size_t slot, typename Result, typename... Arguments>
+struct Function<slot, Result(Arguments...)> {
+  static Result call(const OrtApi* api, Arguments... arguments) {
+    return reinterpret_cast<Result (*)(Arguments...)>(*(&api->functions[0] + slot))(arguments...);
+  }
+};
+
+using CreateStatus = Function<0, OrtStatus*(int code, const char* message)>;
+using GetErrorMessage = Function<2, const char*(const OrtStatus*)>;
+using ReleaseStatus = Function<93, void(OrtStatus*)>;
+
+using CreateCustomOpDomain = Function<26, OrtStatus*(const char* domain, OrtCustomOpDomain**)>;
+using CustomOpDomain_Add = Function<27, OrtStatus*(OrtCustomOpDomain*, const OrtCustomOp*)>;
+using AddCustomOpDomain = Function<28, OrtStatus*(OrtSessionOptions*, OrtCustomOpDomain*)>;
+
+using KernelInfoGetAttribute_float = Function<85, OrtStatus*(const OrtKernelInfo*, const char* name, float*)>;
+using KernelInfoGetAttribute_int64 = Function<86, OrtStatus*(const OrtKernelInfo*, const char* name, std::int64_t*)>;
+using KernelInfoGetAttribute_string =
+    Function<87, OrtStatus*(const OrtKernelInfo*, const char* name, char* text, std::size_t* size)>;
+using KernelInfo_GetInputCount = Function<230, OrtStatus*(const OrtKernelInfo*, std::size_t*)>;
+using KernelInfo_GetOutputCount = Function<231, OrtStatus*(const OrtKernelInfo*, std::size_t*)>;
+
+using KernelContext_GetInput = Function<90, OrtStatus*(const OrtKernelContext*, std::size_t, const OrtValue**)>;
+using KernelContext_GetOutput =
+    Function<91, OrtStatus*(OrtKernelContext*, std::size_t, const std::int64_t* shape, std::size_t rank, OrtValue**)>;
+using KernelContext_ParallelFor = Function<274, OrtStatus*(const OrtKernelContext*, void (*)(void*, std::size_t),
+                                                           std::size_t total, std::size_t batches, void* data)>;
+
+using GetTensorMutableData = Function<51, OrtStatus*(OrtValue*, void**)>;
+using GetTensorTypeAndShape = Function<65, OrtStatus*(const OrtValue*, OrtTensorTypeAndShapeInfo**)>;
+using GetTensorElementType = Function<60, OrtStatus*(const OrtTensorTypeAndShapeInfo*, int*)>;
+using GetDimensionsCount = Function<61, OrtStatus*(const OrtTensorTypeAndShapeInfo*, std::size_t*)>;
+using GetDimensions = Function<62, OrtStatus*(const OrtTensorTypeAndShapeInfo*, std::int64_t*, std::size_t)>;
+using ReleaseTensorTypeAndShapeInfo = Function<99, void(OrtTensorTypeAndShapeInfo*)>;
+
+using ShapeInferContext_GetInputCount = Function<267, OrtStatus*(const OrtShapeInferContext*, std::size_t*)>;
+using ShapeInferContext_GetInputTypeShape =
+    Function<268, OrtStatus*(const OrtShapeInferContext*, std::size_t, OrtTensorTypeAndShapeInfo**)>;
+using ShapeInferContext_SetOutputTypeShape =
+    Function<270, OrtStatus*(const OrtShapeInferContext*, std::size_t, const OrtTensorTypeAndShapeInfo*)>;
+
+}  // namespace onnxtrain::ort

@@ -1,0 +1,135 @@
+"""Operators that take elements: gathering, compressing, selecting the largest."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
+from onnxtrain.autodiff.rules.placement import (
+    Size,
+    add,
+    as_value,
+    flat_positions,
+    flat_scatter,
+    place,
+    product_between,
+    scatter_rows,
+    shaped,
+    size_of,
+)
+from onnxtrain.graph import Value
+
+
+@register_gradient("Gather")
+def gather(node: Node, dy: Value) -> Gradients:
+    """y = x[..., indices, ...]: dx = zeros with dy added at the indices."""
+    indices = node.input_required(1)
+    axis = node.attribute("axis", 0)
+    if indices.rank == 0:
+        return _put_back_one(node, dy, indices, axis), None
+    return _put_back_rows(node, dy, indices, axis), None
+
+
+def _put_back_one(node: Node, dy: Value, index: Value, axis: int) -> Value:
+    """The gradient of taking one slice: a block of zeros with dy at its place."""
+    op, x = node.op, node.x
+    size, known = size_of(x, axis), index.constant()
+    begin: Size
+    if known is not None:
+        begin = int(known) if known >= 0 else add(size, int(known))
+    else:
+        wide = op.cast(op.Reshape(index, op.ints(1)), op.ints(0).dtype)
+        begin = op.Where(op.Less(wide, op.ints(0)), op.Add(wide, as_value(op, size)), wide)
+    block = op.Unsqueeze(dy, op.ints(axis))
+    if x.shape is not None:
+        position = axis % len(x.shape)
+        block.with_shape((*x.shape[:position], 1, *x.shape[position + 1 :]))
+    return place(block, [axis], [begin], [size])
+
+
+def _put_back_rows(node: Node, dy: Value, indices: Value, axis: int) -> Value:
+    """The gradient of taking rows along an axis: as [before, rows, after], rows are added to zeros."""
+    op, x = node.op, node.x
+    flat = _flat(indices)
+    before = product_between(x, 0, axis)
+    after = product_between(x, axis + 1, None) if axis != -1 else 1
+    rows = shaped(dy, [before, size_of(flat, 0), after])
+    return op.reshape_like(scatter_rows(rows, flat, size_of(x, axis)), x)
+
+
+def _flat(indices: Value) -> Value:
+    op, static = indices.op, indices.static_shape
+    count = None if static is None else int(np.prod(static))
+    if indices.rank == 1:
+        return indices
+    return op.Reshape(indices, op.ints(-1)).with_shape((count,))
+
+
+@register_gradient("GatherElements")
+def gather_elements(node: Node, dy: Value) -> Gradients:
+    """y_i = x at index_i along an axis: dx = zeros with dy added at the indices."""
+    op, axis = node.op, node.attribute("axis", 0)
+    zeros = op.zeros_like(node.x)
+    return op.ScatterElements(zeros, node.input_required(1), dy, axis=axis, reduction="add"), None
+
+
+@register_gradient("GatherND")
+def gather_nd(node: Node, dy: Value) -> Gradients:
+    """y[b, i] = x[b, indices[b, i]] with tuples of indices: dx = zeros with dy added there."""
+    op, x = node.op, node.x
+    batch = node.attribute("batch_dims")
+    positions = op.GatherND(flat_positions(x), node.input_required(1), batch_dims=batch)
+    return flat_scatter(x, positions, dy), None
+
+
+@register_gradient("Compress")
+def compress(node: Node, dy: Value) -> Gradients:
+    """y = the slices of x along an axis (or elements) where the condition holds: dx = dy there, else zeros."""
+    op, x = node.op, node.x
+    chosen = op.Reshape(op.NonZero(node.input_required(1)), op.ints(-1))
+    axis = node.attribute("axis")
+    if axis is not None:
+        return _put_back_rows(node, dy, chosen, axis), None
+    flat = op.Reshape(op.zeros_like(x), op.ints(-1))
+    return op.reshape_like(op.ScatterElements(flat, chosen, dy, axis=0), x), None
+
+
+@register_gradient("TopK")
+def top_k(node: Node, dvalues: Value, dindices: None) -> Gradients:
+    """values = x at indices along an axis: dx = zeros with dvalues at the indices."""
+    op = node.op
+    axis = node.attribute("axis", -1)
+    return op.ScatterElements(op.zeros_like(node.x), node.outputs[1], dvalues, axis=axis), None
+
+
+@register_gradient("OneHot")
+def one_hot(node: Node, dy: Value) -> Gradients:
+    """y = values[1] at the indices, values[0] elsewhere: dvalues = the sums of dy over each."""
+    op, values = node.op, node.input_required(2)
+    mask = op.OneHot(
+        node.x, node.input_required(1), op.constant([0, 1], values.dtype), axis=node.attribute("axis")
+    )
+    one = op.ints(1)
+    on = op.Reshape(op.ReduceSum(dy * mask, keepdims=0), one)
+    off = op.Reshape(op.ReduceSum(dy * (1 - mask), keepdims=0), one)
+    return None, None, op.Concat(off, on, axis=0)
+
+
+@register_gradient("TensorScatter")
+def tensor_scatter(node: Node, dy: Value) -> Gradients:
+    """y = past with updates written from a position on: dpast = dy without them, dupdate = dy there."""
+    op, past, update = node.op, node.x, node.input_required(1)
+    begins, axis = node.input(2), node.attribute("axis", -2)
+    mode = node.attribute("mode", "linear")
+    dpast = op.TensorScatter(dy, op.zeros_like(update), begins, axis=axis, mode=mode)
+    zero, one = op.constant(0, np.int64), op.constant(1, np.int64)
+    steps = op.Range(zero, op.Reshape(as_value(op, size_of(update, axis)), op.ints()), one)
+    rank = node.rank(update)
+    axis %= rank
+    places = op.Reshape(steps, op.ints(*([-1] + [1] * (rank - 1 - axis))))
+    if begins is not None:
+        places = op.Add(op.Reshape(begins, op.ints(*([-1] + [1] * (rank - 1)))), places)
+    if mode == "circular":
+        places = op.Mod(places, as_value(op, size_of(past, axis)))
+    places = op.Expand(places, op.shape_of(update))
+    return dpast, op.GatherElements(dy, places, axis=axis), None

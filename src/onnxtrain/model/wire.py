@@ -1,0 +1,304 @@
+"""A serialised model with replaceable initializers: every other byte stays what it was.
+
+Parsing a model and serialising it again is not the identity. Fields in another order than their numbers', fields
+that this version of ONNX does not know, lists that are packed (.NET, Java) or not (C++, Python), lengths that are
+not written the shortest way: protocol buffers allow all of these and a serialiser normalises them. So a model is
+not reserialised. Its bytes are cut at the data of the initializers and put together again with new data, and the
+lengths of the enclosing messages where those changed (only where numbers of variable length did).
+
+The field numbers are those of ``onnx.proto``; the encoding is that of protocol buffers
+(https://protobuf.dev/programming-guides/encoding).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto, numpy_helper
+
+_MODEL_GRAPH = 7
+_GRAPH_INITIALIZER = 5
+_RAW_DATA = 9
+_FLOAT_DATA, _INT32_DATA, _INT64_DATA, _DOUBLE_DATA, _UINT64_DATA = 4, 5, 7, 10, 11
+_DATA = frozenset({_RAW_DATA, _FLOAT_DATA, _INT32_DATA, _INT64_DATA, _DOUBLE_DATA, _UINT64_DATA})
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+_LARGE = 4096
+"""Raw data from this size on is not kept a second time: the parsed model has it."""
+
+
+class WireError(ValueError):
+    """The bytes are not a sequence of fields."""
+
+
+class CutOffError(WireError):
+    """A field is longer than what is left."""
+
+
+@dataclass(frozen=True)
+class _Raw:
+    """The raw data of an initializer, in the parsed model."""
+
+    index: int
+    size: int
+
+
+@dataclass(frozen=True)
+class _Field:
+    """A field that holds (part of) a tensor's data: what precedes the payload, and the payload."""
+
+    number: int
+    wire_type: int
+    header: bytes
+    payload: bytes | _Raw
+
+    @property
+    def size(self) -> int:
+        return len(self.payload) if isinstance(self.payload, bytes) else self.payload.size
+
+
+@dataclass
+class _Message:
+    """A message whose parts may change: its tag and length as written, and the parts."""
+
+    header: bytes
+    size: int
+    parts: list[bytes | _Field | _Message] = field(default_factory=list)
+
+
+Chunk = bytes | memoryview | _Raw
+
+
+class Template:
+    """The bytes of a model, cut at its initializers.
+
+    Args:
+        data: The serialised model; not kept.
+
+    Raises:
+        CutOffError: The data ends inside a field.
+        WireError: The data is not what protocol buffers write.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._tensors: list[_Message] = []
+        self._model = _Message(b"", len(data))
+        view = memoryview(data)
+
+        def cut_tensor(part: _Slice) -> _Message:
+            message = _cut(view, part, _DATA, lambda data_field: self._cut_data(view, data_field))
+            self._tensors.append(message)
+            return message
+
+        def cut_graph(part: _Slice) -> _Message:
+            return _cut(view, part, {_GRAPH_INITIALIZER}, cut_tensor)
+
+        whole = _Slice(0, _BYTES, 0, 0, len(data))
+        self._model = _cut(view, whole, {_MODEL_GRAPH}, cut_graph)
+
+    def _cut_data(self, view: memoryview, part: _Slice) -> _Field:
+        header = bytes(view[part.start : part.payload])
+        size = part.end - part.payload
+        if part.number == _RAW_DATA and size >= _LARGE:
+            return _Field(part.number, part.wire_type, header, _Raw(len(self._tensors), size))
+        return _Field(part.number, part.wire_type, header, bytes(view[part.payload : part.end]))
+
+    def stored_elements(self, index: int) -> tuple[str, int]:
+        """How an initializer's data is stored: "raw" and bytes, or "typed" and the number of elements."""
+        fields = _data_fields(self._tensors[index])
+        raw = [item for item in fields if item.number == _RAW_DATA]
+        if raw:
+            return "raw", raw[-1].size
+        return "typed", sum(_element_count(item) for item in fields)
+
+    def render(
+        self, tensors: list[TensorProto], arrays: Mapping[int, npt.NDArray[np.generic]]
+    ) -> Iterator[bytes | memoryview]:
+        """The model's bytes with new data.
+
+        Args:
+            tensors: The initializers as parsed, in order.
+            arrays: New values by position; of the tensors' types and shapes.
+        """
+        replaced = {
+            id(self._tensors[index]): _replace(self._tensors[index], tensors[index], array)
+            for index, array in arrays.items()
+        }
+        _, chunks = _render(self._model, replaced)
+        for chunk in chunks:
+            yield tensors[chunk.index].raw_data if isinstance(chunk, _Raw) else chunk
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """Where a field is: its tag, its payload, its end."""
+
+    number: int
+    wire_type: int
+    start: int
+    payload: int
+    end: int
+
+
+def _cut(
+    view: memoryview,
+    whole: _Slice,
+    numbers: set[int] | frozenset[int],
+    cut: Callable[[_Slice], _Field | _Message],
+) -> _Message:
+    """Split a message: fields of the given numbers are cut further, what lies between stays bytes."""
+    message = _Message(bytes(view[whole.start : whole.payload]), whole.end - whole.payload)
+    begin = whole.payload
+    for part in _fields(view, whole.payload, whole.end):
+        # A message is always written with its length; anything else under its number is not one.
+        if part.number in numbers and (part.wire_type == _BYTES or numbers is _DATA):
+            if begin < part.start:
+                message.parts.append(bytes(view[begin : part.start]))
+            message.parts.append(cut(part))
+            begin = part.end
+    if begin < whole.end:
+        message.parts.append(bytes(view[begin : whole.end]))
+    return message
+
+
+def _fields(view: memoryview, position: int, end: int) -> Iterator[_Slice]:
+    while position < end:
+        start = position
+        tag, position = _read_varint(view, position, end)
+        number, wire_type = tag >> 3, tag & 7
+        payload = position
+        if wire_type == _VARINT:
+            _, position = _read_varint(view, position, end)
+        elif wire_type == _BYTES:
+            length, payload = _read_varint(view, position, end)
+            position = payload + length
+        elif wire_type in (_FIXED32, _FIXED64):
+            position += 4 if wire_type == _FIXED32 else 8
+        else:
+            raise WireError(f"wire type {wire_type} at byte {start}")
+        if number == 0:
+            raise WireError(f"field number 0 at byte {start}")
+        if position > end:
+            raise CutOffError(f"the field at byte {start} ends at byte {position}, the data at byte {end}")
+        yield _Slice(number, wire_type, start, payload, position)
+
+
+def _read_varint(view: memoryview, position: int, end: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        if position >= end:
+            raise CutOffError(f"the data ends at byte {end} inside a number")
+        byte = view[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+        if shift > 63:
+            raise WireError(f"a number of more than 64 bits at byte {position}")
+
+
+def _render(message: _Message, replaced: Mapping[int, dict[int, bytes | memoryview]]) -> tuple[int, list[Chunk]]:
+    """The payload's size and the message's chunks."""
+    chunks: list[Chunk] = []
+    size = 0
+    new = replaced.get(id(message), {})
+    for position, part in enumerate(message.parts):
+        if isinstance(part, bytes):
+            made: list[Chunk] = [part]
+            size += len(part)
+        elif isinstance(part, _Field):
+            payload = new.get(position, part.payload)
+            length = payload.size if isinstance(payload, _Raw) else len(payload)
+            header = part.header if length == part.size else _new_header(part.header, length)
+            made = [header, payload]
+            size += len(header) + length
+        else:
+            length, made = _render(part, replaced)
+            header = part.header if length == part.size else _new_header(part.header, length)
+            made = [header, *made]
+            size += len(header) + length
+        chunks += made
+    return size, chunks
+
+
+def _new_header(header: bytes, length: int) -> bytes:
+    """A tag as it was, with another length."""
+    _, end = _read_varint(memoryview(header), 0, len(header))
+    return header[:end] + _varints(np.array([length], np.uint64))
+
+
+def _data_fields(tensor: _Message) -> list[_Field]:
+    return [part for part in tensor.parts if isinstance(part, _Field)]
+
+
+def _element_count(item: _Field) -> int:
+    """The numbers in a field: one, or as many as are packed."""
+    if item.wire_type != _BYTES:
+        return 1
+    if item.number in (_FLOAT_DATA, _DOUBLE_DATA):
+        return item.size // (4 if item.number == _FLOAT_DATA else 8)
+    assert isinstance(item.payload, bytes)
+    return int(np.count_nonzero(np.frombuffer(item.payload, np.uint8) < 0x80))
+
+
+def _replace(message: _Message, tensor: TensorProto, array: npt.NDArray[np.generic]) -> dict[int, bytes | memoryview]:
+    """New payloads of a tensor's data fields, by position in the message."""
+    fields = {position: part for position, part in enumerate(message.parts) if isinstance(part, _Field)}
+    raw = [position for position, part in fields.items() if part.number == _RAW_DATA]
+    if raw:
+        return {raw[-1]: raw_bytes(array)}  # of several, the last one counts
+    elements = _typed_elements(tensor, array)
+    payloads: dict[int, bytes | memoryview] = {}
+    begin = 0
+    for position, part in fields.items():
+        count = _element_count(part)
+        some = elements[begin : begin + count]
+        payloads[position] = some.tobytes() if some.dtype.kind == "f" else _varints(some.astype(np.uint64))
+        begin += count
+    return payloads
+
+
+def raw_bytes(array: npt.NDArray[np.generic]) -> bytes | memoryview:
+    """An array as ONNX's raw data: little-endian, rows first, small integers packed."""
+    if array.dtype.kind in "fciub" and array.dtype.byteorder != ">":
+        return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return numpy_helper.from_array(array).raw_data
+
+
+def _typed_elements(tensor: TensorProto, array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    """The numbers that the field for this element type holds (see ``TensorProto.data_type`` in onnx.proto)."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    if tensor.data_type in (TensorProto.FLOAT, TensorProto.COMPLEX64):
+        return flat.view(np.float32)
+    if tensor.data_type in (TensorProto.DOUBLE, TensorProto.COMPLEX128):
+        return flat.view(np.float64)
+    if flat.dtype.kind in "iu":
+        return flat.astype(np.int64)  # negative numbers are written with 64 bits
+    if flat.dtype.itemsize == 2:
+        return flat.view(np.uint16)
+    packed = tensor.data_type in _PACKED
+    return np.frombuffer(raw_bytes(array), np.uint8) if packed else flat.view(np.uint8)
+
+
+_PACKED = tuple(
+    getattr(TensorProto, name)
+    for name in ("INT4", "UINT4", "FLOAT4E2M1", "INT2", "UINT2")
+    if hasattr(TensorProto, name)
+)
+
+
+def _varints(values: npt.NDArray[np.uint64]) -> bytes:
+    """Numbers of 7 bits a byte, the lowest first; the high bit says that more follow."""
+    groups = values[:, None] >> np.arange(0, 70, 7, dtype=np.uint64)[None, :].clip(max=63)
+    groups[:, 9] = values >> np.uint64(63)
+    used = np.maximum(1, 10 - np.argmax(groups[:, ::-1] != 0, axis=1))
+    used[values == 0] = 1
+    column = np.arange(10)
+    digits = (groups & np.uint64(0x7F)).astype(np.uint8)
+    digits |= np.where(column[None, :] < used[:, None] - 1, 0x80, 0).astype(np.uint8)
+    return digits[column[None, :] < used[:, None]].tobytes()

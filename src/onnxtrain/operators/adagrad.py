@@ -1,0 +1,121 @@
+"""Adagrad: the learning rate of every element shrinks with its accumulated squared gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from onnxtrain.operators.arithmetic import Tensor, Wide, positive
+from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.operators.reference import evaluate
+from onnxtrain.operators.schema import Attribute, OptimizerSchema, State
+
+EPSILON = 1e-6
+
+
+def rule(
+    R: Wide,
+    T: Wide,
+    X: Tensor,
+    G: Tensor,
+    H: Tensor,
+    *,
+    decay_factor: Wide,
+    epsilon: Wide,
+    norm_coefficient: Wide,
+) -> tuple[Any, ...]:
+    """The update of one variable; returns X_new and H_new."""
+    r = R / positive(
+        1 + T * decay_factor,
+        "Adagrad: 1 + T * decay_factor is {:g}, but must be above 0, or the step would go uphill; "
+        "give a larger T or decay_factor.",
+    )
+    G_regularized = norm_coefficient * X + G
+    H_new = H + G_regularized * G_regularized
+    H_adaptive = np.sqrt(H_new) + epsilon
+    X_new = X - r * G_regularized / H_adaptive
+    return X_new, H_new
+
+
+SCHEMA = OptimizerSchema(
+    name="Adagrad",
+    doc="One step of Adagrad: a gradient step whose rate is divided, element by element, by the root of the "
+    "sum of all squared gradients so far.",
+    rule=rule,
+    attributes=(
+        Attribute(
+            "decay_factor", "How fast the learning rate falls: step T uses R / (1 + T * decay_factor).", 0.0
+        ),
+        Attribute("epsilon", "Added to the root of H_new, so that nothing is divided by zero.", EPSILON),
+        Attribute("norm_coefficient", "Adds norm_coefficient * X to the gradient (weight decay).", 0.0),
+    ),
+    states=(State("H", "The sum of squared gradients."),),
+)
+
+
+def adagrad(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> tuple[np.ndarray, ...]:
+    """Run the operator Adagrad on arrays.
+
+    Args:
+        R: Learning rate, one float32 or float64 number.
+        T: Update count, one int64 number.
+        *inputs: All X, then all G, then all H; float32 or float64, one type for each variable.
+        **attributes: ``decay_factor`` (0), ``epsilon`` (1e-6), ``norm_coefficient`` (0).
+
+    Returns:
+        All X_new, then all H_new, each of the type and shape of its input.
+
+    Raises:
+        OperatorError: Types, shapes, counts or attributes are not as the operator needs them, or
+            1 + T * decay_factor is not above 0.
+
+    Example:
+        >>> import numpy as np
+        >>> x, g, h = np.ones(2), np.array([3.0, -4.0]), np.zeros(2)
+        >>> adagrad(0.1, 0, x, g, h, epsilon=0.0)
+        (array([0.9, 1.1]), array([ 9., 16.]))
+    """
+    return evaluate(SCHEMA, R, T, *inputs, **attributes)
+
+
+@dataclass(frozen=True)
+class Adagrad(Optimizer):
+    """Adagrad: the learning rate of every element shrinks with its accumulated squared gradients.
+
+    With learning rate R, update count T (0 in the first step), parameter X, its gradient G and the state H::
+
+        r     = R / (1 + T * decay_factor)
+        G'    = norm_coefficient * X + G
+        H_new = H + G' * G'
+        X_new = X - r * G' / (sqrt(H_new) + epsilon)
+
+    PyTorch: ``torch.optim.Adagrad(lr=learning_rate, lr_decay=decay_factor, weight_decay=norm_coefficient,
+    eps=epsilon)`` takes the same steps; only its default ``eps``, 1e-10, differs.
+
+    Args:
+        learning_rate: R, 0 or more.
+        decay_factor: 0 or more.
+        epsilon: 0 or more.
+        norm_coefficient: Weight decay that joins the gradient, 0 or more.
+
+    Raises:
+        OptionError: A number is outside its range.
+
+    Source:
+        J. Duchi, E. Hazan, Y. Singer, "Adaptive Subgradient Methods for Online Learning and Stochastic
+        Optimization", JMLR 12, 2011; ai.onnx.preview.training::Adagrad, version 1.
+
+    Example:
+        >>> Adagrad(learning_rate=0.1).node_attributes()
+        {'decay_factor': 0.0, 'epsilon': 1e-06, 'norm_coefficient': 0.0}
+    """
+
+    schema: ClassVar[OptimizerSchema] = SCHEMA
+
+    learning_rate: float = 0.01
+    decay_factor: float = 0.0
+    epsilon: float = EPSILON
+    norm_coefficient: float = 0.0

@@ -1,0 +1,149 @@
+"""Adam: steps along the averaged gradient, divided by the root of the averaged squared gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from onnxtrain.operators.arithmetic import Tensor, Wide, where
+from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.operators.reference import evaluate
+from onnxtrain.operators.schema import FRACTION, Attribute, OptimizerSchema, State
+
+ALPHA, BETA, EPSILON = 0.9, 0.999, 1e-6
+
+
+def rule(
+    R: Wide,
+    T: Wide,
+    X: Tensor,
+    G: Tensor,
+    V: Tensor,
+    H: Tensor,
+    *,
+    alpha: Wide,
+    beta: Wide,
+    epsilon: Wide,
+    norm_coefficient: Wide,
+    norm_coefficient_post: Wide,
+) -> tuple[Any, ...]:
+    """The update of one variable; returns X_final, V_new and H_new."""
+    G_regularized = norm_coefficient * X + G
+    V_new = alpha * V + (1 - alpha) * G_regularized
+    H_new = beta * H + (1 - beta) * G_regularized * G_regularized
+    H_sqrt = np.sqrt(H_new) + epsilon
+    R_adjusted = where(T > 0, R * np.sqrt(1 - beta**T) / (1 - alpha**T), R)
+    X_new = X - R_adjusted * V_new / H_sqrt
+    X_final = (1 - norm_coefficient_post) * X_new
+    return X_final, V_new, H_new
+
+
+SCHEMA = OptimizerSchema(
+    name="Adam",
+    doc="One step of Adam: along the running average of the gradient, divided by the root of the running "
+    "average of its square. For T above 0 the learning rate is corrected for averages that began at zero.",
+    rule=rule,
+    attributes=(
+        Attribute(
+            "alpha", "Weight of the old value in the average of the gradient.", ALPHA, sensible=FRACTION
+        ),
+        Attribute(
+            "beta", "Weight of the old value in the average of the squared gradient.", BETA, sensible=FRACTION
+        ),
+        Attribute("epsilon", "Added to the root of H_new, so that nothing is divided by zero.", EPSILON),
+        Attribute("norm_coefficient", "Adds norm_coefficient * X to the gradient (weight decay).", 0.0),
+        Attribute(
+            "norm_coefficient_post",
+            "Shrinks the updated variable by the factor 1 - norm_coefficient_post.",
+            0.0,
+            sensible=FRACTION,
+        ),
+    ),
+    states=(
+        State("V", "The running average of the gradient."),
+        State("H", "The running average of the squared gradient."),
+    ),
+    first_count=1,
+)
+
+
+def adam(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> tuple[np.ndarray, ...]:
+    """Run the operator Adam on arrays.
+
+    Args:
+        R: Learning rate, one float32 or float64 number.
+        T: Update count, one int64 number; at 0 or below, the learning rate is not corrected.
+        *inputs: All X, then all G, all V and all H; float32 or float64, one type for each variable.
+        **attributes: ``alpha`` (0.9), ``beta`` (0.999), ``epsilon`` (1e-6), ``norm_coefficient`` (0),
+            ``norm_coefficient_post`` (0).
+
+    Returns:
+        All X_new (after the last line of the specification, its ``X_final``), then all V_new and all H_new,
+        each of the type and shape of its input.
+
+    Raises:
+        OperatorError: Types, shapes, counts or attributes are not as the operator needs them.
+
+    Example:
+        >>> import numpy as np
+        >>> x, g, v, h = np.ones(1), np.array([3.0]), np.zeros(1), np.zeros(1)
+        >>> adam(0.5, 0, x, g, v, h, alpha=0.5, beta=0.75, epsilon=0.0)
+        (array([0.5]), array([1.5]), array([2.25]))
+    """
+    return evaluate(SCHEMA, R, T, *inputs, **attributes)
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    """Adam: steps along the averaged gradient, divided by the root of the averaged squared gradient.
+
+    With learning rate R, update count T (1 in the first step), parameter X, its gradient G and the states
+    V and H::
+
+        G'    = norm_coefficient * X + G
+        V_new = alpha * V + (1 - alpha) * G'
+        H_new = beta * H + (1 - beta) * G' * G'
+        R'    = R * sqrt(1 - beta**T) / (1 - alpha**T)     for T > 0, else R
+        X_new = (1 - norm_coefficient_post) * (X - R' * V_new / (sqrt(H_new) + epsilon))
+
+    PyTorch: ``torch.optim.Adam(lr=learning_rate, betas=(alpha, beta), weight_decay=norm_coefficient)``. The
+    difference is epsilon: here it is added before the bias correction, PyTorch adds it after. A step with
+    PyTorch's ``eps`` equals one here with ``epsilon = eps * sqrt(1 - beta**T)``; so a constant epsilon weighs
+    more in early steps here, and its default is 1e-6, not 1e-8. ``norm_coefficient_post`` is not AdamW's
+    ``weight_decay``: it scales the updated parameter, and is not multiplied by the learning rate.
+
+    Args:
+        learning_rate: R, 0 or more.
+        alpha: In [0, 1).
+        beta: In [0, 1).
+        epsilon: 0 or more.
+        norm_coefficient: Weight decay that joins the gradient, 0 or more.
+        norm_coefficient_post: Decay of the updated parameter, in [0, 1).
+
+    Raises:
+        OptionError: A number is outside its range.
+
+    Source:
+        D. P. Kingma, J. Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015;
+        ai.onnx.preview.training::Adam, version 1.
+
+    Example:
+        >>> Adam(learning_rate=3e-4).alpha
+        0.9
+        >>> Adam(alpha=1.0)
+        Traceback (most recent call last):
+            ...
+        onnxtrain.errors.OptionError: Adam: alpha is 1.0, but must be a finite number, 0 or more and below 1.
+    """
+
+    schema: ClassVar[OptimizerSchema] = SCHEMA
+
+    learning_rate: float = 1e-3
+    alpha: float = ALPHA
+    beta: float = BETA
+    epsilon: float = EPSILON
+    norm_coefficient: float = 0.0
+    norm_coefficient_post: float = 0.0

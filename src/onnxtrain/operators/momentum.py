@@ -1,0 +1,125 @@
+"""Momentum: stochastic gradient descent along an accumulated gradient, standard or Nesterov's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from onnxtrain.operators.arithmetic import Tensor, Wide, where
+from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.operators.reference import evaluate
+from onnxtrain.operators.schema import FRACTION, Attribute, OptimizerSchema, State
+
+
+def rule(
+    R: Wide,
+    T: Wide,
+    X: Tensor,
+    G: Tensor,
+    V: Tensor,
+    *,
+    alpha: Wide,
+    beta: Wide,
+    mode: str,
+    norm_coefficient: Wide,
+) -> tuple[Any, ...]:
+    """The update of one variable; returns X_new and V_new."""
+    G_regularized = norm_coefficient * X + G
+    beta_adjusted = where(T > 0, beta, 1)
+    V_new = alpha * V + beta_adjusted * G_regularized
+    if mode == "nesterov":
+        X_new = X - R * (G_regularized + alpha * V_new)
+    else:
+        X_new = X - R * V_new
+    return X_new, V_new
+
+
+SCHEMA = OptimizerSchema(
+    name="Momentum",
+    doc="One step of gradient descent with momentum: along an accumulated gradient, or, in Nesterov's mode, "
+    "along the gradient plus the momentum that follows from it.",
+    rule=rule,
+    attributes=(
+        Attribute("alpha", "Weight of the old momentum.", sensible=FRACTION),
+        Attribute("beta", "Weight of the gradient in the new momentum for T above 0; for others it is 1."),
+        Attribute(
+            "mode", "Which form of momentum moves the variable.", kind=str, choices=("standard", "nesterov")
+        ),
+        Attribute("norm_coefficient", "Adds norm_coefficient * X to the gradient (weight decay)."),
+    ),
+    states=(State("V", "The momentum."),),
+)
+
+
+def momentum(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> tuple[np.ndarray, ...]:
+    """Run the operator Momentum on arrays.
+
+    Args:
+        R: Learning rate, one float32 or float64 number.
+        T: Update count, one int64 number; at 0 or below, beta is 1.
+        *inputs: All X, then all G and all V; float32 or float64, one type for each variable.
+        **attributes: ``alpha``, ``beta``, ``mode`` ("standard" or "nesterov") and ``norm_coefficient``; all
+            four are required.
+
+    Returns:
+        All X_new, then all V_new, each of the type and shape of its input.
+
+    Raises:
+        OperatorError: Types, shapes, counts or attributes are not as the operator needs them.
+
+    Example:
+        >>> import numpy as np
+        >>> x, g, v = np.ones(1), np.array([2.0]), np.array([4.0])
+        >>> momentum(0.25, 1, x, g, v, alpha=0.5, beta=1.0, mode="standard", norm_coefficient=0.0)
+        (array([0.]), array([4.]))
+        >>> momentum(0.25, 1, x, g, v, alpha=0.5, beta=1.0, mode="nesterov", norm_coefficient=0.0)
+        (array([0.]), array([4.]))
+    """
+    return evaluate(SCHEMA, R, T, *inputs, **attributes)
+
+
+@dataclass(frozen=True)
+class Momentum(Optimizer):
+    """Stochastic gradient descent with momentum, standard or Nesterov's; plain with ``alpha=0``.
+
+    With learning rate R, update count T (0 in the first step), parameter X, its gradient G and the state V::
+
+        G'    = norm_coefficient * X + G
+        b     = beta for T > 0, else 1
+        V_new = alpha * V + b * G'
+        X_new = X - R * V_new                        mode "standard"
+        X_new = X - R * (G' + alpha * V_new)         mode "nesterov"
+
+    PyTorch: ``torch.optim.SGD(lr=learning_rate, momentum=alpha, dampening=1 - beta,
+    weight_decay=norm_coefficient, nesterov=mode == "nesterov")`` takes the same steps; PyTorch has Nesterov's
+    mode only for ``beta=1``.
+
+    Args:
+        learning_rate: R, 0 or more.
+        alpha: In [0, 1).
+        beta: 0 or more.
+        mode: "standard" or "nesterov".
+        norm_coefficient: Weight decay that joins the gradient, 0 or more.
+
+    Raises:
+        OptionError: A number is outside its range, or the mode is unknown.
+
+    Source:
+        I. Sutskever, J. Martens, G. Dahl, G. Hinton, "On the importance of initialization and momentum in
+        deep learning", ICML 2013; ai.onnx.preview.training::Momentum, version 1.
+
+    Example:
+        >>> Momentum(learning_rate=0.05, mode="nesterov").node_attributes()
+        {'alpha': 0.9, 'beta': 1.0, 'mode': 'nesterov', 'norm_coefficient': 0.0}
+    """
+
+    schema: ClassVar[OptimizerSchema] = SCHEMA
+
+    learning_rate: float = 0.01
+    alpha: float = 0.9
+    beta: float = 1.0
+    mode: str = "standard"
+    norm_coefficient: float = 0.0

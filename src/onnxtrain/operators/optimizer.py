@@ -1,0 +1,58 @@
+"""What the public optimizer objects share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from onnxtrain.errors import OperatorError, OptionError
+from onnxtrain.operators.schema import NOT_NEGATIVE, OptimizerSchema, State
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """An optimizer's settings: the learning rate, and the attributes of its operator under their own names.
+
+    Raises:
+        OptionError: A setting is outside its range; the message names it, what it got and the range.
+    """
+
+    schema: ClassVar[OptimizerSchema]
+
+    learning_rate: float
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        if not _is_number(self.learning_rate) or self.learning_rate not in NOT_NEGATIVE:
+            raise OptionError(
+                f"{name}: learning_rate is {self.learning_rate!r}, but must be a finite number, {NOT_NEGATIVE}."
+            )
+        for attribute in self.schema.attributes:
+            value = getattr(self, attribute.name)
+            if attribute.kind is str:
+                continue
+            if not _is_number(value) or value not in attribute.sensible:
+                raise OptionError(
+                    f"{name}: {attribute.name} is {value!r}, but must be a finite number, {attribute.sensible}."
+                )
+        try:
+            self.schema.complete(self.node_attributes())
+        except OperatorError as error:
+            raise OptionError(str(error)) from None
+
+    def node_attributes(self) -> dict[str, float | str]:
+        """All attributes of the operator's node."""
+        return {
+            attribute.name: value if attribute.kind is str else float(value)
+            for attribute in self.schema.attributes
+            for value in [getattr(self, attribute.name)]
+        }
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """What is kept for each parameter, with initial values, in the order of the operator's inputs."""
+        return self.schema.used_states(self.schema.complete(self.node_attributes()))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

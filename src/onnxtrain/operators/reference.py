@@ -1,0 +1,54 @@
+"""An optimizer operator over NumPy arrays: the checks, then the rule, variable by variable."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from onnxtrain.operators.arithmetic import Tensor, Wide, wide
+from onnxtrain.operators.checks import Described, check_scalars, check_variable, group
+from onnxtrain.operators.schema import Attributes, OptimizerSchema
+
+
+def evaluate(
+    schema: OptimizerSchema, R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any
+) -> tuple[np.ndarray, ...]:
+    """Run an optimizer operator on arrays.
+
+    Args:
+        schema: The operator.
+        R: The learning rate, one element of float32 or float64.
+        T: The update count, one int64.
+        *inputs: All X, then all G, then all of each state.
+        **attributes: The operator's attributes.
+
+    Returns:
+        All X_new, then all of each new state, each of the type and shape of its input.
+
+    Raises:
+        OperatorError: Inputs or attributes are not as the operator needs them.
+    """
+    values = schema.complete(attributes)
+    rate, count = np.asarray(R), np.asarray(T)
+    check_scalars(schema, _describe(rate), _describe(count))
+    tensors = [np.asarray(item) for item in inputs]
+    variables = group(schema, values, len(tensors))
+    results = []
+    with np.errstate(all="ignore"):  # NaN and infinity are results like others
+        for index in range(variables):
+            own = tensors[index::variables]
+            check_variable(schema, values, index, [_describe(tensor) for tensor in own])
+            new = schema.rule(wide(rate), wide(count), *map(Tensor, own), **arguments(values))
+            results.append([np.asarray(tensor.data) for tensor in new])
+    return tuple(item for role in zip(*results, strict=True) for item in role)
+
+
+def arguments(attributes: Attributes) -> dict[str, Wide | str]:
+    """Attributes as a rule takes them: numbers are wide quantities."""
+    return {name: item if isinstance(item, str) else wide(item) for name, item in attributes.items()}
+
+
+def _describe(array: np.ndarray) -> Described:
+    return Described(array.dtype, array.shape)

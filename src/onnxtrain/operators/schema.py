@@ -1,0 +1,165 @@
+"""An optimizer operator as data: its attributes, its tensors, and the update rule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onnxtrain.errors import OperatorError
+
+STANDARD_DOMAIN = "ai.onnx.preview.training"
+"""The domain of ONNX's own training operators."""
+
+ONNXTRAIN_DOMAIN = "onnxtrain"
+"""The domain of the operators that this project adds."""
+
+Attributes = Mapping[str, float | str]
+"""Attribute values by name; numbers are float32 values (as a file stores them), held in float64."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The numbers that an attribute is meant to have.
+
+    Attributes:
+        low: Lower end.
+        high: Upper end.
+        low_included: Whether the lower end belongs to it.
+        high_included: Whether the upper end belongs to it.
+    """
+
+    low: float = -math.inf
+    high: float = math.inf
+    low_included: bool = True
+    high_included: bool = False
+
+    def __contains__(self, number: float) -> bool:
+        if not math.isfinite(number):
+            return False
+        above = number >= self.low if self.low_included else number > self.low
+        return above and (number <= self.high if self.high_included else number < self.high)
+
+    def __str__(self) -> str:
+        parts = []
+        if self.low > -math.inf:
+            parts.append(f"{self.low:g} or more" if self.low_included else f"above {self.low:g}")
+        if self.high < math.inf:
+            parts.append(f"at most {self.high:g}" if self.high_included else f"below {self.high:g}")
+        return " and ".join(parts) or "finite"
+
+
+NOT_NEGATIVE = Interval(0.0)
+POSITIVE = Interval(0.0, low_included=False)
+FRACTION = Interval(0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """One attribute of an operator.
+
+    Attributes:
+        name: Its name.
+        doc: What it does.
+        default: The value when it is left out; ``None`` makes the attribute required.
+        kind: ``float`` or ``str``.
+        choices: The strings that it may be; empty where the schema's ``check`` decides.
+        sensible: What an optimizer object accepts (the operator itself takes every number).
+    """
+
+    name: str
+    doc: str
+    default: float | str | None = None
+    kind: type[float] | type[str] = float
+    choices: tuple[str, ...] = ()
+    sensible: Interval = NOT_NEGATIVE
+
+
+@dataclass(frozen=True)
+class State:
+    """A tensor that an optimizer keeps per variable, of the variable's type and shape.
+
+    Attributes:
+        name: Its letter in the specification.
+        doc: What it holds.
+        initial: Every element's value before the first step.
+        used: Whether the operator has it, given its attributes.
+    """
+
+    name: str
+    doc: str
+    initial: float = 0.0
+    used: Callable[[Attributes], bool] = lambda attributes: True
+
+
+Rule = Callable[..., tuple[Any, ...]]
+"""``rule(R, T, X, G, *states, **attributes)`` returns X_new and the new states, written as in the specification.
+
+R, T and the number attributes are :class:`~onnxtrain.operators.arithmetic.Wide`, the rest are tensors.
+"""
+
+
+@dataclass(frozen=True)
+class OptimizerSchema:
+    """What an optimizer operator is.
+
+    Attributes:
+        name: Name of the operator.
+        doc: One paragraph for the reference pages.
+        rule: The update rule.
+        attributes: Its attributes.
+        states: Its states, in the order of the operator's inputs.
+        domain: Domain of the operator.
+        version: Version of the domain that it belongs to.
+        first_count: T of the first step of a training that follows the literature.
+        check: Raises :class:`~onnxtrain.errors.OperatorError` for attributes that do not fit together.
+    """
+
+    name: str
+    doc: str
+    rule: Rule
+    attributes: tuple[Attribute, ...]
+    states: tuple[State, ...]
+    domain: str = STANDARD_DOMAIN
+    version: int = 1
+    first_count: int = 0
+    check: Callable[[Attributes], None] = lambda attributes: None
+
+    def used_states(self, attributes: Attributes) -> tuple[State, ...]:
+        """The states that the operator has with these (complete) attributes."""
+        return tuple(state for state in self.states if state.used(attributes))
+
+    def complete(self, given: Mapping[str, Any]) -> dict[str, float | str]:
+        """All attributes with their values: the given ones checked, the others at their defaults.
+
+        Raises:
+            OperatorError: One is unknown, missing, of the wrong type, or not among its choices.
+        """
+        known = [attribute.name for attribute in self.attributes]
+        for name in given:
+            if name not in known:
+                raise OperatorError(
+                    f"{self.name} has no attribute {name!r}; its attributes are {', '.join(known)}."
+                )
+        values = {a.name: self._value(a, given.get(a.name)) for a in self.attributes}
+        self.check(values)
+        return values
+
+    def _value(self, attribute: Attribute, given: Any) -> float | str:
+        label = f"{self.name}: the attribute {attribute.name!r}"
+        value = attribute.default if given is None else given
+        allowed = f"one of {', '.join(map(repr, attribute.choices))}" if attribute.choices else "a string"
+        needed = "a number" if attribute.kind is float else allowed
+        if value is None:
+            raise OperatorError(f"{label} is required, but missing; give {needed}.")
+        if attribute.kind is float:
+            if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+                raise OperatorError(f"{label} is {value!r}, but must be {needed}.")
+            return float(np.float32(value))  # as a file stores it
+        text = value.decode() if isinstance(value, bytes) else value
+        if not isinstance(text, str) or (attribute.choices and text not in attribute.choices):
+            raise OperatorError(f"{label} is {text!r}, but must be {needed}.")
+        return text

@@ -1,0 +1,119 @@
+"""Finds and loads the library of native kernels; everything works without it, on standard operators."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import warnings
+from pathlib import Path
+
+from onnxtrain.errors import OnnxTrainError
+
+_LIBRARY = Path(__file__).resolve().parent.parent / "lib" / "libonnxtrain_kernels.so"
+
+
+class Tensors(ctypes.Structure):
+    """One parameter with its gradient and states, as the library's C functions take it."""
+
+    _fields_ = (
+        ("type", ctypes.c_int64),  # 0 float32, 1 float64
+        ("count", ctypes.c_int64),
+        ("parameter", ctypes.c_void_p),
+        ("gradient", ctypes.c_void_p),
+        ("states", ctypes.c_void_p * 2),
+    )
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """Load the library at ``path`` and declare its functions.
+
+    Raises:
+        OSError: The file is missing, or the system's loader refuses it.
+        OnnxTrainError: The environment variable ``ONNXTRAIN_INSTRUCTION_SET`` asks for an instruction set
+            that there is not.
+    """
+    library = ctypes.CDLL(str(path))
+    number, text = ctypes.c_double, ctypes.c_char_p
+    call = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, number]  # tensors, how many, threads, R
+    signatures = {
+        "onnxtrain_instruction_set": ([], text),
+        "onnxtrain_error": ([], text),
+        "onnxtrain_adagrad": ([*call, ctypes.c_int64, *[number] * 3], text),
+        "onnxtrain_adam": ([*call, ctypes.c_int64, *[number] * 5], text),
+        "onnxtrain_momentum": ([*call, ctypes.c_int64, *[number] * 3, text], text),
+        "onnxtrain_ssgd": ([*call, text, text, *[number] * 6], text),
+        "onnxtrain_stream": (
+            [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_int],
+            number,
+        ),
+    }
+    for name, (arguments, result) in signatures.items():
+        function = getattr(library, name)
+        function.argtypes = arguments
+        function.restype = result
+    error = library.onnxtrain_error()
+    if error is not None:
+        raise OnnxTrainError(error.decode())
+    return library
+
+
+@functools.cache
+def _loaded() -> tuple[ctypes.CDLL | None, str]:
+    """The library, or why there is none; a missing library is warned about here, once."""
+    try:
+        return load(_LIBRARY), ""
+    except (OSError, AttributeError, OnnxTrainError) as error:
+        warnings.warn(
+            f"onnxtrain's native kernels cannot be loaded, training runs on slower standard operators: {error}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return None, str(error)
+
+
+def kernels_available() -> bool:
+    """Whether the native kernels can be used here.
+
+    Where they cannot, the first call gives one ``RuntimeWarning`` that says why.
+    """
+    return _loaded()[0] is not None
+
+
+def library() -> ctypes.CDLL:
+    """The loaded library.
+
+    Raises:
+        OnnxTrainError: The library cannot be loaded.
+    """
+    loaded, reason = _loaded()
+    if loaded is None:
+        raise OnnxTrainError(
+            f"The native kernels cannot be loaded ({reason}): install a wheel of onnxtrain that was built for "
+            "this system, or build it with `pip install .`."
+        )
+    return loaded
+
+
+def custom_ops_library() -> Path:
+    """The file with the native operators, for ``register_custom_ops_library`` in any language.
+
+    It holds ``Adagrad``, ``Adam`` and ``Momentum`` of the domain ``ai.onnx.preview.training`` and ``SSGD`` of
+    the domain ``onnxtrain``, for ONNX Runtime 1.20 and newer.
+
+    Raises:
+        OnnxTrainError: The library cannot be loaded on this system.
+    """
+    library()
+    return _LIBRARY
+
+
+def instruction_set() -> str:
+    """The instruction set whose kernels run: ``"baseline"``, ``"avx2"`` or ``"avx512"``.
+
+    The best that the processor has, unless the environment variable ``ONNXTRAIN_INSTRUCTION_SET`` names one.
+
+    Raises:
+        OnnxTrainError: The library cannot be loaded on this system.
+    """
+    name: bytes = library().onnxtrain_instruction_set()
+    return name.decode()

@@ -1,0 +1,78 @@
+"""How sessions run: threads, providers, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from onnxtrain.errors import OptionError
+
+
+@dataclass(frozen=True)
+class RuntimeOptions:
+    """Options of the onnxruntime sessions that train and evaluate.
+
+    Attributes:
+        threads: Threads within an operator; ``None`` lets onnxruntime take one per core.
+        providers: Execution providers in order of preference.
+        memory_pattern: Whether onnxruntime plans one block of memory per input shape (faster after the first
+            step of a shape; no use where shapes vary from step to step).
+        kernels: Whether native kernels are used: ``None`` where the library can be loaded, else as said.
+        profile: Prefix of a profile that onnxruntime writes; ``None`` for none.
+    """
+
+    threads: int | None = None
+    providers: Sequence[str | tuple[str, dict[str, Any]]] = ("CPUExecutionProvider",)
+    memory_pattern: bool = True
+    kernels: bool | None = None
+    profile: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.threads is not None and self.threads < 1:
+            raise OptionError(f"threads is {self.threads}; it needs a number of at least 1.")
+
+    def uses_kernels(self) -> bool:
+        """Whether steps are lowered to native kernels."""
+        from onnxtrain.runtime import native
+
+        if self.kernels is None:
+            return native.kernels_available()
+        if self.kernels and not native.kernels_available():
+            raise OptionError("kernels=True, but the native library could not be loaded; see the warning above.")
+        return self.kernels
+
+    def session_options(self, *, kernels: bool = False) -> Any:
+        """The ``onnxruntime.SessionOptions`` for these options."""
+        import onnxruntime
+
+        from onnxtrain.runtime import native
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        options.enable_mem_pattern = self.memory_pattern
+        if self.threads is not None:
+            options.intra_op_num_threads = self.threads
+        if self.profile is not None:
+            options.enable_profiling = True
+            options.profile_file_prefix = self.profile
+        if kernels:
+            options.register_custom_ops_library(str(native.custom_ops_library()))
+        return options
+
+    def provider_list(self) -> list[Any]:
+        """The providers, checked against what this onnxruntime has.
+
+        Raises:
+            OptionError: One is not available.
+        """
+        import onnxruntime
+
+        available = onnxruntime.get_available_providers()
+        for provider in self.providers:
+            name = provider if isinstance(provider, str) else provider[0]
+            if name not in available:
+                raise OptionError(
+                    f"The provider {name!r} is not available; this onnxruntime has {', '.join(available)}."
+                )
+        return list(self.providers)

@@ -1,0 +1,19 @@
+"""Training data: from files, arrays and iterables to batches that fit a model."""
+
+from onnxtrain.training.data.array_dataset import ArrayDataset, Split, split_validation
+from onnxtrain.training.data.base import Batch, Dataset
+from onnxtrain.training.data.conversion import TensorSpec, check_labels
+from onnxtrain.training.data.iterable_dataset import IterableDataset
+from onnxtrain.training.data.opening import open_dataset
+
+__all__ = [
+    "ArrayDataset",
+    "Batch",
+    "Dataset",
+    "IterableDataset",
+    "Split",
+    "TensorSpec",
+    "check_labels",
+    "open_dataset",
+    "split_validation",
+]

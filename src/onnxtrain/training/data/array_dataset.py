@@ -1,0 +1,159 @@
+"""Datasets of arrays, and how to set a part of one aside for validation."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple, Self
+
+import numpy as np
+
+from onnxtrain.errors import DataError, OptionError
+from onnxtrain.training.data.base import (
+    Batch,
+    Column,
+    Dataset,
+    check_columns,
+    check_not_negative,
+    checked_batch_size,
+)
+from onnxtrain.training.data.conversion import Array, TensorSpec, check_finite, check_labels, convert
+
+# How much is read at a time when all data is checked.
+_CHECK_BYTES: Final = 16 * 2**20
+
+
+class ArrayDataset(Dataset):
+    """Examples in arrays: in memory, or mapped from files and read batch by batch.
+
+    With ``shuffle`` the order of an epoch depends on seed and epoch only: it is
+    ``Generator(PCG64(SeedSequence([seed, epoch]))).permutation(size)``.
+
+    Args:
+        inputs: arrays by input name, examples first.
+        targets: the targets, examples first, or None.
+        specs: what the model needs of the inputs; inputs without one are taken as they are.
+        target_spec: what the loss needs of the targets.
+        name: how error messages call the data.
+
+    Raises:
+        DataError: an array has the wrong type or shape, lengths differ, or there is no example.
+
+    >>> data = ArrayDataset({"x": np.arange(5.0)}, np.arange(5))
+    >>> [batch.targets.tolist() for batch in data.batches(2)]
+    [[0, 1], [2, 3], [4]]
+    >>> [batch.targets.tolist() for batch in data.batches(2, shuffle=True, seed=1, start=1)]
+    [[1, 2], [3]]
+    """
+
+    size: int
+
+    def __init__(
+        self,
+        inputs: Mapping[str, object],
+        targets: object | None = None,
+        *,
+        specs: Sequence[TensorSpec] = (),
+        target_spec: TensorSpec | None = None,
+        name: str = "the data",
+    ) -> None:
+        by_name = {spec.name: spec for spec in specs}
+        self._inputs = {key: Column.checked(value, by_name.get(key), f"input '{key}'") for key, value in inputs.items()}
+        self._targets = None if targets is None else Column.checked(targets, target_spec, "the target array")
+        self._indices: Array | None = None
+        self.size = check_columns(self._columns, name)
+
+    @property
+    def _columns(self) -> list[Column]:
+        return [*self._inputs.values(), *([self._targets] if self._targets else [])]
+
+    def take(self, indices: Array) -> Self:
+        """The examples with these indices, as a dataset that shares the arrays."""
+        subset = copy.copy(self)
+        subset._indices = indices if self._indices is None else self._indices[indices]
+        subset.size = len(indices)
+        return subset
+
+    def batches(
+        self, batch_size: int, *, shuffle: bool = False, seed: int = 0, epoch: int = 0, start: int = 0
+    ) -> Iterator[Batch]:
+        """Read all examples once; see `Dataset.batches`. Batches may be views of the data."""
+        batch_size = checked_batch_size(batch_size)
+        check_not_negative(seed=seed, epoch=epoch, start=start)
+        order = None
+        if shuffle:
+            order = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch]))).permutation(self.size)
+        return self._read_batches(batch_size, order, start)
+
+    def batch_count(self, batch_size: int) -> int:
+        """How many batches one epoch has; the last may be smaller."""
+        return -(-self.size // checked_batch_size(batch_size))
+
+    def validate(self, *, classes: int | None = None, ignore_index: int | None = None) -> None:
+        """Check all values, some megabytes at a time; see `Dataset.validate`."""
+        for column in self._columns:
+            row_bytes = max(1, column.array[:1].nbytes)
+            for start, stop in _chunks(self.size, max(1, _CHECK_BYTES // row_bytes)):
+                rows, examples = self._rows(start, stop, None)
+                original = column.read(rows)
+                values = convert(original, column.spec.dtype, column.what, examples)
+                check_finite(values, column.what, examples, original)
+                if classes is not None and column is self._targets:
+                    check_labels(values, classes, ignore_index, what=column.what, examples=examples)
+
+    def _read_batches(self, batch_size: int, order: Array | None, start: int) -> Iterator[Batch]:
+        for first, last in _chunks(self.size, batch_size, start):
+            rows, examples = self._rows(first, last, order)
+            arrays = [convert(column.read(rows), column.spec.dtype, column.what, examples) for column in self._columns]
+            inputs = dict(zip(self._inputs, arrays, strict=False))
+            yield Batch(inputs, arrays[-1] if self._targets else None, last - first)
+
+    def _rows(self, start: int, stop: int, order: Array | None) -> tuple[slice | Array, Sequence[int] | Array]:
+        """The rows to read for positions in the reading order, and for each its index in the data."""
+        if order is None and self._indices is None:
+            return slice(start, stop), range(start, stop)
+        rows = np.arange(start, stop) if order is None else order[start:stop]
+        if self._indices is not None:
+            rows = self._indices[rows]
+        return rows, rows
+
+
+class Split(NamedTuple):
+    """A dataset in two parts."""
+
+    train: ArrayDataset
+    validation: ArrayDataset
+
+
+def split_validation(dataset: Dataset, fraction: float, seed: int = 0) -> Split:
+    """Set a random part of the examples aside for validation; nothing is copied.
+
+    Args:
+        dataset: the examples.
+        fraction: how much becomes validation data, between 0 and 1; both parts get at least one example.
+        seed: decides which examples.
+
+    Raises:
+        OptionError: the fraction is not between 0 and 1, or the dataset is not one of arrays.
+        DataError: there is only one example.
+    """
+    if not 0 < fraction < 1:
+        raise OptionError(f"the validation fraction is {fraction}; it must be greater than 0 and less than 1.")
+    check_not_negative(seed=seed)
+    if not isinstance(dataset, ArrayDataset):
+        raise OptionError(
+            f"a fraction for validation needs data in arrays, not {type(dataset).__name__}: "
+            f"give the validation data separately."
+        )
+    if dataset.size < 2:
+        raise DataError("the data has 1 example, which cannot be split into training and validation data.")
+    count = min(max(1, round(dataset.size * fraction)), dataset.size - 1)
+    # A spawn key keeps this stream apart from those that shuffle the epochs.
+    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed], spawn_key=(1,))))
+    order = generator.permutation(dataset.size)
+    return Split(dataset.take(np.sort(order[count:])), dataset.take(np.sort(order[:count])))
+
+
+def _chunks(size: int, length: int, start: int = 0) -> Iterator[tuple[int, int]]:
+    for first in range(start * length, size, length):
+        yield first, min(first + length, size)

@@ -1,0 +1,144 @@
+"""What a dataset is: examples that can be read in batches, and the checks that all kinds share."""
+
+from __future__ import annotations
+
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, SupportsIndex
+
+import numpy as np
+
+from onnxtrain.errors import DataError, OptionError
+from onnxtrain.training.data.conversion import (
+    Array,
+    TensorSpec,
+    check_shape,
+    check_symbols,
+    check_type,
+    to_numpy,
+)
+from onnxtrain.training.data.files import is_mapped
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some examples, ready for the model: right types, C-contiguous.
+
+    Attributes:
+        inputs: by input name, each [size, ...].
+        targets: [size, ...], or None where none are needed.
+        size: how many examples.
+    """
+
+    inputs: dict[str, Array]
+    targets: Array | None
+    size: int
+
+
+class Dataset(ABC):
+    """Examples that can be read in batches, as often as wanted.
+
+    Attributes:
+        size: how many examples; None when not known.
+    """
+
+    size: int | None = None
+
+    @abstractmethod
+    def batches(
+        self, batch_size: int, *, shuffle: bool = False, seed: int = 0, epoch: int = 0, start: int = 0
+    ) -> Iterator[Batch]:
+        """Read all examples once, in batches.
+
+        Args:
+            batch_size: examples in a batch; the last batch may be smaller.
+            shuffle: whether to read in random order, which `seed` and `epoch` alone decide.
+            seed: not negative.
+            epoch: how many times the data has been read before: the order differs in every epoch.
+            start: how many of the first batches to skip, to continue in the middle of an epoch.
+
+        Raises:
+            DataError: the batch size is below 1, or the data does not fit the model.
+            OptionError: the seed, the epoch or the start is negative.
+        """
+
+    @abstractmethod
+    def batch_count(self, batch_size: int) -> int | None:
+        """How many batches one epoch has; None when not known."""
+
+    @abstractmethod
+    def validate(self, *, classes: int | None = None, ignore_index: int | None = None) -> None:
+        """Check all values: NaN and infinity in inputs and targets, and the range of labels.
+
+        Args:
+            classes: when the targets are class indices, how many classes there are; None to not check labels.
+            ignore_index: a label that is allowed although it is outside the range.
+
+        Raises:
+            DataError: a value that cannot be used; the message names the array and the first example.
+        """
+
+
+@dataclass(frozen=True)
+class Column:
+    """One array of a dataset with what the model needs of it."""
+
+    what: str
+    array: Array
+    spec: TensorSpec
+    mapped: bool
+
+    @classmethod
+    def checked(cls, value: object, spec: TensorSpec | None, what: str) -> Self:
+        """Convert to NumPy and check type and shape; without a spec anything goes that has examples."""
+        array = to_numpy(value, what)
+        spec = spec or TensorSpec(what, array.dtype, None)
+        check_shape(array.shape, spec, what)
+        check_type(array.dtype, spec, what)
+        return cls(what, array, spec, is_mapped(array))
+
+    def read(self, rows: slice | Array) -> Array:
+        """The values of some examples, in the order asked for."""
+        if isinstance(rows, slice) or not self.mapped:
+            return self.array[rows]
+        # In file order, so that the disk reads forward; then back to the order asked for.
+        order = np.argsort(rows, kind="stable")
+        values = np.empty((len(rows), *self.array.shape[1:]), self.array.dtype)
+        values[order] = self.array[rows[order]]
+        return values
+
+
+def check_columns(columns: Sequence[Column], data: str) -> int:
+    """Check that columns fit each other; return how many examples they have."""
+    first = columns[0]
+    size = len(first.array)
+    for column in columns[1:]:
+        if len(column.array) != size:
+            raise DataError(
+                f"{data} has arrays of different lengths: {first.what} has {size} examples, "
+                f"{column.what} has {len(column.array)}."
+            )
+    if not size:
+        raise DataError(f"{data} is empty: {first.what} has shape {first.array.shape}; at least one example is needed.")
+    check_symbols((column.spec, column.array.shape, column.what) for column in columns)
+    return size
+
+
+def checked_batch_size(batch_size: SupportsIndex) -> int:
+    """Return a batch size as an integer, or raise a `DataError`."""
+    try:
+        size = operator.index(batch_size)
+    except TypeError:
+        size = 0
+    if size < 1:
+        raise DataError(f"the batch size is {batch_size!r}; it must be a whole number of at least 1.")
+    return size
+
+
+def check_not_negative(**values: Any) -> None:
+    """Raise an `OptionError` unless all values are whole numbers from 0 upwards."""
+    for name, value in values.items():
+        if not isinstance(value, int | np.integer) or value < 0:
+            raise OptionError(f"{name} is {value!r}; it must be a whole number of at least 0.")

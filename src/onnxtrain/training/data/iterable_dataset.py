@@ -1,0 +1,115 @@
+"""Datasets that are an iterable of batches which somebody else makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+
+from onnxtrain.errors import DataError
+from onnxtrain.training.data.base import (
+    Batch,
+    Column,
+    Dataset,
+    check_columns,
+    check_not_negative,
+    checked_batch_size,
+)
+from onnxtrain.training.data.conversion import Array, TensorSpec, check_finite, check_labels, convert
+from onnxtrain.training.data.naming import match_batch
+
+
+class IterableDataset(Dataset):
+    """Examples from any iterable of batches: a list, a PyTorch-style loader, a function that returns one.
+
+    The batches keep the size and the order that the source gives them: ``batch_size``, ``shuffle``, ``seed``
+    and ``epoch`` are the source's own matter. What can be read only once (a generator) serves one epoch.
+
+    Args:
+        source: the iterable, or a function without arguments that returns an iterator.
+        specs: what the model needs of its inputs.
+        target: the name of the target, when batches are mappings that leave several arrays.
+        target_spec: what the loss needs of the targets.
+        need_target: whether batches must have targets.
+        validate: whether to check values for NaN and infinity as they pass.
+    """
+
+    def __init__(
+        self,
+        source: Iterable[object] | Callable[[], Iterable[object]],
+        specs: Sequence[TensorSpec],
+        *,
+        target: str | None = None,
+        target_spec: TensorSpec | None = None,
+        need_target: bool = True,
+        validate: bool = True,
+    ) -> None:
+        self._source = source
+        self._specs = {spec.name: spec for spec in specs}
+        self._target = target
+        self._target_spec = target_spec
+        self._need_target = need_target
+        self._check_values = validate
+        self._labels: tuple[int, int | None] | None = None
+        self._used = False
+
+    def batches(
+        self, batch_size: int = 1, *, shuffle: bool = False, seed: int = 0, epoch: int = 0, start: int = 0
+    ) -> Iterator[Batch]:
+        """Read the source once; see `Dataset.batches`. The source decides about batch size and order."""
+        checked_batch_size(batch_size)
+        check_not_negative(seed=seed, epoch=epoch, start=start)
+        return self._read_batches(self._open(), start)
+
+    def batch_count(self, batch_size: int = 1) -> int | None:
+        """How many batches the source says it has; None when it does not say."""
+        try:
+            return len(self._source) if isinstance(self._source, Sized) else None
+        except TypeError:  # how a PyTorch loader over a stream says that it does not know
+            return None
+
+    def validate(self, *, classes: int | None = None, ignore_index: int | None = None) -> None:
+        """Check every batch from now on when it is read, not before: the source may be large or endless."""
+        self._check_values = True
+        self._labels = None if classes is None else (classes, ignore_index)
+
+    def _open(self) -> Iterator[object]:
+        source = self._source
+        if isinstance(source, Iterator):
+            if self._used:
+                raise DataError(
+                    f"the data is a one-shot iterator ({type(source).__name__}), used up after one epoch: "
+                    f"give a list, a loader, or a function that returns a new iterator."
+                )
+            self._used = True
+            return source
+        opened = source() if callable(source) else source
+        if not isinstance(opened, Iterable):
+            raise DataError(f"the data function returned a {type(opened).__name__}; it must return an iterator.")
+        return iter(opened)
+
+    def _read_batches(self, items: Iterator[object], start: int) -> Iterator[Batch]:
+        number = -1
+        for number, item in enumerate(items):
+            if number >= start:
+                yield self._batch(item, f"batch {number}")
+        if number < 0:
+            raise DataError("the data is empty: its iterator gave no batch; at least one is needed.")
+
+    def _batch(self, item: object, name: str) -> Batch:
+        inputs, targets = match_batch(
+            item, list(self._specs.values()), name, target=self._target, need_target=self._need_target
+        )
+        columns = [Column.checked(value, self._specs[key], f"input '{key}' of {name}") for key, value in inputs.items()]
+        if targets is not None:
+            columns.append(Column.checked(targets, self._target_spec, f"the target array of {name}"))
+        size = check_columns(columns, name)
+        arrays = [self._values(column) for column in columns]
+        if targets is not None and self._labels is not None:
+            check_labels(arrays[-1], *self._labels, what=columns[-1].what)
+        return Batch(dict(zip(inputs, arrays, strict=False)), None if targets is None else arrays[-1], size)
+
+    def _values(self, column: Column) -> Array:
+        examples = range(len(column.array))
+        values = convert(column.array, column.spec.dtype, column.what, examples)
+        if self._check_values:
+            check_finite(values, column.what, examples, column.array)
+        return values

@@ -1,0 +1,91 @@
+"""Opening data of any accepted form for a model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from onnxtrain.errors import DataError
+from onnxtrain.training.data.array_dataset import ArrayDataset
+from onnxtrain.training.data.base import Dataset
+from onnxtrain.training.data.conversion import TensorSpec, is_array_like
+from onnxtrain.training.data.files import read_arrays
+from onnxtrain.training.data.iterable_dataset import IterableDataset
+from onnxtrain.training.data.naming import is_batch_list, match_batch, match_names, match_positions
+
+
+def open_dataset(
+    source: object,
+    specs: Sequence[TensorSpec],
+    *,
+    target: str | None = None,
+    target_spec: TensorSpec | None = None,
+    need_target: bool = True,
+    validate: bool = True,
+) -> Dataset:
+    """Open data of any accepted form for a model.
+
+    Arrays named like the model's inputs are its inputs; the one that is left is the target.
+
+    Args:
+        source: one of
+
+            - a path to a ``.npz`` file, to a folder of ``.npy`` files, or to one ``.npy`` file where that is
+              all that the model needs; files are memory-mapped and may be larger than memory;
+            - a mapping from name to array;
+            - ``(inputs, targets)``, where inputs is an array, a sequence of arrays in the order of the
+              model's inputs, or a mapping;
+            - an array, for a model with one input, when no targets are needed;
+            - an iterable of batches, each a mapping or ``(inputs, targets)``: a list, a PyTorch-style loader;
+            - a function without arguments that returns an iterator of batches;
+            - a `Dataset`, which is returned as it is.
+        specs: what the model needs of its inputs, in their order.
+        target: the name of the target, needed when several arrays are left.
+        target_spec: type and shape that the loss needs; None takes the targets as they are.
+        need_target: whether there must be targets.
+        validate: whether to check all values for NaN and infinity; iterables are checked batch by batch.
+
+    Raises:
+        DataError: the data cannot be read or does not fit the model.
+
+    >>> import numpy as np
+    >>> specs = [TensorSpec("image", np.dtype(np.float32), ("N", 2))]
+    >>> data = open_dataset({"image": np.zeros((3, 2)), "label": np.array([0, 1, 1])}, specs)
+    >>> data.size, next(data.batches(2)).inputs["image"].dtype
+    (3, dtype('float32'))
+    """
+    if isinstance(source, Dataset):
+        return source
+    matched = _match_source(source, specs, target, need_target)
+    if matched is None:
+        if not isinstance(source, Iterable) and not callable(source):
+            raise DataError(
+                f"the data is a {type(source).__name__}; give a path, a mapping from name to array, "
+                f"(inputs, targets), or an iterable of batches."
+            )
+        return IterableDataset(
+            source, specs, target=target, target_spec=target_spec, need_target=need_target, validate=validate
+        )
+    inputs, targets, name = matched
+    dataset = ArrayDataset(inputs, targets, specs=specs, target_spec=target_spec, name=name)
+    if validate:
+        dataset.validate()
+    return dataset
+
+
+def _match_source(
+    source: object, specs: Sequence[TensorSpec], target: str | None, need_target: bool
+) -> tuple[dict[str, object], object | None, str] | None:
+    """Inputs, targets and what to call the data, or None if the source is one of batches, not of arrays."""
+    name = "the data"
+    if isinstance(source, str | os.PathLike):
+        name, arrays = f"'{Path(source)}'", read_arrays(source)
+        if Path(source).is_file() and len(arrays) == len(specs) == 1 and not need_target and target is None:
+            arrays = {specs[0].name: next(iter(arrays.values()))}  # the only array for the only input
+        return *match_names(arrays, specs, name, target=target, need_target=need_target), name
+    if isinstance(source, Mapping) or is_array_like(source):
+        return *match_batch(source, specs, name, target=target, need_target=need_target), name
+    if isinstance(source, list | tuple) and source and not is_batch_list(source):
+        return *match_positions(source, specs, name, target=target, need_target=need_target), name
+    return None

@@ -1,0 +1,402 @@
+"""Train an ONNX model: the object that most people use."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxtrain.errors import DataError, NumericalError, OptionError
+from onnxtrain.graph.value import dimensions
+from onnxtrain.model.file import ModelFile
+from onnxtrain.model.inspection import hints
+from onnxtrain.model.parameters import Initializer
+from onnxtrain.model.untie import untied
+from onnxtrain.operators import Adam
+from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.runtime.options import RuntimeOptions
+from onnxtrain.runtime.session import TrainingSession
+from onnxtrain.training.data import Batch, Dataset, TensorSpec, open_dataset
+from onnxtrain.training.evaluation import Evaluator
+from onnxtrain.training.losses import TargetKind
+from onnxtrain.training.subject import LossLike, Modes, prepare
+from onnxtrain.training_info.build import Clipping, build_training_model
+
+Source = Any
+"""Data in any form that :func:`onnxtrain.training.data.open_dataset` takes."""
+
+
+class Parameters(Mapping[str, np.ndarray]):
+    """The live parameters by name: arrays to read and to write; assigning copies into them."""
+
+    def __init__(self, session: TrainingSession, names: Sequence[str]) -> None:
+        self._states = session.state
+        self._names = dict.fromkeys(names)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._states[name]
+
+    def __setitem__(self, name: str, value: np.ndarray) -> None:
+        if name not in self._names:
+            raise OptionError(f"{name!r} is not a parameter; they are {', '.join(list(self._names)[:8])}.")
+        self._states[name] = value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class Trainer:
+    """Trains an ONNX model on stock ONNX Runtime.
+
+    Args:
+        model: A path or a loaded model. It is never changed; :meth:`save` writes a copy in which only the
+            trained initializers differ.
+        loss: What to minimise: ``"softmax_cross_entropy"``, ``"binary_cross_entropy"``,
+            ``"mean_squared_error"``, ``"mean_absolute_error"``, ``"huber"``, ``"output:NAME"`` for a scalar
+            output of the model, a :class:`~onnxtrain.training.losses.Loss`, the path of an ONNX model of
+            (prediction, target), or a function (builder, prediction, target) -> value. A model that ends in
+            the Softmax or Sigmoid that a cross-entropy contains trains through what stands before it.
+        optimizer: Update rule, by default ``Adam()``.
+        train: Glob patterns of the initializers to train; by default all parameters
+            (``onnxtrain inspect MODEL`` lists them).
+        freeze: Glob patterns of those to keep; wins over ``train``.
+        output: The output that the loss is built on, by default the first floating one.
+        batch_norm: ``"frozen"`` as the graph has it, or ``"train"``: batch statistics, with the running ones
+            written back.
+        dropout: Whether Dropout nodes drop while training.
+        untie: Give initializers that several nodes share one each: ``True`` for vectors (the scales and
+            statistics that exporters merge), or glob patterns.
+        clip_value: Clip every element of the gradients to [-clip_value, clip_value].
+        clip_norm: Scale the gradients so that their global norm is at most this.
+        accumulate: Split every batch into this many micro-batches; the step equals that of the whole batch.
+        seed: Seed of the order of the data and of dropout.
+        threads: Threads within an operator; default one per core.
+        options: All other options of the sessions.
+
+    Raises:
+        ModelError: The model cannot be read.
+        OptionError: An argument has a value that it cannot have; there is nothing to train.
+        GradientError: Operators between parameters and loss have no gradient; all are listed.
+
+    Example:
+        >>> import numpy as np
+        >>> import onnxtrain
+        >>> model = onnxtrain.examples.mlp((4, 8, 3))
+        >>> trainer = onnxtrain.Trainer(model, loss="softmax_cross_entropy", optimizer=onnxtrain.Adam(0.05))
+        >>> x, y = np.eye(4, dtype=np.float32)[:3], np.arange(3)
+        >>> losses = [trainer.train_step(x, y) for _ in range(20)]
+        >>> losses[-1] < losses[0]
+        True
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | onnx.ModelProto,
+        *,
+        loss: LossLike,
+        optimizer: Optimizer | None = None,
+        train: str | Sequence[str] | None = None,
+        freeze: str | Sequence[str] | None = None,
+        output: str | None = None,
+        batch_norm: str = "frozen",
+        dropout: bool = False,
+        untie: bool | str | Sequence[str] = False,
+        clip_value: float | None = None,
+        clip_norm: float | None = None,
+        accumulate: int = 1,
+        seed: int = 0,
+        threads: int | None = None,
+        options: RuntimeOptions | None = None,
+    ) -> None:
+        if accumulate < 1:
+            raise OptionError(f"accumulate is {accumulate}; it needs a number of micro-batches of at least 1.")
+        self.file = untied(ModelFile.load(model), untie)
+        self.optimizer = optimizer or Adam()
+        self.learning_rate = self.optimizer.learning_rate
+        self.accumulate = accumulate
+        self.seed = seed
+        self.options = options or RuntimeOptions()
+        if threads is not None:
+            self.options = dataclasses.replace(self.options, threads=threads)
+        self._loss = loss
+        self._output, self._train, self._freeze = output, train, freeze
+        self._clipping = Clipping(clip_value, clip_norm)
+        self._modes = Modes(batch_norm, dropout, seed)
+        self._kind: TargetKind | None = None
+        self._build()
+
+    def _build(self) -> None:
+        subject = prepare(
+            self.file,
+            self._loss,
+            target_kind=self._kind,
+            modes=self._modes,
+            output=self._output,
+            train=self._train,
+            freeze=self._freeze,
+        )
+        recipe = subject.recipe(self.optimizer, self._clipping, accumulate=self.accumulate > 1)
+        self._names = recipe.names
+        self._subject = subject
+        self.session = TrainingSession(build_training_model(recipe), options=self.options, folder=self.file.folder)
+        self._evaluator: Evaluator | None = None
+        self._inputs = [_spec(value) for value in subject.model.graph.inputs]
+        self._target_spec = None if subject.target is None else _spec(subject.target)
+        self.parameters = Parameters(self.session, subject.parameters)
+
+    @property
+    def table(self) -> list[Initializer]:
+        """All initializers of the model: which are trained, and why the others are not."""
+        return self._subject.table
+
+    @property
+    def hints(self) -> list[str]:
+        """What is worth knowing about this model before it is trained."""
+        return hints(self._subject.model, self._subject.parameters, batch_norm=self._modes.batch_norm)
+
+    @property
+    def statistics(self) -> list[str]:
+        """Names of the running statistics that training updates (``batch_norm="train"``)."""
+        return list(self._subject.statistics)
+
+    def train_step(self, inputs: Source, targets: Any = None) -> float:
+        """One step on one batch.
+
+        Args:
+            inputs: An array, a tuple of arrays in the order of the model's inputs, or a mapping.
+            targets: Class indices or values; ``None`` where the loss is an output of the model.
+
+        Returns:
+            The loss before the update.
+
+        Raises:
+            DataError: Arrays do not fit the model.
+            StepError: onnxruntime failed.
+        """
+        return self._step(self._feeds(inputs, targets))
+
+    def _step(self, feeds: dict[str, np.ndarray]) -> float:
+        names = self._names
+        feeds[names.learning_rate] = np.asarray(self.learning_rate, dtype=np.float32)
+        if self.accumulate == 1:
+            return float(self.session.step(feeds, entry=0)[names.loss])
+        size = len(feeds[self._inputs[0].name])
+        micro = -(-size // self.accumulate)
+        for start in range(0, size, micro):
+            part = {
+                key: value if key == names.learning_rate else value[start : start + micro]
+                for key, value in feeds.items()
+            }
+            self.session.step(part, entry=0)
+        return float(self.session.step(feeds, entry=1)[names.loss])
+
+    def _step_batch(self, batch: Batch) -> float:
+        """One step on a batch of a dataset, which is checked already."""
+        feeds = dict(batch.inputs)
+        if batch.targets is not None and self._target_spec is not None:
+            feeds[self._names.target] = batch.targets
+        return self._step(feeds)
+
+    def reseed(self, step: int) -> None:
+        """Start the dropout masks anew from (seed, step): whoever resumes at this step draws the same."""
+        if not self._modes.dropout or not self._has_dropout():
+            return
+        self._modes = dataclasses.replace(self._modes, seed=self.seed + 7919 * (step + 1))
+        self._rebuild()
+
+    def _has_dropout(self) -> bool:
+        return any(node.op_type == "Dropout" for node in self._subject.model.graph)
+
+    def _rebuild(self) -> None:
+        """Build everything again with the states as they are."""
+        state = {name: np.array(array) for name, array in self.session.state.items()}
+        self._build()
+        for name, array in state.items():
+            self.session.state[name] = array
+
+    def _feeds(self, inputs: Any, targets: Any) -> dict[str, np.ndarray]:
+        """Arrays by the names of the step graph, of its types."""
+        arrays = by_input_name(self._inputs, inputs)
+        feeds = {spec.name: _fit(arrays[spec.name], spec) for spec in self._inputs}
+        if self._target_spec is not None:
+            if targets is None:
+                raise DataError("This loss needs targets; give them to train_step(inputs, targets).")
+            targets = np.asarray(targets)
+            self._choose_target_kind(targets.dtype, targets.ndim)
+            feeds[self._names.target] = _fit(targets, self._target_spec)
+        return feeds
+
+    def _choose_target_kind(self, dtype: np.dtype[Any], rank: int) -> None:
+        """Rebuild for distributions over classes when such targets come where labels were expected."""
+        loss = self._subject.loss
+        if loss is None or len(loss.target_kinds) < 2:
+            return
+        prediction = self._subject.prediction
+        one_hot = prediction.shape is not None and rank == len(prediction.shape)
+        kind: TargetKind = "values" if dtype.kind == "f" or one_hot else "indices"
+        if kind != (self._kind or loss.target_kinds[0]):
+            self._kind = kind
+            self._rebuild()
+
+    def open(self, source: Source, *, target: str | None = None, need_target: bool = True) -> Dataset:
+        """Data in any form as a dataset that fits this model.
+
+        Raises:
+            DataError: It cannot be read or does not fit.
+        """
+        spec = self._target_spec if need_target else None
+        wanted = self._target_spec is not None and need_target
+        if spec is not None and self._subject.loss is not None and len(self._subject.loss.target_kinds) > 1:
+            found = open_dataset(source, self._inputs, target=target, need_target=wanted, validate=False)
+            probe = getattr(found, "target_array", None)
+            if probe is not None:
+                self._choose_target_kind(probe.dtype, probe.ndim)
+            spec = self._target_spec
+        if isinstance(source, Dataset):
+            return source
+        dataset = open_dataset(source, self._inputs, target=target, target_spec=spec, need_target=wanted)
+        self._check_labels(dataset)
+        return dataset
+
+    def _check_labels(self, dataset: Dataset) -> None:
+        loss, spec = self._subject.loss, self._target_spec
+        if loss is None or spec is None or spec.dtype.kind != "i":
+            return
+        from onnxtrain.graph import Builder
+
+        prediction = Builder(ir.Graph([], [], nodes=[]), 18).wrap(self._subject.prediction)
+        dataset.validate(classes=loss.classes(prediction), ignore_index=getattr(loss, "ignore_index", None))
+
+    def fit(self, data: Source, **options: Any) -> Any:
+        """Train for some epochs; see :func:`onnxtrain.training.fitting.fit` for the arguments."""
+        from onnxtrain.training.fitting import fit
+
+        return fit(self, data, **options)
+
+    def evaluate(
+        self,
+        data: Source,
+        *,
+        target: str | None = None,
+        batch_size: int = 256,
+        metrics: Sequence[Any] = (),
+    ) -> dict[str, float]:
+        """Loss and metrics on data, with the model as it is saved (no dropout, frozen statistics).
+
+        Args:
+            data: Data in any form.
+            target: Name of the target in a file with several arrays left.
+            batch_size: Examples per batch.
+            metrics: Names (``"accuracy"``, ...) or functions of (y_true, y_pred).
+
+        Returns:
+            ``loss`` and every metric: averages over all examples.
+        """
+        return self._evaluation().evaluate(self.open(data, target=target), batch_size, metrics)
+
+    def predict(self, data: Source, *, batch_size: int = 256) -> np.ndarray | dict[str, np.ndarray]:
+        """The model's outputs for inputs.
+
+        Args:
+            data: Inputs in any form that ``fit`` takes; targets are not needed.
+            batch_size: Examples per batch.
+
+        Returns:
+            One array per tensor output by name, or the array itself where the model has one output.
+        """
+        return self._evaluation().predict(self.open(data, need_target=False), batch_size)
+
+    def _evaluation(self) -> Evaluator:
+        if self._evaluator is None:
+            evaluated = prepare(
+                self.file,
+                self._loss,
+                target_kind=self._kind,
+                output=self._output,
+                target_name=self._names.target,
+            )
+            self._evaluator = Evaluator(evaluated, self.session.state, self.options, self._names)
+        return self._evaluator
+
+    def trained_values(self) -> dict[str, np.ndarray]:
+        """What :meth:`save` writes: parameters and running statistics by name."""
+        return {name: self.session.state[name] for name in (*self._subject.parameters, *self.statistics)}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model with its trained weights; nothing else differs from the model given.
+
+        Raises:
+            ModelError: The path cannot be written; nothing is left half written.
+        """
+        self.file.save(path, self.trained_values())
+
+    def training_model(self) -> onnx.ModelProto:
+        """The training model with the current weights and optimizer states: ``TrainingInfoProto`` and all."""
+        return self.session.model()
+
+    def save_training_model(self, path: str | os.PathLike[str]) -> None:
+        """Write :meth:`training_model` to a file, from which a :class:`TrainingSession` resumes."""
+        ModelFile.load(self.training_model()).save(path, {})
+
+    def check_finite(self, loss: float, step: int, hint: str = "") -> None:
+        """Stop when the loss is not a number any more.
+
+        Raises:
+            NumericalError: It is NaN or infinite.
+        """
+        if not math.isfinite(loss):
+            raise NumericalError(
+                f"The loss became {loss} at step {step} (learning rate {self.learning_rate:g}); "
+                f"lower the learning rate or clip gradients (clip_norm=1.0). {hint}".strip()
+            )
+
+
+def _spec(value: ir.Value) -> TensorSpec:
+    if value.dtype is None or not value.name:
+        raise OptionError(f"The input {value.name!r} has no tensor type; only tensors can be fed.")
+    return TensorSpec(value.name, value.dtype.numpy(), dimensions(value))
+
+
+def by_input_name(specs: Sequence[TensorSpec], inputs: Any) -> dict[str, Any]:
+    """Inputs given in any form, by the names of the model.
+
+    Raises:
+        DataError: An input is missing, or there are too many.
+    """
+    if isinstance(inputs, Mapping):
+        missing = [spec.name for spec in specs if spec.name not in inputs]
+        if missing:
+            raise DataError(f"The inputs {missing} are missing; got {', '.join(map(str, inputs)) or 'none'}.")
+        return dict(inputs)
+    arrays = list(inputs) if isinstance(inputs, (tuple, list)) and len(specs) > 1 else [inputs]
+    if len(arrays) != len(specs):
+        names = ", ".join(spec.name for spec in specs)
+        raise DataError(f"The model has {len(specs)} inputs ({names}), but {len(arrays)} arrays were given.")
+    return {spec.name: array for spec, array in zip(specs, arrays, strict=True)}
+
+
+def _fit(value: Any, spec: TensorSpec) -> np.ndarray:
+    """An array of the type of an input; ranks and fixed sizes checked."""
+    array = np.asarray(value)
+    if array.dtype != spec.dtype:
+        if array.dtype.kind == "f" and spec.dtype.kind in "iub":
+            raise DataError(f"{spec.name!r} needs {spec.dtype}, but got {array.dtype}.")
+        array = array.astype(spec.dtype)
+    shape = spec.shape
+    if shape is not None and (
+        array.ndim != len(shape)
+        or any(isinstance(size, int) and size != got for size, got in zip(shape, array.shape, strict=True))
+    ):
+        raise DataError(f"{spec.name!r} needs shape {spec.describe_shape()}, but got {array.shape}.")
+    return array

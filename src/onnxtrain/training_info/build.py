@@ -1,0 +1,355 @@
+"""Write a training model: the standard's ``TrainingInfoProto`` for a model, a loss and an optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx import helper, numpy_helper
+
+from onnxtrain.autodiff.operator import TRAINING_DOMAIN
+from onnxtrain.errors import OptionError
+from onnxtrain.graph import Builder, Value
+from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.training.losses import LossTerms
+
+
+@dataclass(frozen=True)
+class Names:
+    """What the algorithms call their own inputs, results and update count."""
+
+    target: str = "target"
+    learning_rate: str = "learning_rate"
+    loss: str = "loss"
+    count: str = "T"
+
+    @classmethod
+    def beside(cls, graph: ir.Graph) -> Names:
+        """The usual names, with underscores behind those that the graph has given away."""
+        taken = {value.name for value in (*graph.inputs, *graph.initializers.values())}
+        taken |= {output.name for node in graph for output in node.outputs}
+
+        def free(name: str) -> str:
+            while name in taken:
+                name += "_"
+            return name
+
+        return cls(*(free(name) for name in ("target", "learning_rate", "loss", "T")))
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """What happens to gradients before the update: first by value, then by global norm.
+
+    Attributes:
+        value: Each element is clipped to [-value, value].
+        norm: All gradients are scaled by min(1, norm / ||g||), the norm taken over all of them together.
+    """
+
+    value: float | None = None
+    norm: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("value", "norm"):
+            bound = getattr(self, name)
+            if bound is not None and not (bound > 0 and np.isfinite(bound)):
+                raise OptionError(f"clip_{name} is {bound}; it needs a finite number above 0.")
+
+
+@dataclass
+class Recipe:
+    """All that a training model is made from.
+
+    Attributes:
+        model: The main graph: a working copy with shapes inferred; algorithms are built beside its nodes.
+        build_loss: Emits the loss in the algorithm; returns its terms.
+        target: The target that the algorithm takes as an input; ``None`` where the loss needs none.
+        parameters: Names of the initializers that are trained.
+        optimizer: Update rule with its attributes.
+        clipping: What is done to gradients.
+        accumulate: Write two entries: one that adds a micro-batch's gradients up, one that applies them.
+        statistics: Running statistics of batch normalization: initializer to the main graph's new value.
+    """
+
+    model: ir.Model
+    build_loss: Callable[[Builder], LossTerms]
+    target: ir.Value | None
+    parameters: Sequence[str]
+    optimizer: Optimizer
+    clipping: Clipping = field(default_factory=Clipping)
+    accumulate: bool = False
+    statistics: dict[str, str] = field(default_factory=dict)
+    names: Names = field(default_factory=Names)
+
+
+def build_training_model(recipe: Recipe) -> onnx.ModelProto:
+    """The training model of a recipe.
+
+    Its main graph is the model. Each algorithm graph takes the target and ``learning_rate``, reads the main
+    graph, and holds the loss, one Gradient node, one optimizer node and the update count ``T``; optimizer
+    states are initializers of the algorithm named ``{parameter}/{state}``. An initialization graph sets them
+    and T back to their first values.
+
+    Without accumulation there is one entry. With it the first entry adds weight * gradient and weight of a
+    micro-batch to accumulators, the second divides, updates and clears them: several micro-batches make
+    exactly the step of the large batch.
+    """
+    proto = _main_model(recipe)
+    writer = _Writer(recipe)
+    if recipe.accumulate:
+        entries = [writer.accumulating_entry(), writer.applying_entry()]
+    else:
+        entries = [writer.entry()]
+    proto.training_info.extend(entries)
+    domains = {entry.domain for entry in proto.opset_import}
+    for domain in {TRAINING_DOMAIN, recipe.optimizer.schema.domain} - domains:
+        proto.opset_import.append(helper.make_opsetid(domain, 1))
+    return proto
+
+
+def _main_model(recipe: Recipe) -> onnx.ModelProto:
+    """The main graph alone, without what building the loss put beside it."""
+    model = recipe.model
+    outputs = [value.name for value in model.graph.outputs]
+    by_name = {output.name: output for node in model.graph for output in node.outputs}
+    for name in recipe.statistics.values():
+        if name not in outputs:
+            model.graph.outputs.append(by_name[name])
+    return ir.to_proto(model)
+
+
+class _Writer:
+    """Builds entries: a copy of the graph is extended, and what was added becomes the algorithm."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.schema = recipe.optimizer.schema
+        initializers = recipe.model.graph.initializers
+        self.values = {name: initializers[name] for name in recipe.parameters}
+
+    def entry(self) -> onnx.TrainingInfoProto:
+        """Loss, gradient and update in one."""
+        builder = _Algorithm(self.recipe)
+        terms = builder.loss()
+        gradients = self._clip(builder.op, builder.gradient(terms.loss, list(self.values.values())))
+        self._update(builder, gradients)
+        builder.updates.update(self.recipe.statistics)
+        builder.result(self.recipe.names.loss, terms.loss)
+        return builder.finish("training", self._initialization(builder))
+
+    def accumulating_entry(self) -> onnx.TrainingInfoProto:
+        """accumulator += weight * gradient, total += weight, loss_total += weight * loss."""
+        builder = _Algorithm(self.recipe)
+        op = builder.op
+        terms = builder.loss()
+        scaled = terms.loss * terms.weight
+        gradients = builder.gradient(scaled, list(self.values.values()))
+        for (name, value), gradient in zip(self.values.items(), gradients, strict=True):
+            accumulator = builder.state(f"{name}/accumulated", np.zeros(_shape(value), _dtype(value)))
+            builder.update(accumulator, accumulator + gradient)
+        for total_name, term in (("accumulated_weight", terms.weight), ("accumulated_loss", scaled)):
+            total = builder.state(total_name, np.zeros((), np.float64))
+            builder.update(total, total + op.cast(term, ir.DataType.DOUBLE))
+        builder.updates.update(self.recipe.statistics)
+        builder.result(self.recipe.names.loss, terms.loss)
+        return builder.finish("accumulate", self._initialization(builder))
+
+    def applying_entry(self) -> onnx.TrainingInfoProto:
+        """gradient = accumulator / total; update; clear the accumulators."""
+        builder = _Algorithm(self.recipe, alone=True)
+        op = builder.op
+        weight = builder.state("accumulated_weight", np.zeros((), np.float64))
+        total = builder.state("accumulated_loss", np.zeros((), np.float64))
+        gradients = []
+        for name, value in self.values.items():
+            accumulator = builder.state(f"{name}/accumulated", np.zeros(_shape(value), _dtype(value)))
+            gradients.append(accumulator / op.cast(weight, accumulator.dtype))
+            builder.update(accumulator, op.zeros_like(accumulator))
+        self._update(builder, self._clip(op, gradients))
+        builder.result(self.recipe.names.loss, op.cast(total / weight, ir.DataType.FLOAT))
+        for state in (weight, total):
+            builder.update(state, op.scalar(0.0, state))
+        return builder.finish("apply", self._initialization(builder))
+
+    def _clip(self, op: Builder, gradients: list[Value]) -> list[Value]:
+        clipping = self.recipe.clipping
+        if clipping.value is not None:
+            bound = clipping.value
+            gradients = [op.Clip(g, op.scalar(-bound, g), op.scalar(bound, g)).with_shape(g.shape) for g in gradients]
+        if clipping.norm is not None:
+            squares = [op.cast(op.ReduceSumSquare(g, keepdims=0), ir.DataType.DOUBLE) for g in gradients]
+            norm = op.Sqrt(op.sum_of(squares))
+            # min(1, bound / norm) in a form that is right for norm = 0 and lets NaN through.
+            factor = op.scalar(clipping.norm, norm) / op.Max(norm, op.scalar(clipping.norm, norm))
+            gradients = [(g * op.cast(factor, g.dtype)).with_shape(g.shape) for g in gradients]
+        return gradients
+
+    def _update(self, builder: _Algorithm, gradients: Sequence[Value]) -> None:
+        """One optimizer node over all parameters, and T + 1."""
+        op, schema = builder.op, self.schema
+        rate = builder.input(self.recipe.names.learning_rate, ir.DataType.FLOAT, ())
+        count = builder.state(self.recipe.names.count, np.asarray(schema.first_count, np.int64))
+        xs = [op.wrap(value) for value in self.values.values()]
+        states = [
+            builder.state(f"{name}/{role.name}", np.full(_shape(value), role.initial, _dtype(value)))
+            for role in self.recipe.optimizer.states
+            for name, value in self.values.items()
+        ]
+        inputs = (rate, count, *xs, *gradients, *states)
+        op.scope = "update"
+        news = op.several(
+            schema.name,
+            *inputs,
+            outputs=len(xs) + len(states),
+            domain=schema.domain,
+            **self.recipe.optimizer.node_attributes(),
+        )
+        for old, new in zip((*xs, *states), news, strict=True):
+            new.ir.type, new.ir.shape = old.ir.type, old.ir.shape
+            builder.update(old, new)
+        builder.update(count, count + 1)
+        op.scope = ""
+
+    def _initialization(self, builder: _Algorithm) -> tuple[onnx.GraphProto, dict[str, str]] | None:
+        """A graph that sets every state of the algorithm to its first value."""
+        if not builder.states:
+            return None
+        nodes, infos, binding = [], [], {}
+        for name, array in builder.states.items():
+            output = f"{name}_initial"
+            value = numpy_helper.from_array(array.reshape(-1)[:1] if array.size else np.zeros(1, array.dtype))
+            shape_name = f"{name}_shape"
+            shape = numpy_helper.from_array(np.asarray(array.shape, np.int64), shape_name)
+            nodes.append(helper.make_node("Constant", [], [shape_name], value=shape))
+            nodes.append(helper.make_node("ConstantOfShape", [shape_name], [output], value=value))
+            kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+            infos.append(helper.make_tensor_value_info(output, kind, array.shape))
+            binding[name] = output
+        return helper.make_graph(nodes, "initialization", [], infos), binding
+
+
+class _Algorithm:
+    """An algorithm graph under construction, beside a copy of the main graph that it may read."""
+
+    def __init__(self, recipe: Recipe, *, alone: bool = False) -> None:
+        self.recipe = recipe
+        self.graph = recipe.model.graph
+        self.op = Builder(self.graph, recipe.model.opset_imports[""])
+        self.updates: dict[str, str] = {}
+        self.states: dict[str, np.ndarray] = {}
+        self._results: list[ir.Value] = []
+        self._inputs: list[ir.Value] = [] if alone or recipe.target is None else [recipe.target]
+        self._before_nodes = set(self.graph)
+        self._before_initializers = set(self.graph.initializers)
+        self._before_inputs = list(self.graph.inputs)
+        self._before_outputs = list(self.graph.outputs)
+
+    def loss(self) -> LossTerms:
+        """Emit the loss and give it its name."""
+        self.op.scope = "loss"
+        terms = self.recipe.build_loss(self.op)
+        self.op.scope = ""
+        return terms
+
+    def input(self, name: str, dtype: ir.DataType, shape: tuple[int, ...]) -> Value:
+        """An input of the algorithm."""
+        value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
+        self._inputs.append(value)
+        return self.op.wrap(value)
+
+    def state(self, name: str, array: np.ndarray) -> Value:
+        """A state tensor of the algorithm with its first value."""
+        value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
+        value.dtype, value.shape = ir.tensor(array).dtype, ir.Shape(array.shape)
+        self.graph.register_initializer(value)
+        self.states[name] = array
+        return self.op.wrap(value)
+
+    def update(self, state: Value, new: Value) -> None:
+        """Bind a state to its next value."""
+        if new.ir.producer() is None:  # an initializer or input cannot be an output of the algorithm
+            new = self.op.Identity(new)
+        new.ir.name = f"{state.name}_new"
+        self._results.append(new.ir)
+        self.updates[state.name] = new.name
+
+    def result(self, name: str, value: Value) -> None:
+        """An output that is returned, not bound."""
+        value = self.op.Identity(value)
+        value.ir.name = name
+        value.with_shape(())
+        self._results.append(value.ir)
+
+    def gradient(self, y: Value, xs: Sequence[ir.Value]) -> list[Value]:
+        """The Gradient node."""
+        names = [x.name or "" for x in xs]
+        y.ir.name = y.name or "objective"
+        gradients = self.op.several(
+            "Gradient", *map(self.op.wrap, xs), outputs=len(xs), domain=TRAINING_DOMAIN, xs=names, y=y.name
+        )
+        for x, gradient in zip(xs, gradients, strict=True):
+            gradient.ir.type, gradient.ir.shape = x.type, x.shape
+            gradient.ir.name = f"{x.name}_gradient"
+        return list(gradients)
+
+    def finish(
+        self, name: str, initialization: tuple[onnx.GraphProto, dict[str, str]] | None
+    ) -> onnx.TrainingInfoProto:
+        """Cut what was added off the graph and return it as an entry."""
+        graph = self.graph
+        nodes = self._live_nodes()
+        added = [v for k, v in graph.initializers.items() if k not in self._before_initializers]
+        algorithm = onnx.GraphProto(name=name)
+        algorithm.node.extend(ir.serde.serialize_node(node) for node in nodes)
+        algorithm.input.extend(_info(value) for value in self._inputs)
+        algorithm.output.extend(_info(value) for value in self._results)
+        algorithm.initializer.extend(ir.serde.serialize_tensor(v.const_value) for v in added if v.const_value)
+        entry = onnx.TrainingInfoProto(algorithm=algorithm)
+        entry.update_binding.extend(_pairs(self.updates.items()))
+        if initialization is not None:
+            entry.initialization.CopyFrom(initialization[0])
+            entry.initialization_binding.extend(_pairs(initialization[1].items()))
+        _detach(graph, nodes)
+        for value in added:
+            graph.initializers.pop(value.name or "")
+        return entry
+
+    def _live_nodes(self) -> list[ir.Node]:
+        """What was added and leads to a result; the rest is removed."""
+        results = set(self._results)
+        added = [node for node in self.graph if node not in self._before_nodes]
+        for node in reversed(added):
+            if not any(output.uses() or output in results for output in node.outputs):
+                _detach(self.graph, [node])
+        return [node for node in added if node.graph is self.graph]
+
+
+def _detach(graph: ir.Graph, nodes: Sequence[ir.Node]) -> None:
+    graph.remove(nodes, safe=False)
+    for node in nodes:
+        for index in range(len(node.inputs)):
+            node.replace_input_with(index, None)
+
+
+def _info(value: ir.Value) -> onnx.ValueInfoProto:
+    proto = onnx.ValueInfoProto()
+    ir.serde.serialize_value_into(proto, value)
+    return proto
+
+
+def _pairs(items: Iterable[tuple[str, str]]) -> list[onnx.StringStringEntryProto]:
+    return [onnx.StringStringEntryProto(key=key, value=value) for key, value in items]
+
+
+def _shape(value: ir.Value) -> tuple[int, ...]:
+    assert value.shape is not None
+    return tuple(int(size) for size in value.shape.numpy())
+
+
+def _dtype(value: ir.Value) -> np.dtype[Any]:
+    assert value.dtype is not None
+    return value.dtype.numpy()

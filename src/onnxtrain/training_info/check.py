@@ -1,0 +1,142 @@
+"""Check a training model: ONNX's own checker does not look at ``training_info``."""
+
+from __future__ import annotations
+
+import onnx
+
+from onnxtrain.errors import TrainingInfoError
+from onnxtrain.training_info.join import bindings, joined_model, state_tensors
+
+Type = tuple[int, tuple[int | str | None, ...] | None]
+
+
+def check_training_model(model: onnx.ModelProto) -> None:
+    """Check every entry of ``training_info``.
+
+    Keys are initializers of the main graph or the algorithm and unique per field; values are outputs of the
+    algorithm or the main graph (of the initialization graph, for its binding) with the type and shape of the
+    key; names are unique across the joined graph; the main graph reads nothing of an algorithm; an
+    initialization graph has no inputs; the joined graph is valid ONNX.
+
+    Raises:
+        TrainingInfoError: One of these fails; the message names the entry, the binding and the reason.
+    """
+    if not model.training_info:
+        raise TrainingInfoError(
+            "The model has no training_info; write one with onnxtrain.training_model(model, loss=..., optimizer=...)."
+        )
+    states = state_tensors(model)
+    for index, entry in enumerate(model.training_info):
+        label = f"training_info[{index}]"
+        _check_unique_keys(label, entry)
+        _check_unique_names(label, model, entry)
+        _check_initialization(label, entry, states)
+        _check_updates(label, model, index, states)
+
+
+def _check_unique_keys(label: str, entry: onnx.TrainingInfoProto) -> None:
+    for field in ("initialization_binding", "update_binding"):
+        seen: set[str] = set()
+        for pair in getattr(entry, field):
+            if pair.key in seen:
+                raise TrainingInfoError(f"{label}.{field} has the key {pair.key!r} twice; a state takes one value.")
+            seen.add(pair.key)
+
+
+def _check_unique_names(label: str, model: onnx.ModelProto, entry: onnx.TrainingInfoProto) -> None:
+    main = _defined(model.graph)
+    own = _defined(entry.algorithm)
+    seen: set[str] = set()
+    for name in main:
+        seen.add(name)
+    for name in own:
+        if name in seen:
+            raise TrainingInfoError(
+                f"{label}.algorithm defines {name!r}, which the main graph or the algorithm defines already; "
+                "names are unique across both."
+            )
+        seen.add(name)
+    algorithm_names = set(own)
+    for node in model.graph.node:
+        for name in node.input:
+            if name in algorithm_names:
+                raise TrainingInfoError(
+                    f"The main graph's {node.op_type} node {node.name!r} reads {name!r} of {label}.algorithm; "
+                    "an algorithm may read the main graph, never the reverse."
+                )
+
+
+def _defined(graph: onnx.GraphProto) -> list[str]:
+    """Names that a graph defines; an initializer that is listed as an input, too, counts once."""
+    names = dict.fromkeys([tensor.name for tensor in graph.initializer])
+    names.update(dict.fromkeys(info.name for info in graph.input))
+    return [*names, *(name for node in graph.node for name in node.output if name)]
+
+
+def _check_initialization(label: str, entry: onnx.TrainingInfoProto, states: dict[str, onnx.TensorProto]) -> None:
+    if not entry.HasField("initialization"):
+        if entry.initialization_binding:
+            raise TrainingInfoError(f"{label} has an initialization_binding but no initialization graph.")
+        return
+    graph = entry.initialization
+    if graph.input:
+        names = ", ".join(repr(info.name) for info in graph.input)
+        raise TrainingInfoError(f"{label}.initialization has the inputs {names}; it must have none.")
+    outputs = {info.name: info for info in graph.output}
+    for key, value in bindings(entry, "initialization_binding").items():
+        if value not in outputs:
+            raise TrainingInfoError(
+                f"{label}.initialization_binding gives {key!r} the value {value!r}, which is no output of the "
+                "initialization graph."
+            )
+        _check_agreement(f"{label}.initialization_binding", key, states[key], value, _declared(outputs[value]))
+
+
+def _check_updates(label: str, model: onnx.ModelProto, index: int, states: dict[str, onnx.TensorProto]) -> None:
+    joined = joined_model(model, index)
+    try:
+        onnx.checker.check_model(joined)
+        inferred = onnx.shape_inference.infer_shapes(joined, data_prop=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise TrainingInfoError(f"{label}: main graph and algorithm together are not valid ONNX: {reason}") from error
+    outputs = {info.name: info for info in inferred.graph.output}
+    for key, value in bindings(model.training_info[index], "update_binding").items():
+        if value not in outputs:
+            raise TrainingInfoError(
+                f"{label}.update_binding gives {key!r} the value {value!r}, which is no output of the algorithm "
+                "or of the main graph."
+            )
+        _check_agreement(f"{label}.update_binding", key, states[key], value, _declared(outputs[value]))
+
+
+def _declared(info: onnx.ValueInfoProto) -> Type:
+    tensor = info.type.tensor_type
+    if not tensor.HasField("shape"):
+        return tensor.elem_type, None
+    sizes = (
+        d.dim_value if d.HasField("dim_value") else d.dim_param if d.HasField("dim_param") else None
+        for d in tensor.shape.dim
+    )
+    return tensor.elem_type, tuple(sizes)
+
+
+def _check_agreement(field: str, key: str, state: onnx.TensorProto, value: str, declared: Type) -> None:
+    kind, shape = declared
+    wanted = tuple(state.dims)
+    if kind and kind != state.data_type:
+        raise TrainingInfoError(
+            f"{field} gives {key!r} of type {_name(state.data_type)} the value {value!r} of type {_name(kind)}; "
+            "they must agree."
+        )
+    if shape is not None and (
+        len(shape) != len(wanted) or any(isinstance(a, int) and a != b for a, b in zip(shape, wanted, strict=True))
+    ):
+        raise TrainingInfoError(
+            f"{field} gives {key!r} of shape {list(wanted)} the value {value!r} of shape {list(shape)}; "
+            "they must agree."
+        )
+
+
+def _name(kind: int) -> str:
+    return str(onnx.TensorProto.DataType.Name(kind)).lower()
