@@ -1,7 +1,8 @@
 // The kernels as C functions over pointers, updating parameters and states in place. The caller vouches for the
 // pointers; `onnxtrain.kernels` in Python checks them.
 //
-// A function returns null, or a sentence that says what is wrong; the text lives until the thread's next call.
+// Attributes are float32, as ONNX stores them: the operators and these functions give the same bits. A function
+// returns null, or a sentence that says what is wrong; the text lives until the thread's next call.
 #include <atomic>
 #include <chrono>
 #include <exception>
@@ -85,8 +86,8 @@ ONNXTRAIN_API const char* onnxtrain_instruction_set() {
 ONNXTRAIN_API const char* onnxtrain_error() { return onnxtrain::kernels_error(); }
 
 ONNXTRAIN_API const char* onnxtrain_adagrad(const OnnxtrainTensors* tensors, std::size_t count, int threads, double R,
-                                            std::int64_t T, double decay_factor, double epsilon,
-                                            double norm_coefficient) {
+                                            std::int64_t T, float decay_factor, float epsilon,
+                                            float norm_coefficient) {
   return guarded([&] {
     onnxtrain::run_adagrad({decay_factor, epsilon, norm_coefficient}, R, T, variables_of(tensors, count, 1),
                            parallel_for(threads));
@@ -94,8 +95,8 @@ ONNXTRAIN_API const char* onnxtrain_adagrad(const OnnxtrainTensors* tensors, std
 }
 
 ONNXTRAIN_API const char* onnxtrain_adam(const OnnxtrainTensors* tensors, std::size_t count, int threads, double R,
-                                         std::int64_t T, double alpha, double beta, double epsilon,
-                                         double norm_coefficient, double norm_coefficient_post) {
+                                         std::int64_t T, float alpha, float beta, float epsilon,
+                                         float norm_coefficient, float norm_coefficient_post) {
   return guarded([&] {
     onnxtrain::run_adam({alpha, beta, epsilon, norm_coefficient, norm_coefficient_post}, R, T,
                         variables_of(tensors, count, 2), parallel_for(threads));
@@ -103,7 +104,7 @@ ONNXTRAIN_API const char* onnxtrain_adam(const OnnxtrainTensors* tensors, std::s
 }
 
 ONNXTRAIN_API const char* onnxtrain_momentum(const OnnxtrainTensors* tensors, std::size_t count, int threads, double R,
-                                             std::int64_t T, double alpha, double beta, double norm_coefficient,
+                                             std::int64_t T, float alpha, float beta, float norm_coefficient,
                                              const char* mode) {
   return guarded([&] {
     onnxtrain::run_momentum({alpha, beta, norm_coefficient, onnxtrain::nesterov_from(mode)}, R, T,
@@ -112,9 +113,9 @@ ONNXTRAIN_API const char* onnxtrain_momentum(const OnnxtrainTensors* tensors, st
 }
 
 ONNXTRAIN_API const char* onnxtrain_ssgd(const OnnxtrainTensors* tensors, std::size_t count, int threads, double R,
-                                         const char* measure, const char* reweighting, double epsilon, double p,
-                                         double regularization, double alpha, double norm_coefficient,
-                                         double max_scale) {
+                                         const char* measure, const char* reweighting, float epsilon, float p,
+                                         float regularization, float alpha, float norm_coefficient,
+                                         float max_scale) {
   return guarded([&] {
     onnxtrain::SsgdAttributes attributes;
     attributes.measure = onnxtrain::measure_from(measure);
@@ -126,7 +127,7 @@ ONNXTRAIN_API const char* onnxtrain_ssgd(const OnnxtrainTensors* tensors, std::s
     attributes.norm_coefficient = norm_coefficient;
     attributes.max_scale = max_scale;
     attributes.check();
-    onnxtrain::run_ssgd(attributes, R, variables_of(tensors, count, alpha > 0.0 ? 1 : 0), parallel_for(threads));
+    onnxtrain::run_ssgd(attributes, R, variables_of(tensors, count, alpha > 0.0f ? 1 : 0), parallel_for(threads));
   });
 }
 

@@ -1,6 +1,7 @@
 #include "optimizers.h"
 
 #include <cmath>
+#include <limits>
 #include <sstream>
 #include <stdexcept>
 
@@ -148,7 +149,7 @@ SsgdScalars layer_scalars(const SsgdAttributes& attributes, double R, const Laye
   const double largest = scalars.measure.largest;
   const double mean = add_by_halves(attributes, sums, blocks, largest) / static_cast<double>(count);
   // A layer of zeros under a p-norm has w = 0 everywhere: zero is absorbing, the layer does not move.
-  scalars.inverse_mean = mean < 2.3e-308 ? 0.0 : 1.0 / mean;
+  scalars.inverse_mean = mean < std::numeric_limits<double>::min() ? 0.0 : 1.0 / mean;
   scalars.rate = R;
   scalars.norm_coefficient = attributes.norm_coefficient;
   scalars.alpha = attributes.alpha;

@@ -2,10 +2,11 @@
 
 Each function updates lists of parameters and their states where they lie: NumPy arrays, or tensors of any
 library that speaks DLPack (PyTorch's among them). States come in the operator's order: for Adam all first
-moments ``V``, then all second moments ``H``.
+moments ``V``, then all second moments ``H``. Attributes are rounded to float32, as a model file stores them, so
+that a function here and the operator in a model give the same bits; the learning rate is float64.
 
-A loop that updates the same arrays again and again should bind them once (:class:`Bound`): the checks then run
-once, and a step over a thousand small tensors costs little more than over one large one.
+A loop that updates the same arrays again and again should bind them once (:class:`Bound`): the checks then
+run once, and a step over a thousand small tensors costs little more than over one large one.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ def adagrad_(
         >>> x, h
         (array([1.25]), array([4.]))
 
-    PyTorch's ``Adagrad`` counts steps from 1 and divides by ``1 + (step - 1) * lr_decay``; with ``step`` counted
-    from 0 and ``epsilon=1e-10`` both agree.
+    PyTorch's ``Adagrad`` counts steps from 1 and divides by ``1 + (step - 1) * lr_decay``; with ``step``
+    counted from 0 and ``epsilon=1e-10`` both agree.
     """
     Bound(parameters, gradients, states).adagrad(
         learning_rate=learning_rate,
@@ -230,8 +231,8 @@ def ssgd_(
         >>> x
         array([2.25, 0.75])
 
-    Source: Lee, Fedorov, Rao and Garudadri, *SSGD: Sparsity-Promoting Stochastic Gradient Descent Algorithm for
-    Unbiased DNN Pruning*, ICASSP 2020. PyTorch has no counterpart.
+    Source: Lee, Fedorov, Rao and Garudadri, *SSGD: Sparsity-Promoting Stochastic Gradient Descent Algorithm
+    for Unbiased DNN Pruning*, ICASSP 2020. PyTorch has no counterpart.
     """
     Bound(parameters, gradients, states).ssgd(
         learning_rate=learning_rate,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import onnx
-from onnx import helper
+from onnx import helper, numpy_helper
+
+from onnxtrain.testing import _node_model
 
 Shapes = Literal["static", "dynamic", "unknown"]
 
@@ -54,6 +56,23 @@ def case(
     node = helper.make_node(operator, names, results, domain=domain, **attributes)
     name = f"{operator}-{label}" if label else f"{operator}-{opset}"
     return Case(name, node, inputs, opset, wrt, shapes, precision, runtime, tolerance)
+
+
+def fixed(row: Case) -> Case:
+    """The row with its integer and boolean inputs as initializers: rules then know axes, pads, indices."""
+    model = _node_model(row.node, row.inputs, row.opset, row.precision)
+    graph = model.graph
+    arrays = [array for array in row.inputs if array is not None]
+    known = {i.name: a for i, a in zip(graph.input, arrays, strict=True) if a.dtype.kind != "f"}
+    graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in known.items())
+    for info in [info for info in graph.input if info.name in known]:
+        graph.input.remove(info)
+    return replace(
+        row,
+        name=f"{row.name}-constant",
+        node=model,
+        inputs=[array for array in arrays if array.dtype.kind == "f"],
+    )
 
 
 def normal(*shape: int, seed: int = 0, scale: float = 1.0, shift: float = 0.0) -> np.ndarray:

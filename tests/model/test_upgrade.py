@@ -9,10 +9,12 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from model_examples import rich_model
 from onnx import ModelProto, helper, numpy_helper, parser
 
 from onnxtrain.errors import ModelError
-from onnxtrain.model.upgrade import default_opset, upgrade_opset
+from onnxtrain.model.skeleton import default_opset
+from onnxtrain.model.upgrade import upgrade_opset
 
 TARGET = 18
 
@@ -146,43 +148,6 @@ def test_softmax_over_the_last_axis_stays_one_node() -> None:
     for axis in (-1, 1):
         model = parse(f"(float[n,3] x) => (float[n,3] y) {{ y = Softmax<axis={axis}>(x) }}", 11)
         assert [node.op_type for node in upgrade_opset(model, 18).graph.node] == ["Softmax"]
-
-
-def rich_model() -> ModelProto:
-    """A model with everything that ONNX's converter forgets."""
-    model = parser.parse_model("""
-        <ir_version: 8, opset_import: ["": 13, "local": 1, "vendor": 2], producer_name: "p",
-         doc_string: "model", metadata_props: ["key": "value"]>
-        g (float[2,3] x) => (float[] y) <float[3] w = {1,2,3}>
-        {
-            [kept] a = Add(x, w)
-            b = local.f(a, sparse)
-            [changed] c = ReduceMean<axes = [0]>(b)
-            d = vendor.Special<strength = 0.5>(c)
-            yes = Constant<value = bool {1}>()
-            y = If(yes) <
-                then_branch = one () => (float[n] p) <float[1] inner = {3}> {
-                    q = Add(d, inner)
-                    p = ReduceMax<axes = [0]>(q)
-                },
-                else_branch = two () => (float[m] r) { r = Identity(d) }>
-        }
-        <domain: "local", opset_import: ["": 13]>
-        f (x, w) => (y) { s = Add(x, w) y = ReduceMean<axes = [0], keepdims = 1>(s) }
-        """)
-    graph = model.graph
-    graph.doc_string = "graph"
-    graph.metadata_props.add(key="graph", value="1")
-    graph.quantization_annotation.add(tensor_name="w")
-    graph.value_info.append(helper.make_tensor_value_info("a", 1, ["rows", 3]))
-    for node in graph.node:
-        node.metadata_props.add(key="scope", value=node.output[0])
-        node.doc_string = f"makes {node.output[0]}"
-    sparse = graph.sparse_initializer.add(dims=[3])
-    sparse.values.CopyFrom(numpy_helper.from_array(np.array([5], np.float32), "sparse"))
-    sparse.indices.CopyFrom(numpy_helper.from_array(np.array([1], np.int64)))
-    model.training_info.add().algorithm.name = "step"
-    return model
 
 
 def without(message: object, *fields: str) -> object:

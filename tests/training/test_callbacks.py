@@ -154,9 +154,7 @@ def test_records_go_back_to_their_callbacks():
     second.resume(record)
     assert second.record() == first.record()
     assert second.callbacks[2].waited == 1
-    with pytest.raises(
-        CheckpointError, match=r"written with the callbacks .*'1 History'.*; resume with the same"
-    ):
+    with pytest.raises(CheckpointError, match=r"written with the callbacks .*'1 History'.*; resume with the same"):
         CallbackList([History()]).resume(record)
 
 

@@ -221,9 +221,7 @@ def test_tensors_that_are_not_safetensors_are_named_even_if_their_checksum_fits(
     path.with_suffix(".safetensors").write_bytes(b"something else")
     record = json.loads(path.read_text()) | {"bytes": 14, "crc32": zlib.crc32(b"something else")}
     path.write_text(json.dumps(record))
-    with pytest.raises(
-        CheckpointError, match=r"step-2\.safetensors' cannot be read \(.+\); the newest complete"
-    ):
+    with pytest.raises(CheckpointError, match=r"step-2\.safetensors' cannot be read \(.+\); the newest complete"):
         store.load()
 
 
@@ -235,16 +233,12 @@ def test_a_format_of_the_future_is_named(tmp_path):
 
 
 def test_checkpoints_that_are_not_there(tmp_path):
-    with pytest.raises(
-        CheckpointError, match=r"missing' holds no checkpoint; train with a checkpoint folder"
-    ):
+    with pytest.raises(CheckpointError, match=r"missing' holds no checkpoint; train with a checkpoint folder"):
         CheckpointStore(tmp_path / "missing").load()
     store, _ = two_checkpoints(tmp_path)
     with pytest.raises(CheckpointError, match="holds no checkpoint of step 9, only of 1, 2"):
         store.load(9)
-    with pytest.raises(
-        CheckpointError, match=r"nothing\.json' is not a checkpoint; the newest complete one is"
-    ):
+    with pytest.raises(CheckpointError, match=r"nothing\.json' is not a checkpoint; the newest complete one is"):
         store.load(tmp_path / "nothing.json")
     with pytest.raises(CheckpointError, match=r"is not a checkpoint; the folder holds no complete one"):
         store.load(tmp_path / "missing" / "nothing.json")
@@ -293,9 +287,7 @@ def test_a_disk_that_fails_leaves_the_checkpoints_before(tmp_path, monkeypatch, 
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, function, fail)
-    with pytest.raises(
-        CheckpointError, match=r"step 3 cannot be written to .*No space left on device; the ones"
-    ):
+    with pytest.raises(CheckpointError, match=r"step 3 cannot be written to .*No space left on device; the ones"):
         store.save(3, {"w": np.zeros(3)}, {})
     assert names(tmp_path) == before
     assert store.load()[1]["step"] == 2

@@ -120,9 +120,7 @@ def test_a_single_npy_is_the_only_input(tmp_path):
     np.save(path, IMAGE)
     (batch,) = open_dataset(path, SPECS, need_target=False).batches(20)
     assert batch.inputs["image"].tolist() == IMAGE.tolist()
-    with pytest.raises(
-        DataError, match=r"anything\.npy' has no array for input 'image': it holds 'anything'"
-    ):
+    with pytest.raises(DataError, match=r"anything\.npy' has no array for input 'image': it holds 'anything'"):
         open_dataset(path, SPECS)
 
 
@@ -143,14 +141,13 @@ def test_large_compressed_arrays_go_to_a_temporary_file(tmp_path, monkeypatch, c
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads Linux' own figure of peak memory")
 def test_data_is_read_batch_by_batch(tmp_path):
-    np.savez(
-        tmp_path / "data.npz", image=np.ones((40_000, 1000), np.float32), label=np.zeros(40_000, np.int64)
-    )
+    np.savez(tmp_path / "data.npz", image=np.ones((40_000, 1000), np.float32), label=np.zeros(40_000, np.int64))
     script = """
 import resource, sys, numpy as np
 from onnxtrain.training.data import TensorSpec, open_dataset
-def anonymous():  # what the process itself needs: pages of a mapped file do not count, the system can drop them
-    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon")) / 1024
+def anonymous():  # megabytes, without the pages of mapped files: those the system can drop
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("RssAnon")) / 1024
 data = open_dataset(sys.argv[1], [TensorSpec("image", np.dtype(np.float32), ("N", 1000))])
 before, peak = anonymous(), 0
 for shuffle in (False, True):
@@ -172,8 +169,13 @@ def pickled(path):
     np.savez(path, image=np.array([None, {}]), label=LABEL)
 
 
+def save_npy(path, array):
+    with path.open("wb") as file:
+        np.save(file, array)
+
+
 def pickled_npy(path):
-    np.save(path.open("wb"), np.array([None, {}]))
+    save_npy(path, np.array([None, {}]))
 
 
 def structured(path):
@@ -186,12 +188,12 @@ def truncated_npz(path):
 
 
 def truncated_npy(path):
-    np.save(path.open("wb"), IMAGE)
+    save_npy(path, IMAGE)
     os.truncate(path, 200)
 
 
 def truncated_header(path):
-    np.save(path.open("wb"), IMAGE)
+    save_npy(path, IMAGE)
     os.truncate(path, 20)
 
 

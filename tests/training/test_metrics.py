@@ -194,9 +194,7 @@ def test_any_function_is_a_metric():
 
 
 def test_a_metric_that_does_not_exist():
-    with pytest.raises(
-        OptionError, match=r"there is no metric 'f1': use accuracy, softmax_cross_entropy, .*huber"
-    ):
+    with pytest.raises(OptionError, match=r"there is no metric 'f1': use accuracy, softmax_cross_entropy, .*huber"):
         resolve_metric("f1")
     with pytest.raises(OptionError, match="not a int"):
         resolve_metric(3)

@@ -120,9 +120,7 @@ def test_text_that_needs_what_the_data_does_not_tell():
 
 @pytest.mark.parametrize("rate", [-0.1, math.nan, math.inf, "fast", None])
 def test_learning_rate_that_cannot_be(rate):
-    with pytest.raises(
-        OptionError, match=r"the learning rate is .*; it must be a finite number of at least 0"
-    ):
+    with pytest.raises(OptionError, match=r"the learning rate is .*; it must be a finite number of at least 0"):
         Constant(rate)
 
 

@@ -83,6 +83,7 @@ class Engine:
         path = self._prepare(request)
         y = self.op.wrap(self.current(request.y))
         xs = [self.current(x) for x in request.xs]
+        self.op.variables.update(xs)
         seed = self.op.ones_like(y) if request.seed is None else self.op.wrap(request.seed)
         collected: dict[ir.Value, list[Value]] = {y.ir: [seed]}
         keep = set(xs)

@@ -14,6 +14,7 @@ from onnxtrain.autodiff.engine import Engine, Request
 from onnxtrain.errors import GradientError
 from onnxtrain.graph.clone import Values, clone_nodes
 from onnxtrain.graph.passes import clean
+from onnxtrain.graph.replace import replace_value
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import is_float
 
@@ -143,20 +144,6 @@ def _substitute(
     result = mapping.get(y, y)
     assert result is not None
     return result, fresh[:count], fresh[count:]
-
-
-def replace_value(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
-    """Let ``new`` stand wherever ``old`` did, under the name of ``old``."""
-    name = old.name
-    if new.producer() is None or new.is_graph_output() or any(new is output for output in graph.outputs):
-        identity = ir.Node("", "Identity", [new], num_outputs=1)
-        graph.append(identity)
-        identity.outputs[0].type, identity.outputs[0].shape = new.type, new.shape
-        new = identity.outputs[0]
-    old.replace_all_uses_with(new, replace_graph_outputs=True)
-    old.name = None
-    if name:
-        new.name = name
 
 
 def gradient_model(model: ir.Model, y: ir.Value, xs: Sequence[ir.Value]) -> ir.Model:

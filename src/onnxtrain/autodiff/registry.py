@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.value import Dimension
 
 Gradients = Sequence[Value | None] | Value | None
 """What a rule returns: one gradient or ``None`` per input; a bare value stands for a single one."""
@@ -72,6 +73,21 @@ class Node:
     def has_output(self, index: int) -> bool:
         """Whether an optional output is there and read or named."""
         return index < len(self.outputs) and self.outputs[index].name != ""
+
+    def output_required(
+        self, index: int, dtype: ir.DataType, shape: tuple[Dimension, ...] | None = None
+    ) -> Value:
+        """An optional output, which the forward node is made to give where the model does not ask for it."""
+        if not self.has_output(index):
+            self.ir.resize_outputs(max(index + 1, len(self.ir.outputs)))
+            added = self.ir.outputs[index]
+            added.name = f"{self.ir.outputs[0].name}/{self.operator}_{index}"
+            added.dtype = dtype
+            added.shape = None if shape is None else ir.Shape(shape)
+            for skipped in self.ir.outputs[:index]:
+                skipped.name = skipped.name or ""
+            self.outputs = tuple(self.op.wrap(value) for value in self.ir.outputs)
+        return self.outputs[index]
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """An attribute as a Python value (numbers, strings, lists, tensors as arrays), or the default."""

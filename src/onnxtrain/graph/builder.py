@@ -14,7 +14,7 @@ from onnxtrain.graph.value import Dimension, Operand, Value
 # A second call of one of these must draw again, or write another body: it may not be shared.
 NEVER_SHARED = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
-    | {"Dropout", "If", "Loop", "Scan"}
+    | {"Dropout", "If", "Loop", "Scan", "Identity"}  # an Identity is there to give a value a second name
 )
 
 
@@ -36,6 +36,8 @@ class Builder:
         self.graph = graph
         self.opset = opset
         self.scope = ""
+        self.variables: set[ir.Value] = set()
+        """Initializers whose values change: no rule may take them for constants."""
         self._before = before
         self._shared: dict[tuple[Any, ...], tuple[ir.Value, ...]] = {}
         self._constants: dict[tuple[Any, ...], ir.Value] = {}

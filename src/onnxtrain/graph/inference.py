@@ -65,16 +65,20 @@ _SAME_SHAPE = frozenset(
     | {"ScatterElements", "ScatterND", "Trilu", "BatchNormalization", "HardSigmoid", "Elu", "LeakyRelu"}
 )
 
+_ONE_TYPE = frozenset({"Split", "BatchNormalization", "SoftmaxCrossEntropyLoss", "LayerNormalization"})
+
 
 def infer_outputs(node: ir.Node) -> None:
     """Set element type and shape of a new node's outputs as far as its inputs tell."""
     dtype = _dtype(node)
     shape = _shape(node)
     for index, output in enumerate(node.outputs):
-        if dtype is not None and (index == 0 or node.op_type in ("Split", "BatchNormalization")):
+        if dtype is not None and (index == 0 or node.op_type in _ONE_TYPE):
             output.dtype = dtype
         if index == 0 and shape is not None:
             output.shape = ir.Shape(shape)
+    if node.op_type == "SoftmaxCrossEntropyLoss" and len(node.outputs) == 2 and node.inputs[0] is not None:
+        node.outputs[1].shape = node.inputs[0].shape  # the log-probabilities
     if node.op_type in ("MaxPool", "TopK") and len(node.outputs) == 2:
         node.outputs[1].dtype = ir.DataType.INT64
 

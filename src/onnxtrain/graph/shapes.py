@@ -9,8 +9,19 @@ import onnx_ir as ir
 def infer_shapes(model: ir.Model) -> ir.Model:
     """Fill in types and shapes of all values of a model, in place; what cannot be found stays unknown.
 
-    Big tensors are left out of what ONNX sees, so that models beyond protobuf's 2 GiB pass.
+    Big tensors are left out of what ONNX sees, so that models beyond protobuf's 2 GiB pass. ONNX knows nothing
+    of the operators in this project's own domain: optimizers are inferred here.
     """
+    from onnxtrain.operators.lowering import infer_optimizer_types  # built on this package
+
+    _infer(model)
+    learned = [infer_optimizer_types(node) for node in model.graph]
+    if any(learned):
+        _infer(model)
+    return model
+
+
+def _infer(model: ir.Model) -> None:
     graph = model.graph
     inputs = len(graph.inputs)
     hidden: list[tuple[ir.Value, ir.TensorProtocol]] = []
@@ -34,7 +45,6 @@ def infer_shapes(model: ir.Model) -> ir.Model:
         del added
     inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
     _copy(graph, ir.serde.deserialize_graph(inferred.graph))
-    return model
 
 
 _SMALL = 1024

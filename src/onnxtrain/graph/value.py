@@ -68,7 +68,9 @@ class Value:
         return is_float(self.ir)
 
     def constant(self) -> np.ndarray | None:
-        """The array, where the value is an initializer or a Constant node; else ``None``."""
+        """The array, where the value is an initializer or a Constant node that nothing varies; else ``None``."""
+        if self.ir in self.op.variables:
+            return None
         tensor = ir.convenience.get_const_tensor(self.ir)
         return None if tensor is None else np.asarray(tensor.numpy())
 

@@ -110,7 +110,8 @@ def _contained(label: str, location: str, folder: Path) -> Path:
     real = path.resolve()
     if not real.is_relative_to(folder.resolve()):
         raise ModelError(
-            f"{label} is in {location!r}, a link to {str(real)!r} outside the model's folder; put the file itself there."
+            f"{label} is in {location!r}, a link to {str(real)!r} outside the model's folder; "
+            "put the file itself there."
         )
     if not real.is_file():
         raise ModelError(f"{label} is in {location!r}, but there is no such file in {str(folder)!r}; put it there.")

@@ -163,7 +163,8 @@ def _batch_normalization(node: NodeProto, graph: GraphProto, read: set[str]) -> 
             name=node.name,
             domain=STAND_IN_DOMAIN,
             training_mode=1,
-            **{key: value for key, value in attributes.items() if key in ("epsilon", "momentum")},
+            epsilon=attributes.get("epsilon", 1e-5),
+            momentum=attributes.get("momentum", 0.9),
         )
     ]
 

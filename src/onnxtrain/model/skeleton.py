@@ -6,10 +6,10 @@ Protocol buffers cannot hold more than 2 GiB, and ONNX's checker and converter s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import onnx
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto
 
 STAND_IN_DOMAIN = "onnxtrain.stand_in"
 """The domain of nodes that stand for something that a conversion must leave alone."""
@@ -27,6 +27,11 @@ def is_large(tensor: TensorProto) -> bool:
 def is_default_domain(domain: str) -> bool:
     """Whether a domain is ONNX's own, which has two spellings."""
     return domain in ("", "ai.onnx")
+
+
+def default_opset(imports: Iterable[OperatorSetIdProto]) -> int | None:
+    """The version of ONNX's own operators that a model or a function imports; ``None`` without an import."""
+    return max((item.version for item in imports if is_default_domain(item.domain)), default=None)
 
 
 def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
@@ -63,6 +68,27 @@ def _node_tensors(holder: GraphProto | FunctionProto) -> Iterator[TensorProto]:
             yield from attribute.tensors
         for graph in subgraphs(node):
             yield from _graph_tensors(graph)
+
+
+def unify_default_domain(proto: ModelProto) -> None:
+    """Write ONNX's own domain as "" everywhere."""
+    for holder in (proto, *proto.functions):
+        versions = {item.domain: item.version for item in holder.opset_import if not is_default_domain(item.domain)}
+        versions[""] = default_opset(holder.opset_import) or 0
+        del holder.opset_import[:]
+        for domain, version in versions.items():
+            if version:
+                holder.opset_import.add(domain=domain, version=version)
+    for node in (node for holder in (proto.graph, *proto.functions) for node in _nodes(holder)):
+        if node.domain == "ai.onnx":
+            node.domain = ""
+
+
+def _nodes(holder: GraphProto | FunctionProto) -> Iterator[NodeProto]:
+    for node in holder.node:
+        yield node
+        for graph in subgraphs(node):
+            yield from _nodes(graph)
 
 
 def without_data(proto: ModelProto) -> ModelProto:

@@ -20,6 +20,7 @@ from onnxtrain.errors import ModelError
 from onnxtrain.model.repairs import repair_graph
 from onnxtrain.model.skeleton import (
     STAND_IN_DOMAIN,
+    default_opset,
     graph_skeleton,
     is_default_domain,
     stand_in,
@@ -31,11 +32,6 @@ _FAILURES = (RuntimeError, onnx.version_converter.ConvertError, onnx.shape_infer
 """What the converter raises: its assertions, its refusals, and what its shape inference does not accept."""
 
 _GRAPH_TYPES = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
-
-
-def default_opset(imports: Iterable[OperatorSetIdProto]) -> int | None:
-    """The version of ONNX's own operators that a model or a function imports; ``None`` without an import."""
-    return max((item.version for item in imports if is_default_domain(item.domain)), default=None)
 
 
 def upgrade_opset(proto: ModelProto, minimum: int) -> ModelProto:
@@ -206,10 +202,10 @@ def _restore_node(source: NodeProto, node: NodeProto, before: int, after: int) -
         node.CopyFrom(source)
         return
     for field in ("name", "domain", "overload", "doc_string"):
-        if source.HasField(field):  # type: ignore[arg-type]
+        if source.HasField(field):
             setattr(node, field, getattr(source, field))
         else:
-            node.ClearField(field)  # type: ignore[arg-type]
+            node.ClearField(field)
     node.metadata_props.extend(source.metadata_props)
     given = {attribute.name: attribute for attribute in source.attribute}
     for attribute in graphs:

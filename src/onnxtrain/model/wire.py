@@ -17,15 +17,33 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+import onnx_ir as ir
 from onnx import TensorProto, numpy_helper
 
 _MODEL_GRAPH = 7
 _GRAPH_INITIALIZER = 5
 _RAW_DATA = 9
 _FLOAT_DATA, _INT32_DATA, _INT64_DATA, _DOUBLE_DATA, _UINT64_DATA = 4, 5, 7, 10, 11
-_DATA = frozenset({_RAW_DATA, _FLOAT_DATA, _INT32_DATA, _INT64_DATA, _DOUBLE_DATA, _UINT64_DATA})
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+_Accepted = Mapping[int, tuple[int, ...]]
+"""Field numbers with the wire types that they may have; under another one a field is unknown."""
+
+_GRAPHS: _Accepted = {_MODEL_GRAPH: (_BYTES,)}
+_INITIALIZERS: _Accepted = {_GRAPH_INITIALIZER: (_BYTES,)}
+_DATA: _Accepted = {
+    _RAW_DATA: (_BYTES,),
+    _FLOAT_DATA: (_BYTES, _FIXED32),
+    _DOUBLE_DATA: (_BYTES, _FIXED64),
+    _INT32_DATA: (_BYTES, _VARINT),
+    _INT64_DATA: (_BYTES, _VARINT),
+    _UINT64_DATA: (_BYTES, _VARINT),
+}
+
+_UNSIZED = (ir.DataType.UNDEFINED, ir.DataType.STRING)
+_PACKED = tuple(item.value for item in ir.DataType if item not in _UNSIZED and item.bitwidth < 8)
+"""Element types of which several share a byte."""
 
 _LARGE = 4096
 """Raw data from this size on is not kept a second time: the parsed model has it."""
@@ -86,24 +104,25 @@ class Template:
 
     def __init__(self, data: bytes) -> None:
         self._tensors: list[_Message] = []
-        self._model = _Message(b"", len(data))
         view = memoryview(data)
 
         def cut_tensor(part: _Slice) -> _Message:
-            message = _cut(view, part, _DATA, lambda data_field: self._cut_data(view, data_field))
+            inside = _fields(view, part.payload, part.end)
+            # Where raw data is given twice, the parsed model has the last of them only.
+            once = sum(item.number == _RAW_DATA for item in inside) == 1
+            message = _cut(view, part, _DATA, lambda item: self._cut_data(view, item, once))
             self._tensors.append(message)
             return message
 
         def cut_graph(part: _Slice) -> _Message:
-            return _cut(view, part, {_GRAPH_INITIALIZER}, cut_tensor)
+            return _cut(view, part, _INITIALIZERS, cut_tensor)
 
-        whole = _Slice(0, _BYTES, 0, 0, len(data))
-        self._model = _cut(view, whole, {_MODEL_GRAPH}, cut_graph)
+        self._model = _cut(view, _Slice(0, _BYTES, 0, 0, len(data)), _GRAPHS, cut_graph)
 
-    def _cut_data(self, view: memoryview, part: _Slice) -> _Field:
+    def _cut_data(self, view: memoryview, part: _Slice, once: bool) -> _Field:
         header = bytes(view[part.start : part.payload])
         size = part.end - part.payload
-        if part.number == _RAW_DATA and size >= _LARGE:
+        if part.number == _RAW_DATA and once and size >= _LARGE:
             return _Field(part.number, part.wire_type, header, _Raw(len(self._tensors), size))
         return _Field(part.number, part.wire_type, header, bytes(view[part.payload : part.end]))
 
@@ -147,15 +166,14 @@ class _Slice:
 def _cut(
     view: memoryview,
     whole: _Slice,
-    numbers: set[int] | frozenset[int],
+    accepted: _Accepted,
     cut: Callable[[_Slice], _Field | _Message],
 ) -> _Message:
-    """Split a message: fields of the given numbers are cut further, what lies between stays bytes."""
+    """Split a message: the accepted fields are cut further, what lies between stays bytes."""
     message = _Message(bytes(view[whole.start : whole.payload]), whole.end - whole.payload)
     begin = whole.payload
     for part in _fields(view, whole.payload, whole.end):
-        # A message is always written with its length; anything else under its number is not one.
-        if part.number in numbers and (part.wire_type == _BYTES or numbers is _DATA):
+        if part.wire_type in accepted.get(part.number, ()):
             if begin < part.start:
                 message.parts.append(bytes(view[begin : part.start]))
             message.parts.append(cut(part))
@@ -214,7 +232,8 @@ def _render(message: _Message, replaced: Mapping[int, dict[int, bytes | memoryvi
         elif isinstance(part, _Field):
             payload = new.get(position, part.payload)
             length = payload.size if isinstance(payload, _Raw) else len(payload)
-            header = part.header if length == part.size else _new_header(part.header, length)
+            grown = part.wire_type == _BYTES and length != part.size
+            header = _new_header(part.header, length) if grown else part.header
             made = [header, payload]
             size += len(header) + length
         else:
@@ -251,7 +270,7 @@ def _replace(message: _Message, tensor: TensorProto, array: npt.NDArray[np.gener
     fields = {position: part for position, part in enumerate(message.parts) if isinstance(part, _Field)}
     raw = [position for position, part in fields.items() if part.number == _RAW_DATA]
     if raw:
-        return {raw[-1]: raw_bytes(array)}  # of several, the last one counts
+        return {raw[-1]: raw_bytes(array, tensor.data_type)}  # of several, the last one counts
     elements = _typed_elements(tensor, array)
     payloads: dict[int, bytes | memoryview] = {}
     begin = 0
@@ -263,11 +282,12 @@ def _replace(message: _Message, tensor: TensorProto, array: npt.NDArray[np.gener
     return payloads
 
 
-def raw_bytes(array: npt.NDArray[np.generic]) -> bytes | memoryview:
-    """An array as ONNX's raw data: little-endian, rows first, small integers packed."""
-    if array.dtype.kind in "fciub" and array.dtype.byteorder != ">":
-        return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
-    return numpy_helper.from_array(array).raw_data
+def raw_bytes(array: npt.NDArray[np.generic], data_type: int) -> bytes | memoryview:
+    """An array as ONNX's raw data: little-endian, rows first, small numbers packed."""
+    if data_type in _PACKED:
+        return numpy_helper.from_array(array).raw_data
+    dtype = array.dtype.newbyteorder("<") if array.dtype.kind in "fciu" else array.dtype
+    return np.ascontiguousarray(array, dtype).reshape(-1).view(np.uint8).data
 
 
 def _typed_elements(tensor: TensorProto, array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
@@ -281,23 +301,13 @@ def _typed_elements(tensor: TensorProto, array: npt.NDArray[np.generic]) -> npt.
         return flat.astype(np.int64)  # negative numbers are written with 64 bits
     if flat.dtype.itemsize == 2:
         return flat.view(np.uint16)
-    packed = tensor.data_type in _PACKED
-    return np.frombuffer(raw_bytes(array), np.uint8) if packed else flat.view(np.uint8)
-
-
-_PACKED = tuple(
-    getattr(TensorProto, name)
-    for name in ("INT4", "UINT4", "FLOAT4E2M1", "INT2", "UINT2")
-    if hasattr(TensorProto, name)
-)
+    return flat.view(np.uint8)
 
 
 def _varints(values: npt.NDArray[np.uint64]) -> bytes:
     """Numbers of 7 bits a byte, the lowest first; the high bit says that more follow."""
-    groups = values[:, None] >> np.arange(0, 70, 7, dtype=np.uint64)[None, :].clip(max=63)
-    groups[:, 9] = values >> np.uint64(63)
-    used = np.maximum(1, 10 - np.argmax(groups[:, ::-1] != 0, axis=1))
-    used[values == 0] = 1
+    groups = values[:, None] >> np.arange(0, 70, 7, dtype=np.uint64)
+    used = np.where(values == 0, 1, 10 - np.argmax(groups[:, ::-1] != 0, axis=1))
     column = np.arange(10)
     digits = (groups & np.uint64(0x7F)).astype(np.uint8)
     digits |= np.where(column[None, :] < used[:, None] - 1, 0x80, 0).astype(np.uint8)

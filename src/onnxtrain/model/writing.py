@@ -84,16 +84,18 @@ def check_writable(path: str | os.PathLike[str]) -> None:
         ModelError: The folder does not exist or does not take files, or the path is a folder.
     """
     target = Path(path)
-    if target.is_dir():
-        raise ModelError(f"{str(target)!r} cannot be written: it is a folder; give the name of a file in it.")
-    folder = target.parent
-    if not folder.is_dir():
-        raise ModelError(f"{str(target)!r} cannot be written: there is no folder {str(folder)!r}; make it first.")
-    probe = folder / f".{target.name}.{secrets.token_hex(4)}.tmp"
-    try:  # only trying tells: permissions, read-only disks and names that are too long
+    probe = target.parent / f".{target.name}.{secrets.token_hex(4)}.tmp"
+    try:
+        if target.is_dir():
+            raise ModelError(f"{str(target)!r} cannot be written: it is a folder; give the name of a file in it.")
+        if not target.parent.is_dir():
+            raise ModelError(
+                f"{str(target)!r} cannot be written: there is no folder {str(target.parent)!r}; make it first."
+            )
+        # Only trying tells: permissions, read-only disks, names that are too long.
         os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
         probe.unlink()
     except OSError as error:
         raise ModelError(
-            f"{str(target)!r} cannot be written: {error.strerror}; choose a folder that you may write to."
+            f"{str(target)!r} cannot be written: {error.strerror}; give a name in a folder that you may write to."
         ) from error

@@ -1,1 +1,43 @@
-"""."""
+"""Optimizers as ONNX operators: schema, reference over NumPy arrays, body in standard operators.
+
+Each has a module of its own, with its schema, its update rule, the operator over arrays (:func:`adam`, under the
+operator's name in lower case) and the class of its settings (:class:`Adam`). Everything else finds them there.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from onnxtrain.operators.body import emit
+from onnxtrain.operators.lowering import infer_optimizer_types, lower_optimizers
+from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.operators.registry import OPTIMIZERS, discover
+
+if TYPE_CHECKING:  # below, they are found by reflection
+    from onnxtrain.operators.adagrad import Adagrad, adagrad
+    from onnxtrain.operators.adam import Adam, adam
+    from onnxtrain.operators.momentum import Momentum, momentum
+    from onnxtrain.operators.ssgd import SSGD, ssgd
+
+__all__ = [
+    "OPTIMIZERS",
+    "SSGD",
+    "Adagrad",
+    "Adam",
+    "Momentum",
+    "Optimizer",
+    "adagrad",
+    "adam",
+    "emit",
+    "infer_optimizer_types",
+    "lower_optimizers",
+    "momentum",
+    "ssgd",
+]
+
+discover(sys.modules[__name__])
+# The functions take the names of the modules that define them, so they cannot be looked up lazily.
+for _entry in OPTIMIZERS.values():
+    globals()[_entry.schema.name] = _entry.settings
+    globals()[_entry.schema.name.lower()] = _entry.reference

@@ -46,9 +46,7 @@ SCHEMA = OptimizerSchema(
     "sum of all squared gradients so far.",
     rule=rule,
     attributes=(
-        Attribute(
-            "decay_factor", "How fast the learning rate falls: step T uses R / (1 + T * decay_factor).", 0.0
-        ),
+        Attribute("decay_factor", "How fast the learning rate falls: step T uses R / (1 + T * decay_factor).", 0.0),
         Attribute("epsilon", "Added to the root of H_new, so that nothing is divided by zero.", EPSILON),
         Attribute("norm_coefficient", "Adds norm_coefficient * X to the gradient (weight decay).", 0.0),
     ),

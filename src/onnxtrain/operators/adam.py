@@ -47,12 +47,8 @@ SCHEMA = OptimizerSchema(
     "average of its square. For T above 0 the learning rate is corrected for averages that began at zero.",
     rule=rule,
     attributes=(
-        Attribute(
-            "alpha", "Weight of the old value in the average of the gradient.", ALPHA, sensible=FRACTION
-        ),
-        Attribute(
-            "beta", "Weight of the old value in the average of the squared gradient.", BETA, sensible=FRACTION
-        ),
+        Attribute("alpha", "Weight of the old value in the average of the gradient.", ALPHA, sensible=FRACTION),
+        Attribute("beta", "Weight of the old value in the average of the squared gradient.", BETA, sensible=FRACTION),
         Attribute("epsilon", "Added to the root of H_new, so that nothing is divided by zero.", EPSILON),
         Attribute("norm_coefficient", "Adds norm_coefficient * X to the gradient (weight decay).", 0.0),
         Attribute(

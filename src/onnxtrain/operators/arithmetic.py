@@ -54,10 +54,10 @@ class Tensor(NDArrayOperatorsMixin):
         """The element type."""
         return self.data.dtype.numpy() if isinstance(self.data, Value) else self.data.dtype
 
-    def __array_ufunc__(self, function: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        if method != "__call__" or options:
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if method != "__call__" or kwargs:
             return NotImplemented
-        return _apply(function, inputs)
+        return _apply(ufunc, inputs)
 
     def wide(self) -> Wide:
         """The same numbers in float64."""
@@ -111,7 +111,7 @@ def where(condition: Tensor, then: Any, otherwise: Any) -> Any:
     """``condition ? then : otherwise``, element by element."""
     operands = _aligned((then, otherwise))
     kind = _kind(operands)
-    data = [condition.data, *(operand.data for operand in operands)]
+    data: list[Any] = [condition.data, *(operand.data for operand in operands)]
     builder = _builder(data)
     if builder is None:
         return kind(np.where(data[0], data[1], data[2]))
@@ -125,8 +125,8 @@ def positive(number: Wide, error: str) -> Wide:
     """The number, which must be above 0: else an OperatorError, or NaN in a graph, which cannot raise."""
     if isinstance(number.data, Value):
         return where(number > 0, number, np.nan)  # type: ignore[no-any-return]
-    if not number.data > 0:
-        raise OperatorError(error.format(float(number.data)))
+    if not float(number) > 0:
+        raise OperatorError(error.format(float(number)))
     return number
 
 

@@ -71,16 +71,12 @@ def check_scalars(schema: OptimizerSchema, R: Described, T: Described) -> None:
             )
 
 
-def check_variable(
-    schema: OptimizerSchema, attributes: Attributes, index: int, tensors: Sequence[Described]
-) -> None:
+def check_variable(schema: OptimizerSchema, attributes: Attributes, index: int, tensors: Sequence[Described]) -> None:
     """Raise OperatorError unless the tensors of one variable fit together, as far as is known."""
     roles = ("X", "G", *(state.name for state in schema.used_states(attributes)))
     x = tensors[0]
     for role, tensor in zip(roles, tensors, strict=True):
-        label = f"{schema.name}: {role} of variable {index + 1}" + (
-            f" ({tensor.name!r})" if tensor.name else ""
-        )
+        label = f"{schema.name}: {role} of variable {index + 1}" + (f" ({tensor.name!r})" if tensor.name else "")
         if tensor.dtype is not None and tensor.dtype not in FLOATS:
             raise OperatorError(f"{label} is of type {tensor.dtype}, but must be float32 or float64.")
         if tensor.dtype is not None and x.dtype is not None and tensor.dtype != x.dtype:
@@ -120,9 +116,7 @@ def _differ(shape: tuple[Dimension, ...] | None, other: tuple[Dimension, ...] | 
         return False
     if len(shape) != len(other):
         return True
-    return any(
-        isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(shape, other, strict=True)
-    )
+    return any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(shape, other, strict=True))
 
 
 def _shown(shape: tuple[Dimension, ...] | None) -> str:

@@ -30,10 +30,8 @@ def rule(
     G_regularized = norm_coefficient * X + G
     beta_adjusted = where(T > 0, beta, 1)
     V_new = alpha * V + beta_adjusted * G_regularized
-    if mode == "nesterov":
-        X_new = X - R * (G_regularized + alpha * V_new)
-    else:
-        X_new = X - R * V_new
+    direction = G_regularized + alpha * V_new if mode == "nesterov" else V_new
+    X_new = X - R * direction
     return X_new, V_new
 
 
@@ -45,9 +43,7 @@ SCHEMA = OptimizerSchema(
     attributes=(
         Attribute("alpha", "Weight of the old momentum.", sensible=FRACTION),
         Attribute("beta", "Weight of the gradient in the new momentum for T above 0; for others it is 1."),
-        Attribute(
-            "mode", "Which form of momentum moves the variable.", kind=str, choices=("standard", "nesterov")
-        ),
+        Attribute("mode", "Which form of momentum moves the variable.", kind=str, choices=("standard", "nesterov")),
         Attribute("norm_coefficient", "Adds norm_coefficient * X to the gradient (weight decay)."),
     ),
     states=(State("V", "The momentum."),),

@@ -115,6 +115,7 @@ class OptimizerSchema:
         domain: Domain of the operator.
         version: Version of the domain that it belongs to.
         first_count: T of the first step of a training that follows the literature.
+        details: What the reference page says below the update rule, in Markdown.
         check: Raises :class:`~onnxtrain.errors.OperatorError` for attributes that do not fit together.
     """
 
@@ -126,6 +127,7 @@ class OptimizerSchema:
     domain: str = STANDARD_DOMAIN
     version: int = 1
     first_count: int = 0
+    details: str = ""
     check: Callable[[Attributes], None] = lambda attributes: None
 
     def used_states(self, attributes: Attributes) -> tuple[State, ...]:
@@ -141,9 +143,7 @@ class OptimizerSchema:
         known = [attribute.name for attribute in self.attributes]
         for name in given:
             if name not in known:
-                raise OperatorError(
-                    f"{self.name} has no attribute {name!r}; its attributes are {', '.join(known)}."
-                )
+                raise OperatorError(f"{self.name} has no attribute {name!r}; its attributes are {', '.join(known)}.")
         values = {a.name: self._value(a, given.get(a.name)) for a in self.attributes}
         self.check(values)
         return values

@@ -25,8 +25,8 @@ class Bound:
         states: Zero, one or two for each parameter, of its type and shape, group after group.
 
     Raises:
-        OperatorError: An array is read-only, not contiguous, overlaps another, or has the wrong type or shape;
-            or the numbers of arrays do not fit.
+        OperatorError: An array is read-only, not contiguous, overlaps another, or has the wrong type or
+            shape; or the numbers of arrays do not fit.
 
     Example:
         >>> import numpy as np

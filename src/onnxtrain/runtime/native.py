@@ -33,15 +33,15 @@ def load(path: Path) -> ctypes.CDLL:
             that there is not.
     """
     library = ctypes.CDLL(str(path))
-    number, text = ctypes.c_double, ctypes.c_char_p
+    number, attribute, text = ctypes.c_double, ctypes.c_float, ctypes.c_char_p
     call = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, number]  # tensors, how many, threads, R
     signatures = {
         "onnxtrain_instruction_set": ([], text),
         "onnxtrain_error": ([], text),
-        "onnxtrain_adagrad": ([*call, ctypes.c_int64, *[number] * 3], text),
-        "onnxtrain_adam": ([*call, ctypes.c_int64, *[number] * 5], text),
-        "onnxtrain_momentum": ([*call, ctypes.c_int64, *[number] * 3, text], text),
-        "onnxtrain_ssgd": ([*call, text, text, *[number] * 6], text),
+        "onnxtrain_adagrad": ([*call, ctypes.c_int64, *[attribute] * 3], text),
+        "onnxtrain_adam": ([*call, ctypes.c_int64, *[attribute] * 5], text),
+        "onnxtrain_momentum": ([*call, ctypes.c_int64, *[attribute] * 3, text], text),
+        "onnxtrain_ssgd": ([*call, text, text, *[attribute] * 6], text),
         "onnxtrain_stream": (
             [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_int],
             number,
@@ -88,8 +88,8 @@ def library() -> ctypes.CDLL:
     loaded, reason = _loaded()
     if loaded is None:
         raise OnnxTrainError(
-            f"The native kernels cannot be loaded ({reason}): install a wheel of onnxtrain that was built for "
-            "this system, or build it with `pip install .`."
+            f"The native kernels cannot be loaded ({reason}): install a wheel of onnxtrain that was built "
+            "for this system, or build it with `pip install .`."
         )
     return loaded
 

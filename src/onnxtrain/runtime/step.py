@@ -67,7 +67,7 @@ class StepSession:
         if not self.step.results:
             return {}
         outputs = binding.get_outputs_as_ortvaluevector()
-        return {name: outputs[index].numpy() for index, name in enumerate(self.step.results)}
+        return {name: np.array(outputs[index].numpy()) for index, name in enumerate(self.step.results)}
 
     def _bind_states(self) -> Any:
         binding = self._session.io_binding()

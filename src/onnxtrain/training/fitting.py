@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class Position:
-    """Where a training stands, in what a checkpoint keeps: the next batch of the epoch, and its mean so far."""
+    """Where a training stands, in what a checkpoint keeps: the next batch, the mean so far, why it stopped."""
 
     epoch: int = 0
     batch: int = 0
     step: int = 0
     total: float = 0.0
     examples: int = 0
+    stopped: str | None = None
 
 
 def fit(
@@ -109,6 +110,11 @@ def fit(
     loop.state = TrainingState(epochs=epochs, steps_per_epoch=per_epoch)
     if resume:
         loop.resume()
+    elif store is not None and store.latest() is not None:
+        raise CheckpointError(
+            f"The folder {str(store.folder)!r} holds checkpoints of an earlier training (the newest is "
+            f"{store.latest()}); resume it, or give another folder."
+        )
     loop.run(epochs)
     return history
 
@@ -190,7 +196,7 @@ class _Loop:
             measured = trainer.evaluate(self.validation, batch_size=max(self.batch_size, 64), metrics=self.metrics)
             state.metrics = {f"validation_{name}": value for name, value in measured.items()}
         self.callbacks.on_epoch_end(state)
-        self.position = Position(epoch=position.epoch + 1, step=position.step)
+        self.position = Position(epoch=position.epoch + 1, step=position.step, stopped=state.stop_reason)
         if self.store is not None:
             self._save()
 
@@ -255,4 +261,6 @@ class _Loop:
         self.position = Position(**metadata["position"])  # type: ignore[arg-type]
         self.callbacks.resume(metadata["callbacks"])  # type: ignore[arg-type]
         self.state.step = self.position.step
+        if self.position.stopped is not None:
+            self.state.request_stop(self.position.stopped)
         self.trainer.reseed(self.position.step)

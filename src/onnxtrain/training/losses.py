@@ -291,8 +291,11 @@ class CustomLoss(Loss):
         return ir.DataType.INT64 if kind == "indices" else prediction.dtype
 
     def target_shape(self, prediction: Value, kind: TargetKind) -> tuple[Dimension, ...] | None:
-        """Not known: the function decides."""
-        return None
+        """The shape of the prediction; without its class axis for class indices."""
+        shape = prediction.shape
+        if kind == "values" or shape is None:
+            return shape
+        return SoftmaxCrossEntropy().target_shape(prediction, kind)
 
     def build(self, op: Builder, prediction: Value, target: Value) -> LossTerms:
         """Emit the loss."""

@@ -268,8 +268,10 @@ def _target(loss: Loss, prediction: ir.Value, kind: TargetKind, name: str) -> ir
     scratch = Builder(ir.Graph([], [], nodes=[]), 18)
     wrapped = scratch.wrap(prediction)
     shape = loss.target_shape(wrapped, kind)
+    if shape is None:
+        raise OptionError(f"The rank of {prediction.name!r} is not known; declare its shape in the model.")
     return ir.Value(
         name=name,
         type=ir.TensorType(loss.target_dtype(wrapped, kind)),
-        shape=None if shape is None else ir.Shape(shape),
+        shape=ir.Shape(shape),
     )

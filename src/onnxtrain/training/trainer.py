@@ -13,6 +13,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import DataError, NumericalError, OptionError
+from onnxtrain.graph import Builder
 from onnxtrain.graph.value import dimensions
 from onnxtrain.model.file import ModelFile
 from onnxtrain.model.inspection import hints
@@ -22,7 +23,7 @@ from onnxtrain.operators import Adam
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.session import TrainingSession
-from onnxtrain.training.data import Batch, Dataset, TensorSpec, open_dataset
+from onnxtrain.training.data import ArrayDataset, Batch, Dataset, TensorSpec, open_dataset
 from onnxtrain.training.evaluation import Evaluator
 from onnxtrain.training.losses import TargetKind
 from onnxtrain.training.subject import LossLike, Modes, prepare
@@ -72,6 +73,8 @@ class Trainer:
             (``onnxtrain inspect MODEL`` lists them).
         freeze: Glob patterns of those to keep; wins over ``train``.
         output: The output that the loss is built on, by default the first floating one.
+        targets: ``"indices"`` or ``"values"`` (distributions over classes), where the loss takes both; by
+            default what the first data hold.
         batch_norm: ``"frozen"`` as the graph has it, or ``"train"``: batch statistics, with the running ones
             written back.
         dropout: Whether Dropout nodes drop while training.
@@ -109,6 +112,7 @@ class Trainer:
         train: str | Sequence[str] | None = None,
         freeze: str | Sequence[str] | None = None,
         output: str | None = None,
+        targets: TargetKind | None = None,
         batch_norm: str = "frozen",
         dropout: bool = False,
         untie: bool | str | Sequence[str] = False,
@@ -133,7 +137,7 @@ class Trainer:
         self._output, self._train, self._freeze = output, train, freeze
         self._clipping = Clipping(clip_value, clip_norm)
         self._modes = Modes(batch_norm, dropout, seed)
-        self._kind: TargetKind | None = None
+        self._kind: TargetKind | None = targets
         self._build()
 
     def _build(self) -> None:
@@ -149,7 +153,9 @@ class Trainer:
         recipe = subject.recipe(self.optimizer, self._clipping, accumulate=self.accumulate > 1)
         self._names = recipe.names
         self._subject = subject
-        self.session = TrainingSession(build_training_model(recipe), options=self.options, folder=self.file.folder)
+        self.session = TrainingSession(
+            build_training_model(recipe), options=self.options, folder=self.file.folder or ""
+        )
         self._evaluator: Evaluator | None = None
         self._inputs = [_spec(value) for value in subject.model.graph.inputs]
         self._target_spec = None if subject.target is None else _spec(subject.target)
@@ -255,26 +261,33 @@ class Trainer:
         Raises:
             DataError: It cannot be read or does not fit.
         """
-        spec = self._target_spec if need_target else None
-        wanted = self._target_spec is not None and need_target
-        if spec is not None and self._subject.loss is not None and len(self._subject.loss.target_kinds) > 1:
-            found = open_dataset(source, self._inputs, target=target, need_target=wanted, validate=False)
-            probe = getattr(found, "target_array", None)
-            if probe is not None:
-                self._choose_target_kind(probe.dtype, probe.ndim)
-            spec = self._target_spec
         if isinstance(source, Dataset):
             return source
-        dataset = open_dataset(source, self._inputs, target=target, target_spec=spec, need_target=wanted)
-        self._check_labels(dataset)
+        wanted = self._target_spec is not None and need_target
+        dataset = open_dataset(
+            source,
+            self._inputs,
+            target=target,
+            target_spec=None if wanted else self._target_spec,
+            need_target=wanted,
+            validate=False,
+        )
+        if wanted and isinstance(dataset, ArrayDataset) and dataset.targets is not None:
+            self._choose_target_kind(dataset.targets.dtype, dataset.targets.ndim)
+            dataset = dataset.expecting(self._target_spec)
+        elif wanted:
+            dataset = open_dataset(
+                source, self._inputs, target=target, target_spec=self._target_spec, need_target=True, validate=False
+            )
+        self._validate(dataset, labels=wanted)
         return dataset
 
-    def _check_labels(self, dataset: Dataset) -> None:
+    def _validate(self, dataset: Dataset, *, labels: bool) -> None:
+        """Refuse NaN, infinity and labels that name no class."""
         loss, spec = self._subject.loss, self._target_spec
-        if loss is None or spec is None or spec.dtype.kind != "i":
+        if not labels or loss is None or spec is None or spec.dtype.kind != "i":
+            dataset.validate()
             return
-        from onnxtrain.graph import Builder
-
         prediction = Builder(ir.Graph([], [], nodes=[]), 18).wrap(self._subject.prediction)
         dataset.validate(classes=loss.classes(prediction), ignore_index=getattr(loss, "ignore_index", None))
 

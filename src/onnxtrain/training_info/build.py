@@ -271,7 +271,7 @@ class _Algorithm:
 
     def update(self, state: Value, new: Value) -> None:
         """Bind a state to its next value."""
-        if new.ir.producer() is None:  # an initializer or input cannot be an output of the algorithm
+        if new.ir.producer() is None or new.ir in self._results:  # an output needs a name of its own
             new = self.op.Identity(new)
         new.ir.name = f"{state.name}_new"
         self._results.append(new.ir)

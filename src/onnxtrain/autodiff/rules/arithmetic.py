@@ -1,4 +1,4 @@
-"""Addition to powers: operators of two and more operands that broadcast."""
+"""Addition to powers, minima and choices: operators of several operands that broadcast."""
 
 from __future__ import annotations
 
@@ -31,3 +31,86 @@ def divide(node: Node, dy: Value) -> Gradients:
     b = node.input_required(1)
     da = dy / b
     return da, -(node.y * da)
+
+
+@register_gradient("Mod", broadcasts=True)
+def modulo(node: Node, dy: Value) -> Gradients:
+    """y = a - b q, q = trunc(a / b) or floor(a / b): da = dy, db = -q dy = dy (y - a) / b."""
+    a, b = node.input_required(0), node.input_required(1)
+    return dy, dy * ((node.y - a) / b)
+
+
+@register_gradient("Pow", broadcasts=True)
+def power(node: Node, dy: Value) -> Gradients:
+    """y = a^b: da = dy b a^(b - 1), db = dy y log a.
+
+    As in PyTorch, da = 0 where b = 0 and db = 0 where a = 0 <= b; db is NaN where a < 0, since the real
+    function has no derivative there.
+    """
+    op, a, b = node.op, node.input_required(0), node.input_required(1)
+    constant = b.constant()
+    if constant is not None and constant.size == 1:
+        da = _power_of_constant(node, dy, float(constant.reshape(-1)[0]))
+    else:
+        exponent = op.cast(b, a.dtype)
+        slope = exponent * op.Pow(a, exponent - 1)
+        da = dy * op.Where(op.binary("Equal", exponent, 0), op.scalar(0, dy), slope)
+    if not b.is_float:
+        return da, None
+    # log 1 = 0 in place of log 0: the product with y = 0 is zero instead of NaN.
+    logarithm = op.Log(op.Where(op.binary("Equal", a, 0), op.scalar(1, a), a))
+    return da, op.cast(dy * node.y * logarithm, b.dtype)
+
+
+def _power_of_constant(node: Node, dy: Value, exponent: float) -> Value:
+    """The gradient by the base, without powers where products do."""
+    op, a, y = node.op, node.x, node.y
+    if exponent == 0:
+        return op.zeros_like(dy)
+    if exponent == 1:
+        return dy
+    if exponent == 2:
+        return dy * (a * 2)
+    if exponent == 3:
+        return dy * (a * a * 3)
+    if exponent == 0.5:
+        return dy * 0.5 / y
+    if exponent == -1:
+        return -(dy * y * y)
+    return dy * (op.Pow(a, op.scalar(exponent - 1, a)) * exponent)
+
+
+@register_gradient("Max", "Min", broadcasts=True)
+def extremum(node: Node, dy: Value) -> Gradients:
+    """y = max_k x_k: dx_k = dy / n where x_k = y, n the number of such k; else 0. Likewise for min.
+
+    Operands that tie share equally, as in PyTorch's ``maximum`` and ``minimum``.
+    """
+    op = node.op
+    if len(node.inputs) == 1:
+        return dy
+    operands = [node.input_required(k) for k in range(len(node.inputs))]
+    chosen = [op.cast(op.Equal(x, node.y), dy.dtype).with_shape(node.y.shape) for x in operands]
+    share = dy / op.sum_of(chosen)
+    return [share * mask for mask in chosen]
+
+
+@register_gradient("Sum", broadcasts=True)
+def add_all(node: Node, dy: Value) -> Gradients:
+    """y = sum_k x_k: dx_k = dy."""
+    return [dy] * len(node.inputs)
+
+
+@register_gradient("Mean", broadcasts=True)
+def average(node: Node, dy: Value) -> Gradients:
+    """y = 1/n sum_k x_k: dx_k = dy / n."""
+    count = len(node.inputs)
+    return [dy * (1 / count)] * count
+
+
+@register_gradient("Where", broadcasts=True)
+def where(node: Node, dy: Value) -> Gradients:
+    """y = a where the condition holds, else b: da = dy where it holds, db = dy where it does not; else 0."""
+    op, condition = node.op, node.x
+    zero = op.scalar(0, dy)
+    return None, op.Where(condition, dy, zero), op.Where(condition, zero, dy)

@@ -84,7 +84,7 @@ def gather_nd(node: Node, dy: Value) -> Gradients:
 
 @register_gradient("Compress")
 def compress(node: Node, dy: Value) -> Gradients:
-    """y = the slices of x along an axis (or elements) where the condition holds: dx = dy there, else zeros."""
+    """y = slices along an axis, or elements, of x where the condition holds: dx = dy there, else 0."""
     op, x = node.op, node.x
     chosen = op.Reshape(op.NonZero(node.input_required(1)), op.ints(-1))
     axis = node.attribute("axis")
@@ -106,9 +106,7 @@ def top_k(node: Node, dvalues: Value, dindices: None) -> Gradients:
 def one_hot(node: Node, dy: Value) -> Gradients:
     """y = values[1] at the indices, values[0] elsewhere: dvalues = the sums of dy over each."""
     op, values = node.op, node.input_required(2)
-    mask = op.OneHot(
-        node.x, node.input_required(1), op.constant([0, 1], values.dtype), axis=node.attribute("axis")
-    )
+    mask = op.OneHot(node.x, node.input_required(1), op.constant([0, 1], values.dtype), axis=node.attribute("axis"))
     one = op.ints(1)
     on = op.Reshape(op.ReduceSum(dy * mask, keepdims=0), one)
     off = op.Reshape(op.ReduceSum(dy * (1 - mask), keepdims=0), one)

@@ -1,4 +1,4 @@
-"""What rules of moving operators share: sizes that are part numbers, part graph values, and adjoints of taking.
+"""What rules of moving operators share: sizes of which a part is known, and the adjoints of taking.
 
 Taking rows out of a tensor is undone by adding them back where they came from.
 """
@@ -183,9 +183,7 @@ def flat_scatter(x: Value, positions: Value, dy: Value) -> Value:
     size = op.Reshape(op.Size(x), op.ints(1))
     start = zeros(op, [size], x.dtype)
     flat = op.ints(-1)
-    added = op.ScatterElements(
-        start, op.Reshape(positions, flat), op.Reshape(dy, flat), axis=0, reduction="add"
-    )
+    added = op.ScatterElements(start, op.Reshape(positions, flat), op.Reshape(dy, flat), axis=0, reduction="add")
     return op.reshape_like(added, x)
 
 

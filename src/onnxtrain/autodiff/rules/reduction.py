@@ -1,4 +1,4 @@
-"""Reductions: sums, means, extrema, norms over axes."""
+"""Reductions: sums, means, extrema, products and norms over axes."""
 
 from __future__ import annotations
 
@@ -8,26 +8,116 @@ from onnxtrain.graph import Value
 
 def spread(node: Node, value: Value) -> Value:
     """Give a reduced value the axes of size 1 back that ``keepdims=0`` removed: it broadcasts to x."""
+    op, x = node.op, node.x
     if node.attribute("keepdims", 1) == 1:
         return value
-    op, axes = node.op, node.input(1)
+    noop = node.attribute("noop_with_empty_axes", 0)
+    axes = _axes(node)
     if axes is None:
-        if node.attribute("noop_with_empty_axes", 0):
+        if noop:
             return value
-        rank = node.x.rank
-        ones = op.ints(*[1] * rank) if rank is not None else _ones(node)
-        return op.reshape(value, ones)
-    return op.Unsqueeze(value, axes)
+        if x.rank is not None:
+            return op.reshape(value, [1] * x.rank)
+    elif axes.shape is not None and isinstance(axes.shape[0], int):
+        return op.Unsqueeze(value, axes)
+    # Whether there are axes is known when the graph runs; the reduction itself tells the shape.
+    kept = op.ReduceSum(x, axes, keepdims=1, noop_with_empty_axes=noop)
+    return op.reshape(value, op.Shape(kept))
 
 
-def _ones(node: Node) -> Value:
-    op = node.op
-    return op.Add(op.Mul(op.Shape(node.x), op.ints(0)), op.ints(1))
+def _axes(node: Node) -> Value | None:
+    """The axes, or ``None`` where they are left out or known to be an empty list."""
+    axes = node.input(1)
+    return None if axes is None or axes.shape == (0,) else axes
+
+
+def _expand(node: Node, value: Value) -> Value:
+    """Repeat a reduced value along the reduced axes."""
+    return node.op.Expand(spread(node, value), node.op.shape_of(node.x))
+
+
+def _again(node: Node, operator: str, value: Value) -> Value:
+    """Reduce a value of x's shape over the node's axes, which stay with size 1."""
+    noop = node.attribute("noop_with_empty_axes", 0)
+    return node.op.several(operator, value, _axes(node), outputs=1, keepdims=1, noop_with_empty_axes=noop or None)[0]
 
 
 @register_gradient("ReduceSum", since=13)
 def reduce_sum(node: Node, dy: Value) -> Gradients:
     """y = sum_i x_i: dx = dy, repeated along the reduced axes."""
-    op = node.op
-    dx = op.Expand(spread(node, dy), op.shape_of(node.x))
-    return dx, None
+    return _expand(node, dy)
+
+
+@register_gradient("ReduceMean", since=18)
+def reduce_mean(node: Node, dy: Value) -> Gradients:
+    """y = 1/n sum_i x_i: dx = dy / n, repeated along the reduced axes."""
+    return _expand(node, dy / _count(node))
+
+
+def _count(node: Node) -> Value:
+    """How many elements of x one element of y is made of, as a 0-d value."""
+    op, x, axes = node.op, node.x, _axes(node)
+    if axes is None:
+        return op.scalar(1, x) if node.attribute("noop_with_empty_axes", 0) else op.count(x)
+    constant = axes.constant()
+    if constant is not None:
+        return op.count(x, constant.tolist())
+    return op.cast(op.Size(x), x.dtype) / op.cast(op.Size(node.y), x.dtype)
+
+
+@register_gradient("ReduceMax", "ReduceMin", since=18)
+def reduce_extremum(node: Node, dy: Value) -> Gradients:
+    """y = max_i x_i: dx_i = dy / n where x_i = y, n the number of such i; else 0. Likewise for min.
+
+    Elements that tie share equally, as in PyTorch's ``amax`` and ``amin``.
+    """
+    op, x = node.op, node.x
+    chosen = op.cast(op.Equal(x, spread(node, node.y)), x.dtype)
+    return chosen * (spread(node, dy) / _again(node, "ReduceSum", chosen))
+
+
+@register_gradient("ReduceProd", since=18)
+def reduce_product(node: Node, dy: Value) -> Gradients:
+    """y = prod_i x_i: dx_i = dy prod_(j != i) x_j, exact where some x are zero."""
+    op, x = node.op, node.x
+    zero, one = op.scalar(0, x), op.scalar(1, x)
+    is_zero = op.Equal(x, zero)
+    factors = op.Where(is_zero, one, x)
+    product = _again(node, "ReduceProd", factors)
+    zeros = op.cast(is_zero, x.dtype)
+    other_zeros = _again(node, "ReduceSum", zeros) - zeros
+    others = spread(node, dy) * product / factors
+    return op.Where(op.Equal(other_zeros, zero), others, zero)
+
+
+@register_gradient("ReduceL1", since=18)
+def reduce_l1(node: Node, dy: Value) -> Gradients:
+    """y = sum_i |x_i|: dx_i = dy sign(x_i)."""
+    return spread(node, dy) * node.op.Sign(node.x)
+
+
+@register_gradient("ReduceL2", since=18)
+def reduce_l2(node: Node, dy: Value) -> Gradients:
+    """y = sqrt(sum_i x_i^2): dx_i = dy x_i / y; 0 where y = 0, as in PyTorch."""
+    op, y = node.op, node.y
+    zero = op.scalar(0, y)
+    ratio = op.Where(op.Equal(y, zero), zero, dy / y)
+    return node.x * spread(node, ratio)
+
+
+@register_gradient("ReduceSumSquare", since=18)
+def reduce_sum_of_squares(node: Node, dy: Value) -> Gradients:
+    """y = sum_i x_i^2: dx_i = 2 dy x_i."""
+    return node.x * spread(node, dy * 2)
+
+
+@register_gradient("ReduceLogSum", since=18)
+def reduce_logarithm_of_sum(node: Node, dy: Value) -> Gradients:
+    """y = log sum_i x_i: dx_i = dy / sum_i x_i = dy exp(-y)."""
+    return _expand(node, dy * node.op.Exp(-node.y))
+
+
+@register_gradient("ReduceLogSumExp", since=18)
+def reduce_logarithm_of_sum_of_exponentials(node: Node, dy: Value) -> Gradients:
+    """y = log sum_i exp(x_i): dx_i = dy exp(x_i - y)."""
+    return spread(node, dy) * node.op.Exp(node.x - spread(node, node.y))

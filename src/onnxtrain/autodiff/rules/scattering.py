@@ -43,7 +43,7 @@ def scatter_nd(node: Node, dy: Value) -> Gradients:
 
 
 def _scattered(node: Node, dy: Value, scatter: Scatter, gather: Gather) -> Gradients:
-    """Per reduction, with u the updates of one element of x:
+    """The gradients per reduction, where u are the updates of one element of x.
 
     - none: dx = dy, zero at the indices; du = dy there.
     - add: dx = dy; du = dy there.

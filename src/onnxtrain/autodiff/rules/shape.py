@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
-from onnxtrain.autodiff.rules.placement import joined, shaped, size_of
+from onnxtrain.autodiff.rules.placement import Size, joined, shaped, size_of
 from onnxtrain.graph import Value
 
 
@@ -66,7 +66,8 @@ def tile(node: Node, dy: Value) -> Gradients:
         zero, two = op.constant(0, np.int64), op.constant(2, np.int64)
         axes = op.Range(zero, op.Mul(op.Size(repeats), two), two)
         return op.ReduceSum(apart, axes, keepdims=0, noop_with_empty_axes=1)
-    sizes, summed = [], []
+    sizes: list[Size] = []
+    summed = []
     for axis, count in enumerate(known.tolist()):
         if count != 1:
             summed.append(len(sizes))

@@ -140,7 +140,7 @@ def _interleaved(value: Value, axis: int, step: int) -> Value:
 
 @register_gradient("Pad", since=18)
 def pad(node: Node, dy: Value) -> Gradients:
-    """y = x with a border: dx = the inner part of dy, plus what the border copied; dc = the sum of the rest."""
+    """y = x with a border: dx = the inner part of dy, plus what the border copied; dc = the rest."""
     mode = node.attribute("mode", "constant")
     if mode != "constant":
         return _pad_copying(node, dy, mode)

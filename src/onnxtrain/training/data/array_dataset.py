@@ -67,6 +67,23 @@ class ArrayDataset(Dataset):
     def _columns(self) -> list[Column]:
         return [*self._inputs.values(), *([self._targets] if self._targets else [])]
 
+    @property
+    def targets(self) -> Array | None:
+        """The target array as it came, or None."""
+        return None if self._targets is None else self._targets.array
+
+    def expecting(self, target_spec: TensorSpec | None) -> Self:
+        """The same data with its targets checked against, and converted to, what the loss needs.
+
+        Raises:
+            DataError: they do not fit.
+        """
+        if self._targets is None or target_spec is None:
+            return self
+        result = copy.copy(self)
+        result._targets = Column.checked(self._targets.array, target_spec, "the target array")
+        return result
+
     def take(self, indices: Array) -> Self:
         """The examples with these indices, as a dataset that shares the arrays."""
         subset = copy.copy(self)

@@ -103,7 +103,9 @@ def _read_npz(file: IO[bytes], what: str) -> dict[str, Array]:
     except (DataError, OSError):
         raise
     except Exception as error:  # a damaged file breaks zipfile and zlib in more ways than they document
-        raise DataError(f"{what} is truncated, damaged or not a .npz file ({error}); write it again.") from error
+        raise DataError(
+            f"{what} is truncated, damaged or not a .npz file ({_reason(error)}); write it again."
+        ) from error
     if not arrays:
         raise DataError(f"{what} holds no arrays; write them with numpy.savez, each under its input's name.")
     return arrays
@@ -159,7 +161,7 @@ def _read_header(file: Any, start: int, what: str) -> tuple[tuple[int, ...], boo
     except OSError:
         raise
     except Exception as error:  # the header is Python text: any error of its tokenizer and parser comes through
-        raise DataError(f"{what} is truncated or not in .npy format ({error}); write it again.") from error
+        raise DataError(f"{what} is truncated or not in .npy format ({_reason(error)}); write it again.") from error
     if dtype.hasobject:
         raise DataError(
             f"{what} holds Python objects, which only pickle can read and which could run code: "
@@ -178,3 +180,8 @@ def _check_length(available: int, shape: tuple[int, ...], dtype: np.dtype[Any], 
             f"{what} is truncated: shape {shape} of {dtype} needs {needed} bytes, {available} are there; "
             f"write it again."
         )
+
+
+def _reason(error: Exception) -> str:
+    """The message of an error in one line of bearable length; NumPy's quote the whole header."""
+    return " ".join(str(error).split())[:100]

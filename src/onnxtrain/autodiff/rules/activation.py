@@ -1,0 +1,204 @@
+"""Activations: the derivative from the result where that is possible, so that x need not be kept.
+
+At a kink the gradient is PyTorch's: relu'(0) = 0, and x = 0 belongs to the negative branch of the others.
+"""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
+from onnxtrain.graph import Value
+
+_LARGE = 3e38
+_LARGE_HALF = 6e4
+
+
+def _slope(value: Value, negative: float = 0.0) -> Value:
+    """1 where a value is positive, ``negative`` (0 to 1) elsewhere.
+
+    Scaling up to beyond all bounds and clipping costs half of a comparison followed by a choice or a cast on
+    ONNX Runtime; it is exact except for denormal numbers.
+    """
+    op = value.op
+    if negative == 0 and value.dtype == ir.DataType.FLOAT:
+        return op.HardSigmoid(value, alpha=_LARGE, beta=0.0)
+    large = _LARGE_HALF if value.dtype == ir.DataType.FLOAT16 else _LARGE
+    return op.Clip(value * large, op.scalar(negative, value), op.scalar(1, value))
+
+
+@register_gradient("Relu")
+def relu(node: Node, dy: Value) -> Gradients:
+    """y = max(x, 0): dx = dy where y > 0, else 0 dy."""
+    return dy * _slope(node.y)
+
+
+@register_gradient("LeakyRelu")
+def leaky_relu(node: Node, dy: Value) -> Gradients:
+    """y = x where x > 0, else alpha x: dx = dy where x > 0, else alpha dy."""
+    op, x, alpha = node.op, node.x, node.attribute("alpha", 0.01)
+    if 0 <= alpha <= 1:
+        return dy * _slope(node.y, alpha)  # y has the sign of x
+    positive = op.binary("Greater", x, 0)
+    return dy * op.Where(positive, op.scalar(1, x), op.scalar(alpha, x))
+
+
+@register_gradient("PRelu", since=9, broadcasts=True)
+def prelu(node: Node, dy: Value) -> Gradients:
+    """y = x where x > 0, else a x: dx = dy where x > 0, else a dy; da = dy min(x, 0), summed to a's shape."""
+    op, x, slope = node.op, node.x, node.input_required(1)
+    dx = op.Where(op.binary("Greater", x, 0), dy, dy * slope)
+    return dx, dy * op.Min(x, op.scalar(0, x))
+
+
+@register_gradient("Elu")
+def elu(node: Node, dy: Value) -> Gradients:
+    """y = x where x > 0, else a (exp(x) - 1): dx = dy where x > 0, else dy (y + a)."""
+    op, y = node.op, node.y
+    alpha: float = node.attribute("alpha", 1.0)
+    if alpha == 1:
+        return dy * (op.Min(y, op.scalar(0, y)) + 1)
+    sign = y if alpha > 0 else node.x
+    return dy * op.Where(op.binary("Greater", sign, 0), op.scalar(1, y), y + alpha)
+
+
+@register_gradient("Selu")
+def selu(node: Node, dy: Value) -> Gradients:
+    """y = g x where x > 0, else g a (exp(x) - 1): dx = g dy where x > 0, else dy (y + g a)."""
+    op, x, y = node.op, node.x, node.y
+    alpha: float = node.attribute("alpha", 1.6732632423543772)
+    gamma: float = node.attribute("gamma", 1.0507009873554805)
+    sign = y if alpha > 0 and gamma > 0 else x
+    return dy * op.Where(op.binary("Greater", sign, 0), op.scalar(gamma, y), y + alpha * gamma)
+
+
+@register_gradient("Celu")
+def celu(node: Node, dy: Value) -> Gradients:
+    """y = x where x > 0, else a (exp(x / a) - 1): dx = dy (1 + min(y, 0) / a), for a of either sign."""
+    op, y = node.op, node.y
+    alpha: float = node.attribute("alpha", 1.0)
+    return dy * (op.Min(y, op.scalar(0, y)) * (1 / alpha) + 1)
+
+
+@register_gradient("Sigmoid")
+def sigmoid(node: Node, dy: Value) -> Gradients:
+    """y = 1 / (1 + exp(-x)): dx = dy y (1 - y)."""
+    return dy * (node.y * (1 - node.y))
+
+
+@register_gradient("HardSigmoid")
+def hard_sigmoid(node: Node, dy: Value) -> Gradients:
+    """y = min(max(a x + b, 0), 1): dx = a dy where 0 < y < 1, else 0."""
+    y = node.y
+    alpha: float = node.attribute("alpha", 0.2)
+    return dy * (_slope(y * (1 - y)) * alpha)
+
+
+@register_gradient("HardSwish")
+def hard_swish(node: Node, dy: Value) -> Gradients:
+    """y = x min(max(x / 6 + 1/2, 0), 1): dx = dy (x / 3 + 1/2) where |x| < 3; beyond, dy above and 0 below."""
+    op, x = node.op, node.x
+    inside = op.binary("Less", op.Abs(x), 3)
+    return dy * op.Where(inside, x * (1 / 3) + 0.5, _slope(x))
+
+
+@register_gradient("Softplus")
+def softplus(node: Node, dy: Value) -> Gradients:
+    """y = log(1 + exp(x)): dx = dy sigmoid(x)."""
+    return dy * node.op.Sigmoid(node.x)
+
+
+@register_gradient("Softsign")
+def softsign(node: Node, dy: Value) -> Gradients:
+    """y = x / (1 + |x|): dx = dy / (1 + |x|)^2."""
+    root = node.op.Abs(node.x) + 1
+    return dy / (root * root)
+
+
+@register_gradient("ThresholdedRelu")
+def thresholded_relu(node: Node, dy: Value) -> Gradients:
+    """y = x where x > alpha, else 0: dx = dy where x > alpha, else 0."""
+    op = node.op
+    above = op.binary("Greater", node.x, node.attribute("alpha", 1.0))
+    return op.Where(above, dy, op.scalar(0, dy))
+
+
+@register_gradient("Shrink")
+def shrink(node: Node, dy: Value) -> Gradients:
+    """y = x - bias sign(x) where |x| > lambda, else 0: dx = dy where |x| > lambda, else 0."""
+    op = node.op
+    outside = op.binary("Greater", op.Abs(node.x), node.attribute("lambd", 0.5))
+    return op.Where(outside, dy, op.scalar(0, dy))
+
+
+@register_gradient("Swish")
+def swish(node: Node, dy: Value) -> Gradients:
+    """y = x s, s = sigmoid(a x): dx = dy (s + a y (1 - s))."""
+    alpha: float = node.attribute("alpha", 1.0)
+    s = node.op.Sigmoid(node.x * alpha)
+    return dy * (s + node.y * (1 - s) * alpha)
+
+
+@register_gradient("Mish")
+def mish(node: Node, dy: Value) -> Gradients:
+    """y = x t, t = tanh(log(1 + e^x)): dx = dy (t + x sigmoid(x) (1 - t^2)).
+
+    t = n / (n + 2) with n = e^x (e^x + 2), which is far cheaper than a logarithm.
+    """
+    op, x = node.op, node.x
+    # Beyond the bound t is 1 to the last digit, and e^2x must not overflow.
+    bound = 5 if x.dtype == ir.DataType.FLOAT16 else 20
+    e = op.Exp(op.Min(x, op.scalar(bound, x)))
+    n = e * (e + 2)
+    t = n / (n + 2)
+    return dy * (t + x * op.Sigmoid(x) * (1 - t * t))
+
+
+@register_gradient("Gelu")
+def gelu(node: Node, dy: Value) -> Gradients:
+    """y = x P(x), P the normal distribution function: dx = dy (P(x) + x p(x)), p its density.
+
+    With approximate="tanh", P(x) = sigmoid(v), v = 2 sqrt(2 / pi) (x + 0.044715 x^3), and
+    dx = dy (P + y (1 - P) v').
+    """
+    op, x, y = node.op, node.x, node.y
+    if node.attribute("approximate", "none") == "tanh":
+        factor = 2 * math.sqrt(2 / math.pi)
+        square = x * x
+        probability = op.Sigmoid(x * (square * (0.044715 * factor) + factor))
+        inner = square * (3 * 0.044715 * factor) + factor
+        return dy * (probability + y * (1 - probability) * inner)
+    # In s = x / sqrt(2): 2 dx = dy (1 + erf(s) + 2 / sqrt(pi) s exp(-s^2)), the factor in the exponent.
+    s = x * math.sqrt(0.5)
+    density = s * op.Exp(math.log(2 / math.sqrt(math.pi)) - s * s)
+    return dy * 0.5 * (op.Erf(s) + 1 + density)
+
+
+@register_gradient("Dropout", since=12)
+def dropout(node: Node, dy: Value, dmask: None = None) -> Gradients:
+    """y = x mask / (1 - ratio) in training, else x: dx = dy mask / (1 - ratio), else dy.
+
+    Training or not may be decided when the graph runs. The mask is an output of the forward node, added where
+    the model does not ask for it.
+    """
+    op, ratio, training = node.op, node.input(1), node.input(2)
+    constant = None if training is None else training.constant()
+    if training is None or (constant is not None and not constant.any()):
+        return dy
+    mask = op.cast(node.output_required(1, ir.DataType.BOOL, node.x.shape), dy.dtype)
+    share = 0.5 if ratio is None else _number(ratio)
+    if share is not None:
+        scale = op.scalar(0 if share >= 1 else 1 / (1 - share), dy)
+    else:
+        assert ratio is not None
+        scale = op.Reciprocal(1 - op.cast(ratio, dy.dtype))
+    if constant is None:
+        scale = op.Where(training, scale, op.scalar(1, dy))
+    return dy * (mask * scale)
+
+
+def _number(value: Value) -> float | None:
+    constant = value.constant()
+    return None if constant is None else float(constant.reshape(-1)[0])

@@ -1,0 +1,173 @@
+"""Functions of one tensor, element by element: powers, exponentials, trigonometry, types, bounds."""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
+from onnxtrain.graph import Value
+
+
+@register_gradient("Identity")
+def identity(node: Node, dy: Value) -> Gradients:
+    """y = x: dx = dy."""
+    return dy
+
+
+@register_gradient("Cast", "CastLike")
+def cast(node: Node, dy: Value) -> Gradients:
+    """y = x in another element type: dx = dy in the type of x."""
+    if node.x.dtype == ir.DataType.UNDEFINED:
+        return node.op.CastLike(dy, node.x)
+    return node.op.cast(dy, node.x.dtype)
+
+
+@register_gradient("Neg")
+def negative(node: Node, dy: Value) -> Gradients:
+    """y = -x: dx = -dy."""
+    return -dy
+
+
+@register_gradient("Abs")
+def absolute(node: Node, dy: Value) -> Gradients:
+    """y = |x|: dx = dy sign(x); 0 at 0, as in PyTorch."""
+    return dy * node.op.Sign(node.x)
+
+
+@register_gradient("Reciprocal")
+def reciprocal(node: Node, dy: Value) -> Gradients:
+    """y = 1 / x: dx = -dy y^2."""
+    return -(dy * node.y * node.y)
+
+
+@register_gradient("Sqrt")
+def square_root(node: Node, dy: Value) -> Gradients:
+    """y = sqrt(x): dx = dy / (2 y)."""
+    return dy * 0.5 / node.y
+
+
+@register_gradient("Exp")
+def exponential(node: Node, dy: Value) -> Gradients:
+    """y = exp(x): dx = dy y."""
+    return dy * node.y
+
+
+@register_gradient("Log")
+def logarithm(node: Node, dy: Value) -> Gradients:
+    """y = log(x): dx = dy / x."""
+    return dy / node.x
+
+
+@register_gradient("Erf")
+def error_function(node: Node, dy: Value) -> Gradients:
+    """y = erf(x): dx = dy 2 / sqrt(pi) exp(-x^2)."""
+    # The factor goes into the exponent: one node fewer.
+    return dy * node.op.Exp(math.log(2 / math.sqrt(math.pi)) - node.x * node.x)
+
+
+@register_gradient("Sin")
+def sine(node: Node, dy: Value) -> Gradients:
+    """y = sin(x): dx = dy cos(x)."""
+    return dy * node.op.Cos(node.x)
+
+
+@register_gradient("Cos")
+def cosine(node: Node, dy: Value) -> Gradients:
+    """y = cos(x): dx = -dy sin(x)."""
+    return -(dy * node.op.Sin(node.x))
+
+
+@register_gradient("Tan")
+def tangent(node: Node, dy: Value) -> Gradients:
+    """y = tan(x): dx = dy (1 + y^2)."""
+    return dy * (node.y * node.y + 1)
+
+
+@register_gradient("Asin")
+def arcsine(node: Node, dy: Value) -> Gradients:
+    """y = asin(x): dx = dy / sqrt(1 - x^2)."""
+    return dy / node.op.Sqrt(1 - node.x * node.x)
+
+
+@register_gradient("Acos")
+def arccosine(node: Node, dy: Value) -> Gradients:
+    """y = acos(x): dx = -dy / sqrt(1 - x^2)."""
+    return -(dy / node.op.Sqrt(1 - node.x * node.x))
+
+
+@register_gradient("Atan")
+def arctangent(node: Node, dy: Value) -> Gradients:
+    """y = atan(x): dx = dy / (1 + x^2)."""
+    return dy / (node.x * node.x + 1)
+
+
+@register_gradient("Sinh")
+def hyperbolic_sine(node: Node, dy: Value) -> Gradients:
+    """y = sinh(x): dx = dy cosh(x)."""
+    return dy * node.op.Cosh(node.x)
+
+
+@register_gradient("Cosh")
+def hyperbolic_cosine(node: Node, dy: Value) -> Gradients:
+    """y = cosh(x): dx = dy sinh(x)."""
+    return dy * node.op.Sinh(node.x)
+
+
+@register_gradient("Tanh")
+def hyperbolic_tangent(node: Node, dy: Value) -> Gradients:
+    """y = tanh(x): dx = dy (1 - y^2)."""
+    return dy * (1 - node.y * node.y)
+
+
+@register_gradient("Asinh")
+def inverse_hyperbolic_sine(node: Node, dy: Value) -> Gradients:
+    """y = asinh(x): dx = dy / sqrt(x^2 + 1)."""
+    return dy / node.op.Sqrt(node.x * node.x + 1)
+
+
+@register_gradient("Acosh")
+def inverse_hyperbolic_cosine(node: Node, dy: Value) -> Gradients:
+    """y = acosh(x): dx = dy / sqrt(x^2 - 1)."""
+    return dy / node.op.Sqrt(node.x * node.x - 1)
+
+
+@register_gradient("Atanh")
+def inverse_hyperbolic_tangent(node: Node, dy: Value) -> Gradients:
+    """y = atanh(x): dx = dy / (1 - x^2)."""
+    return dy / (1 - node.x * node.x)
+
+
+@register_gradient("Clip", since=11)
+def clip(node: Node, dy: Value) -> Gradients:
+    """y = min(max(x, l), h): dx = dy where l <= x <= h, dl = sum dy where x < l, dh = sum dy where x > h.
+
+    As in PyTorch's ``clamp``, the gradient passes at the bounds, and where l > h all of it belongs to h.
+    """
+    op, x = node.op, node.x
+    low, high = node.input(1), node.input(2)
+    if low is None and high is None:
+        return dy
+    zero = op.scalar(0, dy)
+    # x = y says that x is within the bounds, without reading them again. A choice instead of a product:
+    # dy is infinite in sqrt(clip(x, 0)) where x < 0, and the gradient there is zero.
+    dx = op.Where(op.Equal(x, node.y), dy, zero)
+    d_low = d_high = None
+    if low is not None:
+        below = op.Less(x, low)
+        if high is not None:
+            below = op.And(below, op.LessOrEqual(low, high))
+        d_low = _total(op.Where(below, dy, zero), low)
+    if high is not None:
+        above = op.Greater(x, high)
+        if low is not None:
+            above = op.Or(above, op.Greater(low, high))
+        d_high = _total(op.Where(above, dy, zero), high)
+    return dx, d_low, d_high
+
+
+def _total(value: Value, bound: Value) -> Value:
+    """The sum of all elements in the shape of a bound, which has one element."""
+    op = value.op
+    return op.reshape_like(op.ReduceSum(value, keepdims=0), bound)

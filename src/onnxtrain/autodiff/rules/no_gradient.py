@@ -1,0 +1,55 @@
+"""Operators through which no gradient flows, each with the reason."""
+
+from __future__ import annotations
+
+from onnxtrain.autodiff.registry import no_gradient
+
+STEPS = ("Ceil", "Floor", "Round", "QuantizeLinear")
+"""Operators that round: their derivative is zero, and what stands in for it where one trains through them
+(straight-through) is that of the identity."""
+
+no_gradient(*STEPS, reason="the output is constant between steps: the derivative is zero wherever it exists")
+no_gradient(
+    *("Sign", "Hardmax"),
+    reason="the output is constant between jumps: the derivative is zero wherever it exists",
+)
+no_gradient(
+    *("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "IsNaN", "IsInf"),
+    reason="the output is a truth value",
+)
+no_gradient(
+    *("And", "Or", "Xor", "Not", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "BitCast"),
+    reason="it works on truth values or on bits",
+)
+no_gradient(
+    *("Shape", "Size", "ConstantOfShape", "EyeLike"),
+    reason="the output depends on shapes only, not on the values",
+)
+no_gradient(
+    *("ArgMax", "ArgMin", "NonZero", "NonMaxSuppression"),
+    reason="the output is positions, which are integers",
+)
+no_gradient(
+    *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
+    reason="the output is drawn at random, whatever the values of the input",
+)
+no_gradient(
+    *("Bernoulli", "Multinomial"),
+    reason="the output is a random choice, which jumps when the probabilities vary",
+)
+no_gradient(
+    *("ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul"),
+    reason="it computes with quantized integers",
+)
+no_gradient(
+    *("StringConcat", "StringNormalizer", "StringSplit", "RegexFullMatch", "TfIdfVectorizer"),
+    reason="the input is text or tokens",
+)
+no_gradient(
+    *("BlackmanWindow", "HammingWindow", "HannWindow", "MelWeightMatrix"),
+    reason="the output is a table that depends on sizes; the edges of a filter bank fall on whole bins",
+)
+no_gradient(
+    *("Constant", "ImageDecoder", "OptionalHasElement", "SequenceEmpty", "SequenceLength"),
+    reason="no floating tensor goes in",
+)

@@ -1,0 +1,50 @@
+"""Quantized values: the scale has a gradient, the integers have none."""
+
+from __future__ import annotations
+
+from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
+from onnxtrain.graph import Value
+
+
+@register_gradient("DequantizeLinear", since=13)
+def dequantize(node: Node, dy: Value) -> Gradients:
+    """y = (x - zero_point) s: ds = sum dy (x - zero_point) over the elements that share the scale."""
+    op, scale = node.op, node.input_required(1)
+    attributes = {
+        name: node.attribute(name) for name in ("axis", "block_size", "output_dtype") if name in node.ir.attributes
+    }
+    # With a scale of one the operator itself gives x - zero_point, in whatever way the scale is laid out.
+    steps = op.DequantizeLinear(node.x, op.ones_like(scale), node.input(2), **attributes)
+    steps.ir.dtype = dy.dtype
+    products = op.cast(dy * steps.with_shape(node.y.shape), scale.dtype)
+    if attributes.get("block_size", 0):
+        return None, _sum_blocks(node, products), None
+    if scale.rank == 0 or scale.shape == (1,):
+        return None, op.reshape_like(op.ReduceSum(products, keepdims=0), scale), None
+    rank = node.rank()
+    axis = attributes.get("axis", 1) % rank
+    if scale.shape is not None and isinstance(scale.shape[0], int):
+        others = op.ints(*(a for a in range(rank) if a != axis))
+        return None, op.ReduceSum(products, others, keepdims=0, noop_with_empty_axes=1), None
+    # One scale or one per index of the axis: that is, as many as fit when it is broadcast along the axis.
+    sizes = op.Concat(
+        *(op.ints(1) for _ in range(axis)),
+        op.Shape(op.reshape(scale, [-1])),
+        *(op.ints(1) for _ in range(axis + 1, rank)),
+        axis=0,
+    )
+    return None, op.reshape_like(op.reduce_to(products, op.reshape(scale, sizes)), scale), None
+
+
+def _sum_blocks(node: Node, products: Value) -> Value:
+    """Sum runs of ``block_size`` elements along the axis; the last may be shorter."""
+    op, scale, block = node.op, node.input_required(1), int(node.attribute("block_size"))
+    rank = node.rank()
+    axis = int(node.attribute("axis", 1)) % rank
+    blocks = op.dimension(scale, axis)
+    rest = blocks * block - op.dimension(node.x, axis)
+    padded = op.Pad(products, op.Concat(op.ints(0), rest, axis=0), None, op.ints(axis))
+    before = [op.dimension(node.x, a) for a in range(axis)]
+    after = [op.dimension(node.x, a) for a in range(axis + 1, rank)]
+    split = op.reshape(padded, op.Concat(*before, blocks, op.ints(block), *after, axis=0))
+    return op.ReduceSum(split, op.ints(axis + 1), keepdims=0)

@@ -1,0 +1,224 @@
+"""Resize: a linear map along each axis, whose transpose carries the gradient back.
+
+The matrix of an axis is what the same Resize makes of the rows of an identity matrix. So every mode follows
+the runtime's own arithmetic, sizes may be known to the graph only, and where they are constant ONNX Runtime
+computes the matrices once, when it loads the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxtrain.autodiff.registry import Gradients, Node, describe, register_gradient
+from onnxtrain.autodiff.rules.placement import (
+    Size,
+    joined,
+    product_between,
+    shaped,
+    size_of,
+    zeros,
+)
+from onnxtrain.errors import GradientError
+from onnxtrain.graph import Value
+
+_ATTRIBUTES = (
+    "antialias",
+    "coordinate_transformation_mode",
+    "cubic_coeff_a",
+    "exclude_outside",
+    "mode",
+    "nearest_mode",
+)
+"""What shapes the matrix of an axis; an extrapolated value is added to the output, not multiplied."""
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """One resized axis: its number in x and its position among the scales or sizes; their number is count."""
+
+    axis: int
+    position: int
+    count: int
+
+
+@register_gradient("Resize", since=18)
+def resize(node: Node, dy: Value) -> Gradients:
+    """y = M_1 ⊗ M_2 ⊗ ... x, a matrix per resized axis: dx = M_1ᵀ ⊗ M_2ᵀ ⊗ ... dy."""
+    axes = _resized_axes(node)
+    factors = _replications(node, axes)
+    if factors is not None:
+        op = node.op
+        mean = op.AveragePool(dy, kernel_shape=factors, strides=factors)
+        return mean * float(np.prod(factors))
+    for axis in reversed(axes):
+        dy = _times_transposed(dy, _matrix(node, axis), axis.axis, size_of(node.x, axis.axis))
+    return dy
+
+
+def _resized_axes(node: Node) -> list[_Axis]:
+    scales, sizes = node.input(2), node.input(3)
+    given = node.attribute("axes")
+    if given is None:
+        given = list(range(_number_of_scales(node)))
+    rank = node.x.rank
+    axes = [axis % rank if rank is not None else axis for axis in given]
+    if any(axis < 0 for axis in axes):
+        node.rank()
+    count = len(axes)
+    crops = node.attribute("coordinate_transformation_mode") == "tf_crop_and_resize"
+    factors = None if scales is None else scales.constant()
+    found = []
+    for position, axis in enumerate(axes):
+        kept = factors is not None and factors.size and factors[position] == 1
+        if sizes is not None and node.attribute("keep_aspect_ratio_policy", "stretch") == "stretch":
+            kept = _same_size(node, sizes, axis, position)
+        if crops or not kept:
+            found.append(_Axis(axis, position, count))
+    return found
+
+
+def _number_of_scales(node: Node) -> int:
+    for value in (node.input(2), node.input(3)):
+        if value is not None and value.shape is not None and isinstance(value.shape[0], int) and value.shape[0]:
+            return value.shape[0]
+    return node.rank()
+
+
+def _same_size(node: Node, sizes: Value, axis: int, position: int) -> bool:
+    before, after = node.x.shape, node.y.shape
+    known = sizes.constant()
+    if before is None:
+        return False
+    if known is not None:
+        return bool(before[axis] == known[position])
+    return after is not None and before[axis] is not None and before[axis] == after[axis]
+
+
+def _replications(node: Node, axes: Sequence[_Axis]) -> list[int] | None:
+    """Per spatial axis how often each element is repeated, where Resize does nothing else; or ``None``."""
+    transformation = node.attribute("coordinate_transformation_mode", "half_pixel")
+    rounding = node.attribute("nearest_mode", "round_prefer_floor")
+    repeats = (transformation == "asymmetric" and rounding == "floor") or (
+        transformation in ("half_pixel", "half_pixel_symmetric") and rounding.startswith("round")
+    )
+    rank = node.x.rank
+    if node.attribute("mode", "nearest") != "nearest" or not repeats or rank is None or not 3 <= rank <= 5:
+        return None
+    factors = [1] * rank
+    for axis in axes:
+        factor = _integer_factor(node, axis)
+        if factor is None:
+            return None
+        factors[axis.axis] = factor
+    return factors[2:] if axes and factors[:2] == [1, 1] else None
+
+
+def _integer_factor(node: Node, axis: _Axis) -> int | None:
+    scales = node.input(2)
+    known = None if scales is None else scales.constant()
+    if known is not None and known.size:
+        scale = float(known[axis.position])
+    else:
+        before = None if node.x.shape is None else node.x.shape[axis.axis]
+        after = None if node.y.shape is None else node.y.shape[axis.axis]
+        if not isinstance(before, int) or not isinstance(after, int) or not before:
+            return None
+        scale = after / before
+    return int(scale) if scale >= 1 and scale == int(scale) else None
+
+
+def _matrix(node: Node, axis: _Axis) -> Value:
+    """Mᵀ [size of x, size of y] of one axis."""
+    op, size = node.op, size_of(node.x, axis.axis)
+    identity = op.EyeLike(zeros(op, [size, size], node.x.dtype), dtype=int(node.x.dtype))
+    roi = _region(node, axis)
+    scales: Value | None = None
+    sizes: Value | None = None
+    policy = node.attribute("keep_aspect_ratio_policy", "stretch")
+    if node.input(3) is not None and policy == "stretch":
+        sizes = _both_sizes(node, axis, size)
+    else:
+        own = op.constant([_common_scale(node)], np.float32) if node.input(3) is not None else _scale(node, axis)
+        scales = op.Concat(op.constant([1], np.float32), own, axis=0)
+    attributes = {name: node.attribute(name) for name in _ATTRIBUTES}
+    rows = op.Resize(identity, roi, scales, sizes, **attributes)
+    known = [item if isinstance(item, int) else None for item in (size, size_of(node.y, axis.axis))]
+    return rows.with_shape(tuple(known))
+
+
+def _both_sizes(node: Node, axis: _Axis, size: Size) -> Value:
+    op, sizes = node.op, node.input_required(3)
+    known, at = sizes.constant(), axis.position
+    own = int(known[at]) if known is not None else op.Slice(sizes, op.ints(at), op.ints(at + 1))
+    both = joined(op, [size, own])
+    # ONNX Runtime refuses sizes of which it cannot infer the number.
+    return both if node.x.rank is not None and known is not None else op.Reshape(both, op.ints(2))
+
+
+def _scale(node: Node, axis: _Axis) -> Value:
+    op, scales = node.op, node.input_required(2)
+    known = scales.constant()
+    if known is not None:
+        return op.constant([known[axis.position]], np.float32)
+    return op.Slice(scales, op.ints(axis.position), op.ints(axis.position + 1))
+
+
+def _region(node: Node, axis: _Axis) -> Value | None:
+    """The region of interest: all rows of the identity, and of its columns what the node says."""
+    roi = node.input(1)
+    if roi is None or node.attribute("coordinate_transformation_mode") != "tf_crop_and_resize":
+        return None
+    op = node.op
+    ends = [op.Slice(roi, op.ints(at), op.ints(at + 1)) for at in (axis.position, axis.position + axis.count)]
+    whole = op.constant([0], roi.dtype), op.constant([1], roi.dtype)
+    return op.Concat(whole[0], ends[0], whole[1], ends[1], axis=0)
+
+
+def _common_scale(node: Node) -> float:
+    """The scale that all axes share where sizes keep the aspect ratio.
+
+    Raises:
+        GradientError: Sizes are not known, or an axis is rounded up to a size that the scale does not give.
+    """
+    policy = node.attribute("keep_aspect_ratio_policy")
+    sizes, shape = node.input_required(3).constant(), node.x.static_shape
+    if sizes is None or shape is None:
+        raise GradientError(
+            f"{describe(node.ir)}: with keep_aspect_ratio_policy={policy!r} the gradient needs constant sizes "
+            f"and a static shape of {node.x.name!r}, which is {node.x.shape}; fix the input's shape or use "
+            "scales."
+        )
+    axes = node.attribute("axes") or range(len(shape))
+    ratios = [np.float32(size) / np.float32(shape[axis]) for axis, size in zip(axes, sizes, strict=True)]
+    scale = min(ratios) if policy == "not_larger" else max(ratios)
+    for axis in axes:
+        exact = np.float32(shape[axis]) * scale
+        if np.floor(exact) != np.floor(exact + np.float32(0.5)):
+            raise GradientError(
+                f"{describe(node.ir)}: keep_aspect_ratio_policy={policy!r} rounds axis {axis} of size "
+                f"{shape[axis]} up from {exact:g}; the gradient needs a scale that gives the size without "
+                "rounding up; use scales, or sizes with keep_aspect_ratio_policy='stretch'."
+            )
+    return float(scale)
+
+
+def _times_transposed(dy: Value, matrix: Value, axis: int, size: Size) -> Value:
+    """Contract one axis of dy with the columns of a matrix Mᵀ [size of x, size of y]."""
+    op, shape = dy.op, dy.shape
+    if shape is not None and axis == len(shape) - 1 and len(shape) > 1:
+        return dy @ op.Transpose(matrix, perm=[1, 0])
+    if shape is not None and axis == len(shape) - 2:
+        return matrix @ dy
+    before = product_between(dy, 0, axis)
+    after = product_between(dy, axis + 1, None)
+    moved = matrix @ shaped(dy, [before, size_of(dy, axis), after])
+    if dy.rank is not None:
+        sizes = [size_of(dy, a) for a in range(dy.rank)]
+        sizes[axis] = size
+        return shaped(moved, sizes)
+    whole = op.Shape(dy)
+    ends = op.Slice(whole, op.ints(0), op.ints(axis)), op.Slice(whole, op.ints(axis + 1), op.ints(2**31))
+    return op.Reshape(moved, op.Concat(ends[0], joined(op, [size]), ends[1], axis=0), allowzero=1)

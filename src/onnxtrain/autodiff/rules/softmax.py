@@ -1,0 +1,43 @@
+"""Softmax and its logarithm along one axis."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
+from onnxtrain.graph import Value
+
+
+@register_gradient("Softmax", since=13)
+def softmax(node: Node, dy: Value) -> Gradients:
+    """y_i = exp(x_i) / sum_j exp(x_j): dx_i = y_i (dy_i - sum_j dy_j y_j).
+
+    Where every x along the axis is -inf (all keys of a query are masked), y is NaN. A model that replaces this
+    NaN, as exported attention does, gets the gradient of the replacement.
+    """
+    op, y = node.op, _without_nan(node)
+    axis = op.ints(node.attribute("axis", -1))
+    return y * (dy - op.ReduceSum(dy * y, axis, keepdims=1))
+
+
+def _without_nan(node: Node) -> Value:
+    """y, or what the model makes of it where it reads Where(IsNaN(y), 0, y)."""
+    y = node.y.ir
+    for test in y.consumers():
+        if test.op_type != "IsNaN":
+            continue
+        for choice in test.outputs[0].consumers():
+            condition, replacement, kept = (*choice.inputs, None, None, None)[:3]
+            if choice.op_type == "Where" and condition is test.outputs[0] and kept is y:
+                number = None if replacement is None else ir.convenience.get_const_tensor(replacement)
+                if number is not None and not number.numpy().any():
+                    return node.op.wrap(choice.outputs[0]).with_shape(node.y.shape)
+    return node.y
+
+
+@register_gradient("LogSoftmax", since=13)
+def log_softmax(node: Node, dy: Value) -> Gradients:
+    """y_i = x_i - log sum_j exp(x_j): dx_i = dy_i - exp(y_i) sum_j dy_j."""
+    op = node.op
+    axis = op.ints(node.attribute("axis", -1))
+    return dy - op.Exp(node.y) * op.ReduceSum(dy, axis, keepdims=1)

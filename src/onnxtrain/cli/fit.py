@@ -1,0 +1,195 @@
+"""``onnxtrain fit``: train a model on data and write it with its new weights."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from onnxtrain.cli import flags
+from onnxtrain.cli.flags import COURSE, DATA, RESULTS, RUNNING, TRAINED, OptimizerSettings, Training
+from onnxtrain.errors import DataError, OptionError
+
+if TYPE_CHECKING:
+    from onnxtrain.training.callbacks import Callback
+    from onnxtrain.training.trainer import Trainer
+
+EXAMPLES = """\
+Examples
+
+  A classifier; train.npz holds an array named like the model's input and the labels:
+    onnxtrain fit model.onnx --data train.npz --loss softmax_cross_entropy --epochs 10 -o tuned.onnx
+
+  Only the last layer, a tenth of the data held out, stop when it gets no better:
+    onnxtrain fit model.onnx --data train.npz --loss softmax_cross_entropy --train 'classifier.*' \\
+        --validation 0.1 --metrics accuracy --epochs 50 --early-stopping 5
+
+  Nesterov's momentum with a schedule, checkpoints every 500 steps; run it again to go on after an interruption:
+    onnxtrain fit model.onnx --data train.npz --loss mean_squared_error --optimizer momentum --mode nesterov \\
+        --learning-rate 0.1 --schedule 'warmup(100)+cosine' --checkpoint checkpoints --checkpoint-every 500 --resume
+"""
+
+
+@Parameter(name="*", group=COURSE)
+@dataclass(frozen=True)
+class Course:
+    """How the training goes: arguments of :meth:`onnxtrain.Trainer.fit`."""
+
+    epochs: Annotated[int, Parameter(help="How often to go through the data.")] = 1
+    batch_size: Annotated[int, Parameter(help="Examples per step.")] = 32
+    schedule: Annotated[
+        str | None,
+        Parameter(
+            help="Learning rate by step: constant, linear, cosine, 'step(30 epochs, 0.1)', exponential(0.99), "
+            "each with 'warmup(100)+' in front."
+        ),
+    ] = None
+    shuffle: Annotated[bool, Parameter(help="Take the examples in a new order every epoch.")] = True
+    early_stopping: Annotated[
+        int | None,
+        Parameter(
+            metavar="PATIENCE", help="Stop after this many epochs without a better validation loss; keep the best."
+        ),
+    ] = None
+    checkpoint: Annotated[Path | None, Parameter(metavar="FOLDER", help="Write checkpoints to this folder.")] = None
+    checkpoint_every: Annotated[
+        int | None, Parameter(metavar="STEPS", help="Steps between checkpoints.  [default: an epoch]")
+    ] = None
+    keep: Annotated[int, Parameter(help="How many checkpoints to keep.")] = 3
+    resume: Annotated[
+        bool,
+        Parameter(negative=(), help="Go on from the newest checkpoint, bit for bit as if never stopped."),
+    ] = False
+
+
+@Parameter(name="*", group=RESULTS)
+@dataclass(frozen=True)
+class Results:
+    """What is written."""
+
+    output: Annotated[
+        Path | None,
+        Parameter(
+            name=["--output", "-o"], metavar="FILE", help="The trained model.  [default: MODEL-trained.onnx, here]"
+        ),
+    ] = None
+    curve: Annotated[
+        Path | None, Parameter(metavar="FILE", help="The training curve as a PNG (needs matplotlib).")
+    ] = None
+    history: Annotated[
+        Path | None, Parameter(metavar="FILE", help="One row per epoch, as .json or .csv.")
+    ] = None
+
+
+def command(
+    model: flags.ModelPath,
+    /,
+    *,
+    data: flags.Data,
+    loss: flags.Loss,
+    validation: Annotated[
+        str | None,
+        Parameter(
+            group=DATA, metavar="PATH", help="Data to evaluate on after every epoch, or the fraction to hold out: 0.1."
+        ),
+    ] = None,
+    target: flags.Target = None,
+    metrics: flags.Metrics = None,
+    accumulate: Annotated[
+        int, Parameter(group=TRAINED, help="Micro-batches per step; their step equals that of the whole batch.")
+    ] = 1,
+    training: Training = Training(),
+    settings: OptimizerSettings = OptimizerSettings(),
+    course: Course = Course(),
+    results: Results = Results(),
+    threads: flags.Threads = None,
+    quiet: Annotated[bool, Parameter(group=RUNNING, negative=(), help="Print the results only.")] = False,
+    debug: flags.Debug = False,
+) -> None:
+    """Train a model on data; the result differs from it in the trained weights and in nothing else."""
+    from onnxtrain.cli.progress import Progress
+    from onnxtrain.training.trainer import Trainer
+
+    output = results.output or Path(f"{model.stem}-trained.onnx")
+    _check_paths(results, course, output, validated=validation is not None)
+    trainer = Trainer(
+        model, loss=loss, optimizer=settings.build(), accumulate=accumulate, threads=threads, **training.arguments()
+    )
+    trainer.file.check_writable(output)
+    examples, held_out = _datasets(trainer, data, validation, target)
+    progress = Progress(trainer, name=model.name, quiet=quiet)
+    with _interruptible(course):
+        history = trainer.fit(
+            examples,
+            validation=held_out,
+            target=target,
+            epochs=course.epochs,
+            batch_size=course.batch_size,
+            schedule=course.schedule,
+            metrics=metrics or (),
+            shuffle=course.shuffle,
+            callbacks=[progress, *_early_stopping(course)],
+            checkpoint=course.checkpoint,
+            checkpoint_every=course.checkpoint_every,
+            keep=course.keep,
+            resume=course.resume,
+        )
+    trainer.save(output)
+    progress.written("model", output)
+    if results.history is not None:
+        history.save(results.history)
+        progress.written("history", results.history)
+    if results.curve is not None:
+        progress.curve(history.rows, results.curve, title=model.name)
+    progress.summary(history.rows)
+
+
+def _check_paths(results: Results, course: Course, output: Path, *, validated: bool) -> None:
+    """Find out before training what would fail after it."""
+    from onnxtrain.model.file import check_writable
+
+    for path in (output, results.curve, results.history):
+        if path is not None:
+            check_writable(path)
+    if results.history is not None and results.history.suffix not in (".json", ".csv"):
+        raise OptionError(f"--history is {str(results.history)!r}; it needs a file that ends in .json or .csv.")
+    if course.early_stopping is not None and not validated:
+        raise OptionError("--early-stopping watches the validation loss; give --validation a file or a fraction.")
+
+
+def _early_stopping(course: Course) -> list[Callback]:
+    from onnxtrain.training.callbacks import EarlyStopping
+
+    return [] if course.early_stopping is None else [EarlyStopping(patience=course.early_stopping)]
+
+
+def _datasets(trainer: Trainer, data: str, validation: str | None, target: str | None) -> tuple[Any, Any]:
+    """Training and validation data; a fraction such as 0.1 is held out of the training data."""
+    from onnxtrain.training.data import split_validation
+
+    if validation is None or Path(validation).exists():
+        return data, validation
+    try:
+        fraction = float(validation)
+    except ValueError:
+        raise DataError(
+            f"--validation is {validation!r}; it needs a .npz file, a folder of .npy files, or a fraction such as 0.1."
+        ) from None
+    return tuple(split_validation(trainer.open(data, target=target), fraction, trainer.seed))
+
+
+@contextlib.contextmanager
+def _interruptible(course: Course) -> Iterator[None]:
+    """Let Ctrl-C say what is kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        from onnxtrain.training.checkpoint import CheckpointStore
+
+        newest = None if course.checkpoint is None else CheckpointStore(course.checkpoint).latest()
+        kept = "nothing was written" if newest is None else f"{str(newest)!r} is kept, --resume goes on from there"
+        raise KeyboardInterrupt(f"Interrupted; {kept}.") from None

@@ -1,0 +1,177 @@
+"""Flags that several commands have: what is trained, the optimizer, where messages go."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Group, Parameter
+
+from onnxtrain.errors import OptionError
+from onnxtrain.operators import OPTIMIZERS
+from onnxtrain.operators.optimizer import Optimizer
+
+LOSS_HELP = (
+    "What to minimise: softmax_cross_entropy, binary_cross_entropy, mean_squared_error, mean_absolute_error, huber, "
+    "output:NAME for a scalar output of the model, or the path of an ONNX model of (prediction, target)."
+)
+
+MODEL = Group("Model", sort_key=0)
+DATA = Group("Data", sort_key=1)
+TRAINED = Group("What is trained", sort_key=2)
+OPTIMIZER = Group("Optimizer", sort_key=3)
+COURSE = Group("Course of the training", sort_key=4)
+RESULTS = Group("Results", sort_key=5)
+RUNNING = Group("Running", sort_key=6)
+
+_SWITCH = Parameter(negative=())
+_PATTERNS = Parameter(negative=(), metavar="PATTERN")
+
+ModelPath = Annotated[Path, Parameter(group=MODEL, help="The ONNX model. It is never changed.")]
+Data = Annotated[
+    str,
+    Parameter(
+        group=DATA,
+        metavar="PATH",
+        help="A .npz file or a folder of .npy files: arrays named like the model's inputs, and the target.",
+    ),
+]
+Target = Annotated[
+    str | None, Parameter(group=DATA, help="Name of the target array, where several are left beside the inputs.")
+]
+Loss = Annotated[str, Parameter(group=TRAINED, help=LOSS_HELP)]
+Prediction = Annotated[
+    str | None,
+    Parameter(group=TRAINED, help="Output of the model that the loss is built on.  [default: the first floating one]"),
+]
+Metrics = Annotated[
+    list[str] | None,
+    Parameter(
+        group=DATA,
+        negative=(),
+        metavar="NAME",
+        help="What to measure: accuracy, or a loss by its name. May be repeated.",
+    ),
+]
+Threads = Annotated[
+    int | None, Parameter(group=RUNNING, help="Threads within an operator.  [default: one per core]")
+]
+Debug = Annotated[bool, Parameter(group=RUNNING, negative=(), help="Show the traceback of an error.")]
+Json = Annotated[bool, Parameter(group=RESULTS, negative=(), help="Print JSON instead of tables.")]
+
+
+@Parameter(name="*", group=TRAINED)
+@dataclass(frozen=True)
+class Training:
+    """What is trained, and how layers behave meanwhile: arguments of :class:`onnxtrain.Trainer`."""
+
+    prediction: Prediction = None
+    train: Annotated[
+        list[str] | None, _PATTERNS, Parameter(help="Train only what matches, such as 'classifier.*'. May be repeated.")
+    ] = None
+    freeze: Annotated[
+        list[str] | None, _PATTERNS, Parameter(help="Keep what matches as it is. May be repeated.")
+    ] = None
+    batch_norm: Annotated[
+        Literal["frozen", "train"],
+        Parameter(help="Batch normalization: statistics as the file has them, or of the batch, then written back."),
+    ] = "frozen"
+    dropout: Annotated[bool, _SWITCH, Parameter(help="Let Dropout nodes drop while training.")] = False
+    untie: Annotated[
+        bool,
+        _SWITCH,
+        Parameter(help="Give every node its own copy of vectors that an exporter merged because they were equal."),
+    ] = False
+    clip_value: Annotated[float | None, Parameter(help="Clip every element of the gradients to [-X, X].")] = None
+    clip_norm: Annotated[float | None, Parameter(help="Scale the gradients so that their global norm is at most X.")] = (
+        None
+    )
+    seed: Annotated[int, Parameter(help="Seed of the order of the data and of dropout.")] = 0
+
+    def arguments(self) -> dict[str, Any]:
+        """These flags as arguments of :class:`onnxtrain.Trainer`."""
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        given["output"] = given.pop("prediction")
+        return given
+
+
+class OptimizerFlags:
+    """The flags of the optimizers: the name, the learning rate and the attributes of all of them."""
+
+    optimizer: str
+    learning_rate: float | None
+
+    def build(self) -> Optimizer:
+        """The optimizer that the flags describe.
+
+        Raises:
+            OptionError: The optimizer has no such attribute, or the value is outside its range.
+        """
+        settings = _by_name()[self.optimizer]
+        known = [field.name for field in dataclasses.fields(settings)]
+        given = {}
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if field.name == "optimizer" or value is None:
+                continue
+            if field.name not in known:
+                flags = ", ".join("--" + name.replace("_", "-") for name in known)
+                raise OptionError(
+                    f"--{field.name.replace('_', '-')} is {value}, but {self.optimizer} has no such attribute; "
+                    f"it has {flags}."
+                )
+            given[field.name] = value
+        return settings(**given)
+
+
+def _by_name() -> dict[str, type[Optimizer]]:
+    return {name.lower(): entry.settings for name, entry in OPTIMIZERS.items()}
+
+
+def _default(settings: type[Optimizer], name: str) -> Any:
+    return next(field.default for field in dataclasses.fields(settings) if field.name == name)
+
+
+def _attribute_help(name: str) -> str:
+    """What an attribute does, for which optimizers, with their defaults; equal texts are said once."""
+    texts: dict[str, list[str]] = {}
+    for optimizer, settings in _by_name().items():
+        for attribute in settings.schema.attributes:
+            if attribute.name == name:
+                who = f"{optimizer} {_default(settings, name)}"
+                texts.setdefault(attribute.doc, []).append(who)
+    return " ".join(f"{doc} [{', '.join(who)}]" for doc, who in texts.items())
+
+
+def _optimizer_flags() -> type[OptimizerFlags]:
+    """The class of all flags: adding an optimizer adds its attributes here."""
+    optimizers = _by_name()
+    rates = ", ".join(f"{name} {_default(settings, 'learning_rate')}" for name, settings in optimizers.items())
+    fields: list[tuple[str, Any, Any]] = [
+        (
+            "optimizer",
+            Annotated[Literal[tuple(optimizers)], Parameter(help="The update rule.")],
+            dataclasses.field(default="adam"),
+        ),
+        (
+            "learning_rate",
+            Annotated[float | None, Parameter(help=f"The learning rate, the highest one of a schedule. [{rates}]")],
+            dataclasses.field(default=None),
+        ),
+    ]
+    kinds = {a.name: a.kind for settings in optimizers.values() for a in settings.schema.attributes}
+    for name, kind in kinds.items():
+        annotation = Annotated[kind | None, Parameter(help=_attribute_help(name))]  # type: ignore[valid-type]
+        fields.append((name, annotation, dataclasses.field(default=None)))
+    made = dataclasses.make_dataclass("OptimizerSettings", fields, bases=(OptimizerFlags,), frozen=True)
+    made.__module__ = __name__  # Python 3.11 says "types", where cyclopts would look for the annotations
+    result: type[OptimizerFlags] = Parameter(name="*", group=OPTIMIZER)(made)
+    return result
+
+
+if TYPE_CHECKING:
+    OptimizerSettings = OptimizerFlags
+else:
+    OptimizerSettings = _optimizer_flags()

@@ -1,0 +1,49 @@
+"""Messages of the library in the words of the command line: ``batch_norm="train"`` becomes ``--batch-norm train``."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+from cyclopts import CycloptsError
+
+RENAMED = {"output": "prediction"}
+"""Arguments whose flag has another name: ``--output`` is the file that a command writes."""
+
+_ARGUMENT = re.compile(r"\b(?P<name>[a-z_]+)=(?P<value>True|'[^']*'|\"[^\"]*\"|-?\d+(?:\.\d+)?)?")
+
+
+def flag(name: str) -> str:
+    """The flag of an argument."""
+    return "--" + RENAMED.get(name, name).replace("_", "-")
+
+
+def in_flags(sentence: str) -> str:
+    """A message with the arguments of :class:`~onnxtrain.Trainer` and ``fit`` written as flags."""
+    names = _argument_names()
+
+    def replace(match: re.Match[str]) -> str:
+        name, value = match["name"], match["value"]
+        if name not in names:
+            return match[0]
+        if value in (None, "True"):
+            return flag(name)
+        bare = value.strip("\"'")
+        return f"{flag(name)} {bare if re.fullmatch(r'[\w.:-]+', bare) else repr(bare)}"
+
+    return _ARGUMENT.sub(replace, sentence)
+
+
+def usage(error: CycloptsError) -> str:
+    """What was wrong with the arguments, and where to look."""
+    # Messages end with or without a full stop.
+    sentence = " ".join(str(error).split()).rstrip(".")
+    command = " ".join(["onnxtrain", *(error.command_chain or ())])
+    return f"{sentence}; see {command} --help."
+
+
+def _argument_names() -> set[str]:
+    from onnxtrain.training.fitting import fit
+    from onnxtrain.training.trainer import Trainer
+
+    return {*inspect.signature(Trainer).parameters, *inspect.signature(fit).parameters, "targets"}

@@ -1,0 +1,330 @@
+"""A user's model file: read, understood, upgraded for training, and written back with new weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
+from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
+
+from onnxtrain.errors import ModelError
+from onnxtrain.model.checks import MAXIMUM_IR_VERSION, MAXIMUM_OPSET, check_model
+from onnxtrain.model.external import DataFiles, copy_with_changes, locate
+from onnxtrain.model.skeleton import all_tensors, default_opset, is_large, unify_default_domain, without_data
+from onnxtrain.model.upgrade import upgrade_opset
+from onnxtrain.model.wire import CutOffError, Template, WireError, raw_bytes
+from onnxtrain.model.writing import AtomicFiles, check_writable
+
+__all__ = ["MAXIMUM_IR_VERSION", "MAXIMUM_OPSET", "ModelFile", "check_writable"]
+
+_TRAINING_IR_VERSION = 8
+"""What the opsets that training works at need."""
+
+_MAXIMUM_BYTES = (1 << 31) - 1
+"""The limit of protocol buffers."""
+
+
+class ModelFile:
+    """A user's model as given, written back with new weights and nothing else changed.
+
+    External data is not read: initializers that have it are memory-mapped when their values are asked for.
+
+    What `save` writes is the file's own bytes with the data of initializers replaced, in the storage that they
+    had (raw or typed field, external file at its offset). The model is not serialised again, since that
+    normalises what files may contain: the order of fields, packed lists, fields of newer versions (see `wire`).
+
+    Args:
+        proto: The model; never changed.
+        template: Its bytes.
+        path: Where they came from.
+        folder: Where its external data is.
+
+    Attributes:
+        path: The file, ``None`` for a model that was given as an object.
+        folder: Where external data is, ``None`` where that is not known.
+        proto: The model as given, without its external data.
+
+    Example:
+        >>> import onnx
+        >>> model = onnx.parser.parse_model('''
+        ... <ir_version: 8, opset_import: ["": 18]>
+        ... f (float[n] x) => (float[n] y) <float w = {2}> { y = Mul(x, w) }''')
+        >>> file = ModelFile.load(model)
+        >>> file.names(), file.value("w").item(), file.opset
+        (['w'], 2.0, 18)
+    """
+
+    def __init__(self, proto: ModelProto, template: Template, path: Path | None, folder: Path | None) -> None:
+        self.path = path
+        self.folder = folder
+        self.proto = proto
+        label = "The model" if path is None else repr(str(path))
+        self._template = template
+        try:
+            self._external = check_model(label, proto, template, folder)
+        except UnicodeDecodeError as error:  # protocol buffers look at strings only when they are read
+            raise ModelError(f"{label} is damaged: it has a name that is not UTF-8 text; copy it again.") from error
+        self._positions = {tensor.name: index for index, tensor in enumerate(proto.graph.initializer)}
+        self._data_files = DataFiles()
+
+    @classmethod
+    def load(
+        cls, model: str | os.PathLike[str] | ModelProto, *, folder: str | os.PathLike[str] | None = None
+    ) -> ModelFile:
+        """Read and check a model.
+
+        Args:
+            model: A path, or a model in memory (which must not be changed afterwards).
+            folder: Where the external data of a model in memory is; a file's is in its own folder.
+
+        Raises:
+            ModelError: There is no such file, it is no ONNX model, or not one that can be used; the message
+                says what is wrong.
+        """
+        if isinstance(model, ModelProto):
+            try:
+                data = model.SerializeToString()
+            except (EncodeError, ValueError) as error:
+                raise ModelError(
+                    "The model is larger than 2 GiB, which protocol buffers cannot hold; "
+                    "save it with external data and give the path."
+                ) from error
+            return cls(model, Template(data), None, None if folder is None else Path(folder))
+        path = Path(model)
+        data = _read(path)
+        return cls(*_parse(path, data), path, path.parent)
+
+    @property
+    def opset(self) -> int:
+        """The version of ONNX's own operators (domain "" or "ai.onnx") that the model imports."""
+        opset = default_opset(self.proto.opset_import)
+        assert opset is not None  # checked on loading
+        return opset
+
+    def names(self) -> list[str]:
+        """The names of the main graph's initializers, in order; sparse ones are not among them."""
+        return list(self._positions)
+
+    def tensor(self, name: str) -> TensorProto:
+        """An initializer as the model has it.
+
+        Raises:
+            ModelError: There is none of this name.
+        """
+        if name not in self._positions:
+            raise ModelError(f"The model has no initializer named {name!r}; `names` lists those that it has.")
+        tensor: TensorProto = self.proto.graph.initializer[self._positions[name]]
+        return tensor
+
+    def value(self, name: str) -> npt.NDArray[np.generic]:
+        """An initializer's values as a read-only array; external data is memory-mapped.
+
+        Raises:
+            ModelError: There is no initializer of this name, or its external data is gone.
+        """
+        tensor = self.tensor(name)
+        if name in self._external:
+            array = self._data_files.array(tensor, locate(tensor, self.folder))
+        else:
+            array = numpy_helper.to_array(tensor)
+        array.flags.writeable = False
+        return array
+
+    def training_model(self, minimum_opset: int = 18) -> ir.Model:
+        """A working copy for training.
+
+        Initializers keep their names. Large ones are not copied: they refer to the tensors of this model, or to
+        its data files, which are mapped when they are read. Those that are listed as graph inputs too are no
+        inputs any more. Sparse ones are dense. The domain "ai.onnx" is written "". Functions stay.
+
+        Args:
+            minimum_opset: The opset that the copy has at least.
+
+        Raises:
+            ModelError: An operator cannot be upgraded; the message names it.
+        """
+        proto = without_data(self.proto)
+        unify_default_domain(proto)
+        _make_sparse_dense(proto.graph)
+        names = {tensor.name for tensor in proto.graph.initializer}
+        inputs = [value for value in proto.graph.input if value.name not in names]
+        del proto.graph.input[:]
+        proto.graph.input.extend(inputs)
+        proto = upgrade_opset(proto, minimum_opset)
+        proto.ir_version = max(proto.ir_version, _TRAINING_IR_VERSION)
+        model = ir.from_proto(proto)
+        folder = "" if self.folder is None else str(self.folder)
+        ir.external_data.set_base_dir(model.graph, folder)
+        for tensor in self.proto.graph.initializer:
+            if is_large(tensor):
+                model.graph.initializers[tensor.name].const_value = ir.serde.deserialize_tensor(tensor, folder)
+        return model
+
+    def check_writable(self, path: str | os.PathLike[str]) -> None:
+        """Find out before training whether `save` will be able to write here.
+
+        Raises:
+            ModelError: The path cannot be written, or a data file of this name belongs to another model there.
+        """
+        check_writable(path)
+        target = Path(path)
+        if self.path is not None and _is_same_file(self.path, target):
+            return
+        for location, source in self._locations().items():
+            other = target.parent / location
+            if other.exists() and (_is_same_file(other, source) or not target.exists()):
+                raise ModelError(
+                    f"{str(target)!r} cannot be written: its data file {location!r} would replace the one of another "
+                    f"model in {str(target.parent)!r}; save to another folder."
+                )
+
+    def save(self, path: str | os.PathLike[str], values: Mapping[str, npt.NDArray[np.generic]]) -> None:
+        """Write the model with new values for some initializers; every other byte is as it was.
+
+        External data files are copied to the same place beside the new model and the values written into the
+        copies. All files are complete before the first one takes its place, data files first. Saving over the
+        model itself works; arrays that are mapped from its old data keep their values.
+
+        Args:
+            path: The new file.
+            values: New arrays by initializer name, of the initializers' types and shapes.
+
+        Raises:
+            ModelError: A value does not fit its initializer, or the file cannot be written.
+        """
+        inline: dict[int, npt.NDArray[np.generic]] = {}
+        changes: dict[str, list[tuple[int, memoryview | bytes]]] = {}
+        for name, array in values.items():
+            tensor = self.tensor(name)
+            _check_value(tensor, array)
+            if name in self._external:
+                data = self._external[name]
+                changes.setdefault(data.location, []).append((data.offset, raw_bytes(array, tensor.data_type)))
+            else:
+                inline[self._positions[name]] = array
+        self._check_shared(values)
+        self.check_writable(path)
+        target = Path(path)
+        try:
+            with AtomicFiles() as files:
+                for location, source in self._locations().items():
+                    with files.create(_inside(target.parent, location)) as file:
+                        copy_with_changes(source, file, changes.get(location, ()))
+                with files.create(target) as file:
+                    for chunk in self._template.render(list(self.proto.graph.initializer), inline):
+                        file.write(chunk)
+        except OSError as error:
+            raise ModelError(
+                f"{str(target)!r} cannot be written: {error.strerror or error}; nothing was changed."
+            ) from error
+
+    def _check_shared(self, values: Mapping[str, npt.NDArray[np.generic]]) -> None:
+        """Exporters may let equal initializers share their external bytes: they can only change together."""
+        order = sorted(self._external, key=lambda name: (self._external[name].location, self._external[name].offset))
+        widest = order[0] if order else ""  # of those before, the one that reaches furthest
+        for name in order[1:]:
+            first, second = self._external[widest], self._external[name]
+            apart = first.location != second.location or second.offset >= first.offset + first.length
+            same = (first.offset, first.length) == (second.offset, second.length)
+            changed = widest in values or name in values
+            if changed and not apart and not (same and _are_equal(values.get(widest), values.get(name))):
+                raise ModelError(
+                    f"The initializers {widest!r} and {name!r} share bytes of {first.location!r}, so that they "
+                    "cannot be given different values; save the model with its weights inside, and train that."
+                )
+            if apart or second.offset + second.length > first.offset + first.length:
+                widest = name
+
+    def _locations(self) -> dict[str, Path]:
+        """The data files that any tensor of the model uses, by their location as the model says it."""
+        found = {}
+        for tensor in all_tensors(self.proto):
+            if tensor.data_location == TensorProto.EXTERNAL:
+                data = locate(tensor, self.folder)
+                found[data.location] = data.path
+        return found
+
+
+def _read(path: Path) -> bytes:
+    label = repr(str(path))
+    try:
+        if path.is_dir():
+            raise ModelError(f"{label} is a folder; give the model file in it.")
+        data = path.read_bytes() if path.stat().st_size <= _MAXIMUM_BYTES else None
+    except FileNotFoundError as error:
+        raise ModelError(f"There is no file {label}; check the path.") from error
+    except OSError as error:
+        raise ModelError(f"{label} cannot be read: {error.strerror}; check the file.") from error
+    if data is None:
+        raise ModelError(
+            f"{label} is larger than 2 GiB, which an ONNX file cannot be; large weights must be external data."
+        )
+    if not data:
+        raise ModelError(f"{label} is empty; an ONNX model is needed.")
+    return data
+
+
+def _parse(path: Path, data: bytes) -> tuple[ModelProto, Template]:
+    label = repr(str(path))
+    no_model = f"{label} is not an ONNX model: it starts with {data[:8]!r}; give a file that an ONNX exporter wrote."
+    try:
+        template = Template(data)
+    except CutOffError as error:
+        # Every exporter starts with the IR version: field 1, a small number.
+        if data[0] == 0x08 and len(data) > 1 and 0 < data[1] < 0x80:
+            raise ModelError(
+                f"{label} is cut off: it has {len(data)} bytes and the model in it is longer; copy it again."
+            ) from error
+        raise ModelError(no_model) from error
+    except WireError as error:
+        raise ModelError(no_model) from error
+    try:
+        proto: ModelProto = ModelProto.FromString(data)
+    except DecodeError as error:
+        raise ModelError(no_model) from error
+    if not proto.ir_version:
+        raise ModelError(no_model)
+    return proto, template
+
+
+def _make_sparse_dense(graph: GraphProto) -> None:
+    """Replace sparse initializers, which onnx_ir does not know; the runtime makes them dense as well."""
+    for sparse in graph.sparse_initializer:
+        values, indices = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
+        dense = np.zeros(list(sparse.dims), values.dtype)
+        if indices.ndim == 1:
+            dense.reshape(-1)[indices] = values
+        else:
+            dense[tuple(indices.T)] = values
+        graph.initializer.append(numpy_helper.from_array(dense, sparse.values.name))
+    del graph.sparse_initializer[:]
+
+
+def _check_value(tensor: TensorProto, array: npt.NDArray[np.generic]) -> None:
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    shape = tuple(tensor.dims)
+    if array.dtype != dtype or array.shape != shape:
+        raise ModelError(
+            f"The new value of {tensor.name!r} is {array.dtype}{list(array.shape)}, "
+            f"but the model has {dtype}{list(shape)}; type and shape must stay the same."
+        )
+
+
+def _are_equal(one: npt.NDArray[np.generic] | None, other: npt.NDArray[np.generic] | None) -> bool:
+    return one is not None and other is not None and one.tobytes() == other.tobytes()
+
+
+def _is_same_file(one: Path, other: Path) -> bool:
+    return one.resolve() == other.resolve()
+
+
+def _inside(folder: Path, location: str) -> Path:
+    path = folder / location
+    if not path.parent.resolve().is_relative_to(folder.resolve()):
+        raise ModelError(f"{str(path)!r} cannot be written: a link leads out of {str(folder)!r}; save elsewhere.")
+    return path

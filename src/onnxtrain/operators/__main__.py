@@ -1,0 +1,14 @@
+"""Write the operators' reference pages: ``python -m onnxtrain.operators FOLDER``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from onnxtrain.operators.documentation import pages
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in pages().items():
+        (folder / name).write_text(text, encoding="utf-8")

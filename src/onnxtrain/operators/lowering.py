@@ -1,0 +1,159 @@
+"""Optimizer nodes in models: their checks, their types and shapes, and their replacement by bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from onnxtrain.errors import OperatorError
+from onnxtrain.graph import Builder
+from onnxtrain.graph.passes import clean
+from onnxtrain.graph.replace import replace_value
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.operators.body import describe, emit
+from onnxtrain.operators.checks import check_output_count, check_scalars, check_variable, group
+from onnxtrain.operators.registry import OPTIMIZERS, find
+from onnxtrain.operators.schema import OptimizerSchema
+
+OPSET_WITHOUT_IMPORT = 18
+"""The version of ONNX's own operators that a model gets that imported none, because it had only optimizers."""
+
+
+def lower_optimizers(model: ir.Model) -> ir.Model:
+    """Replace every optimizer node by its body in standard operators, in place.
+
+    Nodes in subgraphs and in functions are replaced, too (such functions are inlined). A model-local function
+    that defines an operator of the same domain and name has precedence: its calls stay.
+
+    Raises:
+        OperatorError: A node's inputs, outputs or attributes are not as its operator needs them.
+    """
+    _inline_functions(model)
+    if not any(True for _ in _optimizer_nodes(model, model.graph)):
+        _drop_unused_domains(model)
+        return model
+    check_optimizers(model)
+    model.graph.opset_imports.setdefault("", OPSET_WITHOUT_IMPORT)
+    infer_shapes(model)
+    for graph in [model.graph, *model.graph.subgraphs()]:
+        for node in list(graph):
+            schema = _schema_of(model, node)
+            if schema is not None:
+                _lower(graph, node, schema, model.graph.opset_imports[""])
+        graph.sort()
+    clean(model)
+    _drop_unused_domains(model)
+    return infer_shapes(model)
+
+
+def check_optimizers(model: ir.Model) -> None:
+    """Check every optimizer node of a model: counts, grouping, attributes, and what types and shapes tell.
+
+    Raises:
+        OperatorError: A node is not as its operator needs it.
+    """
+    for graph in [model.graph, *model.graph.subgraphs()]:
+        for node in _optimizer_nodes(model, graph, deep=False):
+            check_node(node, model.graph.opset_imports.get(node.domain, 1))
+
+
+def check_node(node: ir.Node, version: int = 1) -> None:
+    """Check one optimizer node; see :func:`check_optimizers`."""
+    schema = find(node.domain, node.op_type)
+    assert schema is not None
+    if version != schema.version:
+        raise OperatorError(
+            f"{schema.name} is an operator of version {schema.version} of the domain {schema.domain!r}, "
+            f"but the model imports version {version}."
+        )
+    if len(node.inputs) < 2 or any(value is None for value in node.inputs):
+        absent = [str(index) for index, value in enumerate(node.inputs) if value is None] or ["0 and 1"]
+        raise OperatorError(
+            f"{schema.name} lacks its input {', '.join(absent)}; it takes R, T, then all X, all G and all states."
+        )
+    attributes = schema.complete(_attributes(node))
+    variables = group(schema, attributes, len(node.inputs) - 2)
+    check_output_count(schema, attributes, variables, len(node.outputs))
+    builder = Builder(ir.Graph([], [], nodes=[]), 1)
+    inputs = [describe(builder.wrap(value)) for value in node.inputs if value is not None]
+    check_scalars(schema, inputs[0], inputs[1])
+    for index in range(variables):
+        check_variable(schema, attributes, index, inputs[2 + index :: variables])
+
+
+def infer_optimizer_types(node: ir.Node) -> bool:
+    """Give the outputs of an optimizer node the types and shapes of their inputs; other nodes are left alone.
+
+    X_new has those of X, V_new those of V, and so on.
+
+    Returns:
+        Whether an output's type or shape was not known before.
+    """
+    schema = find(node.domain, node.op_type)
+    if schema is None:
+        return False
+    states = len(schema.used_states(schema.complete(_attributes(node))))
+    count = (len(node.inputs) - 2) // (2 + states)
+    own = list(node.inputs[2:])
+    learned = False
+    for source, output in zip(own[:count] + own[2 * count :], node.outputs, strict=False):  # all but the G
+        if source is not None and output.type is None and source.type is not None:
+            output.type, learned = source.type, True
+        if source is not None and output.shape is None and source.shape is not None:
+            output.shape, learned = source.shape.copy(), True
+    return learned
+
+
+def _lower(graph: ir.Graph, node: ir.Node, schema: OptimizerSchema, opset: int) -> None:
+    builder = Builder(graph, opset, before=node)
+    builder.scope = node.name or schema.name
+    attributes = schema.complete(_attributes(node))
+    R, T, *tensors = [builder.wrap(value) for value in node.inputs if value is not None]
+    count = group(schema, attributes, len(tensors))
+    results = emit(builder, schema, R, T, [tensors[index::count] for index in range(count)], attributes)
+    news = [value for role in zip(*results, strict=True) for value in role]
+    for old, new in zip(node.outputs, news, strict=True):
+        if old.name:
+            replace_value(graph, old, new.ir)
+    graph.remove(node, safe=True)
+
+
+def _attributes(node: ir.Node) -> dict[str, object]:
+    return {name: attribute.value for name, attribute in node.attributes.items()}
+
+
+def _schema_of(model: ir.Model, node: ir.Node) -> OptimizerSchema | None:
+    return None if node.op_identifier() in model.functions else find(node.domain, node.op_type)
+
+
+def _optimizer_nodes(model: ir.Model, graph: ir.Graph | ir.Function, deep: bool = True) -> Iterator[ir.Node]:
+    nodes = graph.all_nodes() if deep else iter(graph)
+    return (node for node in nodes if _schema_of(model, node) is not None)
+
+
+def _inline_functions(model: ir.Model) -> None:
+    """Inline the functions that hold optimizer nodes, and those that call such functions."""
+    holding: set[ir.OperatorIdentifier] = set()
+    while True:
+        found = {
+            name
+            for name, function in model.functions.items()
+            if name not in holding
+            and any(
+                node.op_identifier() in holding or _schema_of(model, node) is not None for node in function.all_nodes()
+            )
+        }
+        if not found:
+            break
+        holding |= found
+    if holding:
+        common.InlinePass(criteria=lambda function: function.identifier() in holding)(model)
+
+
+def _drop_unused_domains(model: ir.Model) -> None:
+    used = {node.domain for node in model.graph.all_nodes()}
+    used |= {node.domain for function in model.functions.values() for node in function.all_nodes()}
+    for domain in {entry.schema.domain for entry in OPTIMIZERS.values()} - used:
+        model.graph.opset_imports.pop(domain, None)

@@ -1,0 +1,215 @@
+"""SSGD: gradient descent whose steps grow with the size of a weight, so that small weights die out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from onnxtrain.errors import OperatorError
+from onnxtrain.operators.arithmetic import Tensor, Wide
+from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.operators.reference import evaluate
+from onnxtrain.operators.schema import (
+    FRACTION,
+    ONNXTRAIN_DOMAIN,
+    POSITIVE,
+    Attribute,
+    Attributes,
+    Interval,
+    OptimizerSchema,
+    State,
+)
+from onnxtrain.operators.sparsity import Layer
+from onnxtrain.pruning.measures import BUILT_IN
+from onnxtrain.pruning.measures import measure as find_measure
+
+EPSILON, P = 0.01, 0.5
+
+
+def rule(
+    R: Wide,
+    T: Wide,
+    X: Tensor,
+    G: Tensor,
+    V: Tensor | None = None,
+    *,
+    measure: str,
+    reweighting: str,
+    epsilon: Wide,
+    p: Wide,
+    regularization: Wide,
+    alpha: Wide,
+    norm_coefficient: Wide,
+    max_scale: Wide,
+) -> tuple[Any, ...]:
+    """The update of one variable, which is one layer; returns X_new and, with momentum, V_new."""
+    chosen = find_measure(measure, reweighting=reweighting, epsilon=float(epsilon), p=float(p))
+    layer = Layer.of(X, chosen)
+    G_regularized = norm_coefficient * X + G
+    direction = G_regularized if V is None else alpha * V + G_regularized
+    X_new = X - (R * layer.scale(float(max_scale))) * direction
+    if float(regularization) > 0:
+        X_new = X_new - layer.shrinkage(X, R * regularization)
+    return (X_new,) if V is None else (X_new, direction)
+
+
+def check(attributes: Attributes) -> None:
+    """Raise OperatorError for parameters that the measure does not have, or negative ones."""
+    find_measure(
+        str(attributes["measure"]),
+        reweighting=str(attributes["reweighting"]),
+        epsilon=float(attributes["epsilon"]),
+        p=float(attributes["p"]),
+    )
+    for name in ("regularization", "alpha", "max_scale"):
+        if not float(attributes[name]) >= 0:
+            raise OperatorError(f"SSGD: {name} is {attributes[name]:g}, but must be 0 or more.")
+
+
+DETAILS = """`Layer` holds the weights w of the variable, computed in float64. With z = X² for l2 and z = |X| for l1,
+w² = 1 / f'(z) for l2 and w² = 1 / f'(z)² for l1:
+
+- `layer.scale(m)` is s = w² / mean(w²), at most m where m > 0; 0 where mean(w²) is 0. It is computed relative to the
+  largest weight where w² itself could overflow (exponential, tanh).
+- `layer.shrinkage(X, r)` is 2 r X / mean(w²) for l2, r w sign(X) / mean(w²) for l1.
+
+The measures, with ε for `epsilon`:
+
+| `measure` | f and w |
+|---|---|
+""" + "\n".join(f"| {name} | {(found.__doc__ or '').splitlines()[0]} |" for name, found in BUILT_IN.items())
+
+
+SCHEMA = OptimizerSchema(
+    name="SSGD",
+    doc="One step of sparsity-promoting gradient descent. Every weight's step is scaled by s = w² / mean(w²), "
+    "the mean taken over its variable (a layer): w grows with the size of the weight, as the diversity measure "
+    "says, so that large weights learn and small ones die out. Without regularization the fixed points are those "
+    "of the loss alone.",
+    rule=rule,
+    attributes=(
+        Attribute(
+            "measure",
+            "The diversity measure: log-sum, p-norm, arctan, geman-mcclure, exponential or tanh, or the name of a "
+            "registered one.",
+            "log-sum",
+            kind=str,
+        ),
+        Attribute(
+            "reweighting",
+            "Whether the measure is a function of the square (l2) or of the absolute value (l1) of a weight.",
+            "l2",
+            kind=str,
+            choices=("l1", "l2"),
+        ),
+        Attribute(
+            "epsilon",
+            "Parameter of all measures but p-norm; a smaller one promotes sparsity more.",
+            EPSILON,
+            sensible=POSITIVE,
+        ),
+        Attribute(
+            "p",
+            "Exponent of p-norm: above 0 and at most 2 (l2) or 1 (l1), where it is plain gradient descent.",
+            P,
+            sensible=Interval(0.0, 2.0, low_included=False, high_included=True),
+        ),
+        Attribute("regularization", "Weight λ of the measure in the objective.", 0.0),
+        Attribute("alpha", "Weight of the old momentum; at 0 there is no momentum and no V.", 0.0, sensible=FRACTION),
+        Attribute("norm_coefficient", "Adds norm_coefficient * X to the gradient (weight decay).", 0.0),
+        Attribute("max_scale", "The largest s; at 0 there is no limit.", 0.0),
+    ),
+    states=(State("V", "The momentum, where alpha is above 0.", used=lambda a: float(a["alpha"]) > 0),),
+    domain=ONNXTRAIN_DOMAIN,
+    details=DETAILS.replace("|u|", "abs(u)").replace("|X|", "abs(X)"),
+    check=check,
+)
+
+
+def ssgd(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> tuple[np.ndarray, ...]:
+    """Run the operator SSGD on arrays.
+
+    Args:
+        R: Learning rate, one float32 or float64 number.
+        T: Update count, one int64 number; SSGD does not depend on it.
+        *inputs: All X, then all G and, where ``alpha`` is above 0, all V; float32 or float64, one type for each
+            variable. A variable is one layer: the mean of w² is taken over it.
+        **attributes: ``measure`` ("log-sum"), ``reweighting`` ("l2"), ``epsilon`` (0.01), ``p`` (0.5),
+            ``regularization`` (0), ``alpha`` (0), ``norm_coefficient`` (0), ``max_scale`` (0: no limit).
+
+    Returns:
+        All X_new, then all V_new where there is V, each of the type and shape of its input.
+
+    Raises:
+        OperatorError: Types, shapes, counts or attributes are not as the operator needs them.
+
+    Example:
+        >>> import numpy as np
+        >>> x, g = np.array([1.0, 3.0]), np.array([1.0, 1.0])
+        >>> ssgd(0.1, 0, x, g, measure="p-norm", p=1.0)  # w² = 2 |x|, s = |x| / 2
+        (array([0.95, 2.85]),)
+    """
+    return evaluate(SCHEMA, R, T, *inputs, **attributes)
+
+
+@dataclass(frozen=True)
+class SSGD(Optimizer):
+    """Sparsity-promoting gradient descent: prunes a network while it trains.
+
+    With learning rate R, parameter X (a layer), its gradient G and, for ``alpha > 0``, the state V::
+
+        w²    = 1 / f'(X²)  for l2,  1 / f'(|X|)²  for l1      f: the measure
+        s     = min(w² / mean(w²), max_scale)                  no limit for max_scale = 0
+        G'    = norm_coefficient * X + G
+        V_new = alpha * V + G'                                 direction D; G' itself for alpha = 0
+        X_new = X - R * s * D - A
+
+    A is zero without regularization λ; else 2 R λ X / mean(w²) for l2, R λ w sign(X) / mean(w²) for l1. With
+    ε > 0 nothing becomes exactly zero: a threshold makes zeros of what has died out. With "p-norm" a weight that
+    is zero stays zero. s averages 1 over a layer, so the step of its survivors grows like 1 / density: see
+    ``max_scale``.
+
+    PyTorch has nothing like it; ``measure="p-norm", p=2`` (l2) is ``torch.optim.SGD(lr=learning_rate,
+    momentum=alpha, weight_decay=norm_coefficient)``.
+
+    Args:
+        learning_rate: R, 0 or more.
+        measure: "log-sum", "p-norm", "arctan", "geman-mcclure", "exponential", "tanh", or a registered one.
+        reweighting: "l2" or "l1".
+        epsilon: Of all measures but "p-norm", above 0.
+        p: Of "p-norm", in (0, 2] for l2, (0, 1] for l1.
+        regularization: λ, 0 or more.
+        alpha: Momentum, in [0, 1).
+        norm_coefficient: Weight decay that joins the gradient, 0 or more.
+        max_scale: Largest s; 0 is no limit.
+
+    Raises:
+        OptionError: A setting is outside its range, or there is no such measure.
+
+    Source:
+        C.-H. Lee, I. Fedorov, B. D. Rao, H. Garudadri, "SSGD: Sparsity-Promoting Stochastic Gradient Descent
+        Algorithm for Unbiased DNN Pruning", ICASSP 2020.
+
+    Example:
+        >>> [state.name for state in SSGD(alpha=0.9).states], SSGD().states
+        (['V'], ())
+    """
+
+    schema: ClassVar[OptimizerSchema] = SCHEMA
+
+    learning_rate: float = 0.01
+    measure: str = "log-sum"
+    reweighting: str = "l2"
+    epsilon: float = EPSILON
+    p: float = P
+    regularization: float = 0.0
+    alpha: float = 0.0
+    norm_coefficient: float = 0.0
+    max_scale: float = 0.0
+
+    def plain(self) -> SSGD:
+        """The same steps without sparsity promotion, by the same operator: for biases and normalization."""
+        return replace(self, measure="p-norm", reweighting="l2", p=2.0, regularization=0.0, max_scale=0.0)

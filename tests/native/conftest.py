@@ -1,0 +1,44 @@
+"""Every instruction set of this machine, each in a copy of the library of its own."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from onnxtrain.errors import OnnxTrainError
+from onnxtrain.runtime import native
+
+INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
+
+
+@pytest.fixture(scope="session")
+def libraries(tmp_path_factory):
+    """Instruction set to (path, library): a copy chooses its kernels when it is loaded, once."""
+    loaded = {}
+    for name in INSTRUCTION_SETS:
+        path = tmp_path_factory.mktemp(name) / "libonnxtrain_kernels.so"
+        shutil.copy(native.custom_ops_library(), path)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("ONNXTRAIN_INSTRUCTION_SET", name)
+            try:
+                loaded[name] = path, native.load(path)
+            except OnnxTrainError as error:
+                assert "built without" in str(error) or "processor does not have" in str(error)  # noqa: PT017
+    return loaded
+
+
+@pytest.fixture(params=INSTRUCTION_SETS)
+def instruction_set(request, libraries, monkeypatch):
+    """Runs the test once per instruction set; `onnxtrain.kernels` then uses it."""
+    if request.param not in libraries:
+        pytest.skip(f"neither compiler nor processor may lack {request.param}")
+    library = libraries[request.param][1]
+    assert library.onnxtrain_instruction_set().decode() == request.param
+    monkeypatch.setattr(native, "_loaded", lambda: (library, ""))
+    return request.param
+
+
+@pytest.fixture
+def library_path(instruction_set, libraries):
+    return str(libraries[instruction_set][0])

@@ -1,0 +1,101 @@
+"""Fifty training steps against PyTorch's gradients and the pages' formulas in float64.
+
+Both start every step from the same weights and states (ours are copied over): float32 rounding grows
+chaotically over steps, and would hide what is compared.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from zoo import ZOO, export, match_parameters, torch_loss
+
+import onnxtrain
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+STEPS = 50
+
+
+def adam(r, t, x, g, v, h, *, alpha=0.9, beta=0.999, epsilon=1e-6):
+    alpha, beta, epsilon = (float(np.float32(number)) for number in (alpha, beta, epsilon))
+    v_new = alpha * v + (1 - alpha) * g
+    h_new = beta * h + (1 - beta) * g * g
+    rate = r * np.sqrt(1 - beta**t) / (1 - alpha**t) if t > 0 else r
+    return x - rate * v_new / (np.sqrt(h_new) + epsilon), v_new, h_new
+
+
+def momentum(r, t, x, g, v, *, alpha=0.9, beta=1.0):
+    v_new = float(np.float32(alpha)) * v + (beta if t > 0 else 1.0) * g
+    return x - r * v_new, v_new
+
+
+def adagrad(r, t, x, g, h, *, epsilon=1e-6):
+    h_new = h + g * g
+    return x - r * g / (np.sqrt(h_new) + float(np.float32(epsilon))), h_new
+
+
+OPTIMIZERS = {
+    "adam": (onnxtrain.Adam(1e-3), adam, ("V", "H")),
+    "momentum": (onnxtrain.Momentum(1e-2), momentum, ("V",)),
+    "adagrad": (onnxtrain.Adagrad(1e-2), adagrad, ("H",)),
+}
+MODELS = {
+    "mlp_relu": ("torchscript", 17),
+    "lenet5": ("torchscript", 17),
+    "resnet_train": ("torchscript", 17),
+    "distilbert": ("dynamo", 18),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", MODELS)
+def test_fifty_steps(name: str, optimizer: str, tmp_path: Path) -> None:
+    entry = ZOO[name]
+    exporter, opset = MODELS[name]
+    path = export(entry, tmp_path / "model.onnx", exporter, opset=opset, dynamic=True, training=entry.training)
+    settings, rule, states = OPTIMIZERS[optimizer]
+    trainer = onnxtrain.Trainer(str(path), loss="softmax_cross_entropy", optimizer=settings)
+    module = entry.build().train(entry.training)
+    matches = match_parameters(onnx.load(path), module)
+    trained = {key: match for key, match in matches.items() if key in trainer.parameters}
+    assert {match.name for match in trained.values()} == dict(module.named_parameters()).keys()
+    rate = float(np.float32(settings.learning_rate))
+    for step in range(STEPS):
+        inputs = entry.example(batch=4, seed=step)
+        before = {key: np.array(value) for key, value in trainer.session.state.items()}
+        _copy_weights(module, trained, before)
+        loss, gradients, target = _torch_step(entry, module, inputs, step)
+        found = trainer.train_step(tuple(x.numpy() for x in inputs), target)
+        assert found == pytest.approx(loss, rel=1e-5)
+        for key, match in trained.items():
+            gradient = gradients[match.name].T if match.transposed else gradients[match.name]
+            gradient = gradient.reshape(before[key].shape)
+            old = [before[f"{key}/{state}"].astype(np.float64) for state in states]
+            expected = rule(rate, int(before["T"]), before[key].astype(np.float64), gradient, *old)
+            for state, value in zip((key, *(f"{key}/{s}" for s in states)), expected, strict=True):
+                error = np.linalg.norm(trainer.session.state[state] - value)
+                assert error <= 1e-4 * max(np.linalg.norm(value), 1e-8), f"step {step}: {state}"
+
+
+def _torch_step(entry, module, inputs, step):
+    output = module(*inputs)
+    target = entry.targets(tuple(output.shape), seed=step + 1)
+    loss = torch_loss("softmax_cross_entropy", output, torch.from_numpy(target), entry.class_axis)
+    parameters = dict(module.named_parameters())
+    gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True)
+    named = zip(parameters, gradients, strict=True)
+    return loss.item(), {key: gradient.numpy().astype(np.float64) for key, gradient in named}, target
+
+
+def _copy_weights(module, trained, before) -> None:
+    parameters = dict(module.named_parameters())
+    with torch.no_grad():
+        for key, match in trained.items():
+            array = before[key].T if match.transposed else before[key]
+            parameters[match.name].copy_(torch.from_numpy(np.array(array)).reshape(parameters[match.name].shape))
+
