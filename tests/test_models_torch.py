@@ -23,7 +23,7 @@ QUICK = [
     ("resnet", "torchscript", 17, False),
     ("resnet_train", "torchscript", 17, True),
     ("mobilenet_v2", "dynamo", 18, True),
-    ("unet_transposed", "torchscript", 16, True),
+    ("unet_transpose", "torchscript", 16, True),
     ("distilbert", "dynamo", 18, True),
     ("gpt2", "dynamo", 23, True),
     ("vit", "torchscript", 18, True),
@@ -38,7 +38,8 @@ def _loss_of(entry):
 
 def _check(name: str, exporter: str, opset: int, dynamic: bool, folder: Path) -> None:
     entry = ZOO[name]
-    path = export(entry, folder / f"{name}.onnx", exporter, opset=opset, dynamic=dynamic, training=entry.training)
+    optimize = name not in ("resnet", "mobilenet_v2")  # else batch normalization is merged into the weights
+    path = export(entry, folder / f"{name}.onnx", exporter, opset=opset, dynamic=dynamic, optimize=optimize)
     oracle = torch_gradients(entry)
     training = onnxtrain.training_model(str(path), loss=_loss_of(entry), optimizer=onnxtrain.Momentum(1.0, alpha=0.0))
     session = onnxtrain.TrainingSession(training)
@@ -53,8 +54,10 @@ def _check(name: str, exporter: str, opset: int, dynamic: bool, folder: Path) ->
     # With alpha = 0 and T = 0 the momentum V is the gradient.
     gradients = {key: session.state.get(f"{key}/V", np.zeros(before[key].shape)) for key in matches}
     found = parameter_gradients(gradients, matches, oracle)
+    norm = np.sqrt(sum(np.sum(gradient**2) for gradient in oracle.gradients.values()))
     for parameter, expected in oracle.gradients.items():
-        scale = np.linalg.norm(expected) or 1.0
+        # A key's bias has no influence on a softmax: what should be zero is compared with all gradients.
+        scale = max(float(np.linalg.norm(expected)), 1e-4 * norm)
         error = np.linalg.norm(found[parameter] - expected) / scale
         assert error < 2e-3, f"{parameter}: relative error {error:.2g}"
 
@@ -75,7 +78,7 @@ def _matrix():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "exporter", "opset", "dynamic"), _matrix())
+@pytest.mark.parametrize(("name", "exporter", "opset", "dynamic"), list(_matrix()))
 def test_gradients_equal_torch_for_every_export(
     name: str, exporter: str, opset: int, dynamic: bool, tmp_path: Path
 ) -> None:

@@ -57,7 +57,7 @@ MODELS = {
 def test_fifty_steps(name: str, optimizer: str, tmp_path: Path) -> None:
     entry = ZOO[name]
     exporter, opset = MODELS[name]
-    path = export(entry, tmp_path / "model.onnx", exporter, opset=opset, dynamic=True, training=entry.training)
+    path = export(entry, tmp_path / "model.onnx", exporter, opset=opset, dynamic=True)
     settings, rule, states = OPTIMIZERS[optimizer]
     trainer = onnxtrain.Trainer(str(path), loss="softmax_cross_entropy", optimizer=settings)
     module = entry.build().train(entry.training)

@@ -1,7 +1,7 @@
 """Operators of several operands that broadcast."""
 
 import numpy as np
-from case import apart, case, fixed, normal
+from case import Case, apart, case, fixed, normal
 from onnx import TensorProto, helper
 
 _BROADCASTS = [((2, 3), (2, 3)), ((3, 1, 4), (2, 1)), ((4,), (2, 3, 4)), ((), (2, 2)), ((1,), (0, 3))]
@@ -13,8 +13,6 @@ def _positive(*shape, seed=0):
 
 def _power_by(exponent, base, label):
     """A power whose exponent is a constant of the model."""
-    from case import Case
-
     info = [helper.make_tensor_value_info("a", TensorProto.DOUBLE, base.shape)]
     out = [helper.make_tensor_value_info("y", TensorProto.DOUBLE, None)]
     value = helper.make_tensor(
@@ -71,7 +69,7 @@ CASES = [
         for label, inputs in (
             ("one", [normal(2, 3)]),
             ("two", [normal(2, 3), normal(3, seed=1)]),
-            ("three", [normal(2, 1), normal(1, 3, seed=1), normal(seed=2)]),
+            ("three", [normal(2, 3), normal(1, 3, seed=1), normal(2, 1, seed=2)]),
             ("empty", [normal(0, 3), normal(3)]),
         )
     ),

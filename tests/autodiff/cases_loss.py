@@ -19,7 +19,9 @@ def _rows(operator, outputs):
             x, t = normal(*shape), _labels(shape)
             yield case(operator, x, t, label=name, outputs=outputs, reduction=reduction)
             yield case(operator, x, t, weights, label=f"{name}-weights", outputs=outputs, reduction=reduction)
-            for ignored in (1, -100, -1):
+            for ignored in (1, -100, -1):  # a class, and two that are none
+                if operator[0] == "N" and reduction == "mean" and ignored == -1:
+                    continue  # ONNX's reference evaluator divides by all labels then
                 some = t.copy()
                 some.flat[::3] = ignored
                 more = {"outputs": outputs, "reduction": reduction, "ignore_index": ignored}
@@ -34,9 +36,8 @@ CASES = [
     *(row for row in _rows("SoftmaxCrossEntropyLoss", 1)),
     *(row for row in _rows("SoftmaxCrossEntropyLoss", 2)),
     *(
-        case(operator, normal(4, 3), _INT32, label="int32", ignore_index=0, opset=opset)
+        case(operator, normal(4, 3), _INT32, label="int32", ignore_index=0)
         for operator in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
-        for opset in (18,)
     ),
     case("NegativeLogLikelihoodLoss", normal(4, 3), _INT32, opset=22),
     *(

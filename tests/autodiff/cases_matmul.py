@@ -28,10 +28,7 @@ _GEMMS = [
 ]
 
 CASES = [
-    *[
-        case("MatMul", normal(*left), normal(*right, seed=1), label=f"{left}{right}")
-        for left, right in _PRODUCTS
-    ],
+    *[case("MatMul", normal(*left), normal(*right, seed=1), label=f"{left}{right}") for left, right in _PRODUCTS],
     # ONNX's reference evaluator cannot flatten an empty tensor, which is what rows of unknown number need.
     case("MatMul", normal(2, 0, 3), normal(3, 4), label="empty", shapes=("static",)),
     *_GEMMS,

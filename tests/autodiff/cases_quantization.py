@@ -14,11 +14,11 @@ def _zero(*shape):
     return np.random.default_rng(3).integers(-5, 5, shape).astype(np.int8)
 
 
-_RANKED = ("static", "dynamic")  # along an axis of a tensor: the rank has to be known
+_RANKED = ("static", "dynamic")  # how the scale is laid out follows from its rank
 
 CASES = [
-    case("DequantizeLinear", _X, _scale(), label="tensor", opset=19),
-    case("DequantizeLinear", _X, _scale(), _zero(), label="tensor-zero", opset=21),
+    case("DequantizeLinear", _X, _scale(), label="tensor", shapes=_RANKED, opset=19),
+    case("DequantizeLinear", _X, _scale(), _zero(), label="tensor-zero", shapes=_RANKED, opset=21),
     case("DequantizeLinear", _X, _scale(4), _zero(4), label="axis", shapes=_RANKED, opset=19),
     case("DequantizeLinear", _X, _scale(5), None, label="axis-last", shapes=_RANKED, opset=19, axis=-1),
     case("DequantizeLinear", _X, _scale(3), _zero(3), label="axis-first", shapes=_RANKED, opset=23, axis=0),

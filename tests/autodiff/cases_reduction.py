@@ -40,7 +40,8 @@ def _rows(operator, numbers):
     yield case(operator, x, label="all-nokeep", keepdims=0)
     yield case(operator, x, label="noop", noop_with_empty_axes=1)
     yield case(operator, x, label="noop-nokeep", noop_with_empty_axes=1, keepdims=0)
-    yield case(operator, numbers(), label="scalar")
+    if operator != "ReduceLogSumExp":  # ONNX's reference evaluator fails on its scalars
+        yield case(operator, numbers(), label="scalar")
     yield fixed(case(operator, numbers(0, 3), np.array([1]), label="nothing"))
 
 

@@ -199,6 +199,21 @@ def test_invalid_models(change: Callable[[ModelProto], object], message: str) ->
     refuse(changed(change), message)
 
 
+def test_what_only_the_conversion_notices() -> None:
+    model = small_model()
+    sparse = model.graph.sparse_initializer.add(dims=[3])
+    sparse.values.CopyFrom(numpy_helper.from_array(np.ones(1, np.float32), "s"))
+    sparse.indices.CopyFrom(numpy_helper.from_array(np.array([2], np.int64)))
+    file = ModelFile.load(model)
+    sparse.indices.raw_data = np.array([7], np.int64).tobytes()
+    with pytest.raises(ModelError, match=r"^The model cannot be understood: index 7 is out of bounds .*again\.$"):
+        file.training_model()
+    del model.graph.sparse_initializer[:]
+    model.graph.output[0].type.tensor_type.elem_type = 99
+    with pytest.raises(ModelError, match=r"^The model cannot be understood: 99 .*; export it again\.$"):
+        file.training_model()
+
+
 def test_the_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(changed(set_opset(99)).SerializeToString())

@@ -393,7 +393,7 @@ def test_a_failure_leaves_everything_as_it_was(tmp_path: Path, monkeypatch: pyte
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(writing.os, call, fail)
-    with pytest.raises(ModelError, match=r"cannot be written: No space left on device; nothing was changed\.$"):
+    with pytest.raises(ModelError, match=r"cannot be written: No space left on device; save it somewhere else\.$"):
         file.save(path, {"w": np.zeros((300, 4), np.float32)})
     assert {item.name: item.read_bytes() for item in tmp_path.iterdir()} == before
 

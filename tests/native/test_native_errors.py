@@ -113,7 +113,7 @@ def test_learning_rate_and_update_count(R, T, sentence):
 
 
 def test_an_update_count_that_is_no_int64():
-    with pytest.raises(Exception, match="tensor.int32"):  # ONNX Runtime's own sentence, at loading
+    with pytest.raises(Exception, match=r"tensor\(int32\)"):  # ONNX Runtime's own sentence, at loading
         run(PATH, "Adam", R, np.int32(1), [[ONES] * 4])
 
 
@@ -124,7 +124,7 @@ def test_an_update_count_that_is_no_int64():
             [[ONES, ONES, ONES, ONES.astype(np.float64)]],
             "Adam: H of variable 1 of 1 has type double and X has type float: .* one type",
         ),
-        ([[ONES] * 4, [ONES.astype(np.float64), ONES, ONES, ONES]], "Adam: G of variable 2 of 2 has type float and X has"),
+        ([[ONES] * 4, [ONES.astype(np.float64), ONES, ONES, ONES]], "G of variable 2 of 2 has type float and X has"),
         ([[ONES.astype(np.int64)] * 4], "Adam: X of variable 1 of 1 has type int64, and must be float or double"),
         (
             [[ONES[:1], ONES, ONES[:1], ONES[:1]]],
@@ -141,7 +141,7 @@ def test_an_update_count_that_is_no_int64():
 )  # fmt: skip
 def test_types_and_shapes_of_a_variable(variables, sentence):
     with pytest.raises(Exception, match=sentence):
-        run(PATH, "Adam", R, T, variables)
+        run(PATH, "Adam", R, T, variables, wanted=["X0_new"])
 
 
 @pytest.mark.parametrize("count", [-10, -11])

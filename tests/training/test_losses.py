@@ -146,7 +146,10 @@ def test_loss_weight_and_gradient(name: str, dynamic: bool) -> None:
 def test_losses_stay_finite_for_huge_logits() -> None:
     z = np.array([[1e4, -1e4], [-1e4, 1e4]], dtype=np.float32)
     one_hot = np.eye(2, dtype=np.float32)[[1, 1]]
-    for loss, target, expected in ((SoftmaxCrossEntropy(), np.array([0, 0]), 1e4), (BinaryCrossEntropy(), one_hot, 5e3)):
+    for loss, target, expected in (
+        (SoftmaxCrossEntropy(), np.array([0, 0]), 1e4),
+        (BinaryCrossEntropy(), one_hot, 5e3),
+    ):
         model = build(loss, z, target, dynamic=False)
         session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
         found = session.run(["loss"], {"prediction": z, "target": target})[0]

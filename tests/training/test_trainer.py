@@ -147,7 +147,10 @@ def test_train_and_freeze_patterns() -> None:
 
 
 def test_saved_model_differs_in_the_trained_initializers_only(tmp_path) -> None:
-    subject, (x, y) = trainer(freeze="*bias*" if any("bias" in t.name for t in mlp().graph.initializer) else None), data()
+    subject, (x, y) = (
+        trainer(freeze="*bias*" if any("bias" in t.name for t in mlp().graph.initializer) else None),
+        data(),
+    )
     subject.fit((x, y), epochs=1, batch_size=8)
     subject.save(tmp_path / "out.onnx")
     saved, original = onnx.load(tmp_path / "out.onnx"), mlp()

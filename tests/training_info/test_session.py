@@ -177,7 +177,9 @@ BAD = {
         "initialization has the inputs 'a'; it must have none",
     ),
     "initialization value missing": (
-        lambda: _with_initialization("i () => (float[3,1] b) { b = Constant<value = float[3,1] {1,2,3}>() }", {"w": "c"}),
+        lambda: _with_initialization(
+            "i () => (float[3,1] b) { b = Constant<value = float[3,1] {1,2,3}>() }", {"w": "c"}
+        ),
         "gives 'w' the value 'c', which is no output of the initialization graph",
     ),
     "unknown operator input": (

@@ -17,7 +17,8 @@ from onnxtrain.autodiff.expand import expand, find_body
 from onnxtrain.autodiff.registry import Node, describe
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder, Value
-from onnxtrain.graph.clone import captured_values
+from onnxtrain.graph.clone import captured_values, subgraphs
+from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import is_float
 
 
@@ -38,6 +39,19 @@ class Request:
     seed: ir.Value | None = None
 
 
+@dataclass(frozen=True)
+class _Route:
+    """From where to where a gradient flows: back from the ys to the xs, not through what is fixed."""
+
+    ys: tuple[ir.Value, ...]
+    xs: tuple[ir.Value, ...]
+    fixed: tuple[ir.Value, ...]
+
+
+def _route(request: Request) -> _Route:
+    return _Route((request.y,), tuple(request.xs), tuple(request.fixed))
+
+
 class Engine:
     """Differentiates values of one graph.
 
@@ -45,6 +59,7 @@ class Engine:
         graph: The graph; functions on the way from x to y are expanded in it, gradients appended to it.
         opsets: Versions of the domains that the graph uses.
         functions: Model-local functions.
+        op: Emits the gradients; by default at the end of the graph.
     """
 
     def __init__(
@@ -52,11 +67,12 @@ class Engine:
         graph: ir.Graph,
         opsets: Mapping[str, int],
         functions: Mapping[ir.OperatorIdentifier, ir.Function] | None = None,
+        op: Builder | None = None,
     ) -> None:
         self.graph = graph
         self.opsets = opsets
         self.functions = functions or {}
-        self.op = Builder(graph, opsets.get("", 1))
+        self.op = Builder(graph, opsets.get("", 1)) if op is None else op
         self._renamed: dict[ir.Value, ir.Value] = {}
 
     def current(self, value: ir.Value) -> ir.Value:
@@ -80,39 +96,78 @@ class Engine:
                     f"A gradient needs floating tensors, but {value.name!r} is "
                     f"{'of unknown type' if value.dtype is None else value.dtype.name.lower()}."
                 )
-        path = self._prepare(request)
-        y = self.op.wrap(self.current(request.y))
-        xs = [self.current(x) for x in request.xs]
-        self.op.variables.update(xs)
-        seed = self.op.ones_like(y) if request.seed is None else self.op.wrap(request.seed)
-        collected: dict[ir.Value, list[Value]] = {y.ir: [seed]}
-        keep = set(xs)
-        self._backward(path, collected, keep)
-        return [self._total(collected, x).ir for x in xs]
+        seed = self.op.ones_like(self.op.wrap(self.current(request.y))).ir if request.seed is None else request.seed
+        found = self.pull_back([(request.y, seed)], request.xs, request.fixed)
+        xs = [self.op.wrap(self.current(x)) for x in request.xs]
+        return [(self.op.zeros_like(x) if dx is None else dx).ir for x, dx in zip(xs, found, strict=True)]
+
+    def pull_back(
+        self,
+        seeds: Sequence[tuple[ir.Value, ir.Value]],
+        xs: Sequence[ir.Value],
+        fixed: Sequence[ir.Value] = (),
+    ) -> list[Value | None]:
+        """Append the nodes that carry gradients with respect to several values back to the xs.
+
+        Args:
+            seeds: Pairs of a value and the gradient of the final objective with respect to it.
+            xs: The independent variables; in the body of an operator also values that it captures.
+            fixed: Values that are held constant.
+
+        Returns:
+            One gradient per x, ``None`` where no value depends on it.
+
+        Raises:
+            GradientError: Operators on the way have no rule (all are listed).
+        """
+        route = _Route(tuple(y for y, _ in seeds), tuple(xs), tuple(fixed))
+        missing = self._expand_functions(route)
+        if missing:
+            raise GradientError(missing_rules_message(missing, self.opsets))
+        path = self._path(route)
+        collected: dict[ir.Value, list[Value]] = {}
+        for y, seed in seeds:
+            collected.setdefault(self.current(y), []).append(self.op.wrap(seed))
+        current = [self.current(x) for x in xs]
+        self.op.variables.update(current)
+        self._backward(path, collected, set(current))
+        return [self.op.sum_of(collected[x]) if x in collected else None for x in current]
 
     def missing(self, request: Request) -> list[ir.Node]:
         """The nodes between xs and y that have neither a rule nor a body; nothing else is built."""
-        return self._expand_functions(request)
+        return self._expand_functions(_route(request))
 
     def reached(self, request: Request) -> set[ir.Value]:
         """The xs that y depends on through floating values and operators that pass a gradient on."""
-        self._expand_functions(request)
+        self._expand_functions(_route(request))
         xs = set(request.xs)
-        return {value for node in self._path(request) for value in _read(node) if value in xs} | ({request.y} & xs)
+        path = self._path(_route(request))
+        return {value for node in path for value in _read(node) if value in xs} | ({request.y} & xs)
 
-    def _prepare(self, request: Request) -> list[ir.Node]:
-        missing = self._expand_functions(request)
-        if missing:
-            raise GradientError(missing_rules_message(missing, self.opsets))
-        return self._path(request)
+    def inner(self, op: Builder) -> Engine:
+        """An engine for the body of an operator of this graph."""
+        return Engine(op.graph, self.opsets, self.functions, op)
 
-    def _expand_functions(self, request: Request) -> list[ir.Node]:
+    def _missing_inside(self, node: ir.Node, route: _Route) -> list[ir.Node]:
+        """What has no rule in the bodies of an operator with subgraphs."""
+        active = set(route.xs) | {output for other in self._path(route) for output in other.outputs}
+        captured = [value for value in captured_values(node) if value in active]
+        found: list[ir.Node] = []
+        for graph in subgraphs(node):
+            inputs = [value for value in graph.inputs if _may_carry(value)]
+            outputs = [value for value in graph.outputs if _may_carry(value)]
+            inner = Engine(graph, self.opsets, self.functions)
+            found += inner._expand_functions(_Route(tuple(outputs), (*inputs, *captured), ()))
+        return found
+
+    def _expand_functions(self, route: _Route) -> list[ir.Node]:
         """Expand functions on the path until every node has a rule, or neither rule nor body."""
         while True:
             missing = []
             expanded = False
-            for node in self._path(request):
+            for node in self._path(route):
                 if self._entry(node) is not None:
+                    missing += self._missing_inside(node, route) if subgraphs(node) else []
                     continue
                 body = find_body(node, self.opsets, self.functions)
                 if body is None:
@@ -122,17 +177,18 @@ class Engine:
                     expanded = True
             if not expanded:
                 return missing
+            if self.graph.opset_imports:  # a main graph: rules profit from the shapes inside the bodies
+                infer_shapes(ir.Model(self.graph, ir_version=10, functions=list(self.functions.values())))
 
     def _entry(self, node: ir.Node) -> registry.Entry | None:
         if node.op_identifier() in self.functions:
             return None if not _registered(node) else registry.find(node.op_type, node.domain, 1)
         return registry.find(node.op_type, node.domain, self.opsets.get(node.domain, 1))
 
-    def _path(self, request: Request) -> list[ir.Node]:
-        """The nodes through which y depends on an x, in the order of the graph."""
-        y = self.current(request.y)
-        fixed = {self.current(value) for value in request.fixed}
-        active = {self.current(x) for x in request.xs}
+    def _path(self, route: _Route) -> list[ir.Node]:
+        """The nodes through which a y depends on an x, in the order of the graph."""
+        fixed = {self.current(value) for value in route.fixed}
+        active = {self.current(x) for x in route.xs}
         through: list[ir.Node] = []
         for node in self.graph:
             if not any(value in active for value in _read(node)):
@@ -144,7 +200,7 @@ class Engine:
             if outputs:
                 active.update(outputs)
                 through.append(node)
-        needed = {y}
+        needed = {self.current(y) for y in route.ys}
         path = []
         for node in reversed(through):
             if any(output in needed for output in node.outputs):
@@ -160,7 +216,7 @@ class Engine:
             entry = self._entry(node)
             assert entry is not None
             captured = captured_values(node)
-            view = Node(node, self.op, captured)
+            view = Node(node, self.op, captured, engine=self, wanted=wanted)
             self.op.scope = f"gradient of {node.name or node.op_type}"
             dys = [self._output_gradient(collected, output, output in keep) for output in node.outputs]
             returned = self._apply(entry, view, dys)
@@ -217,11 +273,6 @@ class Engine:
                 f"{x.name!r} of shape {x.shape}; a gradient has the shape of its value."
             )
         return dx if x.shape is None else dx.with_shape(x.shape)
-
-    def _total(self, collected: dict[ir.Value, list[Value]], x: ir.Value) -> Value:
-        if x in collected:
-            return self.op.sum_of(collected[x])
-        return self.op.zeros_like(self.op.wrap(x))
 
 
 def missing_rules_message(nodes: Iterable[ir.Node], opsets: Mapping[str, int]) -> str:

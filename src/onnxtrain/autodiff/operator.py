@@ -153,7 +153,7 @@ def gradient_model(model: ir.Model, y: ir.Value, xs: Sequence[ir.Value]) -> ir.M
     names = [x.name or "" for x in xs]
     gradients = engine.gradients(Request(y, xs))
     for name, gradient in zip(names, gradients, strict=True):
-        identity = ir.Node("", "Identity", [gradient], num_outputs=1, name=f"gradient of {name}")
+        identity = ir.Node("", "Identity", [gradient], num_outputs=1)
         graph.append(identity)
         output = identity.outputs[0]
         output.name, output.type, output.shape = f"{name}_grad", gradient.type, gradient.shape

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
@@ -15,6 +15,9 @@ import onnx_ir as ir
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.value import Dimension
+
+if TYPE_CHECKING:
+    from onnxtrain.autodiff.engine import Engine
 
 Gradients = Sequence[Value | None] | Value | None
 """What a rule returns: one gradient or ``None`` per input; a bare value stands for a single one."""
@@ -37,12 +40,22 @@ class Node:
             subgraphs returns one gradient per input followed by one per captured value.
     """
 
-    def __init__(self, node: ir.Node, op: Builder, captured: Sequence[ir.Value] = ()) -> None:
+    def __init__(
+        self,
+        node: ir.Node,
+        op: Builder,
+        captured: Sequence[ir.Value] = (),
+        *,
+        engine: Engine | None = None,
+        wanted: Collection[ir.Value] | None = None,
+    ) -> None:
         self.ir = node
         self.op = op
         self.inputs = tuple(None if value is None else op.wrap(value) for value in node.inputs)
         self.outputs = tuple(op.wrap(value) for value in node.outputs)
         self.captured = tuple(op.wrap(value) for value in captured)
+        self._engine = engine
+        self._wanted = wanted
 
     @property
     def operator(self) -> str:
@@ -74,9 +87,7 @@ class Node:
         """Whether an optional output is there and read or named."""
         return index < len(self.outputs) and self.outputs[index].name != ""
 
-    def output_required(
-        self, index: int, dtype: ir.DataType, shape: tuple[Dimension, ...] | None = None
-    ) -> Value:
+    def output_required(self, index: int, dtype: ir.DataType, shape: tuple[Dimension, ...] | None = None) -> Value:
         """An optional output, which the forward node is made to give where the model does not ask for it."""
         if not self.has_output(index):
             self.ir.resize_outputs(max(index + 1, len(self.ir.outputs)))
@@ -98,6 +109,28 @@ class Node:
         if attribute.type == ir.AttributeType.TENSOR:
             return np.asarray(value.numpy())
         return list(value) if isinstance(value, (tuple, list)) else value
+
+    def wants(self, value: Value | None) -> bool:
+        """Whether anybody asks for the gradient of an input or captured value.
+
+        What a rule emits for the others is removed again; only rules that write bodies need to ask.
+        """
+        return value is not None and value.is_float and (self._wanted is None or value.ir in self._wanted)
+
+    def pull_back(self, op: Builder, seeds: Sequence[tuple[Value, Value]], xs: Sequence[Value]) -> list[Value | None]:
+        """Differentiate inside a body that this rule writes, as the engine does in the main graph.
+
+        Args:
+            op: The builder of the body.
+            seeds: Pairs of a value of the body and the gradient that arrives at it.
+            xs: Inputs of the body and values that it captures.
+
+        Returns:
+            One gradient per x, ``None`` where no seeded value depends on it.
+        """
+        assert self._engine is not None
+        pairs = [(y.ir, seed.ir) for y, seed in seeds]
+        return self._engine.inner(op).pull_back(pairs, [x.ir for x in xs])
 
     def rank(self, value: Value | None = None) -> int:
         """The rank of a value (the first input by default), for rules that cannot do without.

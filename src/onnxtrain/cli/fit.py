@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from onnxtrain.cli import flags
-from onnxtrain.cli.flags import COURSE, DATA, RESULTS, RUNNING, TRAINED, OptimizerSettings, Training
+from onnxtrain.cli.flags import COURSE, DATA, RESULTS, RUNNING, SWITCH, TRAINED, OptimizerSettings, Training
 from onnxtrain.errors import DataError, OptionError
 
 if TYPE_CHECKING:
@@ -21,16 +21,21 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 Examples
 
-  A classifier; train.npz holds an array named like the model's input and the labels:
-    onnxtrain fit model.onnx --data train.npz --loss softmax_cross_entropy --epochs 10 -o tuned.onnx
+  A classifier. train.npz holds an array named like the model's input, and the
+  labels under any other name:
+    onnxtrain fit model.onnx --data train.npz --loss softmax_cross_entropy \\
+        --epochs 10 --output tuned.onnx
 
-  Only the last layer, a tenth of the data held out, stop when it gets no better:
-    onnxtrain fit model.onnx --data train.npz --loss softmax_cross_entropy --train 'classifier.*' \\
-        --validation 0.1 --metrics accuracy --epochs 50 --early-stopping 5
+  Only the last layer, a tenth of the data held out; stop when it gets no better:
+    onnxtrain fit model.onnx --data train.npz --loss softmax_cross_entropy \\
+        --train 'classifier.*' --validation 0.1 --metrics accuracy \\
+        --epochs 50 --early-stopping 5
 
-  Nesterov's momentum with a schedule, checkpoints every 500 steps; run it again to go on after an interruption:
-    onnxtrain fit model.onnx --data train.npz --loss mean_squared_error --optimizer momentum --mode nesterov \\
-        --learning-rate 0.1 --schedule 'warmup(100)+cosine' --checkpoint checkpoints --checkpoint-every 500 --resume
+  Nesterov's momentum with a schedule and checkpoints; the same line goes on
+  after an interruption:
+    onnxtrain fit model.onnx --data train.npz --loss mean_squared_error \\
+        --optimizer momentum --mode nesterov --learning-rate 0.1 \\
+        --schedule 'warmup(100)+cosine' --checkpoint checkpoints --resume
 """
 
 
@@ -62,7 +67,8 @@ class Course:
     keep: Annotated[int, Parameter(help="How many checkpoints to keep.")] = 3
     resume: Annotated[
         bool,
-        Parameter(negative=(), help="Go on from the newest checkpoint, bit for bit as if never stopped."),
+        SWITCH,
+        Parameter(help="Go on from the newest checkpoint, bit for bit as if never stopped."),
     ] = False
 
 
@@ -77,12 +83,10 @@ class Results:
             name=["--output", "-o"], metavar="FILE", help="The trained model.  [default: MODEL-trained.onnx, here]"
         ),
     ] = None
-    curve: Annotated[
-        Path | None, Parameter(metavar="FILE", help="The training curve as a PNG (needs matplotlib).")
-    ] = None
-    history: Annotated[
-        Path | None, Parameter(metavar="FILE", help="One row per epoch, as .json or .csv.")
-    ] = None
+    curve: Annotated[Path | None, Parameter(metavar="FILE", help="The training curve as a PNG (needs matplotlib).")] = (
+        None
+    )
+    history: Annotated[Path | None, Parameter(metavar="FILE", help="One row per epoch, as .json or .csv.")] = None
 
 
 def command(
@@ -102,12 +106,12 @@ def command(
     accumulate: Annotated[
         int, Parameter(group=TRAINED, help="Micro-batches per step; their step equals that of the whole batch.")
     ] = 1,
-    training: Training = Training(),
-    settings: OptimizerSettings = OptimizerSettings(),
+    training: Training = Training(),  # noqa: B008 - frozen
+    settings: OptimizerSettings = OptimizerSettings(),  # noqa: B008 - frozen
     course: Course = Course(),
     results: Results = Results(),
     threads: flags.Threads = None,
-    quiet: Annotated[bool, Parameter(group=RUNNING, negative=(), help="Print the results only.")] = False,
+    quiet: Annotated[bool, SWITCH, Parameter(group=RUNNING, help="Print the results only.")] = False,
     debug: flags.Debug = False,
 ) -> None:
     """Train a model on data; the result differs from it in the trained weights and in nothing else."""
@@ -122,7 +126,7 @@ def command(
     trainer.file.check_writable(output)
     examples, held_out = _datasets(trainer, data, validation, target)
     progress = Progress(trainer, name=model.name, quiet=quiet)
-    with _interruptible(course):
+    with _interruptible(course), contextlib.closing(progress):
         history = trainer.fit(
             examples,
             validation=held_out,
@@ -179,7 +183,8 @@ def _datasets(trainer: Trainer, data: str, validation: str | None, target: str |
         raise DataError(
             f"--validation is {validation!r}; it needs a .npz file, a folder of .npy files, or a fraction such as 0.1."
         ) from None
-    return tuple(split_validation(trainer.open(data, target=target), fraction, trainer.seed))
+    parts = split_validation(trainer.open(data, target=target), fraction, trainer.seed)
+    return parts.train, parts.validation
 
 
 @contextlib.contextmanager

@@ -20,13 +20,14 @@ LOSS_HELP = (
 
 MODEL = Group("Model", sort_key=0)
 DATA = Group("Data", sort_key=1)
-TRAINED = Group("What is trained", sort_key=2)
-OPTIMIZER = Group("Optimizer", sort_key=3)
-COURSE = Group("Course of the training", sort_key=4)
-RESULTS = Group("Results", sort_key=5)
-RUNNING = Group("Running", sort_key=6)
+LOSS = Group("Loss", sort_key=2)
+TRAINED = Group("What is trained", sort_key=3)
+OPTIMIZER = Group("Optimizer", sort_key=4)
+COURSE = Group("Course of the training", sort_key=5)
+RESULTS = Group("Results", sort_key=6)
+RUNNING = Group("Running", sort_key=7)
 
-_SWITCH = Parameter(negative=())
+SWITCH = Parameter(negative=(), show_default=False)
 _PATTERNS = Parameter(negative=(), metavar="PATTERN")
 
 ModelPath = Annotated[Path, Parameter(group=MODEL, help="The ONNX model. It is never changed.")]
@@ -39,12 +40,17 @@ Data = Annotated[
     ),
 ]
 Target = Annotated[
-    str | None, Parameter(group=DATA, help="Name of the target array, where several are left beside the inputs.")
+    str | None,
+    Parameter(group=DATA, metavar="NAME", help="Name of the target array, where several are left beside the inputs."),
 ]
-Loss = Annotated[str, Parameter(group=TRAINED, help=LOSS_HELP)]
+Loss = Annotated[str, Parameter(group=LOSS, metavar="NAME", help=LOSS_HELP)]
 Prediction = Annotated[
     str | None,
-    Parameter(group=TRAINED, help="Output of the model that the loss is built on.  [default: the first floating one]"),
+    Parameter(
+        group=LOSS,
+        metavar="NAME",
+        help="Output of the model that the loss is built on.  [default: the first floating one]",
+    ),
 ]
 Metrics = Annotated[
     list[str] | None,
@@ -55,11 +61,9 @@ Metrics = Annotated[
         help="What to measure: accuracy, or a loss by its name. May be repeated.",
     ),
 ]
-Threads = Annotated[
-    int | None, Parameter(group=RUNNING, help="Threads within an operator.  [default: one per core]")
-]
-Debug = Annotated[bool, Parameter(group=RUNNING, negative=(), help="Show the traceback of an error.")]
-Json = Annotated[bool, Parameter(group=RESULTS, negative=(), help="Print JSON instead of tables.")]
+Threads = Annotated[int | None, Parameter(group=RUNNING, help="Threads within an operator.  [default: one per core]")]
+Debug = Annotated[bool, SWITCH, Parameter(group=RUNNING, help="Show the traceback of an error.")]
+Json = Annotated[bool, SWITCH, Parameter(group=RESULTS, help="Print JSON instead of tables.")]
 
 
 @Parameter(name="*", group=TRAINED)
@@ -71,23 +75,25 @@ class Training:
     train: Annotated[
         list[str] | None, _PATTERNS, Parameter(help="Train only what matches, such as 'classifier.*'. May be repeated.")
     ] = None
-    freeze: Annotated[
-        list[str] | None, _PATTERNS, Parameter(help="Keep what matches as it is. May be repeated.")
-    ] = None
+    freeze: Annotated[list[str] | None, _PATTERNS, Parameter(help="Keep what matches as it is. May be repeated.")] = (
+        None
+    )
     batch_norm: Annotated[
         Literal["frozen", "train"],
         Parameter(help="Batch normalization: statistics as the file has them, or of the batch, then written back."),
     ] = "frozen"
-    dropout: Annotated[bool, _SWITCH, Parameter(help="Let Dropout nodes drop while training.")] = False
+    dropout: Annotated[bool, SWITCH, Parameter(help="Let Dropout nodes drop while training.")] = False
     untie: Annotated[
         bool,
-        _SWITCH,
+        SWITCH,
         Parameter(help="Give every node its own copy of vectors that an exporter merged because they were equal."),
     ] = False
-    clip_value: Annotated[float | None, Parameter(help="Clip every element of the gradients to [-X, X].")] = None
-    clip_norm: Annotated[float | None, Parameter(help="Scale the gradients so that their global norm is at most X.")] = (
+    clip_value: Annotated[float | None, Parameter(help="Clip every element of the gradients to [-FLOAT, FLOAT].")] = (
         None
     )
+    clip_norm: Annotated[
+        float | None, Parameter(help="Scale the gradients so that their global norm is at most this.")
+    ] = None
     seed: Annotated[int, Parameter(help="Seed of the order of the data and of dropout.")] = 0
 
     def arguments(self) -> dict[str, Any]:
@@ -134,13 +140,17 @@ def _default(settings: type[Optimizer], name: str) -> Any:
     return next(field.default for field in dataclasses.fields(settings) if field.name == name)
 
 
+def _show(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
+
+
 def _attribute_help(name: str) -> str:
     """What an attribute does, for which optimizers, with their defaults; equal texts are said once."""
     texts: dict[str, list[str]] = {}
     for optimizer, settings in _by_name().items():
         for attribute in settings.schema.attributes:
             if attribute.name == name:
-                who = f"{optimizer} {_default(settings, name)}"
+                who = f"{optimizer}: {_show(_default(settings, name))}"
                 texts.setdefault(attribute.doc, []).append(who)
     return " ".join(f"{doc} [{', '.join(who)}]" for doc, who in texts.items())
 
@@ -148,7 +158,7 @@ def _attribute_help(name: str) -> str:
 def _optimizer_flags() -> type[OptimizerFlags]:
     """The class of all flags: adding an optimizer adds its attributes here."""
     optimizers = _by_name()
-    rates = ", ".join(f"{name} {_default(settings, 'learning_rate')}" for name, settings in optimizers.items())
+    rates = ", ".join(f"{name}: {_default(settings, 'learning_rate'):g}" for name, settings in optimizers.items())
     fields: list[tuple[str, Any, Any]] = [
         (
             "optimizer",

@@ -11,6 +11,7 @@ RENAMED = {"output": "prediction"}
 """Arguments whose flag has another name: ``--output`` is the file that a command writes."""
 
 _ARGUMENT = re.compile(r"\b(?P<name>[a-z_]+)=(?P<value>True|'[^']*'|\"[^\"]*\"|-?\d+(?:\.\d+)?)?")
+_PLAIN = re.compile(r"[\w.:-]+")
 
 
 def flag(name: str) -> str:
@@ -29,7 +30,7 @@ def in_flags(sentence: str) -> str:
         if value in (None, "True"):
             return flag(name)
         bare = value.strip("\"'")
-        return f"{flag(name)} {bare if re.fullmatch(r'[\w.:-]+', bare) else repr(bare)}"
+        return f"{flag(name)} {bare if _PLAIN.fullmatch(bare) else repr(bare)}"
 
     return _ARGUMENT.sub(replace, sentence)
 

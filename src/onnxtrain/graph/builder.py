@@ -30,18 +30,25 @@ class Builder:
         graph: Where nodes and constants go.
         opset: Version of the default operator set that the graph is written in.
         before: Insert before this node instead of at the end.
+        outer: The builder of the surrounding graph, where ``graph`` is the body of an operator: constants go
+            there, and names get a prefix, since a body may not use a name of its surroundings again.
     """
 
-    def __init__(self, graph: ir.Graph, opset: int, *, before: ir.Node | None = None) -> None:
+    def __init__(
+        self, graph: ir.Graph, opset: int, *, before: ir.Node | None = None, outer: Builder | None = None
+    ) -> None:
         self.graph = graph
         self.opset = opset
         self.scope = ""
-        self.variables: set[ir.Value] = set()
+        self.variables: set[ir.Value] = set() if outer is None else outer.variables
         """Initializers whose values change: no rule may take them for constants."""
+        self.prefix = "" if outer is None else outer._body_prefix()
+        self._outer = outer
         self._before = before
         self._shared: dict[tuple[Any, ...], tuple[ir.Value, ...]] = {}
         self._constants: dict[tuple[Any, ...], ir.Value] = {}
         self._counter = 0
+        self._node_names = {node.name for node in graph}
 
     def __getattr__(self, operator: str) -> Callable[..., Value]:
         """``builder.Add(a, b)``: emit the standard operator of that name."""
@@ -76,15 +83,34 @@ class Builder:
         self, operator: str, values: list[ir.Value | None], outputs: int, domain: str, given: dict[str, Any]
     ) -> tuple[ir.Value, ...]:
         attributes = ir.convenience.convert_attributes(given)
-        self._counter += 1
-        name = f"{self.scope}/{operator}_{self._counter}" if self.scope else None
+        name = self._node_name(operator)
         node = ir.Node(domain, operator, values, attributes, num_outputs=outputs, name=name)
         if self._before is None:
             self.graph.append(node)
         else:
             self.graph.insert_before(self._before, node)
+        if self.prefix:
+            for index, output in enumerate(node.outputs):
+                output.name = f"{self.prefix}{operator}_{self._counter}_{index}"
         infer_outputs(node)
         return tuple(node.outputs)
+
+    def _node_name(self, operator: str) -> str | None:
+        """A name that no node of the graph has: another builder may have written some of the same scope."""
+        self._counter += 1
+        if not self.scope:
+            return None
+        while (name := f"{self.scope}/{operator}_{self._counter}") in self._node_names:
+            self._counter += 1
+        return name
+
+    def body(self, inputs: Sequence[ir.Value], name: str) -> Builder:
+        """A builder for the body of an operator with subgraphs, which may read values of this graph."""
+        return Builder(ir.Graph(inputs, [], nodes=[], name=name), self.opset, outer=self)
+
+    def _body_prefix(self) -> str:
+        self._counter += 1
+        return f"{self.prefix}{self.scope or 'body'}/{self._counter}/"
 
     def wrap(self, value: ir.Value) -> Value:
         """An existing value of the graph as an operand."""
@@ -92,6 +118,8 @@ class Builder:
 
     def constant(self, array: Any, dtype: ir.DataType | np.dtype[Any] | type | None = None) -> Value:
         """A constant tensor, stored as an initializer; equal constants are stored once."""
+        if self._outer is not None:
+            return self.wrap(self._outer.constant(array, dtype).ir)
         if isinstance(dtype, ir.DataType):
             dtype = dtype.numpy()
         data = np.asarray(array, dtype=dtype)

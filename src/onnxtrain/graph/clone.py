@@ -116,15 +116,22 @@ def clone_graph(
 def captured_values(node: ir.Node) -> list[ir.Value]:
     """Values of surrounding graphs that the subgraphs of a node read, each once, in order of first use."""
     found: dict[ir.Value, None] = {}
+    for graph in subgraphs(node):
+        _collect_captured(graph, set(), found)
+    return list(found)
+
+
+def subgraphs(node: ir.Node) -> list[ir.Graph]:
+    """The graphs among a node's attributes."""
+    found = []
     for attribute in node.attributes.values():
         if attribute.is_ref():
             continue
         if attribute.type == ir.AttributeType.GRAPH:
-            _collect_captured(attribute.as_graph(), set(), found)
+            found.append(attribute.as_graph())
         elif attribute.type == ir.AttributeType.GRAPHS:
-            for graph in attribute.as_graphs():
-                _collect_captured(graph, set(), found)
-    return list(found)
+            found += attribute.as_graphs()
+    return found
 
 
 def _collect_captured(graph: ir.Graph, known: set[ir.Value], found: dict[ir.Value, None]) -> None:

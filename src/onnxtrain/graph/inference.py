@@ -70,6 +70,9 @@ _ONE_TYPE = frozenset({"Split", "BatchNormalization", "SoftmaxCrossEntropyLoss",
 
 def infer_outputs(node: ir.Node) -> None:
     """Set element type and shape of a new node's outputs as far as its inputs tell."""
+    if node.op_type in _BODIES:
+        _infer_from_body(node)
+        return
     dtype = _dtype(node)
     shape = _shape(node)
     for index, output in enumerate(node.outputs):
@@ -81,6 +84,16 @@ def infer_outputs(node: ir.Node) -> None:
         node.outputs[1].shape = node.inputs[0].shape  # the log-probabilities
     if node.op_type in ("MaxPool", "TopK") and len(node.outputs) == 2:
         node.outputs[1].dtype = ir.DataType.INT64
+
+
+# The attribute with a body whose outputs, after the first few, have the types of the node's outputs.
+_BODIES = {"If": ("then_branch", 0), "Loop": ("body", 1), "Scan": ("body", 0)}
+
+
+def _infer_from_body(node: ir.Node) -> None:
+    name, skipped = _BODIES[node.op_type]
+    for output, source in zip(node.outputs, node.attributes[name].as_graph().outputs[skipped:], strict=False):
+        output.type = source.type
 
 
 def _dtype(node: ir.Node) -> ir.DataType | None:

@@ -12,12 +12,17 @@ def infer_shapes(model: ir.Model) -> ir.Model:
     Big tensors are left out of what ONNX sees, so that models beyond protobuf's 2 GiB pass. ONNX knows nothing
     of the operators in this project's own domain: optimizers are inferred here.
     """
-    from onnxtrain.operators.lowering import infer_optimizer_types  # built on this package
+    from onnxtrain.operators.lowering import infer_optimizer_types, name_skipped_outputs  # built on this package
 
-    _infer(model)
-    learned = [infer_optimizer_types(node) for node in model.graph]
-    if any(learned):
+    skipped = [output for node in model.graph for output in name_skipped_outputs(node)]
+    try:
         _infer(model)
+        learned = [infer_optimizer_types(node) for node in model.graph]
+        if any(learned):
+            _infer(model)
+    finally:
+        for output in skipped:
+            output.name = ""
     return model
 
 
@@ -43,8 +48,29 @@ def _infer(model: ir.Model) -> None:
             value.const_value = tensor
             graph.register_initializer(value)
         del added
+    _hide_computed_slices(proto.graph)
     inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
     _copy(graph, ir.serde.deserialize_graph(inferred.graph))
+
+
+def _hide_computed_slices(graph: onnx.GraphProto) -> None:
+    """Keep ONNX's data propagation from Slice nodes whose bounds are computed, in place.
+
+    It takes bounds that it does not know for absent ones, and so the whole input for the result: shapes that
+    are made of such slices come out wrong (seen in 1.23). Compress has the same types and no propagation.
+    """
+    known = {tensor.name for tensor in graph.initializer}
+    known |= {node.output[0] for node in graph.node if node.op_type == "Constant"}
+    ranks = {info.name: len(info.type.tensor_type.shape.dim) for info in (*graph.value_info, *graph.input)}
+    for node in graph.node:
+        if node.op_type == "Slice" and any(name and name not in known for name in node.input[1:]):
+            if ranks.get(node.input[0], 1) != 1:
+                continue  # data that are propagated have one axis
+            condition = node.input[1]
+            del node.input[1:]
+            node.input.append(condition)
+            node.op_type = "Compress"
+            node.attribute.append(onnx.helper.make_attribute("axis", 0))
 
 
 _SMALL = 1024

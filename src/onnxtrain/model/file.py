@@ -63,12 +63,14 @@ class ModelFile:
         self.path = path
         self.folder = folder
         self.proto = proto
-        label = "The model" if path is None else repr(str(path))
+        self._label = "The model" if path is None else repr(str(path))
         self._template = template
         try:
-            self._external = check_model(label, proto, template, folder)
+            self._external = check_model(self._label, proto, template, folder)
         except UnicodeDecodeError as error:  # protocol buffers look at strings only when they are read
-            raise ModelError(f"{label} is damaged: it has a name that is not UTF-8 text; copy it again.") from error
+            raise ModelError(
+                f"{self._label} is damaged: it has a name that is not UTF-8 text; copy it again."
+            ) from error
         self._positions = {tensor.name: index for index, tensor in enumerate(proto.graph.initializer)}
         self._data_files = DataFiles()
 
@@ -148,6 +150,16 @@ class ModelFile:
         Raises:
             ModelError: An operator cannot be upgraded; the message names it.
         """
+        try:
+            return self._training_model(minimum_opset)
+        except (ir.serde.SerdeError, ValueError, TypeError, LookupError) as error:
+            cause: BaseException = error
+            while cause.__cause__ is not None:  # onnx_ir says where, its innermost cause says what
+                cause = cause.__cause__
+            reason = next(iter(str(cause).strip().splitlines()), type(cause).__name__).rstrip(". ")
+            raise ModelError(f"{self._label} cannot be understood: {reason}; export it again.") from error
+
+    def _training_model(self, minimum_opset: int) -> ir.Model:
         proto = without_data(self.proto)
         unify_default_domain(proto)
         _make_sparse_dense(proto.graph)
@@ -220,7 +232,7 @@ class ModelFile:
                         file.write(chunk)
         except OSError as error:
             raise ModelError(
-                f"{str(target)!r} cannot be written: {error.strerror or error}; nothing was changed."
+                f"{str(target)!r} cannot be written: {error.strerror or error}; save it somewhere else."
             ) from error
 
     def _check_shared(self, values: Mapping[str, npt.NDArray[np.generic]]) -> None:

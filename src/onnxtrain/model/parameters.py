@@ -208,7 +208,8 @@ def shared_parameters(model: ir.Model, names: Iterable[str]) -> dict[str, list[s
     found = {}
     for name in names:
         uses = _uses(model.graph.initializers[name])
-        nodes = list(dict.fromkeys(node for node, _ in uses))
+        readers = {node for node, _ in uses}
+        nodes = [node for node in model.graph if node in readers]
         if len(nodes) > 1:
             found[name] = [node.name or f"{node.op_type} ({node.outputs[0].name})" for node in nodes]
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Sequence
 
+import numpy as np
 import onnx
 
 from onnxtrain.errors import OptionError
@@ -52,7 +53,7 @@ def untied(file: ModelFile, which: bool | str | Sequence[str]) -> ModelFile:
     proto.CopyFrom(file.proto)
     taken = {name for node in proto.graph.node for name in (*node.input, *node.output)}
     for name in sorted(chosen):
-        _copy(proto.graph, name, shared[name], taken)
+        _copy(proto.graph, name, shared[name], taken, file.value(name))
     return ModelFile.load(proto, folder=file.folder)
 
 
@@ -73,8 +74,9 @@ def _shared(graph: onnx.GraphProto) -> dict[str, list[tuple[int, int]]]:
     return {name: found for name, found in readers.items() if len({index for index, _ in found}) > 1}
 
 
-def _copy(graph: onnx.GraphProto, name: str, readers: list[tuple[int, int]], taken: set[str]) -> None:
-    tensor = next(tensor for tensor in graph.initializer if tensor.name == name)
+def _copy(
+    graph: onnx.GraphProto, name: str, readers: list[tuple[int, int]], taken: set[str], array: np.ndarray
+) -> None:
     owner: dict[int, str] = {}
     for index, position in readers:
         if index not in owner:
@@ -85,8 +87,7 @@ def _copy(graph: onnx.GraphProto, name: str, readers: list[tuple[int, int]], tak
                 while own in taken:
                     own += "_"
                 taken.add(own)
-                copied = graph.initializer.add()
-                copied.CopyFrom(tensor)
-                copied.name = own
+                # Inside the file, also where the original lies outside: two tensors may not share external bytes.
+                graph.initializer.append(onnx.numpy_helper.from_array(array, own))
             owner[index] = own
         graph.node[index].input[position] = owner[index]

@@ -136,6 +136,9 @@ def _apply(function: np.ufunc, inputs: Sequence[Any]) -> Tensor:
     builder = _builder(data)
     kind = _kind(operands)
     if builder is None:
+        if function is np.power and all(isinstance(item, np.generic) for item in data):
+            # On scalars this is the C library's pow, bit for bit that of ONNX Runtime; numpy.power may be another.
+            return kind(data[0] ** data[1])  # type: ignore[operator]
         return kind(function(*data))
     operator = ONNX_OPERATORS.get(function)
     if operator is None:

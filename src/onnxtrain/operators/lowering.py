@@ -37,11 +37,15 @@ def lower_optimizers(model: ir.Model) -> ir.Model:
     check_optimizers(model)
     model.graph.opset_imports.setdefault("", OPSET_WITHOUT_IMPORT)
     infer_shapes(model)
+    opset, lowered = model.graph.opset_imports[""], 0
     for graph in [model.graph, *model.graph.subgraphs()]:
         for node in list(graph):
             schema = _schema_of(model, node)
             if schema is not None:
-                _lower(graph, node, schema, model.graph.opset_imports[""])
+                builder = Builder(graph, opset, before=node)
+                builder.scope = f"{node.name or schema.name}_{lowered}"  # the runtime wants unique names
+                _lower(builder, node, schema)
+                lowered += 1
         graph.sort()
     clean(model)
     _drop_unused_domains(model)
@@ -75,12 +79,12 @@ def check_node(node: ir.Node, version: int = 1) -> None:
         )
     attributes = schema.complete(_attributes(node))
     variables = group(schema, attributes, len(node.inputs) - 2)
-    check_output_count(schema, attributes, variables, len(node.outputs))
     builder = Builder(ir.Graph([], [], nodes=[]), 1)
     inputs = [describe(builder.wrap(value)) for value in node.inputs if value is not None]
     check_scalars(schema, inputs[0], inputs[1])
     for index in range(variables):
         check_variable(schema, attributes, index, inputs[2 + index :: variables])
+    check_output_count(schema, attributes, variables, len(node.outputs))
 
 
 def infer_optimizer_types(node: ir.Node) -> bool:
@@ -106,9 +110,20 @@ def infer_optimizer_types(node: ir.Node) -> bool:
     return learned
 
 
-def _lower(graph: ir.Graph, node: ir.Node, schema: OptimizerSchema, opset: int) -> None:
-    builder = Builder(graph, opset, before=node)
-    builder.scope = node.name or schema.name
+def name_skipped_outputs(node: ir.Node) -> list[ir.Value]:
+    """Name the outputs of an optimizer node that have no name, and return them.
+
+    A file cannot hold trailing outputs without a name, and ONNX's inference fails where they are missing.
+    """
+    if find(node.domain, node.op_type) is None:
+        return []
+    skipped = [output for output in node.outputs if not output.name]
+    for index, output in enumerate(skipped):
+        output.name = f"skipped output {index} of {node.name or node.op_type} {id(node)}"
+    return skipped
+
+
+def _lower(builder: Builder, node: ir.Node, schema: OptimizerSchema) -> None:
     attributes = schema.complete(_attributes(node))
     R, T, *tensors = [builder.wrap(value) for value in node.inputs if value is not None]
     count = group(schema, attributes, len(tensors))
@@ -116,8 +131,8 @@ def _lower(graph: ir.Graph, node: ir.Node, schema: OptimizerSchema, opset: int) 
     news = [value for role in zip(*results, strict=True) for value in role]
     for old, new in zip(node.outputs, news, strict=True):
         if old.name:
-            replace_value(graph, old, new.ir)
-    graph.remove(node, safe=True)
+            replace_value(builder.graph, old, new.ir)
+    builder.graph.remove(node, safe=True)
 
 
 def _attributes(node: ir.Node) -> dict[str, object]:

@@ -333,7 +333,7 @@ def check_conditions(
     with np.errstate(all="ignore"):
         slope = np.broadcast_to(np.asarray(derivative(grid), dtype=np.float64), grid.shape)
         tiny = np.asarray([1e-200, 1e-150])
-        area = tiny * np.broadcast_to(np.asarray(derivative(tiny), dtype=np.float64), tiny.shape)
+        area = tiny * np.abs(np.broadcast_to(np.asarray(derivative(tiny), dtype=np.float64), tiny.shape))
         at_zero = np.float64(0.0) if value is None else np.float64(value(np.float64(0.0)))
     label = f"{name!r} cannot be a measure"
     broken = ~np.isfinite(slope)

@@ -135,7 +135,7 @@ class Bound:
     def _call(self, name: str, groups: int, threads: int, *arguments: float | bytes) -> None:
         if self._count and groups != self._groups:
             raise OperatorError(
-                f"{name} needs {groups} states for each parameter and got {self._groups}: "
+                f"{name} needs {groups} state{'' if groups == 1 else 's'} for each parameter and got {self._groups}: "
                 "give the states in the operator's order, group after group."
             )
         if threads < 1:

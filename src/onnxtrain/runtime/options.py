@@ -49,7 +49,7 @@ class RuntimeOptions:
         from onnxtrain.runtime import native
 
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
+        options.log_severity_level = 4  # its errors are raised, which says them once
         options.enable_mem_pattern = self.memory_pattern
         if self.threads is not None:
             options.intra_op_num_threads = self.threads

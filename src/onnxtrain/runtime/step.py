@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.errors import DataError, StepError
+from onnxtrain.graph.value import Dimension, dimensions
 from onnxtrain.runtime.inplace import in_place_states
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.states import StateBuffers
@@ -40,6 +41,9 @@ class StepSession:
         self._read = [str(value.name) for value in graph.inputs if value.name not in self._inputs]
         self._written = written
         self._bindings: dict[tuple[int, ...], Any] = {}
+        # onnxruntime keeps what it allocated for an output, which does not fit the next batch size.
+        shapes = {value.name: dimensions(value) for value in graph.outputs}
+        self._varying = [name for name in step.results if not _is_static(shapes[name])]
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Do the step; returns the outputs that are not states.
@@ -59,6 +63,8 @@ class StepSession:
             except KeyError:
                 raise DataError(f"The step needs the input {name!r}; got {', '.join(feeds) or 'nothing'}.") from None
             binding.bind_cpu_input(name, array)
+        for name in self._varying:
+            binding.bind_output(name, "cpu")
         try:
             self._session.run_with_iobinding(binding)
         except Exception as error:
@@ -146,6 +152,10 @@ def _pass_large_tensors(model: ir.Model, settings: Any) -> list[tuple[ir.Value, 
         settings.add_external_initializers(names, values)
         settings._onnxtrain_values = values
     return passed
+
+
+def _is_static(shape: tuple[Dimension, ...] | None) -> bool:
+    return shape is not None and all(isinstance(size, int) for size in shape)
 
 
 def _dtype(value: ir.Value) -> np.dtype[Any]:

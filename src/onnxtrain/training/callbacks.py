@@ -24,6 +24,7 @@ class TrainingState:
         step: optimizer steps done since the training began.
         loss: of the last step; at the end of an epoch the mean over its examples. NaN before the first step.
         learning_rate: of the last step.
+        batch_size: how many examples the last step had.
         metrics: what was measured, by name, at the end of the epoch; empty before.
         epochs: how many epochs are planned; None when not known.
         steps_per_epoch: how many steps an epoch has; None when not known.
@@ -35,6 +36,7 @@ class TrainingState:
     step: int = 0
     loss: float = math.nan
     learning_rate: float = 0.0
+    batch_size: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     epochs: int | None = None
     steps_per_epoch: int | None = None

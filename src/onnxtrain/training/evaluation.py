@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.errors import DataError
 from onnxtrain.graph import Builder
 from onnxtrain.graph.passes import clean
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.runtime.step import StepSession
 from onnxtrain.training.data import Batch, Dataset
-from onnxtrain.training.metrics import MeanAccumulator, NamedMetric, resolve_metric
+from onnxtrain.training.metrics import MeanAccumulator, resolve_metric
 from onnxtrain.training.subject import Subject
 from onnxtrain.training_info.build import Names
 from onnxtrain.training_info.lower import StepGraph, drop_unused_inputs
@@ -46,7 +47,7 @@ class Evaluator:
         """Averages of loss and metrics over a dataset."""
         if self._with_loss is None:
             self._with_loss = self._session(with_loss=True)
-        resolved = [resolve_metric(metric) if not isinstance(metric, NamedMetric) else metric for metric in metrics]
+        resolved = [resolve_metric(metric) for metric in metrics]
         prediction = str(self._subject.prediction.name)
         means = {name: MeanAccumulator() for name in ("loss", *(metric.name for metric in resolved))}
         for batch in self._batches(dataset, batch_size):
@@ -60,24 +61,35 @@ class Evaluator:
                 means[metric.name].add_terms(metric.measure(batch.targets, results[prediction]))
         return {name: mean.value for name, mean in means.items()}
 
-    def predict(self, dataset: Dataset, batch_size: int) -> np.ndarray | dict[str, np.ndarray]:
-        """All tensor outputs for a dataset."""
+    def predict(self, dataset: Dataset, batch_size: int) -> dict[str, np.ndarray]:
+        """All tensor outputs for a dataset, by name."""
         if self._plain is None:
             self._plain = self._session(with_loss=False)
+        fixed = fixed_batch_size(self._subject.model.graph)
         parts: dict[str, list[np.ndarray]] = {name: [] for name in self._outputs}
-        for batch in self._batches(dataset, batch_size):
-            results = self._plain.run(batch.inputs)
+        for batch in dataset.batches(fixed or batch_size):
+            results = self._plain.run(batch.inputs if fixed is None else _filled(batch, fixed))
             for name in self._outputs:
-                parts[name].append(np.array(results[name]))
-        arrays = {name: np.concatenate(part) if part[0].ndim else np.stack(part) for name, part in parts.items()}
-        return next(iter(arrays.values())) if len(arrays) == 1 else arrays
+                found = np.array(results[name])
+                parts[name].append(found[: batch.size] if fixed is not None and found.ndim else found)
+        return {name: np.concatenate(part) if part[0].ndim else np.stack(part) for name, part in parts.items()}
 
     def _batches(self, dataset: Dataset, batch_size: int) -> Iterator[Batch]:
-        """Batches in order; a model with a fixed batch size gets batches of that size only."""
-        fixed = fixed_batch_size(self._subject.model.graph)
+        """Batches in order; a model with a fixed batch size gets whole batches only.
+
+        Raises:
+            DataError: There is no whole batch.
+        """
+        fixed, whole = fixed_batch_size(self._subject.model.graph), 0
         for batch in dataset.batches(fixed or batch_size):
             if fixed is None or batch.size == fixed:
+                whole += 1
                 yield batch
+        if not whole:
+            raise DataError(
+                f"The model takes batches of exactly {fixed} examples, but the data has fewer; "
+                "give more data or export the model with a dynamic batch axis."
+            )
 
     def _session(self, *, with_loss: bool) -> StepSession:
         model = self._subject.model.clone()
@@ -121,6 +133,14 @@ def fixed_batch_size(graph: ir.Graph) -> int | None:
         if value.shape is not None and len(value.shape) and isinstance(value.shape[0], int):
             return int(value.shape[0])
     return None
+
+
+def _filled(batch: Batch, size: int) -> dict[str, np.ndarray]:
+    """The inputs of a batch, its last example repeated up to the size that the model takes."""
+    missing = size - batch.size
+    if not missing:
+        return batch.inputs
+    return {name: np.concatenate([array, np.repeat(array[-1:], missing, 0)]) for name, array in batch.inputs.items()}
 
 
 def _as_tensor(value: ir.Value) -> ir.Value:

@@ -14,7 +14,7 @@ from onnxtrain.training.callbacks import Callback, CallbackList, EarlyStopping, 
 from onnxtrain.training.checkpoint import CheckpointStore
 from onnxtrain.training.data import Dataset
 from onnxtrain.training.evaluation import fixed_batch_size
-from onnxtrain.training.metrics import MeanAccumulator
+from onnxtrain.training.metrics import MeanAccumulator, NamedMetric, resolve_metric
 from onnxtrain.training.schedules import Schedule, resolve_schedule
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def fit(
     history = History()
     listeners = CallbackList([history, *callbacks])
     store = None if checkpoint is None else CheckpointStore(checkpoint, keep)
-    loop = _Loop(trainer, dataset, held_out, list(metrics), rate, listeners, store)
+    loop = _Loop(trainer, dataset, held_out, [resolve_metric(metric) for metric in metrics], rate, listeners, store)
     loop.batch_size, loop.fixed, loop.shuffle, loop.every = size, fixed, shuffle, checkpoint_every
     loop.state = TrainingState(epochs=epochs, steps_per_epoch=per_epoch)
     if resume:
@@ -133,7 +133,7 @@ class _Loop:
         trainer: Trainer,
         dataset: Dataset,
         validation: Dataset | None,
-        metrics: list[Any],
+        metrics: list[NamedMetric],
         rate: Schedule,
         callbacks: CallbackList,
         store: CheckpointStore | None,
@@ -180,6 +180,7 @@ class _Loop:
             position.total += loss * batch.size
             position.examples += batch.size
             state.step, state.loss, state.learning_rate = position.step, loss, trainer.learning_rate
+            state.batch_size = batch.size
             self.callbacks.on_step_end(state)
             if self.every is not None and position.step % self.every == 0:
                 self._save()

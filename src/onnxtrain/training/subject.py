@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -18,6 +19,7 @@ from onnxtrain.model.file import ModelFile
 from onnxtrain.model.modes import train_batch_norm, train_dropout
 from onnxtrain.model.parameters import Initializer, parameter_table
 from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.training.data import Dataset, TensorSpec
 from onnxtrain.training.losses import LOSSES, CustomLoss, Loss, LossTerms, TargetKind, examples
 from onnxtrain.training.model_loss import ModelLoss
 from onnxtrain.training_info.build import Clipping, Names, Recipe
@@ -93,6 +95,26 @@ class Subject:
             statistics=self.statistics,
             names=names,
         )
+
+    def target_kind(self, dtype: np.dtype[Any], rank: int) -> TargetKind | None:
+        """What targets of this type and rank are; ``None`` where the loss takes one kind only."""
+        if self.loss is None or len(self.loss.target_kinds) < 2:
+            return None
+        one_hot = self.prediction.shape is not None and rank == len(self.prediction.shape)
+        return "values" if dtype.kind == "f" or one_hot else "indices"
+
+    def validate(self, dataset: Dataset, *, labels: bool) -> None:
+        """Refuse NaN, infinity and, where the dataset has targets, labels that name no class.
+
+        Raises:
+            DataError: The data holds such a value.
+        """
+        loss, target = self.loss, self.target
+        if not labels or loss is None or target is None or target.dtype is None or not target.dtype.is_integer():
+            dataset.validate()
+            return
+        prediction = Builder(ir.Graph([], [], nodes=[]), 18).wrap(self.prediction)
+        dataset.validate(classes=loss.classes(prediction), ignore_index=getattr(loss, "ignore_index", None))
 
     def build_loss(self, op: Builder) -> LossTerms:
         """Emit the loss beside the model."""
@@ -275,3 +297,14 @@ def _target(loss: Loss, prediction: ir.Value, kind: TargetKind, name: str) -> ir
         type=ir.TensorType(loss.target_dtype(wrapped, kind)),
         shape=ir.Shape(shape),
     )
+
+
+def tensor_spec(value: ir.Value) -> TensorSpec:
+    """What data for an input must be.
+
+    Raises:
+        OptionError: The input is no tensor.
+    """
+    if value.dtype is None or not value.name:
+        raise OptionError(f"The input {value.name!r} has no tensor type; only tensors can be fed.")
+    return TensorSpec(value.name, value.dtype.numpy(), dimensions(value))

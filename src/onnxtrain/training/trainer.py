@@ -10,11 +10,8 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 
 from onnxtrain.errors import DataError, NumericalError, OptionError
-from onnxtrain.graph import Builder
-from onnxtrain.graph.value import dimensions
 from onnxtrain.model.file import ModelFile
 from onnxtrain.model.inspection import hints
 from onnxtrain.model.parameters import Initializer
@@ -26,7 +23,7 @@ from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.training.data import ArrayDataset, Batch, Dataset, TensorSpec, open_dataset
 from onnxtrain.training.evaluation import Evaluator
 from onnxtrain.training.losses import TargetKind
-from onnxtrain.training.subject import LossLike, Modes, prepare
+from onnxtrain.training.subject import LossLike, Modes, prepare, tensor_spec
 from onnxtrain.training_info.build import Clipping, build_training_model
 
 Source = Any
@@ -157,8 +154,8 @@ class Trainer:
             build_training_model(recipe), options=self.options, folder=self.file.folder or ""
         )
         self._evaluator: Evaluator | None = None
-        self._inputs = [_spec(value) for value in subject.model.graph.inputs]
-        self._target_spec = None if subject.target is None else _spec(subject.target)
+        self._inputs = [tensor_spec(value) for value in subject.model.graph.inputs]
+        self._target_spec = None if subject.target is None else tensor_spec(subject.target)
         self.parameters = Parameters(self.session, subject.parameters)
 
     @property
@@ -245,13 +242,8 @@ class Trainer:
 
     def _choose_target_kind(self, dtype: np.dtype[Any], rank: int) -> None:
         """Rebuild for distributions over classes when such targets come where labels were expected."""
-        loss = self._subject.loss
-        if loss is None or len(loss.target_kinds) < 2:
-            return
-        prediction = self._subject.prediction
-        one_hot = prediction.shape is not None and rank == len(prediction.shape)
-        kind: TargetKind = "values" if dtype.kind == "f" or one_hot else "indices"
-        if kind != (self._kind or loss.target_kinds[0]):
+        kind, loss = self._subject.target_kind(dtype, rank), self._subject.loss
+        if kind is not None and loss is not None and kind != (self._kind or loss.target_kinds[0]):
             self._kind = kind
             self._rebuild()
 
@@ -279,17 +271,8 @@ class Trainer:
             dataset = open_dataset(
                 source, self._inputs, target=target, target_spec=self._target_spec, need_target=True, validate=False
             )
-        self._validate(dataset, labels=wanted)
+        self._subject.validate(dataset, labels=wanted)
         return dataset
-
-    def _validate(self, dataset: Dataset, *, labels: bool) -> None:
-        """Refuse NaN, infinity and labels that name no class."""
-        loss, spec = self._subject.loss, self._target_spec
-        if not labels or loss is None or spec is None or spec.dtype.kind != "i":
-            dataset.validate()
-            return
-        prediction = Builder(ir.Graph([], [], nodes=[]), 18).wrap(self._subject.prediction)
-        dataset.validate(classes=loss.classes(prediction), ignore_index=getattr(loss, "ignore_index", None))
 
     def fit(self, data: Source, **options: Any) -> Any:
         """Train for some epochs; see :func:`onnxtrain.training.fitting.fit` for the arguments."""
@@ -328,7 +311,8 @@ class Trainer:
         Returns:
             One array per tensor output by name, or the array itself where the model has one output.
         """
-        return self._evaluation().predict(self.open(data, need_target=False), batch_size)
+        arrays = self._evaluation().predict(self.open(data, need_target=False), batch_size)
+        return next(iter(arrays.values())) if len(arrays) == 1 else arrays
 
     def _evaluation(self) -> Evaluator:
         if self._evaluator is None:
@@ -373,12 +357,6 @@ class Trainer:
                 f"The loss became {loss} at step {step} (learning rate {self.learning_rate:g}); "
                 f"lower the learning rate or clip gradients (clip_norm=1.0). {hint}".strip()
             )
-
-
-def _spec(value: ir.Value) -> TensorSpec:
-    if value.dtype is None or not value.name:
-        raise OptionError(f"The input {value.name!r} has no tensor type; only tensors can be fed.")
-    return TensorSpec(value.name, value.dtype.numpy(), dimensions(value))
 
 
 def by_input_name(specs: Sequence[TensorSpec], inputs: Any) -> dict[str, Any]:

@@ -45,6 +45,7 @@ def lower(
     *,
     entry: int | None = None,
     kernels: bool = False,
+    folder: str | os.PathLike[str] = "",
 ) -> onnx.ModelProto:
     """The step graph of a training model: a plain ONNX model that does one training step.
 
@@ -59,6 +60,7 @@ def lower(
         entry: Which entry of ``training_info``, where there are several.
         kernels: Keep optimizers (and other operators with a native kernel) as nodes, for a session that
             registers :func:`onnxtrain.custom_ops_library`; by default only standard operators are used.
+        folder: Where external data lies, for a model given as a proto.
 
     Returns:
         The step graph.
@@ -67,14 +69,14 @@ def lower(
         TrainingInfoError: The training model is not valid, or has several entries and none is chosen.
         GradientError: A gradient cannot be built.
     """
-    model, folder = read_training_model(training_model)
+    model, found = read_training_model(training_model)
     check_training_model(model)
     count = len(model.training_info)
     if entry is None and count > 1:
         raise TrainingInfoError(f"The training model has {count} entries; choose one with entry=0 to {count - 1}.")
     if not 0 <= (entry or 0) < count:
         raise TrainingInfoError(f"There is no entry {entry}; the training model has {count}.")
-    return ir.to_proto(lower_entry(model, entry or 0, kernels=kernels, folder=folder).model)
+    return ir.to_proto(lower_entry(model, entry or 0, kernels=kernels, folder=found or str(folder)).model)
 
 
 def read_training_model(given: onnx.ModelProto | str | os.PathLike[str]) -> tuple[onnx.ModelProto, str]:

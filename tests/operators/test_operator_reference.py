@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import pages
+import operator_pages as pages
 import pytest
-from cases import ATTRIBUTES, CASES, IDS, TYPES, Problem, problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from operator_cases import ATTRIBUTES, CASES, IDS, TYPES, Problem, problem
 
 from onnxtrain import operators
 from onnxtrain.errors import OperatorError
@@ -30,7 +30,11 @@ def expected(made: Problem, R: float, T: int) -> list[np.ndarray]:
         own = [x.reshape(-1).tolist(), *(np.broadcast_to(t, x.shape).reshape(-1).tolist() for t in others)]
         if made.schema.name == "SSGD":
             states = own[2] if len(own) > 2 else [0.0] * x.size
-            new = pages.ssgd(R, own[0], own[1], states, **attributes)[: made.roles - 1] if x.size else ([],) * (made.roles - 1)
+            new = (
+                pages.ssgd(R, own[0], own[1], states, **attributes)[: made.roles - 1]
+                if x.size
+                else ([],) * (made.roles - 1)
+            )
         else:
             rule = getattr(pages, made.schema.name.lower())
             rows = [rule(R, T, *numbers, **attributes) for numbers in zip(*own, strict=True)]
@@ -92,9 +96,7 @@ def test_any_shapes_counts_and_rates(case, shapes, dtype, T, R):
 @pytest.mark.parametrize(("name", "attributes"), CASES, ids=IDS)
 def test_many_variables_are_independent_of_each_other(name, attributes):
     rng = np.random.default_rng(1)
-    variables = [
-        (tuple(rng.integers(0, 4, size=k % 4).tolist()), TYPES[k % 3 == 0]) for k in range(50)
-    ]
+    variables = [(tuple(rng.integers(0, 4, size=k % 4).tolist()), TYPES[k % 3 == 0]) for k in range(50)]
     made = problem(name, attributes, variables)
     together = made.run(np.float32(0.1), 3)
     for index in range(50):
@@ -176,7 +178,9 @@ def test_adagrad_refuses_a_rate_that_turns_around(T, ok):
 def test_squares_are_associated_as_on_the_page():
     """(1 - beta) * G * G is finite where G * G overflows."""
     x, g = np.ones(1, np.float32), np.full(1, 1e20, np.float32)
-    _, _, h = operators.adam(0.0, 0, x, g, 0 * x, 0 * x, alpha=0.0, beta=float(np.nextafter(np.float32(1), np.float32(0))))
+    _, _, h = operators.adam(
+        0.0, 0, x, g, 0 * x, 0 * x, alpha=0.0, beta=float(np.nextafter(np.float32(1), np.float32(0)))
+    )
     assert np.isfinite(h).all()
 
 

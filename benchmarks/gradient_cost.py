@@ -1,0 +1,116 @@
+"""What a gradient costs before the first step: nodes, and the time to build it and to create the session.
+
+    python benchmarks/gradient_cost.py
+
+Building is everything from the loaded file to the step graph: reading, shapes, loss, gradient rules, optimizer
+and clean-up. The deep model of 2,000 nodes is there for how this grows; its goal is below 3 seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import onnx
+import onnxtrain
+from harness import ForeignLoad, load_line, machine_line, prepare, Interpreters, table, warn_when_busy, write_report
+from models import LOSS, MODELS
+from onnxtrain.model.file import ModelFile
+from onnxtrain.runtime.step import create_session
+from onnxtrain.training_info.lower import lower_entry
+from peers import Task
+
+GOAL_SECONDS = 3.0
+DEEP = "deep"
+DEEP_NODES = 2000
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join([*MODELS, DEEP]), help=f"{', '.join(MODELS)}, {DEEP}")
+    parser.add_argument("--runs", type=int, help="how often each is built (5)")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--quick", action="store_true", help="build once: a test run")
+    parser.add_argument("--folder", default="build/benchmarks/models", help="where exported models are kept")
+    parser.add_argument("--output", help="also write the report to this Markdown file")
+    options = parser.parse_args(arguments)
+    runs = options.runs or (1 if options.quick else 5)
+    warn_when_busy()
+    rows, problems, verdict = [], [], ""
+    with ForeignLoad() as foreign:
+        for name in options.models.split(","):
+            title, source = load(name, options)
+            try:
+                row, build_seconds = cost(source, runs, options.threads)
+            except onnxtrain.errors.OnnxTrainError as error:
+                problems.append(f"- {title}: {error}")
+                continue
+            rows.append([title, *row])
+            if name == DEEP:
+                word = "reached" if build_seconds < GOAL_SECONDS else "missed"
+                verdict = f"Goal for {title}: built in less than {GOAL_SECONDS:g} s: {word}.\n\n"
+    header = [
+        "model",
+        "nodes",
+        "step graph, kernels",
+        "standard operators only",
+        "build, s",
+        "session, s",
+        "whole Trainer, s",
+    ]
+    listed = "Not measured:\n\n" + "\n".join(problems) + "\n\n" if problems else ""
+    write_report(
+        f"{table(header, rows)}\n\n{verdict}{listed}{machine_line()} {options.threads} threads; medians of {runs}. "
+        f"{load_line(foreign)}",
+        options.output,
+    )
+    return 0
+
+
+def load(name: str, options: argparse.Namespace) -> tuple[str, Any]:
+    """A title, and what a Trainer takes."""
+    if name == DEEP:
+        # A linear layer and an activation are two nodes; the last layer has no activation.
+        return f"perceptron of {DEEP_NODES} nodes", onnxtrain.examples.mlp([8] * (DEEP_NODES // 2) + [8, 10])
+    task = Task("onnxtrain", name, 2, options.threads, options.folder)
+    missing = prepare([task], Interpreters())
+    if missing:
+        raise SystemExit(f"{name} cannot be exported: {missing['onnxtrain']}")
+    return MODELS[name].description, task.model_path
+
+
+def cost(source: Any, runs: int, threads: int) -> tuple[list[str], float]:
+    """Numbers of nodes and seconds, as cells; and the seconds of building."""
+    settings: dict[str, Any] = {
+        "loss": LOSS,
+        "optimizer": onnxtrain.Adam(),
+        "batch_norm": "train",
+        "untie": True,
+    }
+    nodes = len(source.graph.node) if isinstance(source, onnx.ModelProto) else len(ModelFile.load(source).proto.graph.node)
+    options = onnxtrain.RuntimeOptions(threads=threads)
+    build, session, whole = [], [], []
+    for _ in range(runs):
+        begin = time.perf_counter()
+        trainer = onnxtrain.Trainer(source, **settings, options=options)
+        whole.append(time.perf_counter() - begin)
+        model = trainer.training_model()
+        kernels = trainer.options.uses_kernels()
+        step_graph = trainer.session._steps[0].step.model
+        begin = time.perf_counter()
+        create_session(step_graph, trainer.options, kernels=kernels)
+        session.append(time.perf_counter() - begin)
+        build.append(whole[-1] - session[-1])
+    with_kernels = len(step_graph.graph) if kernels else None
+    standard = len(lower_entry(model, 0, kernels=False).model.graph)
+    seconds = [statistics.median(times) for times in (build, session, whole)]
+    cells = [str(nodes), "-" if with_kernels is None else str(with_kernels), str(standard)]
+    return [*cells, *(f"{value:.2f}" for value in seconds)], seconds[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,304 @@
+"""Runs peers side by side: a process each, that take turns in rounds, so that all meet the same conditions."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from peers import PEERS, Task
+
+FOLDER = Path(__file__).resolve().parent
+# Idle workers of a thread pool spin for a while after a step; the next peer waits until they sleep.
+SETTLE_SECONDS = 0.05
+BUSY_CORES = 0.1
+
+
+class PeerError(Exception):
+    """A peer could not be built, or failed in a step."""
+
+
+@dataclass(frozen=True)
+class Interpreters:
+    """Which Python runs a peer: this one, unless the peer lives in an environment of its own."""
+
+    paths: Mapping[str, str] = field(default_factory=dict)
+
+    def find(self, peer: str) -> str:
+        """The path of a Python.
+
+        Raises:
+            PeerError: The peer's environment was not given.
+        """
+        name = PEERS[peer].interpreter
+        if name == "own":
+            return sys.executable
+        path = self.paths.get(name)
+        if path is None:
+            raise PeerError(f"no environment: give --environment {name}=PATH_OF_ITS_PYTHON")
+        return path
+
+
+def environment(threads: int) -> dict[str, str]:
+    """Variables of a worker: as many threads as asked, in every library that has a pool."""
+    counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
+    return {**os.environ, **counts}
+
+
+def prepare(tasks: Sequence[Task], interpreters: Interpreters) -> dict[str, str]:
+    """Let every peer write what it needs; returns why a peer cannot take part, by peer."""
+    missing: dict[str, str] = {}
+    for task in tasks:
+        try:
+            python = interpreters.find(task.peer)
+        except PeerError as error:
+            missing[task.peer] = str(error)
+            continue
+        command = [python, str(FOLDER / "worker.py"), "prepare", task.to_json()]
+        result = subprocess.run(
+            command, env=environment(task.threads), capture_output=True, text=True, stdin=subprocess.DEVNULL
+        )
+        if result.returncode:
+            missing[task.peer] = last_line(result.stderr)
+    return missing
+
+
+def last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "no message"
+
+
+class Worker:
+    """One peer's process."""
+
+    def __init__(self, task: Task, interpreters: Interpreters) -> None:
+        self.task = task
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by close()
+        self._process = subprocess.Popen(
+            [interpreters.find(task.peer), str(FOLDER / "worker.py"), "run", task.to_json()],
+            env=environment(task.threads),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            bufsize=1,
+        )
+        self.pid = self._process.pid
+        self.build_seconds: float = self._answer()["build"]
+
+    def steps(self, count: int) -> dict[str, list[float]]:
+        """Do steps; returns ``seconds`` and ``losses`` of each."""
+        return self._ask({"steps": count})
+
+    def memory(self) -> dict[str, int]:
+        """``peak`` and ``resident`` memory in bytes."""
+        return self._ask({"memory": 1})
+
+    def _ask(self, command: dict[str, int]) -> Any:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(command) + "\n")
+        return self._answer()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            code = self._process.wait()
+            self._errors.seek(0)
+            raise PeerError(f"{last_line(self._errors.read())} (exit code {code})")
+        return json.loads(line)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+        self._errors.close()
+
+
+@dataclass
+class Measurement:
+    """What was measured of one peer at one task.
+
+    Attributes:
+        rounds: Median seconds per step, one for each round.
+        losses: Of the first steps.
+        build_seconds: From the start of Python to the first step.
+        peak: Peak resident memory in bytes.
+        problem: Why there is nothing more, or "".
+    """
+
+    rounds: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    build_seconds: float = 0.0
+    peak: int = 0
+    problem: str = ""
+
+    @property
+    def seconds(self) -> float:
+        return statistics.median(self.rounds)
+
+    def ratio_to(self, other: Measurement) -> float:
+        """The median of the ratios of paired rounds."""
+        return statistics.median(mine / theirs for mine, theirs in zip(self.rounds, other.rounds, strict=True))
+
+
+def measure(
+    tasks: Sequence[Task],
+    interpreters: Interpreters,
+    *,
+    rounds: int,
+    round_seconds: float,
+    first_steps: int = 3,
+) -> dict[str, Measurement]:
+    """Measure peers at one task in turns; a peer that fails has a ``problem`` instead of figures."""
+    results = {task.peer: Measurement() for task in tasks}
+    with contextlib.ExitStack() as stack:
+        workers: dict[str, Worker] = {}
+        counts: dict[str, int] = {}
+        for task in tasks:
+            result = results[task.peer]
+            try:
+                worker = Worker(task, interpreters)
+                stack.callback(worker.close)
+                result.build_seconds = worker.build_seconds
+                result.losses = worker.steps(first_steps)["losses"]
+                seconds = statistics.median(worker.steps(3)["seconds"])
+                counts[task.peer] = max(1, min(1000, round(round_seconds / seconds)))
+                workers[task.peer] = worker
+            except PeerError as error:
+                result.problem = str(error)
+        order = list(workers)
+        for _ in range(rounds):
+            for peer in order:
+                time.sleep(SETTLE_SECONDS)
+                results[peer].rounds.append(statistics.median(workers[peer].steps(counts[peer])["seconds"]))
+            order.reverse()  # nobody always follows the same other
+        for peer, worker in workers.items():
+            results[peer].peak = worker.memory()["peak"]
+    return results
+
+
+def losses_differ(found: Measurement, reference: Measurement, tolerance: float) -> str:
+    """A sentence where the first losses of two peers disagree, else ""."""
+    for step, (mine, theirs) in enumerate(zip(found.losses, reference.losses, strict=True)):
+        if not abs(mine - theirs) <= tolerance * abs(theirs):
+            return f"the loss of step {step} is {mine:.6g}, the reference's {theirs:.6g}"
+    return ""
+
+
+class ForeignLoad:
+    """How many cores other programs used meanwhile: all processor time, less that of this process and its children."""
+
+    def __enter__(self) -> ForeignLoad:
+        self._begin = self._now()
+        self.cores = 0.0
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        busy, own, clock = (end - begin for begin, end in zip(self._begin, self._now(), strict=True))
+        self.cores = max(0.0, (busy - own) / clock) if clock > 0 else 0.0
+
+    @staticmethod
+    def _now() -> tuple[float, float, float]:
+        times = os.times()
+        own = times.user + times.system + times.children_user + times.children_system
+        try:
+            fields = [int(number) for number in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        except OSError:  # no Linux: not known
+            return own, own, time.monotonic()
+        idle = fields[3] + fields[4]
+        return (sum(fields) - idle) / os.sysconf("SC_CLK_TCK"), own, time.monotonic()
+
+
+def load_line(foreign: ForeignLoad) -> str:
+    """A line for reports: what else ran."""
+    one, five, _ = os.getloadavg()
+    line = (
+        f"Load average at the end {one:.2f} (1 minute), {five:.2f} (5 minutes); other programs used "
+        f"{foreign.cores:.2f} cores meanwhile."
+    )
+    if foreign.cores > BUSY_CORES:
+        line += " **The machine was not quiet: take these figures as rough.**"
+    return line
+
+
+def warn_when_busy() -> None:
+    """Say so where other programs run: one competing process slows OpenMP many times."""
+    with ForeignLoad() as foreign:
+        time.sleep(0.5)
+    if foreign.cores > BUSY_CORES:
+        print(
+            f"warning: other programs use {foreign.cores:.1f} cores; only a quiet machine gives numbers.",
+            file=sys.stderr,
+        )
+
+
+def machine_line() -> str:
+    """A line for reports: processor, system, versions."""
+    processor = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        processor = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), processor)
+    versions = []
+    for package in ("numpy", "onnx", "onnxruntime", "torch"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions.append(f"{package} {metadata.version(package)}")
+    return (
+        f"{processor}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}, "
+        f"{', '.join(versions)}; {time.strftime('%Y-%m-%d')}."
+    )
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; the first column is text, the others are numbers."""
+    cells = [list(header), *(list(row) for row in rows)]
+    widths = [max(3, *(len(row[column]) for row in cells)) for column in range(len(header))]
+    lines = []
+    for row in cells:
+        texts = [
+            cell.rjust(width) if column else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append(f"| {' | '.join(texts)} |")
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    lines.insert(1, f"| {' | '.join(rule)} |")
+    return "\n".join(lines)
+
+
+def milliseconds(seconds: float) -> str:
+    """Three significant digits."""
+    value = 1e3 * seconds
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def megabytes(size: float) -> str:
+    return f"{size / 1e6:.0f}"
+
+
+def write_report(text: str, output: str | None) -> None:
+    """Print a report, and write it to a file where one is wanted."""
+    print(text)
+    if output is not None:
+        path = Path(output)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+
+
+def in_parts(sequence: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    for start in range(0, len(sequence), size):
+        yield sequence[start : start + size]

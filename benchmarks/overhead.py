@@ -1,0 +1,88 @@
+"""What Python adds to a training step: ``Trainer.train_step`` less the run of the same session alone.
+
+    python benchmarks/overhead.py
+
+Both run the same onnxruntime session on the same bound buffers in turns. What is between them is everything
+that onnxtrain does in Python: checking the arrays, binding them, reading the loss. Goal: below 100 microseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnxtrain
+from harness import ForeignLoad, load_line, machine_line, table, warn_when_busy, write_report
+
+GOAL_MICROSECONDS = 100
+
+# Small batches and narrow layers: what is measured is per step, and arithmetic only adds noise to it.
+MODELS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
+    "MLP 784-512-512-10, 6 parameters": (onnxtrain.examples.mlp, (784,)),
+    "LeNet-5, 10 parameters": (onnxtrain.examples.lenet5, (1, 28, 28)),
+    "MLP with 75 layers of 16, 150 parameters": (lambda: onnxtrain.examples.mlp([16] * 75 + [10]), (16,)),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--steps", type=int, help="steps of each kind (2000)")
+    parser.add_argument("--quick", action="store_true", help="100 steps: a test run")
+    parser.add_argument("--output", help="also write the report to this Markdown file")
+    options = parser.parse_args(arguments)
+    steps = options.steps or (100 if options.quick else 2000)
+    warn_when_busy()
+    rows, worst = [], 0.0
+    with ForeignLoad() as foreign:
+        for title, (build, shape) in MODELS.items():
+            whole, bare = measure(build(), shape, options.batch, options.threads, steps)
+            worst = max(worst, whole - bare)
+            rows.append([title, f"{whole:.0f}", f"{bare:.0f}", f"{whole - bare:.0f}"])
+    header = ["model", "train_step, µs", "session alone, µs", "added by Python, µs"]
+    verdict = "reached" if worst < GOAL_MICROSECONDS else "missed"
+    write_report(
+        f"{table(header, rows)}\n\nGoal: below {GOAL_MICROSECONDS} µs: {verdict}.\n\n{machine_line()} "
+        f"{options.threads} threads, batch {options.batch}; medians of {steps} steps. {load_line(foreign)}",
+        options.output,
+    )
+    return 0
+
+
+def measure(model: Any, shape: tuple[int, ...], batch: int, threads: int, steps: int) -> tuple[float, float]:
+    """Median microseconds of ``train_step`` and of the session's run alone, taken in turns."""
+    trainer = onnxtrain.Trainer(
+        model, loss="softmax_cross_entropy", optimizer=onnxtrain.Adam(1e-4), threads=threads
+    )
+    generator = np.random.default_rng(0)
+    inputs = generator.standard_normal((batch, *shape)).astype(np.float32)
+    target = generator.integers(0, 10, batch)
+    for _ in range(20):
+        trainer.train_step(inputs, target)
+    # The session with everything bound as train_step left it: what is run alone is exactly its last step.
+    step = trainer.session._steps[0]
+    binding = next(iter(step._bindings.values()))
+    run_session = step._session.run_with_iobinding
+    whole, bare = [], []
+    gc.collect()
+    gc.disable()
+    for _ in range(steps):
+        begin = time.perf_counter()
+        trainer.train_step(inputs, target)
+        middle = time.perf_counter()
+        run_session(binding)
+        bare.append(time.perf_counter() - middle)
+        whole.append(middle - begin)
+    gc.enable()
+    return 1e6 * statistics.median(whole), 1e6 * statistics.median(bare)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

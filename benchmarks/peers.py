@@ -1,0 +1,250 @@
+"""The frameworks that the benchmarks compare: each builds one training task and then does steps.
+
+A peer is built inside a process of its own (``worker.py``), so that its imports, threads and memory are its
+own. What needs another framework (exporting the model, other peers' artifacts) is done before, by ``prepare``,
+in a process that is not measured.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from models import LOSS, MODELS
+
+LEARNING_RATE = 1e-3
+# The same in all peers. ONNX adds it before the bias correction and PyTorch after, so a small one keeps the
+# losses comparable for a few steps.
+EPSILON = 1e-8
+
+
+@dataclass(frozen=True)
+class Task:
+    """What one worker trains.
+
+    Attributes:
+        peer: A key of ``PEERS``.
+        model: A key of ``MODELS``.
+        batch: Examples per step.
+        threads: Threads of the peer's one pool.
+        folder: Where exported models and artifacts are kept.
+    """
+
+    peer: str
+    model: str
+    batch: int
+    threads: int
+    folder: str
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @property
+    def model_path(self) -> Path:
+        return MODELS[self.model].onnx(self.folder)
+
+    @property
+    def parameters_path(self) -> Path:
+        """Names of the trained initializers as JSON, for peers that must be told."""
+        return Path(self.folder) / f"{self.model}.parameters.json"
+
+
+class Peer:
+    """One framework at one task.
+
+    Attributes:
+        title: Its name in tables.
+        interpreter: Which Python runs it: ``"own"`` for the one that runs the benchmark, else the name of an
+            environment of its own.
+        relative_tolerance: How far its first losses may be from PyTorch's.
+    """
+
+    title: ClassVar[str]
+    interpreter: ClassVar[str] = "own"
+    relative_tolerance: ClassVar[float] = 1e-3
+
+    def __init__(self, task: Task) -> None:
+        raise NotImplementedError
+
+    @staticmethod
+    def prepare(task: Task) -> None:
+        """Write what the peer reads, in a process that is not measured."""
+
+    def step(self, inputs: dict[str, np.ndarray], target: np.ndarray) -> float:
+        """One step: forward, backward, update; returns the loss before it."""
+        raise NotImplementedError
+
+
+class OnnxTrain(Peer):
+    title = "onnxtrain"
+    kernels: ClassVar[bool | None] = None
+
+    def __init__(self, task: Task) -> None:
+        self.trainer = onnxtrain_trainer(task, kernels=self.kernels)
+
+    @staticmethod
+    def prepare(task: Task) -> None:
+        # Exporting imports torch: it must not happen in the process that is measured.
+        path = task.model_path
+        if not task.parameters_path.exists():
+            from onnxtrain import inspect
+
+            names = [row.name for row in inspect(path).initializers if row.trainable]
+            task.parameters_path.write_text(json.dumps(names))
+
+    def step(self, inputs: dict[str, np.ndarray], target: np.ndarray) -> float:
+        return self.trainer.train_step(inputs, target)
+
+
+class OnnxTrainBodies(OnnxTrain):
+    title = "onnxtrain without kernels"
+    kernels = False
+
+
+class Torch(Peer):
+    title = "PyTorch"
+
+    def __init__(self, task: Task) -> None:
+        import torch
+
+        torch.set_num_threads(task.threads)
+        self.torch = torch
+        self.model = MODELS[task.model]
+        self.module = self.compiled(self.model.module())
+        self.optimizer = torch.optim.Adam(self.module.parameters(), lr=LEARNING_RATE, eps=EPSILON, fused=True)
+
+    def compiled(self, module: Any) -> Any:
+        return module
+
+    def step(self, inputs: dict[str, np.ndarray], target: np.ndarray) -> float:
+        from_numpy = self.torch.from_numpy
+        self.optimizer.zero_grad(set_to_none=True)
+        logits = self.module(*(from_numpy(array) for array in inputs.values()))
+        loss = self.model.torch_loss(logits, from_numpy(target))
+        loss.backward()
+        self.optimizer.step()
+        return float(loss.item())
+
+
+class TorchCompile(Torch):
+    title = "PyTorch, torch.compile"
+
+    def compiled(self, module: Any) -> Any:
+        return self.torch.compile(module)
+
+
+class OnnxRuntimeTraining(Peer):
+    """onnxruntime-training-cpu 1.19.2 through its own API; AdamW without decay is Adam."""
+
+    title = "onnxruntime-training 1.19.2"
+    interpreter = "onnxruntime-training"
+
+    def __init__(self, task: Task) -> None:
+        import onnxruntime
+        from onnxruntime.training import api
+
+        folder = self.folder(task)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = task.threads
+        state = api.CheckpointState.load_checkpoint(str(folder / "checkpoint"))
+        self.module = api.Module(str(folder / "training_model.onnx"), state, session_options=options)
+        self.optimizer = api.Optimizer(str(folder / "optimizer_model.onnx"), self.module)
+        self.optimizer.set_learning_rate(LEARNING_RATE)
+        self.module.train()
+
+    @staticmethod
+    def folder(task: Task) -> Path:
+        return Path(task.folder) / f"{task.model}.onnxruntime-training"
+
+    @staticmethod
+    def prepare(task: Task) -> None:
+        folder = OnnxRuntimeTraining.folder(task)
+        if (folder / "optimizer_model.onnx").exists():
+            return
+        import onnx
+        from onnxruntime.training import artifacts, onnxblock
+
+        folder.mkdir(parents=True, exist_ok=True)
+        artifacts.generate_artifacts(
+            onnx.load(task.model_path),
+            requires_grad=json.loads(task.parameters_path.read_text()),
+            loss=artifacts.LossType.CrossEntropyLoss,
+            optimizer=onnxblock.optim.AdamW(eps=EPSILON, weight_decay=0.0),
+            artifact_directory=str(folder),
+        )
+
+    def step(self, inputs: dict[str, np.ndarray], target: np.ndarray) -> float:
+        loss = self.module(*inputs.values(), target)
+        self.optimizer.step()
+        self.module.lazy_reset_grad()
+        return float(loss)
+
+
+class OnnxSim(Peer):
+    """The training loop of onnxsim 0.8.1: static shapes, opset 17, a scalar loss inside the model."""
+
+    title = "onnxsim 0.8.1"
+    interpreter = "onnxsim"
+
+    def __init__(self, task: Task) -> None:
+        import onnx
+        import onnxsim
+
+        self.classes = MODELS[task.model].classes
+        self.loop = onnxsim.compile_training_loop(
+            onnx.load(self.path(task)),
+            "loss",
+            json.loads(task.parameters_path.read_text()),
+            providers=[("CPUExecutionProvider", {})],
+        )
+
+    @staticmethod
+    def path(task: Task) -> Path:
+        return Path(task.folder) / f"{task.model}.onnxsim-{task.batch}.onnx"
+
+    @staticmethod
+    def prepare(task: Task) -> None:
+        if not OnnxSim.path(task).exists():
+            import onnx
+            from onnxsim_model import with_loss
+
+            model = with_loss(onnx.load(task.model_path), task.batch, MODELS[task.model].classes)
+            onnx.save(model, OnnxSim.path(task))
+
+    def step(self, inputs: dict[str, np.ndarray], target: np.ndarray) -> float:
+        one_hot = np.eye(self.classes, dtype=np.float32)[target]
+        return float(self.loop({**inputs, "one_hot": one_hot}, lr=LEARNING_RATE))
+
+
+PEERS: dict[str, type[Peer]] = {
+    "onnxtrain": OnnxTrain,
+    "onnxtrain-bodies": OnnxTrainBodies,
+    "torch": Torch,
+    "torch-compile": TorchCompile,
+    "onnxruntime-training": OnnxRuntimeTraining,
+    "onnxsim": OnnxSim,
+}
+
+
+def onnxtrain_trainer(task: Task, *, kernels: bool | None = None, profile: str | None = None) -> Any:
+    """The trainer of onnxtrain for a task, whose model has been exported before."""
+    import onnxtrain
+
+    return onnxtrain.Trainer(
+        task.model_path,
+        loss=LOSS,
+        optimizer=onnxtrain.Adam(LEARNING_RATE, epsilon=EPSILON),
+        batch_norm="train",
+        untie=True,  # exporters merge equal running statistics
+        options=onnxtrain.RuntimeOptions(threads=task.threads, kernels=kernels, profile=profile),
+    )
+
+
+def batches(task: Task, count: int = 4) -> Callable[[int], tuple[dict[str, np.ndarray], np.ndarray]]:
+    """The batch of step i: a few seeded ones that take turns, the same for every peer."""
+    made = [MODELS[task.model].batch(task.batch, seed) for seed in range(count)]
+    return lambda step: made[step % count]

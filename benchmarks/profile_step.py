@@ -1,0 +1,188 @@
+"""Where the time of a training step goes: onnxruntime's profile by operator and by part of the step.
+
+    python benchmarks/profile_step.py --models lenet5,resnet18,bert_mini --against-torch
+
+"Part" is who wrote the node: the model's forward pass, the gradient of one kind of operator, the loss, the
+update. PyTorch's time by operator, from its own profiler, stands beside it for comparison. Profiling adds a few
+microseconds to every node.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness import (
+    ForeignLoad,
+    Interpreters,
+    load_line,
+    machine_line,
+    milliseconds,
+    prepare,
+    table,
+    warn_when_busy,
+    write_report,
+)
+from models import MODELS
+from peers import PEERS, Task, Torch, batches, onnxtrain_trainer
+
+WARM_UP = 3
+
+
+@dataclass(frozen=True)
+class NodeTime:
+    """One node of the step graph: its operator, the part of the step, and its seconds per step."""
+
+    name: str
+    operator: str
+    part: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Seconds of a step without profiling, and of its nodes with it."""
+
+    step_seconds: float
+    nodes: list[NodeTime]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="lenet5,resnet18,bert_mini", help=", ".join(MODELS))
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--steps", type=int, help="profiled steps (20)")
+    parser.add_argument("--longest", type=int, default=12, help="rows of each table (12)")
+    parser.add_argument("--nodes", action="store_true", help="also list the slowest single nodes")
+    parser.add_argument("--bodies", action="store_true", help="standard operators instead of native kernels")
+    parser.add_argument("--against-torch", action="store_true", help="also profile PyTorch")
+    parser.add_argument("--quick", action="store_true", help="2 steps: a test run")
+    parser.add_argument("--folder", default="build/benchmarks/models", help="where exported models are kept")
+    parser.add_argument("--output", help="also write the report to this Markdown file")
+    options = parser.parse_args(arguments)
+    steps = options.steps or (2 if options.quick else 20)
+    warn_when_busy()
+    parts = []
+    with ForeignLoad() as foreign:
+        for name in options.models.split(","):
+            task = Task("onnxtrain", name, options.batch, options.threads, options.folder)
+            missing = prepare([task], Interpreters())
+            if missing:
+                raise SystemExit(f"{name} cannot be exported: {missing['onnxtrain']}")
+            parts.append(f"### {MODELS[name].description}, batch {options.batch}\n")
+            profile = profile_onnxtrain(task, steps, kernels=False if options.bodies else None)
+            parts += describe(profile, options.longest, single_nodes=options.nodes)
+            if options.against_torch:
+                parts.append(profile_torch(task, steps, options.longest))
+    parts.append(f"{machine_line()} {options.threads} threads; means of {steps} steps. {load_line(foreign)}")
+    write_report("\n".join(parts), options.output)
+    return 0
+
+
+def profile_onnxtrain(task: Task, steps: int, *, kernels: bool | None) -> Profile:
+    """Time steps without a profile, then profile as many."""
+    batch = batches(task)
+    step_seconds = timed(onnxtrain_trainer(task, kernels=kernels).train_step, batch, steps)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = onnxtrain_trainer(task, kernels=kernels, profile=str(Path(folder) / "profile"))
+        for step in range(WARM_UP + steps):
+            trainer.train_step(*batch(step))
+        events = json.loads(Path(trainer.session._steps[0]._session.end_profiling()).read_text())
+    return Profile(step_seconds, node_times(events, steps))
+
+
+def timed(step: Any, batch: Any, steps: int) -> float:
+    """Median seconds of a step."""
+    seconds = []
+    for index in range(WARM_UP + steps):
+        inputs, target = batch(index)
+        begin = time.perf_counter()
+        step(inputs, target)
+        seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds[WARM_UP:])
+
+
+def node_times(events: Iterable[dict[str, Any]], steps: int) -> list[NodeTime]:
+    """Mean seconds per step of every node over the last ``steps`` runs of a profile."""
+    runs: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for event in events:
+        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
+            node = event["name"].removesuffix("_kernel_time")
+            runs[node, event["args"]["op_name"]].append(event["dur"] / 1e6)
+    return [
+        NodeTime(node, operator, part_of(node, operator), sum(seconds[-steps:]) / steps)
+        for (node, operator), seconds in runs.items()
+    ]
+
+
+def part_of(node: str, operator: str) -> str:
+    """Which part of the step wrote a node, from its name."""
+    gradient = re.match(r"gradient of (.*)/([A-Za-z]+)_\d+", node)
+    if gradient:
+        kind = re.search(r"([A-Za-z]+)(?:_\d+)?$", gradient[1])
+        return f"gradient of {kind[1] if kind else gradient[1]}"
+    for part in ("gradient", "update", "loss"):
+        if node.startswith(part):
+            return part
+    return f"forward {operator}"
+
+
+def describe(profile: Profile, longest: int, *, single_nodes: bool) -> list[str]:
+    """Tables by operator and by part."""
+    total = sum(node.seconds for node in profile.nodes)
+    lines = [
+        f"A step takes {milliseconds(profile.step_seconds)} ms; its {len(profile.nodes)} nodes take "
+        f"{milliseconds(total)} ms when profiled.\n"
+    ]
+    for title, key in (("operator", lambda node: node.operator), ("part", lambda node: node.part)):
+        lines += [ranked(title, [(key(node), node.seconds) for node in profile.nodes], longest), ""]
+    if single_nodes:
+        lines += [ranked("node", [(f"{node.name} ({node.operator})", node.seconds) for node in profile.nodes], longest), ""]
+    return lines
+
+
+def ranked(title: str, entries: Iterable[tuple[str, float]], longest: int) -> str:
+    """A table of the slowest groups with how many entries each has."""
+    groups: dict[str, list[float]] = defaultdict(list)
+    for key, seconds in entries:
+        groups[key].append(seconds)
+    total = sum(map(sum, groups.values()))
+    order = sorted(groups.items(), key=lambda item: -sum(item[1]))
+    rows = [
+        [key, str(len(times)), milliseconds(sum(times)), f"{100 * sum(times) / total:.0f}"]
+        for key, times in order[:longest]
+    ]
+    return table([title, "nodes", "ms", "%"], rows)
+
+
+def profile_torch(task: Task, steps: int, longest: int) -> str:
+    """PyTorch's own time by operator."""
+    from torch.profiler import ProfilerActivity, profile
+
+    peer = PEERS["torch"](task)
+    assert isinstance(peer, Torch)
+    batch = batches(task)
+    step_seconds = timed(peer.step, batch, steps)
+    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+        for step in range(steps):
+            peer.step(*batch(step))
+    rows = [
+        [event.key, str(round(event.count / steps)), milliseconds(event.self_cpu_time_total / 1e6 / steps)]
+        for event in sorted(recorded.key_averages(), key=lambda event: -event.self_cpu_time_total)[:longest]
+    ]
+    return f"PyTorch takes {milliseconds(step_seconds)} ms:\n\n{table(['operator', 'calls', 'ms'], rows)}\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

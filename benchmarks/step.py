@@ -1,0 +1,183 @@
+"""Time and peak memory of a whole training step (forward, backward, Adam) against other frameworks.
+
+    python benchmarks/step.py --output build/benchmarks/step.md
+    python benchmarks/step.py --models mlp,lenet5 --peers onnxtrain,torch --quick
+
+Every peer runs in a process of its own with the same number of threads. The peers take turns in short rounds;
+times are medians over rounds, ratios are medians of the ratios of paired rounds. Before anything is timed, all
+peers do the same first steps from the same weights, and one whose losses differ is not timed but reported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+from collections.abc import Sequence
+
+from harness import (
+    ForeignLoad,
+    Interpreters,
+    Measurement,
+    load_line,
+    losses_differ,
+    machine_line,
+    measure,
+    megabytes,
+    milliseconds,
+    prepare,
+    table,
+    warn_when_busy,
+    write_report,
+)
+from models import MODELS
+from peers import PEERS, Task
+
+REFERENCE = "torch"
+# Two batch sizes per model: where per-step overhead weighs, and where arithmetic does.
+BATCHES = {
+    "mlp": (32, 256),
+    "lenet5": (32, 256),
+    "conv6": (32, 128),
+    "resnet18": (8, 32),
+    "mobilenet_v2": (8, 32),
+    "bert_mini": (4, 16),
+    "vit_tiny": (4, 16),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    warn_when_busy()
+    interpreters = Interpreters(dict(entry.split("=", 1) for entry in options.environment))
+    reports = []
+    with ForeignLoad() as foreign:
+        for model in options.models:
+            for batch in options.batch or BATCHES[model][: 1 if options.quick else None]:
+                tasks = [Task(peer, model, batch, options.threads, options.folder) for peer in options.peers]
+                measured = compare(tasks, interpreters, options.rounds, options.round_seconds)
+                reports.append((model, batch, measured))
+                print_progress(model, batch, measured)
+    write_report(report(reports, options, foreign), options.output)
+    return 0
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = ", ".join
+    parser.add_argument("--models", type=listed(MODELS), default=list(MODELS), help=names(MODELS))
+    parser.add_argument("--peers", type=listed(PEERS), default=["onnxtrain", REFERENCE], help=names(PEERS))
+    parser.add_argument("--batch", type=lambda text: [int(part) for part in text.split(",")], help="batch sizes")
+    parser.add_argument("--threads", type=int, default=2, help="threads of every peer (2)")
+    parser.add_argument("--rounds", type=int, help="rounds of every peer (11)")
+    parser.add_argument("--round-seconds", type=float, help="length of a round (0.5)")
+    parser.add_argument("--quick", action="store_true", help="the smaller batch, 3 short rounds: a test run")
+    parser.add_argument("--folder", default="build/benchmarks/models", help="where exported models are kept")
+    parser.add_argument(
+        "--environment", action="append", default=[], metavar="NAME=PYTHON", help="onnxruntime-training=, onnxsim="
+    )
+    parser.add_argument("--output", help="also write the report to this Markdown file")
+    options = parser.parse_args(arguments)
+    options.rounds = options.rounds or (3 if options.quick else 11)
+    options.round_seconds = options.round_seconds or (0.05 if options.quick else 0.5)
+    return options
+
+
+def listed(known: dict[str, object]):  # noqa: ANN201 - a parser of one option
+    """A parser of comma-separated keys."""
+
+    def parse_list(text: str) -> list[str]:
+        chosen = text.split(",")
+        unknown = [name for name in chosen if name not in known]
+        if unknown:
+            raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; there are {', '.join(known)}")
+        return chosen
+
+    return parse_list
+
+
+def compare(
+    tasks: Sequence[Task], interpreters: Interpreters, rounds: int, round_seconds: float
+) -> dict[str, Measurement]:
+    """Measure all peers at one task; those that cannot be had or do something else have a ``problem``."""
+    by_peer = {task.peer: task for task in tasks}
+    # onnxtrain's preparation exports the model that the others read.
+    first = Task("onnxtrain", tasks[0].model, tasks[0].batch, tasks[0].threads, tasks[0].folder)
+    missing = prepare([first, *(task for task in tasks if task.peer != "onnxtrain")], interpreters)
+    present = [task for task in tasks if task.peer not in missing]
+    measured = measure(present, interpreters, rounds=rounds, round_seconds=round_seconds)
+    measured |= {peer: Measurement(problem=problem) for peer, problem in missing.items() if peer in by_peer}
+    reference = measured.get(REFERENCE)
+    if reference is not None and not reference.problem:
+        for peer, result in measured.items():
+            if not result.problem:
+                result.problem = losses_differ(result, reference, PEERS[peer].relative_tolerance)
+    return {peer: measured[peer] for peer in by_peer}
+
+
+def print_progress(model: str, batch: int, measured: dict[str, Measurement]) -> None:
+    parts = [
+        f"{peer} {result.problem or milliseconds(result.seconds) + ' ms'}" for peer, result in measured.items()
+    ]
+    print(f"{model} {batch}: {'; '.join(parts)}", file=sys.stderr)
+
+
+def report(
+    measurements: Sequence[tuple[str, int, dict[str, Measurement]]],
+    options: argparse.Namespace,
+    foreign: ForeignLoad,
+) -> str:
+    """The whole report in Markdown."""
+    others = [peer for peer in options.peers if peer != REFERENCE]
+    has_reference = REFERENCE in options.peers
+    header = ["model", "batch"]
+    for peer in options.peers:
+        header += [f"{PEERS[peer].title}, ms", *(["ratio"] if has_reference and peer != REFERENCE else []), "MB"]
+    rows, problems = [], []
+    ratios: dict[str, list[float]] = {peer: [] for peer in others}
+    memory_ratios: dict[str, list[float]] = {peer: [] for peer in others}
+    for model, batch, measured in measurements:
+        row = [MODELS[model].description, str(batch)]
+        reference = measured.get(REFERENCE)
+        for peer in options.peers:
+            result = measured[peer]
+            compared = has_reference and peer != REFERENCE
+            if result.problem:
+                row += ["-"] * (3 if compared else 2)
+                problems.append(f"- {PEERS[peer].title}, {model}, batch {batch}: {result.problem}")
+                continue
+            row.append(milliseconds(result.seconds))
+            if compared:
+                if reference is None or reference.problem:
+                    row.append("-")
+                else:
+                    ratios[peer].append(result.ratio_to(reference))
+                    memory_ratios[peer].append(result.peak / reference.peak)
+                    row.append(f"{ratios[peer][-1]:.2f}")
+            row.append(megabytes(result.peak))
+        rows.append(row)
+    lines = [table(header, rows), ""]
+    for peer in others:
+        if ratios[peer]:
+            lines.append(
+                f"{PEERS[peer].title} against {PEERS[REFERENCE].title}: geometric mean of the time ratios "
+                f"{geometric_mean(ratios[peer]):.2f} (worst {max(ratios[peer]):.2f}), of the memory ratios "
+                f"{geometric_mean(memory_ratios[peer]):.2f} (worst {max(memory_ratios[peer]):.2f})."
+            )
+    if problems:
+        lines += ["", "Not measured:", "", *dict.fromkeys(problems)]
+    lines += [
+        "",
+        f"{machine_line()} {options.threads} threads; medians of {options.rounds} rounds of about "
+        f"{options.round_seconds:g} s. {load_line(foreign)}",
+    ]
+    return "\n".join(lines)
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    return math.exp(statistics.fmean(map(math.log, values)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,221 @@
+"""Sliding windows: where those of a convolution or a pooling lie, and how to gather from and scatter to them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxtrain.autodiff.registry import Node
+from onnxtrain.graph import Builder, Value
+
+END = np.iinfo(np.int64).max
+"""A slice's end that no axis reaches."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows over the spatial axes of ``x`` [batch, channels, spatial...], one per position of an output.
+
+    Attributes:
+        op: The builder.
+        x: What they slide over.
+        kernel: Positions in a window per axis, ``None`` where they are not known.
+        strides: Steps between windows.
+        dilations: Steps between the positions in a window.
+        begin: Padding before each axis; a one-dimensional value where only the graph can tell.
+        end: Padding behind each axis.
+        exact_end: False for a pooling that rounds its output's size up: windows then reach beyond ``end``.
+    """
+
+    op: Builder
+    x: Value
+    kernel: tuple[int, ...] | None
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    begin: tuple[int, ...] | Value
+    end: tuple[int, ...] | Value
+    exact_end: bool = True
+
+    @property
+    def rank(self) -> int:
+        """The number of spatial axes."""
+        return len(self.strides)
+
+    @property
+    def axes(self) -> range:
+        """The spatial axes of ``x``."""
+        return range(2, 2 + self.rank)
+
+    @property
+    def positions(self) -> list[tuple[int, ...]]:
+        """All positions in a window, row by row."""
+        assert self.kernel is not None
+        return list(np.ndindex(*self.kernel))
+
+    @property
+    def extent(self) -> tuple[int, ...]:
+        """The size of a window per axis."""
+        assert self.kernel is not None
+        return tuple(d * (k - 1) + 1 for d, k in zip(self.dilations, self.kernel, strict=True))
+
+    @property
+    def pads(self) -> list[int] | None:
+        """The padding as an attribute of a node; ``None`` where only the graph can tell."""
+        if isinstance(self.begin, Value) or isinstance(self.end, Value):
+            return None
+        return [*self.begin, *self.end]
+
+    def padded(self, value: Value, axes: Sequence[int]) -> Value:
+        """``x``, or a transposition of it, with zeros around so that every window lies within."""
+        op, where = self.op, self.op.ints(*axes)
+        if isinstance(self.begin, Value) or isinstance(self.end, Value):
+            begin = self.begin if isinstance(self.begin, Value) else op.ints(*self.begin)
+            end = self.end if isinstance(self.end, Value) else op.ints(*self.end)
+            return op.Pad(value, op.Concat(begin, end, axis=0), None, where)
+        pads = [*self.begin, *self.end]
+        return op.Pad(value, op.ints(*pads), None, where) if any(pads) else value
+
+    def at(self, padded: Value, position: Sequence[int], axes: Sequence[int]) -> Value:
+        """The element at one position of every window: a strided slice of the padded values."""
+        assert self.kernel is not None
+        offsets = [d * k for d, k in zip(self.dilations, position, strict=True)]
+        behind = [e - 1 - o for e, o in zip(self.extent, offsets, strict=True)]
+        if not any(offsets) and not any(behind) and set(self.strides) == {1}:
+            return padded
+        op = self.op
+        ends = op.ints(*(-b if b else END for b in behind))
+        steps = None if set(self.strides) == {1} else op.ints(*self.strides)
+        return op.Slice(padded, op.ints(*offsets), ends, op.ints(*axes), steps)
+
+    def scatter(self, dy: Value, weight: Value, group: int = 1, like: Value | None = None) -> Value:
+        """The transposed convolution of ``dy`` that has exactly the spatial size of ``like`` (or ``x``)."""
+        like = self.x if like is None else like
+        sizes, counts = spatial_sizes(like), spatial_sizes(dy)
+        if self.pads is not None and self.kernel is not None and sizes is not None and counts is not None:
+            full = [
+                s * (n - 1) + e - b for s, n, e, b in zip(self.strides, counts, self.extent, self.pads, strict=False)
+            ]
+            surplus = [f - size for f, size in zip(full, sizes, strict=True)]
+            return self._transposed(dy, weight, group, [max(s, 0) for s in surplus], [max(-s, 0) for s in surplus])
+        if self.pads is not None and self.exact_end and set(self.strides) == {1}:
+            return self._transposed(dy, weight, group, self.pads[self.rank :], [0] * self.rank)
+        return self._cropped(dy, weight, group, like)
+
+    def _transposed(self, dy: Value, weight: Value, group: int, end: Sequence[int], more: Sequence[int]) -> Value:
+        begin = [0] * self.rank if self.pads is None else self.pads[: self.rank]
+        return self.op.ConvTranspose(
+            dy,
+            weight,
+            group=None if group == 1 else group,
+            strides=_unless_all(self.strides, 1),
+            dilations=_unless_all(self.dilations, 1),
+            pads=_unless_all([*begin, *end], 0),
+            output_padding=_unless_all(more, 0),
+            kernel_shape=self.kernel,
+        )
+
+    def _cropped(self, dy: Value, weight: Value, group: int, like: Value) -> Value:
+        """Where sizes are not known: as large as it can be, then cut to size in the graph."""
+        op = self.op
+        most = self._transposed(dy, weight, group, [0] * self.rank, [s - 1 for s in self.strides])
+        if self.pads is not None:
+            start = op.ints(*[0] * self.rank)
+        else:
+            start = self.begin if isinstance(self.begin, Value) else op.ints(*self.begin)
+        size = op.Shape(like, start=2)
+        end = size if self.pads is not None else start + size
+        return op.Slice(most, start, end, op.ints(*self.axes))
+
+
+def spatial_sizes(value: Value) -> tuple[int, ...] | None:
+    """The sizes of the spatial axes, where all are known."""
+    if value.shape is None:
+        return None
+    sizes = tuple(size for size in value.shape[2:] if isinstance(size, int))
+    return sizes if len(sizes) == len(value.shape) - 2 else None
+
+
+def _unless_all(numbers: Sequence[int], default: int) -> list[int] | None:
+    """An attribute, left out where it says what its default says."""
+    return None if set(numbers) <= {default} else list(numbers)
+
+
+def windows_of(node: Node, weight: Value | None = None) -> Windows:
+    """The windows of a Conv or pooling node over its first input."""
+    x = node.x
+    kernel, rank = kernel_of(node, weight)
+    strides = tuple(node.attribute("strides") or [1] * rank)
+    dilations = tuple(node.attribute("dilations") or [1] * rank)
+    begin, end = _padding(node, weight, kernel, strides, dilations)
+    exact = not node.attribute("ceil_mode", 0)
+    return Windows(node.op, x, kernel, strides, dilations, begin, end, exact)
+
+
+def kernel_of(node: Node, weight: Value | None) -> tuple[tuple[int, ...] | None, int]:
+    """The kernel's size, where it is known, and the number of spatial axes."""
+    given = node.attribute("kernel_shape")
+    if given is None and weight is not None:
+        given = spatial_sizes(weight)
+    if given is not None:
+        return tuple(given), len(given)
+    for attribute, per_axis in (("strides", 1), ("dilations", 1), ("pads", 2), ("output_padding", 1)):
+        listed = node.attribute(attribute)
+        if listed is not None:
+            return None, len(listed) // per_axis
+    for value in (weight, node.y):
+        if value is not None and value.rank is not None:
+            return None, value.rank - 2
+    return None, node.rank() - 2
+
+
+def _padding(
+    node: Node,
+    weight: Value | None,
+    kernel: tuple[int, ...] | None,
+    strides: tuple[int, ...],
+    dilations: tuple[int, ...],
+) -> tuple[tuple[int, ...] | Value, tuple[int, ...] | Value]:
+    mode, rank = node.attribute("auto_pad", "NOTSET"), len(strides)
+    if mode in ("NOTSET", "VALID"):
+        pads = (node.attribute("pads") if mode == "NOTSET" else None) or [0] * (2 * rank)
+        return tuple(pads[:rank]), tuple(pads[rank:])
+    sizes = spatial_sizes(node.x)
+    if kernel is not None and (sizes is not None or set(strides) == {1}):
+        totals = [
+            max(s * (math.ceil(size / s) - 1) + d * (k - 1) + 1 - size, 0)
+            for size, s, d, k in zip(sizes or [1] * rank, strides, dilations, kernel, strict=True)
+        ]
+        small = tuple(total // 2 for total in totals)
+        large = tuple(total - total // 2 for total in totals)
+        return (small, large) if mode == "SAME_UPPER" else (large, small)
+    return _padding_in_graph(node, weight, kernel, strides, dilations)
+
+
+def _padding_in_graph(
+    node: Node,
+    weight: Value | None,
+    kernel: tuple[int, ...] | None,
+    strides: tuple[int, ...],
+    dilations: tuple[int, ...],
+) -> tuple[Value, Value]:
+    """What auto_pad adds to axes whose size is not known."""
+    op, size, step = node.op, node.op.Shape(node.x, start=2), node.op.ints(*strides)
+    if kernel is not None:
+        positions = op.ints(*kernel)
+    else:
+        assert weight is not None
+        positions = op.Shape(weight, start=2)
+    extent = (positions - np.ones_like(dilations)) * np.asarray(dilations) + np.ones_like(dilations)
+    last = (size - np.ones_like(strides)) / step * step  # where the last window begins
+    return split_padding(op, last + extent - size, node.attribute("auto_pad") == "SAME_UPPER")
+
+
+def split_padding(op: Builder, total: Value, upper: bool) -> tuple[Value, Value]:
+    """Halve a total that is known in the graph only; ``upper`` puts the odd element at the end."""
+    total = op.Max(total, op.constant(0, np.int64))
+    small = total / 2
+    large = total - small
+    return (small, large) if upper else (large, small)

@@ -1,0 +1,53 @@
+"""``onnxtrain evaluate``: loss and metrics of a model on data."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from onnxtrain.cli import flags, terminal
+
+EXAMPLES = """\
+Examples
+
+    onnxtrain evaluate model.onnx --data test.npz --loss softmax_cross_entropy \\
+        --metrics accuracy
+    onnxtrain evaluate model.onnx --data test.npz --loss huber --json
+"""
+
+
+def command(
+    model: flags.ModelPath,
+    /,
+    *,
+    data: flags.Data,
+    loss: flags.Loss,
+    target: flags.Target = None,
+    metrics: flags.Metrics = None,
+    prediction: flags.Prediction = None,
+    batch_size: Annotated[int, Parameter(group=flags.DATA, help="Examples per batch.")] = 256,
+    threads: flags.Threads = None,
+    json_output: Annotated[flags.Json, Parameter(name="--json")] = False,
+    debug: flags.Debug = False,
+) -> None:
+    """Measure the loss and other metrics of a model on data."""
+    from onnxtrain.runtime.options import RuntimeOptions
+    from onnxtrain.training.forward import evaluate
+
+    measured = evaluate(
+        model,
+        data,
+        loss=loss,
+        target=target,
+        metrics=metrics or (),
+        batch_size=batch_size,
+        output=prediction,
+        options=RuntimeOptions(threads=threads),
+    )
+    if json_output:
+        print(json.dumps(measured))  # noqa: T201 - the output of the command
+        return
+    rows = {name.replace("_", " "): terminal.number(value) for name, value in measured.items()}
+    terminal.console().print(terminal.facts(rows))

@@ -1,0 +1,152 @@
+"""``onnxtrain export``: training as a file: the standard's training model, or a step graph for any runtime."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from onnxtrain.cli import flags, terminal
+from onnxtrain.cli.flags import LOSS, RESULTS, SWITCH, TRAINED, OptimizerSettings, Training
+from onnxtrain.errors import OptionError
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+EXAMPLES = """\
+Examples
+
+  The training as the ONNX standard writes it down, to keep, send and resume:
+    onnxtrain export model.onnx --loss softmax_cross_entropy --optimizer adam \\
+        --training-model training.onnx
+
+  One step as plain ONNX, for C#, Java, C++ or a browser: batch, learning rate
+  and states in; loss and new states out:
+    onnxtrain export model.onnx --loss mean_squared_error --optimizer momentum \\
+        --step-graph step.onnx --states states.safetensors
+
+  The step graph of a training model:
+    onnxtrain export training.onnx --step-graph step.onnx
+"""
+
+_File = Parameter(group=RESULTS, metavar="FILE")
+
+
+@Parameter(name="*", group=RESULTS)
+@dataclass(frozen=True)
+class Written:
+    """What is written."""
+
+    training_model: Annotated[Path | None, _File, Parameter(help="Write the training model here.")] = None
+    step_graph: Annotated[Path | None, _File, Parameter(help="Write the step graph here.")] = None
+    states: Annotated[
+        Path | None, _File, Parameter(help="Write the first values of the states here, as safetensors.")
+    ] = None
+    entry: Annotated[
+        int | None, Parameter(help="Which entry becomes the step graph, where training_info has several.")
+    ] = None
+    kernels: Annotated[
+        bool,
+        SWITCH,
+        Parameter(
+            help="Keep the optimizer as one node, for sessions that load onnxtrain's operator library; by default "
+            "the step graph has standard operators only.",
+        ),
+    ] = False
+
+    def paths(self) -> dict[str, Path]:
+        """The files by what they hold.
+
+        Raises:
+            OptionError: There is none.
+        """
+        given = {"training model": self.training_model, "step graph": self.step_graph, "states": self.states}
+        found = {what: path for what, path in given.items() if path is not None}
+        if not found:
+            raise OptionError("export has nothing to write; give --training-model, --step-graph or --states a file.")
+        return found
+
+
+def command(
+    model: flags.ModelPath,
+    /,
+    *,
+    loss: Annotated[
+        str | None, Parameter(group=LOSS, metavar="NAME", help=f"{flags.LOSS_HELP} A training model has its own.")
+    ] = None,
+    targets: Annotated[
+        Literal["indices", "values"] | None,
+        Parameter(group=LOSS, help="Class indices or values, where the loss takes both.  [default: indices]"),
+    ] = None,
+    accumulate: Annotated[
+        bool,
+        SWITCH,
+        Parameter(
+            group=TRAINED,
+            help="Write two entries: one adds up the gradients of micro-batches, one applies them.",
+        ),
+    ] = False,
+    training: Training = Training(),  # noqa: B008 - frozen
+    settings: OptimizerSettings = OptimizerSettings(),  # noqa: B008 - frozen
+    written: Written = Written(),
+    debug: flags.Debug = False,
+) -> None:
+    """Write a training model (ONNX's own TrainingInfoProto), the graph of one step, or the first states."""
+    import onnxtrain
+    from onnxtrain.model.file import ModelFile, check_writable
+
+    paths = written.paths()
+    for path in paths.values():
+        check_writable(path)
+    file = ModelFile.load(model)
+    if file.proto.training_info:
+        if loss is not None:
+            raise OptionError(f"{str(model)!r} is a training model, which has its own loss; leave --loss out.")
+        proto = file.proto
+    elif loss is None:
+        raise OptionError(f"{str(model)!r} is no training model yet; give it a --loss.")
+    else:
+        arguments = training.arguments() | {"accumulate": accumulate, "targets": targets}
+        proto = onnxtrain.training_model(model, loss=loss, optimizer=settings.build(), **arguments)
+    rows: dict[str, str] = {}
+    step = None
+    if written.step_graph is not None:  # before anything is written: this finds operators without a gradient
+        step = onnxtrain.lower(proto, entry=written.entry, kernels=written.kernels, folder=file.folder or "")
+        rows |= _ports(step)
+    if written.training_model is not None:
+        ModelFile.load(proto, folder=file.folder).save(written.training_model, {})
+    if written.step_graph is not None and step is not None:
+        ModelFile.load(step, folder=file.folder).save(written.step_graph, {})
+    if written.states is not None:
+        _save_states(proto, file.folder, written.states)
+    rows |= {what: f"{path} ({terminal.file_size(path)})" for what, path in paths.items()}
+    terminal.console().print(terminal.facts(rows))
+
+
+def _ports(step: ModelProto) -> dict[str, str]:
+    """What to feed to a step graph and what it returns."""
+    from onnxtrain.training_info.lower import STATES_KEY
+
+    states = json.loads(next(item.value for item in step.metadata_props if item.key == STATES_KEY))
+    feeds = [value.name for value in step.graph.input if value.name not in states]
+    results = [value.name for value in step.graph.output if value.name not in states.values()]
+    return {
+        "inputs": f"{', '.join(feeds)}, and {terminal.plural(len(states), 'state')}",
+        "outputs": f"{', '.join(results)}, and each state as NAME_new",
+    }
+
+
+def _save_states(proto: ModelProto, folder: Path | None, path: Path) -> None:
+    from onnx import numpy_helper
+    from safetensors.numpy import save
+
+    from onnxtrain.model.writing import AtomicFiles
+    from onnxtrain.training_info.join import state_tensors
+
+    base = "" if folder is None else str(folder)
+    arrays = {name: numpy_helper.to_array(tensor, base) for name, tensor in state_tensors(proto).items()}
+    with AtomicFiles() as files, files.create(path) as file:
+        file.write(save(arrays))

@@ -1,0 +1,62 @@
+"""``onnxtrain predict``: the outputs of a model for data, as a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from cyclopts import Parameter
+
+from onnxtrain.cli import flags, terminal
+from onnxtrain.errors import OptionError
+
+EXAMPLES = """\
+Examples
+
+    onnxtrain predict model.onnx --data test.npz --output predictions.npz
+    onnxtrain predict model.onnx --data images.npy --output logits.npy
+"""
+
+
+def command(
+    model: flags.ModelPath,
+    /,
+    *,
+    data: flags.Data,
+    output: Annotated[
+        Path,
+        Parameter(
+            name=["--output", "-o"],
+            group=flags.RESULTS,
+            metavar="FILE",
+            help="A .npz file with every output under its name, or a .npy file for a model with one output.",
+        ),
+    ],
+    batch_size: Annotated[int, Parameter(group=flags.DATA, help="Examples per batch.")] = 256,
+    threads: flags.Threads = None,
+    debug: flags.Debug = False,
+) -> None:
+    """Write the outputs of a model for data; a target in the data is not looked at."""
+    from onnxtrain.model.file import check_writable
+    from onnxtrain.model.writing import AtomicFiles
+    from onnxtrain.runtime.options import RuntimeOptions
+    from onnxtrain.training.forward import predict
+
+    if output.suffix not in (".npz", ".npy"):
+        raise OptionError(f"--output is {str(output)!r}; it needs a file that ends in .npz or .npy.")
+    check_writable(output)
+    arrays = predict(model, data, batch_size=batch_size, options=RuntimeOptions(threads=threads))
+    if output.suffix == ".npy" and len(arrays) > 1:
+        raise OptionError(
+            f"--output is {str(output)!r}, but the model has {len(arrays)} outputs ({', '.join(arrays)}); "
+            "give a .npz file."
+        )
+    with AtomicFiles() as files, files.create(output) as file:
+        if output.suffix == ".npy":
+            np.save(file, next(iter(arrays.values())))
+        else:
+            np.savez(file, allow_pickle=False, **arrays)
+    rows = {name: f"{array.dtype} {list(array.shape)}" for name, array in arrays.items()}
+    rows["written"] = f"{output} ({terminal.file_size(output)})"
+    terminal.console().print(terminal.facts(rows))

@@ -1,0 +1,106 @@
+"""Evaluate and predict with a model as its file has it: forward only, so that no operator needs a gradient."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.model.file import ModelFile
+from onnxtrain.runtime.options import RuntimeOptions
+from onnxtrain.runtime.states import StateBuffers
+from onnxtrain.training.data import ArrayDataset, TensorSpec, open_dataset
+from onnxtrain.training.evaluation import Evaluator
+from onnxtrain.training.subject import LossLike, Subject, prepare, tensor_spec
+from onnxtrain.training_info.build import Names
+
+
+def evaluate(
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    data: Any,
+    *,
+    loss: LossLike,
+    target: str | None = None,
+    metrics: Sequence[Any] = (),
+    batch_size: int = 256,
+    output: str | None = None,
+    options: RuntimeOptions | None = None,
+) -> dict[str, float]:
+    """Loss and metrics of a model on data; what :meth:`onnxtrain.Trainer.evaluate` measures, without a trainer.
+
+    Args:
+        model: A path or a loaded model.
+        data: Data in any form that :func:`onnxtrain.training.data.open_dataset` takes.
+        loss: See :class:`onnxtrain.Trainer`.
+        target: Name of the target in a file with several arrays left.
+        metrics: Names (``"accuracy"``, ...) or functions of (y_true, y_pred).
+        batch_size: Examples per batch.
+        output: The output that the loss is built on.
+        options: Threads and providers.
+
+    Returns:
+        ``loss`` and every metric: averages over all examples.
+
+    Raises:
+        ModelError: The model cannot be read.
+        DataError: The data does not fit the model.
+        OptionError: An unknown loss, metric or output.
+    """
+    file = ModelFile.load(model)
+    subject = prepare(file, loss, output=output)
+    wanted = subject.target is not None
+    dataset = open_dataset(data, _specs(subject.model.graph), target=target, need_target=wanted, validate=False)
+    targets = dataset.targets if isinstance(dataset, ArrayDataset) else None
+    kind = None if targets is None else subject.target_kind(targets.dtype, targets.ndim)
+    if kind is not None:
+        subject = prepare(file, loss, output=output, target_kind=kind)
+    names = Names.beside(subject.model.graph)
+    if subject.target is not None:
+        subject.target.name = names.target
+        expected = tensor_spec(subject.target)
+        dataset = open_dataset(data, _specs(subject.model.graph), target=target, target_spec=expected, validate=False)
+    subject.validate(dataset, labels=wanted)
+    return _evaluator(subject, names, options).evaluate(dataset, batch_size, metrics)
+
+
+def predict(
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    data: Any,
+    *,
+    batch_size: int = 256,
+    options: RuntimeOptions | None = None,
+) -> dict[str, np.ndarray]:
+    """The outputs of a model for data; what :meth:`onnxtrain.Trainer.predict` computes, without a trainer.
+
+    Args:
+        model: A path or a loaded model.
+        data: Inputs in any form that :func:`onnxtrain.training.data.open_dataset` takes; targets are not needed.
+        batch_size: Examples per batch.
+        options: Threads and providers.
+
+    Returns:
+        One array per tensor output, by name.
+
+    Raises:
+        ModelError: The model cannot be read.
+        DataError: The data does not fit the model.
+    """
+    working = infer_shapes(ModelFile.load(model).training_model())
+    graph = working.graph
+    subject = Subject(working, None, graph.outputs[0], None, [])
+    dataset = open_dataset(data, _specs(graph), need_target=False)
+    evaluator = _evaluator(subject, Names.beside(graph), options)
+    return evaluator.predict(dataset, batch_size)
+
+
+def _specs(graph: ir.Graph) -> list[TensorSpec]:
+    return [tensor_spec(value) for value in graph.inputs]
+
+
+def _evaluator(subject: Subject, names: Names, options: RuntimeOptions | None) -> Evaluator:
+    return Evaluator(subject, StateBuffers({}), options or RuntimeOptions(), names)

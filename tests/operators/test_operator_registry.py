@@ -1,0 +1,121 @@
+"""Every optimizer is found, tested, documented, and agrees with ONNX's own schema where there is one."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import onnx
+import operator_pages
+import pytest
+from operator_cases import ATTRIBUTES
+
+import onnxtrain
+from onnxtrain import operators
+from onnxtrain.operators import OPTIMIZERS, Optimizer
+from onnxtrain.operators.documentation import pages
+from onnxtrain.operators.registry import discover, find
+from onnxtrain.operators.schema import STANDARD_DOMAIN
+
+DOCS = Path(__file__).parents[2] / "docs" / "operators"
+
+
+def test_all_are_there_and_in_the_test_tables():
+    assert set(OPTIMIZERS) >= {"Adagrad", "Adam", "Momentum", "SSGD"}
+    assert set(ATTRIBUTES) == set(OPTIMIZERS)
+    for name in OPTIMIZERS:
+        assert hasattr(operator_pages, name.lower()), f"{name} lacks an independent evaluation"
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_public_names(name):
+    entry = OPTIMIZERS[name]
+    assert getattr(operators, name.lower()) is entry.reference
+    assert getattr(operators, name) is entry.settings is getattr(onnxtrain, name)
+    assert {name, name.lower()} <= set(operators.__all__)
+    assert issubclass(entry.settings, Optimizer)
+    assert find(entry.schema.domain, name) is entry.schema
+    assert find("another.domain", name) is None
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_settings_have_the_attributes_of_the_operator(name):
+    entry = OPTIMIZERS[name]
+    assert [f.name for f in fields(entry.settings)] == ["learning_rate", *(a.name for a in entry.schema.attributes)]
+
+
+@pytest.mark.parametrize("name", [n for n, entry in OPTIMIZERS.items() if entry.schema.domain == STANDARD_DOMAIN])
+def test_schema_agrees_with_onnx(name):
+    schema = OPTIMIZERS[name].schema
+    standard = onnx.defs.get_schema(name, schema.version, schema.domain)
+    assert {a.name for a in schema.attributes} == set(standard.attributes)
+    for attribute in schema.attributes:
+        theirs = standard.attributes[attribute.name]
+        assert theirs.required == (attribute.default is None)
+        if attribute.default is not None:
+            assert np.float32(attribute.default) == np.float32(theirs.default_value.f)
+
+
+@pytest.mark.parametrize("file", [*pages(), None])
+def test_reference_pages_are_up_to_date(file):
+    if file is None:
+        assert {path.name for path in DOCS.glob("*.md")} == set(pages())
+        return
+    text = (DOCS / file).read_text(encoding="utf-8")
+    assert text == pages()[file], "run: python -m onnxtrain.operators docs/operators"
+
+
+def test_the_generator_writes_the_pages(tmp_path):
+    subprocess.run([sys.executable, "-m", "onnxtrain.operators", str(tmp_path / "new")], check=True)
+    assert {path.name for path in (tmp_path / "new").glob("*.md")} == set(pages())
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_docstring_examples(name):
+    """pytest collects doctests by module; these names are also attributes of the package."""
+    module = importlib.import_module(OPTIMIZERS[name].settings.__module__)
+    assert doctest.testmod(module).attempted >= 2
+
+
+def test_one_more_file_is_one_more_optimizer(tmp_path, monkeypatch):
+    (tmp_path / "half_step.py").write_text(
+        '''
+from dataclasses import dataclass
+from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.operators.reference import evaluate
+from onnxtrain.operators.schema import OptimizerSchema
+
+SCHEMA = OptimizerSchema("Halving", "Halves.", lambda R, T, X, G: (X - R * 0.5 * G,), (), (), domain="mine")
+
+def halving(R, T, *inputs):
+    """Example:
+    None.
+    """
+    return evaluate(SCHEMA, R, T, *inputs)
+
+@dataclass(frozen=True)
+class Halving(Optimizer):
+    schema = SCHEMA
+    learning_rate: float = 1.0
+'''
+    )
+    package = ModuleType("more_optimizers")
+    package.__path__ = [str(tmp_path)]
+    monkeypatch.setitem(sys.modules, "more_optimizers", package)
+    before = dict(OPTIMIZERS)
+    try:
+        discover(package)
+        entry = OPTIMIZERS["Halving"]
+        assert find("mine", "Halving") is entry.schema
+        np.testing.assert_array_equal(entry.reference(1.0, 0, [3.0], [2.0])[0], [2.0])
+        assert entry.settings().node_attributes() == {}
+    finally:
+        OPTIMIZERS.clear()
+        OPTIMIZERS.update(before)
+        sys.modules.pop("more_optimizers.half_step", None)

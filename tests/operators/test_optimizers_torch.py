@@ -1,0 +1,77 @@
+"""The equivalents that the docstrings name, and the difference that they state, against PyTorch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from onnxtrain.operators import OPTIMIZERS, SSGD, Adagrad, Adam, Momentum
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+
+def ours(optimizer, x, gradients, adapt=lambda attributes, T: attributes):
+    """Steps of an operator, T counted from the schema's first count."""
+    entry = OPTIMIZERS[type(optimizer).__name__]
+    states = [np.full_like(x, state.initial) for state in optimizer.states]
+    for T, g in enumerate(gradients, start=entry.schema.first_count):
+        attributes = adapt(optimizer.node_attributes(), T)
+        x, *states = entry.reference(optimizer.learning_rate, T, x, g, *states, **attributes)
+    return x
+
+
+def theirs(make, x, gradients):
+    parameter = torch.nn.Parameter(torch.from_numpy(x.copy()))
+    optimizer = make([parameter])
+    for g in gradients:
+        parameter.grad = torch.from_numpy(g.copy())
+        optimizer.step()
+    return parameter.detach().numpy()
+
+
+@pytest.fixture
+def problem():
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((4, 3)), list(rng.standard_normal((12, 4, 3)))
+
+
+EQUIVALENTS = {
+    "Adagrad": (
+        Adagrad(learning_rate=0.1, decay_factor=0.25, epsilon=0.5, norm_coefficient=0.125),
+        lambda p: torch.optim.Adagrad(p, lr=0.1, lr_decay=0.25, weight_decay=0.125, eps=0.5),
+    ),
+    "Momentum": (
+        Momentum(learning_rate=0.1, alpha=0.75, beta=0.5, norm_coefficient=0.125),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.75, dampening=0.5, weight_decay=0.125),
+    ),
+    "Nesterov": (
+        Momentum(learning_rate=0.1, alpha=0.75, mode="nesterov", norm_coefficient=0.125),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.75, nesterov=True, weight_decay=0.125),
+    ),
+    "plain SSGD": (
+        SSGD(learning_rate=0.1, measure="p-norm", p=2.0, alpha=0.75, norm_coefficient=0.125),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.75, weight_decay=0.125),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EQUIVALENTS)
+def test_equivalents(name, problem):
+    optimizer, make = EQUIVALENTS[name]
+    np.testing.assert_allclose(ours(optimizer, *problem), theirs(make, *problem), rtol=1e-9)
+
+
+def test_adam_is_pytorchs_with_epsilon_before_the_bias_correction(problem):
+    """The conversion of the docstring; with one constant epsilon the two differ."""
+    optimizer = Adam(learning_rate=0.1, alpha=0.75, beta=0.875, epsilon=0.5, norm_coefficient=0.125)
+
+    def make(p):
+        return torch.optim.Adam(p, lr=0.1, betas=(0.75, 0.875), weight_decay=0.125, eps=0.5)
+
+    def converted(attributes, T):
+        return {**attributes, "epsilon": 0.5 * np.sqrt(1 - 0.875**T)}
+
+    want = theirs(make, *problem)
+    np.testing.assert_allclose(ours(optimizer, *problem, converted), want, rtol=1e-6)
+    assert np.abs(ours(optimizer, *problem) - want).max() > 1e-3
