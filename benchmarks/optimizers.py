@@ -326,6 +326,11 @@ def conditions(arguments: argparse.Namespace) -> str:
     )
 
 
+def microseconds(seconds: float) -> str:
+    """Two or more significant digits."""
+    return f"{seconds * 1e6:,.{0 if seconds >= 1e-5 else 1 if seconds >= 1e-6 else 2}f}"
+
+
 def table(rows: list[tuple[Case, dict[str, float]]]) -> str:
     """The figures as a Markdown table: microseconds, and the two ratios that matter."""
     head = ["optimizer", "parameters", "tensors", *(f"{name}, µs" for name in PEERS)]
@@ -333,7 +338,7 @@ def table(rows: list[tuple[Case, dict[str, float]]]) -> str:
     lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
     for case, times in rows:
         cells = [case.optimizer.name, f"{case.parameters:,}", f"{case.tensors:,}"]
-        cells += [f"{times[name] * 1e6:,.0f}" if name in times else "" for name in PEERS]
+        cells += [microseconds(times[name]) if name in times else "" for name in PEERS]
         ours = times["onnxtrain in ONNX Runtime"]
         cells += [f"{times['limit'] / ours:.2f}", f"{times['limit'] / times['onnxtrain, bound arrays']:.2f}"]
         cells += [f"{times['PyTorch fused'] / ours:.2f}" if "PyTorch fused" in times else ""]

@@ -8,8 +8,6 @@
 namespace onnxtrain {
 namespace {
 
-extern "C" double pow(double, double);
-
 constexpr std::size_t kChunk = 512;
 
 // h(z) = 1 / f'(z) without its constant factor, relative to the largest z (MeasureScalars says how).
@@ -19,7 +17,7 @@ inline double relative_h(const MeasureScalars& m, double z) {
     case kLogSum:
       return z + m.epsilon;
     case kPNorm:
-      return sizeof(T) == sizeof(float) ? power_of_float(z, m.exponent) : pow(z, m.exponent);
+      return sizeof(T) == sizeof(float) ? power_of_float(z, m.exponent) : __builtin_pow(z, m.exponent);
     case kArctan:
       return z * z + m.epsilon * m.epsilon;
     case kGemanMcClure:

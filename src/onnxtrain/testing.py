@@ -16,6 +16,7 @@ from onnxtrain.autodiff.operator import gradient_model
 from onnxtrain.errors import GradientError
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import is_float
+from onnxtrain.reference import evaluator
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -101,7 +102,7 @@ def check_gradient(
     worst = 0.0
     h = step or (1e-6 if precision == "double" else 1e-2)
     limit = tolerance or (1e-6 if precision == "double" else 2e-2)
-    objective = ReferenceEvaluator(subject)
+    objective = evaluator(subject)
     for name in names:
         gradient = evaluated[f"{name}_grad"]
         _check_kind(name, gradient, feeds[name])
@@ -147,7 +148,8 @@ def _by_name(model: onnx.ModelProto, arrays: Sequence[np.ndarray | None]) -> dic
 
 
 def _as(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
-    return array.astype(dtype) if array.dtype.kind == "f" else np.asarray(array)
+    array = np.asarray(array)  # a scalar of NumPy's loses its array on the way through arithmetic
+    return array.astype(dtype) if array.dtype.kind == "f" else array
 
 
 def with_float_type(model: onnx.ModelProto, dtype: np.dtype[Any]) -> onnx.ModelProto:
@@ -195,7 +197,7 @@ def _retype_tensor(tensor: onnx.TensorProto, dtype: np.dtype[Any]) -> None:
 
 def _reference(model: onnx.ModelProto, feeds: Arrays) -> list[np.ndarray]:
     with np.errstate(all="ignore"):
-        return [np.asarray(array) for array in ReferenceEvaluator(model).run(None, dict(feeds))]
+        return [np.asarray(array) for array in evaluator(model).run(None, dict(feeds))]
 
 
 def _projections(model: onnx.ModelProto, feeds: Arrays, rng: np.random.Generator) -> dict[str, np.ndarray]:

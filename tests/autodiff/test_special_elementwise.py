@@ -282,3 +282,22 @@ def test_cross_entropy_equals_pytorch_where_labels_are_ignored(weighted: bool, r
     )
     loss.backward(torch.tensor(dy, dtype=torch.float32))
     np.testing.assert_allclose(dx, leaf.grad.numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize("operator", ["Relu", "LeakyRelu", "Elu", "HardSigmoid", "HardSwish", "Mish", "Gelu"])
+def test_half_precision_agrees_with_single(operator: str) -> None:
+    x = np.array([-60000, -8, -2, -0.5, 0, 0.5, 2, 8], np.float16)
+    results = []
+    for dtype in (np.float16, np.float32):
+        kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+        graph = helper.make_graph(
+            [helper.make_node(operator, ["x"], ["y"])],
+            "half",
+            [helper.make_tensor_value_info("x", kind, x.shape)],
+            [helper.make_tensor_value_info("y", kind, x.shape)],
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
+        built = projected_gradient(model, ["x"], {"y": np.ones(x.shape, dtype)})
+        results.append(_run(built, {"x": x.astype(dtype)})["x_grad"])
+    assert results[0].dtype == np.float16
+    np.testing.assert_allclose(results[0], results[1], atol=4e-3)

@@ -13,6 +13,7 @@ from onnx import helper, parser
 
 from onnxtrain.autodiff import Node, no_gradient, register_gradient, registry, unregister_gradient
 from onnxtrain.errors import GradientError
+from onnxtrain.graph import Builder
 from onnxtrain.testing import GradientMismatchError, check_gradient, projected_gradient
 
 X = np.array([[0.5, -1.0, 2.0], [1.5, 0.25, -0.75]])
@@ -272,3 +273,43 @@ def test_own_rule_for_several_outputs_gets_their_gradients() -> None:
     )
     check_gradient(model("p, q, r = test.Both(x) y = Mul(p, q)", functions=functions), [X])
     assert seen == [["DOUBLE", "DOUBLE", None]]
+
+
+def test_gradients_are_of_floating_tensors() -> None:
+    node = helper.make_node("Gather", ["x", "i"], ["y"])
+    with pytest.raises(GradientError, match="A gradient needs floating tensors, but 'i' is int64"):
+        check_gradient(node, [X, np.array([0])], wrt=["i"])
+
+
+def test_rule_that_needs_an_unknown_rank_says_so() -> None:
+    register_gradient("Square", domain="test")(lambda node, dy: right(node, dy) * node.rank())
+    with pytest.raises(GradientError, match=r"needs the rank of 'x'.*add its shape to the model's value_info"):
+        check_gradient(SQUARE, [X], shapes="unknown")
+
+
+def test_rule_that_needs_an_absent_input_says_so() -> None:
+    register_gradient("Square", domain="test")(lambda node, dy: dy * node.input_required(1))
+    with pytest.raises(GradientError, match=r"test::Square node .* lacks its input 1, which the operator requires"):
+        check_gradient(SQUARE, [X])
+
+
+@pytest.mark.parametrize(
+    ("outputs", "expected"),
+    [
+        (["y"], ["y", "", "y/LayerNormalization_2"]),
+        (["y", "mean"], ["y", "mean", "y/LayerNormalization_2"]),
+        (["y", "", ""], ["y", "", "y/LayerNormalization_2"]),
+        (["y", "mean", "deviation"], ["y", "mean", "deviation"]),
+    ],
+)
+def test_rule_may_ask_for_another_output(outputs: list[str], expected: list[str]) -> None:
+    x, scale = (ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT)) for name in ("x", "scale"))
+    values = [ir.Value(name=name) for name in outputs]
+    graph = ir.Graph([x, scale], [], nodes=[ir.Node("", "LayerNormalization", [x, scale], outputs=values)])
+    node = Node(graph[0], Builder(graph, 18))
+    value = node.output_required(2, ir.DataType.FLOAT, ("N", 1))
+    assert [output.name for output in graph[0].outputs] == expected
+    assert value.name == expected[2]
+    assert node.output_required(2, ir.DataType.FLOAT).ir is value.ir is node.outputs[2].ir
+    if outputs != expected:
+        assert (value.dtype, value.shape) == (ir.DataType.FLOAT, ("N", 1))

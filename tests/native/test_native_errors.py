@@ -49,6 +49,18 @@ def test_the_number_of_outputs_must_fit(outputs):
         load("Adagrad", "ABCDEF", outputs)
 
 
+@pytest.mark.parametrize("inputs", [["X", "", "H"], ["", "G", "H"], ["X", "G", ""]])
+def test_no_input_may_be_left_out(inputs):
+    values = [(letter, TensorProto.FLOAT, [3]) for letter in "XGH"]
+    with pytest.raises(Exception, match="Input2 is absent, but not optional"):  # ONNX Runtime's own sentence
+        session(
+            PATH,
+            [node("Adagrad", ["R", "T", *inputs], ["u", "v"])],
+            [("R", TensorProto.FLOAT, []), ("T", TensorProto.INT64, []), *values],
+            [(out, TensorProto.FLOAT, None) for out in "uv"],
+        )
+
+
 def test_fewer_outputs_than_one_variable_has_are_refused():
     with pytest.raises(Exception, match=r"Adam.*output"):
         load("Adam", "XGVH", ["u", "v"])

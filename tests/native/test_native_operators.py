@@ -154,6 +154,16 @@ def test_types_and_shapes_of_one_variable_are_inferred(name):
     assert [out.shape for out in made.get_outputs()] == [["n", 3]] * len(outputs)
 
 
+def test_an_unknown_shape_stays_unknown():
+    made = session(
+        PATH,
+        [node("Momentum", ["R", "T", *"XGV"], ["X_new", "V_new"])],
+        [("R", TensorProto.FLOAT, []), ("T", TensorProto.INT64, []), *((x, TensorProto.FLOAT, None) for x in "XGV")],
+        [("X_new", TensorProto.FLOAT, ["rows", 3]), ("V_new", TensorProto.FLOAT, None)],
+    )
+    assert made.get_outputs()[0].shape == ["rows", 3]  # what the model declares; a scalar's shape would conflict
+
+
 def test_several_variables_take_types_from_onnx_shape_inference():
     arrays = [np.ones(2, np.float32), np.ones((3, 1))]
     inputs = [f"{letter}{i}" for letter in "XGH" for i in range(2)]

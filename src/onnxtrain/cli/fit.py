@@ -159,6 +159,13 @@ def _check_paths(results: Results, course: Course, output: Path, *, validated: b
     for path in (output, results.curve, results.history):
         if path is not None:
             check_writable(path)
+    if course.checkpoint is not None:
+        existing = next(path for path in (course.checkpoint, *course.checkpoint.absolute().parents) if path.exists())
+        if not existing.is_dir():
+            raise OptionError(
+                f"--checkpoint is {str(course.checkpoint)!r}, but {str(existing)!r} is a file, no folder."
+            )
+        check_writable(existing / "checkpoint")
     if results.history is not None and results.history.suffix not in (".json", ".csv"):
         raise OptionError(f"--history is {str(results.history)!r}; it needs a file that ends in .json or .csv.")
     if course.early_stopping is not None and not validated:

@@ -37,10 +37,10 @@ def in_flags(sentence: str) -> str:
 
 def usage(error: CycloptsError) -> str:
     """What was wrong with the arguments, and where to look."""
-    # Messages end with or without a full stop.
-    sentence = " ".join(str(error).split()).rstrip(".")
+    sentence = " ".join(str(error).split()).rstrip(".")  # some messages end with a full stop, others do not
     command = " ".join(["onnxtrain", *(error.command_chain or ())])
-    return f"{sentence}; see {command} --help."
+    link = " See" if sentence.endswith("?") else "; see"
+    return f"{sentence}{link} {command} --help."
 
 
 def _argument_names() -> set[str]:

@@ -42,7 +42,7 @@ class Builder:
         self.scope = ""
         self.variables: set[ir.Value] = set() if outer is None else outer.variables
         """Initializers whose values change: no rule may take them for constants."""
-        self.prefix = "" if outer is None else outer._body_prefix()
+        self.prefix = "" if outer is None else outer.unique_prefix()
         self._outer = outer
         self._before = before
         self._shared: dict[tuple[Any, ...], tuple[ir.Value, ...]] = {}
@@ -108,7 +108,14 @@ class Builder:
         """A builder for the body of an operator with subgraphs, which may read values of this graph."""
         return Builder(ir.Graph(inputs, [], nodes=[], name=name), self.opset, outer=self)
 
-    def _body_prefix(self) -> str:
+    def output(self, value: Value) -> None:
+        """Make a value an output of the graph, under a name of its own."""
+        made = self._emit("Identity", [value.ir], 1, "", {})[0]
+        made.type, made.shape = value.ir.type, value.ir.shape
+        self.graph.outputs.append(made)
+
+    def unique_prefix(self) -> str:
+        """The beginning of names that nothing in this graph or its bodies has."""
         self._counter += 1
         return f"{self.prefix}{self.scope or 'body'}/{self._counter}/"
 

@@ -75,6 +75,13 @@ def remove_identities(graph: ir.Graph) -> None:
         graph.remove(node, safe=True)
 
 
+def remove_dead_nodes(graph: ir.Graph) -> None:
+    """Remove the nodes of one graph that no output of it depends on, in place."""
+    for node in reversed(list(graph)):
+        if not any(output.uses() or output.is_graph_output() for output in node.outputs):
+            graph.remove(node, safe=True)
+
+
 def remove_unused(model: ir.Model) -> ir.Model:
     """Remove nodes and initializers that no output depends on, in place."""
     common.RemoveUnusedNodesPass()(model)

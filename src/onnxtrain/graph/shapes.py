@@ -61,17 +61,25 @@ def _hide_computed_slices(graph: onnx.GraphProto) -> None:
     """
     known = {tensor.name for tensor in graph.initializer}
     known |= {node.output[0] for node in graph.node if node.op_type == "Constant"}
+    # What is propagated has one axis and holds sizes; its rank may not be declared yet.
+    integers: set[str] = set()
+    for node in graph.node:
+        if node.op_type == "Shape" or (node.op_type in _OF_SIZES and any(name in integers for name in node.input)):
+            integers.add(node.output[0])
     ranks = {info.name: len(info.type.tensor_type.shape.dim) for info in (*graph.value_info, *graph.input)}
+    ranks.update((tensor.name, len(tensor.dims)) for tensor in graph.initializer)
     for node in graph.node:
         if node.op_type == "Slice" and any(name and name not in known for name in node.input[1:]):
-            if ranks.get(node.input[0], 1) != 1:
-                continue  # data that are propagated have one axis
+            if ranks.get(node.input[0]) != 1 and node.input[0] not in integers:
+                continue
             condition = node.input[1]
             del node.input[1:]
             node.input.append(condition)
             node.op_type = "Compress"
             node.attribute.append(onnx.helper.make_attribute("axis", 0))
 
+
+_OF_SIZES = frozenset({"Concat", "Cast", "Identity", "Slice", "Add", "Sub", "Mul", "Div", "Max", "Min", "Neg"})
 
 _SMALL = 1024
 """Bytes; tensors up to this size take part in inference by their values (shapes, axes, repeats)."""

@@ -14,6 +14,7 @@ from onnxtrain.errors import TrainingInfoError
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.runtime.step import StepSession, create_session
+from onnxtrain.training_info.build import fill_states
 from onnxtrain.training_info.check import check_training_model
 from onnxtrain.training_info.join import bindings, state_tensors
 from onnxtrain.training_info.lower import lower_entry, read_training_model
@@ -30,6 +31,7 @@ class TrainingSession:
         training_model: A model with ``training_info``, or the path of one.
         options: Threads, providers, memory, kernels.
         folder: Where external data lies, for a model given as a proto.
+        values: First values of states, where they differ from the initializers.
 
     Raises:
         TrainingInfoError: ``training_info`` is not valid; the message names the binding and the reason.
@@ -42,12 +44,14 @@ class TrainingSession:
         *,
         options: RuntimeOptions | None = None,
         folder: str | os.PathLike[str] = "",
+        values: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         model, own_folder = read_training_model(training_model)
         check_training_model(model)
         self.options = options or RuntimeOptions()
         self._folder = str(folder) or own_folder
         self._model = model
+        self._values = values or {}
         self._tensors = state_tensors(model)
         self._states = StateBuffers({name: self._first_value(name) for name in self._tensors})
         self._steps: list[StepSession] = []
@@ -66,6 +70,8 @@ class TrainingSession:
         ]
 
     def _first_value(self, name: str) -> np.ndarray:
+        if name in self._values:
+            return self._values[name]
         return np.asarray(ir.serde.deserialize_tensor(self._tensors[name], self._folder).numpy())
 
     @property
@@ -120,9 +126,4 @@ class TrainingSession:
         """The training model with the current states as its initializers."""
         result = onnx.ModelProto()
         result.CopyFrom(self._model)
-        graphs = [result.graph, *(entry.algorithm for entry in result.training_info)]
-        for graph in graphs:
-            for tensor in graph.initializer:
-                if tensor.name in self._tensors:
-                    tensor.CopyFrom(onnx.numpy_helper.from_array(self._states[tensor.name], tensor.name))
-        return result
+        return fill_states(result, self._states)

@@ -34,7 +34,8 @@ class StateBuffers(MutableMapping[str, np.ndarray]):
         array = np.asarray(value)
         if array.shape != buffer.shape or array.dtype != buffer.dtype:
             raise OptionError(
-                f"The state {name!r} is {buffer.dtype} of shape {buffer.shape}; got {array.dtype} of shape {array.shape}."
+                f"The state {name!r} is {buffer.dtype} of shape {buffer.shape}; "
+                f"got {array.dtype} of shape {array.shape}."
             )
         buffer[...] = array
 

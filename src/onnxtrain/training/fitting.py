@@ -82,6 +82,8 @@ def fit(
         raise OptionError(f"epochs is {epochs}; it needs a number of at least 1.")
     if checkpoint_every is not None and checkpoint_every < 1:
         raise OptionError(f"checkpoint_every is {checkpoint_every}; it needs a number of steps of at least 1.")
+    if metrics and validation is None:
+        raise OptionError("metrics are measured on validation data; give validation=.")
     if resume and checkpoint is None:
         raise OptionError("resume needs the folder of the checkpoints; give checkpoint=.")
     dataset = trainer.open(data, target=target)

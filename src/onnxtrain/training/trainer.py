@@ -24,7 +24,7 @@ from onnxtrain.training.data import ArrayDataset, Batch, Dataset, TensorSpec, op
 from onnxtrain.training.evaluation import Evaluator
 from onnxtrain.training.losses import TargetKind
 from onnxtrain.training.subject import LossLike, Modes, prepare, tensor_spec
-from onnxtrain.training_info.build import Clipping, build_training_model
+from onnxtrain.training_info.build import Clipping, build_skeleton
 
 Source = Any
 """Data in any form that :func:`onnxtrain.training.data.open_dataset` takes."""
@@ -150,8 +150,9 @@ class Trainer:
         recipe = subject.recipe(self.optimizer, self._clipping, accumulate=self.accumulate > 1)
         self._names = recipe.names
         self._subject = subject
+        skeleton = build_skeleton(recipe)
         self.session = TrainingSession(
-            build_training_model(recipe), options=self.options, folder=self.file.folder or ""
+            skeleton.proto, options=self.options, folder=self.file.folder or "", values=skeleton.values
         )
         self._evaluator: Evaluator | None = None
         self._inputs = [tensor_spec(value) for value in subject.model.graph.inputs]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,7 +86,40 @@ class Recipe:
     names: Names = field(default_factory=Names)
 
 
+@dataclass(frozen=True)
+class Skeleton:
+    """A training model whose states have no data, and the values that they start from.
+
+    Attributes:
+        proto: The training model; the initializers of states are placeholders.
+        values: First values by name. Arrays of one repeated number take no memory.
+    """
+
+    proto: onnx.ModelProto
+    values: dict[str, np.ndarray]
+
+    def filled(self) -> onnx.ModelProto:
+        """The training model with all its data."""
+        result = onnx.ModelProto()
+        result.CopyFrom(self.proto)
+        return fill_states(result, self.values)
+
+
+def fill_states(model: onnx.ModelProto, values: Mapping[str, np.ndarray]) -> onnx.ModelProto:
+    """Give the initializers of states these values, in place."""
+    for graph in (model.graph, *(entry.algorithm for entry in model.training_info)):
+        for tensor in graph.initializer:
+            if tensor.name in values:
+                tensor.CopyFrom(numpy_helper.from_array(np.asarray(values[tensor.name], order="C"), tensor.name))
+    return model
+
+
 def build_training_model(recipe: Recipe) -> onnx.ModelProto:
+    """The training model of a recipe, with all its data; see :func:`build_skeleton`."""
+    return build_skeleton(recipe).filled()
+
+
+def build_skeleton(recipe: Recipe) -> Skeleton:
     """The training model of a recipe.
 
     Its main graph is the model. Each algorithm graph takes the target and ``learning_rate``, reads the main
@@ -98,42 +131,60 @@ def build_training_model(recipe: Recipe) -> onnx.ModelProto:
     micro-batch to accumulators, the second divides, updates and clears them: several micro-batches make
     exactly the step of the large batch.
     """
-    proto = _main_model(recipe)
-    writer = _Writer(recipe)
-    if recipe.accumulate:
-        entries = [writer.accumulating_entry(), writer.applying_entry()]
-    else:
-        entries = [writer.entry()]
+    values = {name: _value(recipe.model.graph, name) for name in (*recipe.parameters, *recipe.statistics)}
+    proto = _main_model(recipe, values)
+    writer = _Writer(recipe, values)
+    entries = [writer.accumulating_entry(), writer.applying_entry()] if recipe.accumulate else [writer.entry()]
     proto.training_info.extend(entries)
     domains = {entry.domain for entry in proto.opset_import}
-    for domain in {TRAINING_DOMAIN, recipe.optimizer.schema.domain} - domains:
+    for domain in sorted({TRAINING_DOMAIN, recipe.optimizer.schema.domain} - domains):
         proto.opset_import.append(helper.make_opsetid(domain, 1))
-    return proto
+    return Skeleton(proto, values)
 
 
-def _main_model(recipe: Recipe) -> onnx.ModelProto:
-    """The main graph alone, without what building the loss put beside it."""
+def _value(graph: ir.Graph, name: str) -> np.ndarray:
+    tensor = graph.initializers[name].const_value
+    assert tensor is not None
+    return np.asarray(tensor.numpy())
+
+
+def _placeholder(name: str, array: np.ndarray) -> ir.ExternalTensor:
+    """A tensor without data: a reference to a file that nobody opens."""
+    dtype = ir.DataType.from_numpy(array.dtype)
+    return ir.ExternalTensor("state", 0, array.nbytes, dtype, shape=ir.Shape(array.shape), name=name, base_dir="")
+
+
+def _main_model(recipe: Recipe, values: Mapping[str, np.ndarray]) -> onnx.ModelProto:
+    """The main graph with placeholders for its states."""
     model = recipe.model
     outputs = [value.name for value in model.graph.outputs]
     by_name = {output.name: output for node in model.graph for output in node.outputs}
     for name in recipe.statistics.values():
         if name not in outputs:
             model.graph.outputs.append(by_name[name])
-    return ir.to_proto(model)
+    tensors = {name: model.graph.initializers[name].const_value for name in values}
+    try:
+        for name, array in values.items():
+            model.graph.initializers[name].const_value = _placeholder(name, array)
+        return ir.to_proto(model)
+    finally:
+        for name, tensor in tensors.items():
+            model.graph.initializers[name].const_value = tensor
 
 
 class _Writer:
     """Builds entries: a copy of the graph is extended, and what was added becomes the algorithm."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, first_values: dict[str, np.ndarray]) -> None:
         self.recipe = recipe
+        self.first_values = first_values
         self.schema = recipe.optimizer.schema
         initializers = recipe.model.graph.initializers
         self.values = {name: initializers[name] for name in recipe.parameters}
 
     def entry(self) -> onnx.TrainingInfoProto:
         """Loss, gradient and update in one."""
-        builder = _Algorithm(self.recipe)
+        builder = _Algorithm(self.recipe, self.first_values)
         terms = builder.loss()
         gradients = self._clip(builder.op, builder.gradient(terms.loss, list(self.values.values())))
         self._update(builder, gradients)
@@ -143,13 +194,13 @@ class _Writer:
 
     def accumulating_entry(self) -> onnx.TrainingInfoProto:
         """accumulator += weight * gradient, total += weight, loss_total += weight * loss."""
-        builder = _Algorithm(self.recipe)
+        builder = _Algorithm(self.recipe, self.first_values)
         op = builder.op
         terms = builder.loss()
         scaled = terms.loss * terms.weight
         gradients = builder.gradient(scaled, list(self.values.values()))
         for (name, value), gradient in zip(self.values.items(), gradients, strict=True):
-            accumulator = builder.state(f"{name}/accumulated", np.zeros(_shape(value), _dtype(value)))
+            accumulator = builder.state(f"{name}/accumulated", _repeated(0.0, value))
             builder.update(accumulator, accumulator + gradient)
         for total_name, term in (("accumulated_weight", terms.weight), ("accumulated_loss", scaled)):
             total = builder.state(total_name, np.zeros((), np.float64))
@@ -160,13 +211,13 @@ class _Writer:
 
     def applying_entry(self) -> onnx.TrainingInfoProto:
         """gradient = accumulator / total; update; clear the accumulators."""
-        builder = _Algorithm(self.recipe, alone=True)
+        builder = _Algorithm(self.recipe, self.first_values, alone=True)
         op = builder.op
         weight = builder.state("accumulated_weight", np.zeros((), np.float64))
         total = builder.state("accumulated_loss", np.zeros((), np.float64))
         gradients = []
         for name, value in self.values.items():
-            accumulator = builder.state(f"{name}/accumulated", np.zeros(_shape(value), _dtype(value)))
+            accumulator = builder.state(f"{name}/accumulated", _repeated(0.0, value))
             gradients.append(accumulator / op.cast(weight, accumulator.dtype))
             builder.update(accumulator, op.zeros_like(accumulator))
         self._update(builder, self._clip(op, gradients))
@@ -195,7 +246,7 @@ class _Writer:
         count = builder.state(self.recipe.names.count, np.asarray(schema.first_count, np.int64))
         xs = [op.wrap(value) for value in self.values.values()]
         states = [
-            builder.state(f"{name}/{role.name}", np.full(_shape(value), role.initial, _dtype(value)))
+            builder.state(f"{name}/{role.name}", _repeated(role.initial, value))
             for role in self.recipe.optimizer.states
             for name, value in self.values.items()
         ]
@@ -221,7 +272,7 @@ class _Writer:
         nodes, infos, binding = [], [], {}
         for name, array in builder.states.items():
             output = f"{name}_initial"
-            value = numpy_helper.from_array(array.reshape(-1)[:1] if array.size else np.zeros(1, array.dtype))
+            value = numpy_helper.from_array(array.flat[:1] if array.size else np.zeros(1, array.dtype))
             shape_name = f"{name}_shape"
             shape = numpy_helper.from_array(np.asarray(array.shape, np.int64), shape_name)
             nodes.append(helper.make_node("Constant", [], [shape_name], value=shape))
@@ -235,8 +286,9 @@ class _Writer:
 class _Algorithm:
     """An algorithm graph under construction, beside a copy of the main graph that it may read."""
 
-    def __init__(self, recipe: Recipe, *, alone: bool = False) -> None:
+    def __init__(self, recipe: Recipe, first_values: dict[str, np.ndarray], *, alone: bool = False) -> None:
         self.recipe = recipe
+        self._first_values = first_values
         self.graph = recipe.model.graph
         self.op = Builder(self.graph, recipe.model.opset_imports[""])
         self.updates: dict[str, str] = {}
@@ -263,10 +315,11 @@ class _Algorithm:
 
     def state(self, name: str, array: np.ndarray) -> Value:
         """A state tensor of the algorithm with its first value."""
-        value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
-        value.dtype, value.shape = ir.tensor(array).dtype, ir.Shape(array.shape)
+        placeholder = _placeholder(name, array)
+        value = ir.Value(name=name, const_value=placeholder)
+        value.dtype, value.shape = placeholder.dtype, ir.Shape(array.shape)
         self.graph.register_initializer(value)
-        self.states[name] = array
+        self.states[name] = self._first_values[name] = array
         return self.op.wrap(value)
 
     def update(self, state: Value, new: Value) -> None:
@@ -348,6 +401,11 @@ def _pairs(items: Iterable[tuple[str, str]]) -> list[onnx.StringStringEntryProto
 def _shape(value: ir.Value) -> tuple[int, ...]:
     assert value.shape is not None
     return tuple(int(size) for size in value.shape.numpy())
+
+
+def _repeated(number: float, like: ir.Value) -> np.ndarray:
+    """One number in the type and shape of a value; takes no memory."""
+    return np.broadcast_to(np.asarray(number, _dtype(like)), _shape(like))
 
 
 def _dtype(value: ir.Value) -> np.dtype[Any]:

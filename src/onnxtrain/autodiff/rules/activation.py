@@ -23,8 +23,11 @@ def _slope(value: Value, negative: float = 0.0) -> Value:
     ONNX Runtime; it is exact except for denormal numbers.
     """
     op = value.op
-    if negative == 0 and value.dtype == ir.DataType.FLOAT:
-        return op.HardSigmoid(value, alpha=_LARGE, beta=0.0)
+    if negative == 0:
+        # Clip would pass its own gradient at the bound: a second derivative of 3e38 where there is none.
+        if value.dtype == ir.DataType.FLOAT:
+            return op.HardSigmoid(value, alpha=_LARGE, beta=0.0)
+        return op.cast(op.binary("Greater", value, 0), value.dtype)
     large = _LARGE_HALF if value.dtype == ir.DataType.FLOAT16 else _LARGE
     return op.Clip(value * large, op.scalar(negative, value), op.scalar(1, value))
 

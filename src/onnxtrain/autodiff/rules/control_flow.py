@@ -1,0 +1,281 @@
+"""If, Loop and Scan, differentiated through their bodies.
+
+A branch of the gradient of If computes its branch again and carries the gradient back in it. Loop and Scan
+record the states before every step as further scan outputs of the forward node; a Scan over the steps in
+reverse order computes each step again and carries the gradients of the states back through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.autodiff.registry import Gradients, Node, describe, register_gradient
+from onnxtrain.errors import GradientError
+from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.clone import Values, clone_nodes
+from onnxtrain.graph.passes import remove_dead_nodes
+
+
+@register_gradient("If")
+def if_(node: Node, *dys: Value | None) -> Gradients:
+    """y = f(c) or g(c) of captured values c: dc = the gradient in the branch that was taken."""
+    wanted = [value for value in node.captured if node.wants(value)]
+    if not wanted:
+        return [None] * (1 + len(node.captured))
+    then_branch, else_branch = (_branch(node, name, dys, wanted) for name in ("then_branch", "else_branch"))
+    made = node.op.several("If", node.x, outputs=len(wanted), then_branch=then_branch, else_branch=else_branch)
+    found = iter(made)
+    return [None, *(next(found) if node.wants(value) else None for value in node.captured)]
+
+
+def _branch(node: Node, name: str, dys: Sequence[Value | None], wanted: Sequence[Value]) -> ir.Graph:
+    op = node.op.body([], name)
+    outputs = _copy(node.ir.attributes[name].as_graph(), op, {})
+    seeds = [(y, op.wrap(dy.ir)) for y, dy in zip(outputs, dys, strict=True) if dy is not None]
+    xs = [op.wrap(value.ir) for value in wanted]
+    for x, dx in zip(xs, node.pull_back(op, seeds, xs), strict=True):
+        op.output(op.zeros_like(x) if dx is None else dx)
+    remove_dead_nodes(op.graph)
+    return op.graph
+
+
+def _copy(graph: ir.Graph, op: Builder, values: Values) -> list[Value]:
+    """Copy the nodes of a body to another; ``values`` says what stands for its inputs. Returns its outputs."""
+    for initializer in graph.initializers.values():
+        tensor = initializer.const_value
+        assert tensor is not None
+        values[initializer] = op.constant(tensor.numpy()).ir
+    op.graph.extend(clone_nodes(graph, values, rename=lambda name: op.prefix + name))
+    outputs = [values.get(value, value) for value in graph.outputs]
+    return [op.wrap(value) for value in outputs if value is not None]
+
+
+@dataclass
+class _Slice:
+    """A tensor that a step takes a slice of, or puts one into: its axis and whether it runs backwards."""
+
+    inner: ir.Value
+    outer: Value
+    axis: int = 0
+    direction: int = 0
+
+
+@dataclass
+class _Steps:
+    """What Loop and Scan have in common.
+
+    Attributes:
+        graph: The body of one step.
+        states: Inputs of the body that carry over.
+        next_states: The outputs that become them.
+        dstates: The gradients that arrive at the final states; ``None`` for a state that is not floating.
+        taken: Inputs of the body that are slices of tensors.
+        given: Floating outputs of the body that are slices of tensors, with the gradients of those.
+        constants: Inputs of the body that are the same in every step.
+    """
+
+    graph: ir.Graph
+    states: list[ir.Value]
+    next_states: list[ir.Value]
+    dstates: list[Value | None]
+    taken: list[_Slice]
+    given: list[_Slice]
+    constants: Values = field(default_factory=dict)
+
+
+@dataclass
+class _Found:
+    """The gradients of the initial states, of the sliced tensors and of the captured values."""
+
+    states: list[Value | None]
+    taken: list[Value | None]
+    captured: list[Value | None]
+
+
+@register_gradient("Scan")
+def scan(node: Node, *dys: Value | None) -> Gradients:
+    """(s_t, y_t) = f(s_t-1, x_t, c): (ds_t-1, dx_t) = fᵀ(ds_t, dy_t) from the last step to the first; dc = sum."""
+    graph = node.ir.attributes["body"].as_graph()
+    slices = int(node.attribute("num_scan_inputs"))
+    count = len(node.inputs) - slices
+    axes, directions = _axes(node, "input", slices)
+    outer = [node.input_required(count + index) for index in range(slices)]
+    taken = [_Slice(*item) for item in zip(graph.inputs[count:], outer, axes, directions, strict=True)]
+    axes, directions = _axes(node, "output", len(graph.outputs) - count)
+    outputs = zip(graph.outputs[count:], dys[count:], axes, directions, strict=True)
+    given = [_Slice(inner, dy, axis, back) for inner, dy, axis, back in outputs if dy is not None]
+    for index, value in enumerate(graph.inputs):
+        _know_type(value, node.input_required(index).ir)
+    states, next_states = list(graph.inputs[:count]), list(graph.outputs[:count])
+    found = _reversed(node, _Steps(graph, states, next_states, list(dys[:count]), taken, given))
+    return [*found.states, *found.taken, *found.captured]
+
+
+def _know_type(inner: ir.Value, outer: ir.Value) -> None:
+    """The inputs of a body may be untyped: they have the types of what is handed in."""
+    if inner.dtype is None and outer.dtype is not None:
+        inner.dtype = outer.dtype
+
+
+def _axes(node: Node, kind: str, count: int) -> tuple[list[int], list[int]]:
+    axes = node.attribute(f"scan_{kind}_axes") or [0] * count
+    return axes, node.attribute(f"scan_{kind}_directions") or [0] * count
+
+
+@register_gradient("Loop")
+def loop(node: Node, *dys: Value | None) -> Gradients:
+    """(s_t, y_t) = f(t, s_t-1, c) while a condition holds: ds_t-1 = fᵀ(ds_t, dy_t) backwards; dc = sum.
+
+    Raises:
+        GradientError: A state is a sequence.
+    """
+    graph = node.ir.attributes["body"].as_graph()
+    states, next_states = list(graph.inputs[2:]), list(graph.outputs[1 : len(graph.inputs) - 1])
+    count = len(states)
+    for value in states:
+        if isinstance(value.type, (ir.SequenceType, ir.OptionalType)):
+            raise GradientError(
+                f"{describe(node.ir)}: its state {value.name!r} is a sequence; the gradient needs states that "
+                "are tensors of one shape in all steps; use a scan output to collect values."
+            )
+    for value, initial in zip(states, node.inputs[2:], strict=True):
+        if initial is not None:
+            _know_type(value, initial)
+    given = [_Slice(y, dy) for y, dy in zip(graph.outputs[1 + count :], dys[count:], strict=True) if dy is not None]
+    steps = _Steps(graph, states, next_states, list(dys[:count]), [], given)
+    iteration, condition = graph.inputs[:2]
+    iteration.dtype = ir.DataType.INT64
+    # The numbers of the steps are always recorded: they tell how many there were.
+    steps.taken.append(_Slice(iteration, _recorded(node, graph, iteration)))
+    steps.constants[condition] = node.op.constant(True, np.bool_).ir
+    found = _reversed(node, steps)
+    return [None, None, *found.states, *found.captured]
+
+
+def _recorded(node: Node, graph: ir.Graph, value: ir.Value) -> Value:
+    """The values that an input of the body has in all steps, as a further scan output of the forward node."""
+    prefix = node.op.unique_prefix()
+    identity = ir.Node("", "Identity", [value], num_outputs=1)
+    copy = identity.outputs[0]
+    copy.name, copy.type, copy.shape = f"{prefix}step", value.type, value.shape
+    graph.append(identity)
+    graph.outputs.append(copy)
+    node.ir.resize_outputs(len(node.ir.outputs) + 1)
+    stacked = node.ir.outputs[-1]
+    stacked.name = f"{prefix}steps"
+    if value.dtype is not None:
+        stacked.dtype = value.dtype
+    if value.shape is not None:
+        stacked.shape = ir.Shape([None, *value.shape])
+    for name in ("scan_output_axes", "scan_output_directions"):
+        given = node.ir.attributes.get(name)
+        if given is not None:
+            node.ir.attributes.add(ir.AttrInt64s(name, [*given.as_ints(), 0]))
+    return node.op.wrap(stacked)
+
+
+def _reversed(node: Node, steps: _Steps) -> _Found:
+    """Write the Scan that goes through the steps in reverse order."""
+    op = node.op.body([], "gradient")
+    values: Values = dict(steps.constants)
+    records = [_input(op, state, values) for state in steps.states]
+    slices = [_input(op, item.inner, values) for item in steps.taken]
+    outputs = dict(zip(steps.graph.outputs, _copy(steps.graph, op, values), strict=True))
+    carried = [
+        _input(op, state) if dy is not None else None for state, dy in zip(steps.states, steps.dstates, strict=True)
+    ]
+    arriving = [_input(op, item.inner) for item in steps.given]
+    pairs = zip(steps.next_states, carried, strict=True)
+    seeds = [(outputs[state], op.wrap(dy)) for state, dy in pairs if dy is not None]
+    seeds += [(outputs[item.inner], op.wrap(dy)) for item, dy in zip(steps.given, arriving, strict=True)]
+    wanted = [record for record, dy in zip(records, carried, strict=True) if dy is not None]
+    sliced = [inner for inner, item in zip(slices, steps.taken, strict=True) if node.wants(item.outer)]
+    captured = [value.ir for value in node.captured if node.wants(value)]
+    xs = [op.wrap(value) for value in (*wanted, *sliced, *captured)]
+    gradients = dict(zip((x.ir for x in xs), node.pull_back(op, seeds, xs), strict=True))
+    return _emit(node, steps, op, _Inner(records, slices, carried, arriving, gradients))
+
+
+@dataclass
+class _Inner:
+    """The values of the body that goes backwards, in the order of the states and tensors that they belong to."""
+
+    records: list[ir.Value]
+    slices: list[ir.Value]
+    carried: list[ir.Value | None]
+    arriving: list[ir.Value]
+    gradients: dict[ir.Value, Value | None]
+
+
+def _input(op: Builder, like: ir.Value, values: Values | None = None) -> ir.Value:
+    """A new value with the type and shape of another, to become an input of the body."""
+    made = ir.Value(name=f"{op.unique_prefix()}{like.name}", type=like.type, shape=like.shape)
+    if values is not None:
+        values[like] = made
+    return made
+
+
+def _emit(node: Node, steps: _Steps, op: Builder, inner: _Inner) -> _Found:
+    """Give the body its inputs and outputs, and emit the Scan with it."""
+    initial: list[Value] = []
+    results: list[Value] = []
+    inputs: list[ir.Value] = []
+    for record, carry, dy in zip(inner.records, inner.carried, steps.dstates, strict=True):
+        if carry is not None and dy is not None:
+            gradient = inner.gradients[record]
+            results.append(op.zeros_like(op.wrap(record)) if gradient is None else gradient)
+            inputs.append(carry)
+            initial.append(dy)
+    summed = [value for value in node.captured if inner.gradients.get(value.ir) is not None]
+    for value in summed:
+        total, gradient = _input(op, value.ir), inner.gradients[value.ir]
+        assert gradient is not None
+        results.append(op.wrap(total) + gradient)
+        inputs.append(total)
+        initial.append(node.op.zeros_like(node.op.wrap(value.ir)))
+    sent = [
+        (item, gradient)
+        for item, value in zip(steps.taken, inner.slices, strict=True)
+        if (gradient := inner.gradients.get(value)) is not None
+    ]
+    for result in [*results, *(gradient for _, gradient in sent)]:
+        op.output(result)
+    remove_dead_nodes(op.graph)
+    read = _read_slices(node, steps, inner)
+    op.graph.inputs.extend([*inputs, *(item.inner for item in read)])
+    made = node.op.several(
+        "Scan",
+        *initial,
+        *(item.outer for item in read),
+        outputs=len(results) + len(sent),
+        body=op.graph,
+        num_scan_inputs=len(read),
+        scan_input_axes=[item.axis for item in read],
+        scan_input_directions=[1 - item.direction for item in read],
+        scan_output_axes=[item.axis for item, _ in sent],
+        scan_output_directions=[1 - item.direction for item, _ in sent],
+    )
+    remaining = iter(made)
+    dstates = [None if carry is None else next(remaining) for carry in inner.carried]
+    sums = {value.ir: next(remaining) for value in summed}
+    slices = {id(item): next(remaining) for item, _ in sent}
+    return _Found(
+        dstates, [slices.get(id(item)) for item in steps.taken], [sums.get(value.ir) for value in node.captured]
+    )
+
+
+def _read_slices(node: Node, steps: _Steps, inner: _Inner) -> list[_Slice]:
+    """What the body that goes backwards reads in each step: records, slices, gradients that arrive."""
+    read = []
+    for state, record in zip(steps.states, inner.records, strict=True):
+        if record.uses() or record.is_graph_output():
+            read.append(_Slice(record, _recorded(node, steps.graph, state)))
+    for item, value in zip(steps.taken, inner.slices, strict=True):
+        read.append(_Slice(value, item.outer, item.axis, item.direction))
+    for item, value in zip(steps.given, inner.arriving, strict=True):
+        read.append(_Slice(value, item.outer, item.axis, item.direction))
+    return read

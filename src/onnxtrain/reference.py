@@ -1,0 +1,71 @@
+"""ONNX's reference evaluator, with what gradient graphs need and it lacks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.ops.op_loop import Loop as StackingLoop
+from onnx.reference.ops.op_scan import Scan as ForwardScan
+
+_PLACEMENT = ("scan_input_axes", "scan_input_directions", "scan_output_axes", "scan_output_directions")
+
+
+class Scan(ForwardScan):
+    """Scan along any axis in either direction; ONNX's own takes the first axis forward only."""
+
+    def __init__(self, onnx_node: onnx.NodeProto, run_params: dict[str, Any]) -> None:
+        plain = onnx.NodeProto()
+        plain.CopyFrom(onnx_node)
+        del plain.attribute[:]
+        plain.attribute.extend(a for a in onnx_node.attribute if a.name not in _PLACEMENT)
+        super().__init__(plain, run_params)  # type: ignore[no-untyped-call]
+        self._scanned: int = next(a.i for a in onnx_node.attribute if a.name == "num_scan_inputs")
+        given = {a.name: list(a.ints) for a in onnx_node.attribute if a.name in _PLACEMENT}
+        self._placement = [given.get(name) for name in _PLACEMENT]
+
+    def _run(self, *args: np.ndarray, **options: Any) -> tuple[np.ndarray, ...]:
+        axes_in, directions_in, axes_out, directions_out = self._placement
+        states = len(args) - self._scanned
+        inputs = list(args)
+        for index in range(self._scanned):
+            array = np.moveaxis(inputs[states + index], axes_in[index] if axes_in else 0, 0)
+            inputs[states + index] = array[::-1] if directions_in and directions_in[index] else array
+        outputs = list(super()._run(*inputs, **options))  # type: ignore[no-untyped-call]
+        for index in range(len(outputs) - states):
+            array = outputs[states + index]
+            array = array[::-1] if directions_out and directions_out[index] else array
+            outputs[states + index] = np.moveaxis(array, 0, axes_out[index] if axes_out else 0)
+        return tuple(outputs)
+
+
+class Loop(StackingLoop):
+    """Loop as specified: ONNX's own joins scan outputs along an existing axis and needs a condition."""
+
+    def _run(  # type: ignore[override]
+        self,
+        count: np.ndarray | None,
+        condition: np.ndarray | None,
+        *initial: np.ndarray,
+        context: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> tuple[np.ndarray, ...]:
+        states: list[Any] = list(initial)
+        names, going, number = self.body.input_names, condition is None or bool(condition), 0
+        collected: list[list[np.ndarray]] = [[] for _ in range(self.K)]
+        while going and (count is None or number < int(count)):
+            values = [np.asarray(number, dtype=np.int64), np.asarray(True), *states]
+            feeds = {**(context or {}), **dict(zip(names, values, strict=True))}
+            results = self._run_body(feeds, bindings=options.get("bindings"))  # type: ignore[no-untyped-call]
+            going, states = bool(results[0]), list(results[1 : 1 + self.N])
+            for parts, result in zip(collected, results[1 + self.N :], strict=True):
+                parts.append(result)
+            number += 1
+        return (*states, *(np.stack(parts) if parts else np.zeros((0,), np.float32) for parts in collected))
+
+
+def evaluator(model: onnx.ModelProto) -> ReferenceEvaluator:
+    """A reference evaluator of a model."""
+    return ReferenceEvaluator(model, new_ops=[Loop, Scan])

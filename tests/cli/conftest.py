@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from command_files import examples
+
+import onnxtrain
+from onnxtrain.cli import main
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command did."""
+
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """Runs a command in the test's own folder."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def call(*arguments: object) -> Result:
+        capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Result(code, captured.out, captured.err)
+
+    return call
+
+
+@pytest.fixture
+def success(run: Run) -> Run:
+    """Runs a command that has to work."""
+
+    def call(*arguments: object) -> Result:
+        result = run(*arguments)
+        assert result.code == 0, result.err
+        assert result.err == ""
+        return result
+
+    return call
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """A folder with ``model.onnx`` (4 features, 3 classes), ``train.npz`` and ``test.npz``."""
+    onnx.save(onnxtrain.examples.mlp((4, 8, 3)), tmp_path / "model.onnx")
+    np.savez(tmp_path / "train.npz", **examples())
+    np.savez(tmp_path / "test.npz", **examples(30, seed=1))
+    return tmp_path

@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import csv
+import json
+import re
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import numpy_helper
+
+import onnxtrain
+
+FIT = ("fit", "model.onnx", "--data", "train.npz", "--loss", "softmax_cross_entropy", "--learning-rate", "0.02")
+
+
+def weights(path) -> dict[str, np.ndarray]:
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer}
+
+
+def changed(files, name: str = "tuned.onnx") -> set[str]:
+    before, after = weights(files / "model.onnx"), weights(files / name)
+    return {name for name in before if not np.array_equal(before[name], after[name])}
+
+
+def column(files, name: str) -> list[float]:
+    with (files / "rows.csv").open() as file:
+        return [float(row[name]) for row in csv.DictReader(file)]
+
+
+def test_trains_and_changes_weights_only(files, success):
+    success(*FIT, "--epochs", "30", "--output", "tuned.onnx", "--history", "rows.csv")
+    losses = column(files, "loss")
+    assert len(losses) == 30
+    assert losses[-1] < 0.3 * losses[0]
+    before, after = onnx.load(files / "model.onnx"), onnx.load(files / "tuned.onnx")
+    assert changed(files) == {tensor.name for tensor in before.graph.initializer}
+    for model in (before, after):
+        for tensor in model.graph.initializer:
+            tensor.raw_data = b""
+    assert before.SerializeToString() == after.SerializeToString()
+
+
+def test_equals_the_trainer(files, success):
+    success(
+        *("fit", "model.onnx", "--data", "train.npz", "--loss", "softmax_cross_entropy", "-o", "tuned.onnx"),
+        *("--optimizer", "momentum", "--mode", "nesterov", "--alpha", "0.8", "--learning-rate", "0.1", "--seed", "7"),
+        *("--schedule", "warmup(3)+cosine", "--epochs", "3", "--batch-size", "16", "--clip-norm", "0.5"),
+    )
+    optimizer = onnxtrain.Momentum(learning_rate=0.1, alpha=0.8, mode="nesterov")
+    trainer = onnxtrain.Trainer(
+        files / "model.onnx", loss="softmax_cross_entropy", optimizer=optimizer, clip_norm=0.5, seed=7
+    )
+    trainer.fit(files / "train.npz", epochs=3, batch_size=16, schedule="warmup(3)+cosine")
+    for name, array in weights(files / "tuned.onnx").items():
+        np.testing.assert_array_equal(array, trainer.parameters[name])
+
+
+def test_the_same_seed_gives_the_same_bytes(files, success):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        success(*FIT, "--seed", seed, "--output", f"{name}.onnx")
+    first, second, other = ((files / f"{name}.onnx").read_bytes() for name in "abc")
+    assert first == second
+    assert first != other
+
+
+def test_no_shuffle(files, success):
+    for seed in (1, 2):
+        success(*FIT, "--seed", seed, "--no-shuffle", "--output", f"{seed}.onnx")
+    assert (files / "1.onnx").read_bytes() == (files / "2.onnx").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("flags", "trained"),
+    [
+        (["--train", "layer2.*"], {"layer2.weight", "layer2.bias"}),
+        (["--train", "layer1.weight", "--train", "layer2.bias"], {"layer1.weight", "layer2.bias"}),
+        (["--freeze", "*.bias"], {"layer1.weight", "layer2.weight"}),
+        (["--freeze", "layer1.*", "--freeze", "layer2.bias"], {"layer2.weight"}),
+    ],
+)
+def test_train_and_freeze(files, success, flags, trained):
+    success(*FIT, *flags, "--output", "tuned.onnx")
+    assert changed(files) == trained
+
+
+def test_default_output(files, success):
+    result = success(*FIT)
+    assert (files / "model-trained.onnx").is_file()
+    assert "model-trained.onnx" in result.out
+
+
+def test_over_the_model_itself(files, success):
+    success(*FIT, "--output", "model.onnx")
+    onnxruntime.InferenceSession(files / "model.onnx", providers=["CPUExecutionProvider"])
+
+
+def test_plain_lines_where_nobody_watches(files, success):
+    out = success(*FIT, "--validation", "test.npz", "--metrics", "accuracy", "--epochs", "10").out
+    assert "\x1b" not in out
+    assert out.startswith("model.onnx: trains 67 of 67 weights with Adam, learning rate 0.02\n")
+    lines = re.findall(
+        r"^epoch +(\d+)/10  loss [\d.e+-]+  validation loss [\d.e+-]+  validation accuracy [\d.]+  [\d,]+ examples/s$",
+        out,
+        re.MULTILINE,
+    )
+    assert [int(line) for line in lines] == list(range(1, 11))
+    assert re.search(r"^ validation accuracy +[\d.]+ +[\d.]+ +\d+ *$", out, re.MULTILINE)
+    assert re.search(r"^trained +20 steps, [\d.]+ s, [\d,]+ examples/s *$", out, re.MULTILINE)
+
+
+def test_a_bar_on_a_terminal(files, success, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr("onnxtrain.cli.progress._REFRESH", 0.0)
+    out = success(*FIT, "--epochs", "2").out
+    assert "━" in out
+    assert re.search(r"epoch 2/2 .*loss [\d.]+  [\d,]+ examples/s", out)
+    assert out.count("\x1b[?25l") == out.count("\x1b[?25h") == 1  # the cursor comes back
+
+
+def test_quiet(files, success):
+    out = success(*FIT, "--epochs", "2", "--quiet").out
+    assert "epoch 1/2" not in out
+    assert "2 epochs" not in out
+    assert "model-trained.onnx" in out
+
+
+def test_holds_a_fraction_out(files, success):
+    success(*FIT, "--validation", "0.2", "--epochs", "2", "--history", "rows.csv")
+    assert column(files, "step") == [2.0, 4.0]  # 48 of 60 examples in batches of 32
+    assert all(value > 0 for value in column(files, "validation_loss"))
+
+
+def test_history_as_json(files, success):
+    success(*FIT, "--epochs", "2", "--history", "rows.json")
+    rows = json.loads((files / "rows.json").read_text())
+    assert [row["epoch"] for row in rows] == [0, 1]
+    assert {"loss", "learning_rate", "step"} <= set(rows[0])
+
+
+def test_early_stopping_keeps_the_best(files, success):
+    noise = np.random.default_rng(0)
+    points = noise.normal(size=(30, 4)).astype(np.float32)
+    np.savez(files / "noise.npz", input=points, label=noise.integers(0, 3, 30))
+    out = success(
+        *FIT, "--epochs", "200", "--validation", "noise.npz", "--early-stopping", "3", "--history", "rows.csv",
+        "--output", "tuned.onnx",
+    ).out  # fmt: skip
+    assert "Stopped early: validation_loss has not improved for 3 epochs" in out
+    losses = column(files, "validation_loss")
+    assert len(losses) < 200
+    measured = json.loads(
+        success("evaluate", "tuned.onnx", "--data", "noise.npz", "--loss", "softmax_cross_entropy", "--json").out
+    )
+    assert measured["loss"] == pytest.approx(min(losses), rel=1e-5)
+
+
+def test_resume_equals_an_uninterrupted_training(files, success, run, monkeypatch):
+    from onnxtrain.training.trainer import Trainer
+
+    options = (*FIT, "--epochs", "4", "--validation", "test.npz", "--metrics", "accuracy")
+    success(*options, "--output", "whole.onnx")
+    step_batch, steps = Trainer._step_batch, []
+
+    def step(self, batch):
+        steps.append(batch)
+        if len(steps) == 6:
+            raise KeyboardInterrupt
+        return step_batch(self, batch)
+
+    monkeypatch.setattr(Trainer, "_step_batch", step)
+    kept = ("--checkpoint", "kept", "--checkpoint-every", "1", "--output", "parts.onnx")
+    assert run(*options, *kept).code == 130
+    assert not (files / "parts.onnx").exists()
+    success(*options, *kept, "--resume", "--quiet")  # what is shown does not matter to a checkpoint
+    assert (files / "parts.onnx").read_bytes() == (files / "whole.onnx").read_bytes()
+
+
+def test_resume_refuses_another_training(files, success, run):
+    success(*FIT, "--checkpoint", "kept")
+    result = run(*FIT, "--checkpoint", "kept", "--resume", "--epochs", "2", "--alpha", "0.5")
+    assert result.code == 2
+    assert "belongs to another training: attributes is" in result.err
+
+
+def test_hints_are_said_in_flags(files, success):
+    onnx.save(onnxtrain.examples.small_resnet(width=4), files / "resnet.onnx")
+    images = np.random.default_rng(0).normal(size=(8, 3, 8, 8)).astype(np.float32)
+    np.savez(files / "images.npz", image=images, label=np.arange(8))
+    resnet = ("fit", "resnet.onnx", "--data", "images.npz", "--loss", "softmax_cross_entropy", "--output", "tuned.onnx")
+    frozen = success(*resnet).out
+    assert "hint: " in frozen
+    assert "--batch-norm train trains with batch statistics" in frozen
+    trained = success(*resnet, "--batch-norm", "train").out
+    assert "hint: " not in trained
+    before, after = weights(files / "resnet.onnx"), weights(files / "tuned.onnx")
+    assert not np.array_equal(before["stem.norm.mean"], after["stem.norm.mean"])
+
+
+def test_accumulation_equals_the_large_batch(files, success):
+    success(*FIT, "--epochs", "3", "--batch-size", "20", "--output", "whole.onnx")
+    success(*FIT, "--epochs", "3", "--batch-size", "20", "--accumulate", "4", "--output", "parts.onnx")
+    whole, parts = weights(files / "whole.onnx"), weights(files / "parts.onnx")
+    for name, array in whole.items():
+        np.testing.assert_allclose(parts[name], array, rtol=2e-4, atol=1e-6)
+
+
+def test_threads_are_passed_on(files, success, monkeypatch):
+    seen = []
+    build = onnxtrain.RuntimeOptions.session_options
+
+    def spy(self, **options):
+        seen.append(self.threads)
+        return build(self, **options)
+
+    monkeypatch.setattr(onnxtrain.RuntimeOptions, "session_options", spy)
+    success(*FIT, "--threads", "1")
+    assert set(seen) == {1}

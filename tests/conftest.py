@@ -1,0 +1,6 @@
+"""What all tests share. ``tests`` is on the import path: ``from zoo import ...`` works in every folder."""
+
+import os
+
+# Tests run in parallel processes; a thread pool in each would only get in the others' way.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
