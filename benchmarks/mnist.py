@@ -21,6 +21,7 @@ import onnxruntime
 import onnxtrain
 from harness import ForeignLoad, load_line, machine_line, table, write_report
 from idx import read_digits
+from onnxtrain.training.callbacks import Callback, TrainingState
 
 GOAL = 0.99
 
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if reached else 1
 
 
-class Progress(onnxtrain.training.callbacks.Callback):
+class Progress(Callback):
     """Prints the test accuracy after every epoch, and keeps it with the time the epoch took."""
 
     def __init__(self, seed: int) -> None:
@@ -69,10 +70,10 @@ class Progress(onnxtrain.training.callbacks.Callback):
         self.accuracies: list[float] = []
         self.seconds: list[float] = []
 
-    def on_epoch_begin(self, state: onnxtrain.training.callbacks.TrainingState) -> None:
+    def on_epoch_begin(self, state: TrainingState) -> None:
         self._begin = time.perf_counter()
 
-    def on_epoch_end(self, state: onnxtrain.training.callbacks.TrainingState) -> None:
+    def on_epoch_end(self, state: TrainingState) -> None:
         self.seconds.append(time.perf_counter() - self._begin)
         self.accuracies.append(state.metrics["validation_accuracy"])
         print(

@@ -49,7 +49,8 @@ struct Arity {
   std::size_t inputs, outputs;
 };
 
-// Runs `kernel` on elements [begin, end) of a variable; gathers a broadcast gradient and gives unwanted results a place.
+// Runs `kernel` on elements [begin, end) of a variable; gathers a broadcast gradient, and gives unwanted results a
+// place.
 void run_kernel(ElementwiseKernel kernel, const void* scalars, Arity arity, const Variable& variable,
                 std::size_t begin, std::size_t end);
 

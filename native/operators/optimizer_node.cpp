@@ -19,8 +19,12 @@ std::string type_name(int type) {
       return "double";
     case ort::kTypeInt64:
       return "int64";
+    case ort::kTypeFloat16:
+      return "float16";
+    case ort::kTypeBfloat16:
+      return "bfloat16";
     default:
-      return "element type " + std::to_string(type);
+      return "number " + std::to_string(type) + " of ONNX's TensorProto";
   }
 }
 

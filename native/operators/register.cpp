@@ -202,5 +202,5 @@ extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(O
   const OrtApi* first = base->GetApi(1);
   if (first == nullptr) return nullptr;
   return onnxtrain::ort::CreateStatus::call(first, onnxtrain::ort::kStatusFail,
-                                            "onnxtrain's operators need ONNX Runtime 1.17 or newer: upgrade onnxruntime.");
+                                            "onnxtrain's operators need ONNX Runtime 1.17 or newer: upgrade it.");
 }

@@ -47,7 +47,8 @@ double Attributes::number(const char* name, std::optional<double> otherwise) con
     throw std::invalid_argument(std::string("attribute '") + name + "' must be a float, and is of another type.");
   }
   if (!otherwise) {
-    throw std::invalid_argument(std::string("attribute '") + name + "' is missing: it is required and must be a float.");
+    throw std::invalid_argument(std::string("attribute '") + name +
+                                "' is missing: it is required and must be a float.");
   }
   return *otherwise;
 }
@@ -60,7 +61,8 @@ std::string Attributes::text(const char* name, std::optional<std::string> otherw
     throw std::invalid_argument(std::string("attribute '") + name + "' must be a string, and is of another type.");
   }
   if (!otherwise) {
-    throw std::invalid_argument(std::string("attribute '") + name + "' is missing: it is required and must be a string.");
+    throw std::invalid_argument(std::string("attribute '") + name +
+                                "' is missing: it is required and must be a string.");
   }
   return *otherwise;
 }
@@ -87,7 +89,8 @@ void Call::input(std::size_t index, Tensor& tensor) const {
   const OrtValue* value = nullptr;
   require(api_, ort::KernelContext_GetInput::call(api_, context_, index, &value));
   if (value == nullptr) {
-    throw std::invalid_argument("input " + std::to_string(index) + " is missing: no input of this operator is optional.");
+    throw std::invalid_argument("input " + std::to_string(index) +
+                                " is missing: no input of this operator is optional.");
   }
   OrtTensorTypeAndShapeInfo* info = nullptr;
   require(api_, ort::GetTensorTypeAndShape::call(api_, value, &info));

@@ -52,13 +52,14 @@ class Loop(StackingLoop):
         context: dict[str, Any] | None = None,
         **options: Any,
     ) -> tuple[np.ndarray, ...]:
-        states: list[Any] = list(initial)
-        names, going, number = self.body.input_names, condition is None or bool(condition), 0
+        loop: Any = self
+        body, states = loop.body, list[Any](initial)
+        names, going, number = body.input_names, condition is None or bool(condition), 0
         collected: list[list[np.ndarray]] = [[] for _ in range(self.K)]
         while going and (count is None or number < int(count)):
             values = [np.asarray(number, dtype=np.int64), np.asarray(True), *states]
             feeds = {**(context or {}), **dict(zip(names, values, strict=True))}
-            results = self._run_body(feeds, bindings=options.get("bindings"))  # type: ignore[no-untyped-call]
+            results = loop._run_body(feeds, bindings=options.get("bindings"))
             going, states = bool(results[0]), list(results[1 : 1 + self.N])
             for parts, result in zip(collected, results[1 + self.N :], strict=True):
                 parts.append(result)

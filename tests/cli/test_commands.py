@@ -179,7 +179,11 @@ def test_an_exported_step_graph_trains_like_fit(files, success):
     names = [output.name for output in session.get_outputs()]
     for start in range(0, 60, 20):
         rows = slice(start, start + 20)
-        feeds = {"input": data["input"][rows], "target": data["label"][rows], "learning_rate": np.float32(0.1)}
+        feeds = {
+            "input": data["input"][rows],
+            "target": data["label"][rows],
+            "learning_rate": np.array(0.1, np.float32),
+        }
         results = dict(zip(names, session.run(None, {**feeds, **states}), strict=True))
         states = {name: results[f"{name}_new"] for name in states}
     success(

@@ -32,7 +32,7 @@ def libraries(tmp_path_factory):
 def instruction_set(request, libraries, monkeypatch):
     """Runs the test once per instruction set; `onnxtrain.kernels` then uses it."""
     if request.param not in libraries:
-        pytest.skip(f"neither compiler nor processor may lack {request.param}")
+        pytest.skip(f"this build or this processor lacks {request.param}")
     library = libraries[request.param][1]
     assert library.onnxtrain_instruction_set().decode() == request.param
     monkeypatch.setattr(native, "_loaded", lambda: (library, ""))

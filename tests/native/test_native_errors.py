@@ -115,7 +115,7 @@ def test_attributes_are_checked_when_the_model_is_loaded(name, attributes, sente
     [
         (np.ones(2, np.float32), T, r"Adam: R, the learning rate, has shape \[2\], and must have exactly one element"),
         (np.ones(0, np.float32), T, r"R, the learning rate, has shape \[0\]"),
-        (np.float16(1), T, "Adam: R, the learning rate, has type element type 10, and must be float or double"),
+        (np.float16(1), T, "Adam: R, the learning rate, has type float16, and must be float or double"),
         (R, np.ones((1, 2), np.int64), r"Adam: T, the update count, has shape \[1, 2\], and must have exactly one"),
     ],
 )
@@ -137,6 +137,7 @@ def test_an_update_count_that_is_no_int64():
             "Adam: H of variable 1 of 1 has type double and X has type float: .* one type",
         ),
         ([[ONES] * 4, [ONES.astype(np.float64), ONES, ONES, ONES]], "G of variable 2 of 2 has type float and X has"),
+        ([[ONES.astype(bool)] * 4], "Adam: X of variable 1 of 1 has type number 9 of ONNX's TensorProto, and must be"),
         ([[ONES.astype(np.int64)] * 4], "Adam: X of variable 1 of 1 has type int64, and must be float or double"),
         (
             [[ONES[:1], ONES, ONES[:1], ONES[:1]]],

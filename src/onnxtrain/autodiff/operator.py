@@ -1,7 +1,7 @@
 """The Gradient operator of ``ai.onnx.preview.training`` as a node, and as a function over models.
 
 What the specification leaves open is decided so: a y that is not scalar is seeded with ones; an x that y does
-not depend on gets zeros; names are resolved in the graph the node stands in.
+not depend on gets zeros; names are resolved in the main graph, where the node has to stand.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.engine import Engine, Request
 from onnxtrain.errors import GradientError
-from onnxtrain.graph.clone import Values, clone_nodes
+from onnxtrain.graph.clone import Values, captured_values, clone_nodes
 from onnxtrain.graph.passes import clean
 from onnxtrain.graph.replace import replace_value
 from onnxtrain.graph.shapes import infer_shapes
@@ -27,7 +27,8 @@ def lower_gradients(model: ir.Model) -> ir.Model:
     Raises:
         GradientError: A name does not exist, an x determines another, operators have no rule.
     """
-    nodes = [node for node in model.graph if node.domain == TRAINING_DOMAIN and node.op_type == "Gradient"]
+    nodes = [node for node in model.graph if _is_gradient(node)]
+    _check_nested(model)
     for index, node in enumerate(nodes):
         infer_shapes(model)
         _lower(model, node, index)
@@ -36,6 +37,21 @@ def lower_gradients(model: ir.Model) -> ir.Model:
         clean(model)
         infer_shapes(model)
     return model
+
+
+def _is_gradient(node: ir.Node) -> bool:
+    return node.domain == TRAINING_DOMAIN and node.op_type == "Gradient"
+
+
+def _check_nested(model: ir.Model) -> None:
+    """Names are those of the main graph: they mean nothing inside a function or a subgraph."""
+    nested = [node for graph in model.graph.subgraphs() for node in graph if _is_gradient(node)]
+    nested += [node for function in model.functions.values() for node in function.all_nodes() if _is_gradient(node)]
+    if nested:
+        raise GradientError(
+            f"The Gradient node {nested[0].name!r} stands in a subgraph or a function, where the tensors of the main "
+            "graph cannot be named; move it to the main graph."
+        )
 
 
 def _lower(model: ir.Model, node: ir.Node, index: int) -> None:
@@ -63,7 +79,9 @@ def _lower(model: ir.Model, node: ir.Node, index: int) -> None:
     _check_independent(label, graph, xs, zs)
     given = [values[n] if value is None else value for n, value in zip(names, node.inputs, strict=True)]
     if any(a is not b for a, b in zip(given, (*xs, *zs), strict=True)):
-        y, xs, zs = _substitute(graph, node, y, (*xs, *zs), given, len(xs), index)
+        y, xs, zs = _substitute(graph, y, (*xs, *zs), given, len(xs), index)
+        graph.sort()
+        infer_shapes(model)
     wanted = [x for x, output in zip(xs, node.outputs, strict=False) if output.name]
     engine = Engine(graph, graph.opset_imports, model.functions)
     gradients = engine.gradients(Request(y, wanted, fixed=zs))
@@ -109,7 +127,6 @@ def _check_independent(label: str, graph: ir.Graph, xs: Sequence[ir.Value], zs: 
 
 def _substitute(
     graph: ir.Graph,
-    node: ir.Node,
     y: ir.Value,
     names: Sequence[ir.Value],
     given: Sequence[ir.Value],
@@ -117,33 +134,43 @@ def _substitute(
     index: int,
 ) -> tuple[ir.Value, list[ir.Value], list[ir.Value]]:
     """Compute y again on the node's inputs: a copy of the nodes between the named tensors and y."""
-    op = Engine(graph, graph.opset_imports).op
     # Identities make the substitutes values of their own: one tensor may be given for two names.
-    own = [op.wrap(value) for value in given]
     fresh: list[ir.Value] = []
-    for value in own:
-        identity = ir.Node("", "Identity", [value.ir], num_outputs=1)
-        graph.insert_before(node, identity)
-        identity.outputs[0].type, identity.outputs[0].shape = value.ir.type, value.ir.shape
+    for value in given:
+        identity = ir.Node("", "Identity", [value], num_outputs=1)
+        graph.append(identity)
+        identity.outputs[0].type, identity.outputs[0].shape = value.type, value.shape
         fresh.append(identity.outputs[0])
     mapping: Values = dict(zip(names, fresh, strict=True))
+    determines_y = _ancestors(y)
     affected: set[ir.Value] = set(names)
     copied = []
     for other in graph:
-        if other is node:
-            break
-        if all(output in affected for output in other.outputs if output in names) and any(
-            value in affected for value in other.inputs
-        ):
-            if any(output in mapping for output in other.outputs):
-                continue
+        if other not in determines_y or any(output in mapping for output in other.outputs):
+            continue
+        if any(value in affected for value in (*other.inputs, *captured_values(other))):
             copied.append(other)
             affected.update(other.outputs)
     new = clone_nodes(copied, mapping, rename=lambda name: f"gradient_{index}/{name}")
-    graph.insert_before(node, new)
+    for copy in new:
+        for output in copy.outputs:
+            output.shape = None  # the substitutes may have other shapes
+    graph.extend(new)
     result = mapping.get(y, y)
     assert result is not None
     return result, fresh[:count], fresh[count:]
+
+
+def _ancestors(y: ir.Value) -> set[ir.Node]:
+    """The nodes that y is computed by; where they stand in the graph does not tell, y being named, not read."""
+    found: set[ir.Node] = set()
+    pending = [y]
+    while pending:
+        node = pending.pop().producer()
+        if node is not None and node not in found:
+            found.add(node)
+            pending.extend(value for value in (*node.inputs, *captured_values(node)) if value is not None)
+    return found
 
 
 def gradient_model(model: ir.Model, y: ir.Value, xs: Sequence[ir.Value]) -> ir.Model:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -77,10 +77,6 @@ def command(
     loss: Annotated[
         str | None, Parameter(group=LOSS, metavar="NAME", help=f"{flags.LOSS_HELP} A training model has its own.")
     ] = None,
-    targets: Annotated[
-        Literal["indices", "values"] | None,
-        Parameter(group=LOSS, help="Class indices or values, where the loss takes both.  [default: indices]"),
-    ] = None,
     accumulate: Annotated[
         bool,
         SWITCH,
@@ -109,7 +105,7 @@ def command(
     elif loss is None:
         raise OptionError(f"{str(model)!r} is no training model yet; give it a --loss.")
     else:
-        arguments = training.arguments() | {"accumulate": accumulate, "targets": targets}
+        arguments = training.arguments() | {"accumulate": accumulate}
         proto = onnxtrain.training_model(model, loss=loss, optimizer=settings.build(), **arguments)
     rows: dict[str, str] = {}
     step = None

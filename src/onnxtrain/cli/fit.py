@@ -26,7 +26,7 @@ Examples
     onnxtrain fit model.onnx --data train.npz --loss softmax_cross_entropy \\
         --epochs 10 --output tuned.onnx
 
-  Only the last layer, a tenth of the data held out; stop when it gets no better:
+  Only the last layer; a tenth of the data is held out and says when to stop:
     onnxtrain fit model.onnx --data train.npz --loss softmax_cross_entropy \\
         --train 'classifier.*' --validation 0.1 --metrics accuracy \\
         --epochs 50 --early-stopping 5

@@ -72,6 +72,12 @@ class Training:
     """What is trained, and how layers behave meanwhile: arguments of :class:`onnxtrain.Trainer`."""
 
     prediction: Prediction = None
+    targets: Annotated[
+        Literal["indices", "values"] | None,
+        Parameter(
+            group=LOSS, help="Targets are class indices or values, where the loss takes both.  [default: as the data]"
+        ),
+    ] = None
     train: Annotated[
         list[str] | None, _PATTERNS, Parameter(help="Train only what matches, such as 'classifier.*'. May be repeated.")
     ] = None

@@ -22,7 +22,7 @@ Examples
 
     onnxtrain inspect model.onnx
     onnxtrain inspect model.onnx --train 'classifier.*'
-    onnxtrain inspect model.onnx --json | jq '.initializers[] | select(.trainable) | .name'
+    onnxtrain inspect model.onnx --json
 """
 
 _GRADIENTS = {

@@ -129,14 +129,14 @@ class Progress(Callback):
 
     def curve(self, rows: list[dict[str, float]], path: Path, *, title: str) -> None:
         """Write the training curve, or print it where matplotlib is missing."""
-        from onnxtrain.training import report
+        from onnxtrain.training.report import MISSING, matplotlib_available, save_curve, text_curve
 
-        if report.matplotlib_available():
-            report.save_curve(rows, path, title=title)
+        if matplotlib_available():
+            save_curve(rows, path, title=title)
             self.written("curve", path)
         else:
-            self._console.print(report.MISSING)
-            self._console.print(report.text_curve(rows))
+            self._console.print(MISSING)
+            self._console.print(text_curve(rows))
 
     def summary(self, rows: list[dict[str, float]]) -> None:
         """The final table: last and best values, the time, the files."""

@@ -47,4 +47,4 @@ def _argument_names() -> set[str]:
     from onnxtrain.training.fitting import fit
     from onnxtrain.training.trainer import Trainer
 
-    return {*inspect.signature(Trainer).parameters, *inspect.signature(fit).parameters, "targets"}
+    return {*inspect.signature(Trainer).parameters, *inspect.signature(fit).parameters, "targets", "entry"}

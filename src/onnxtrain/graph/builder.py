@@ -11,11 +11,13 @@ import onnx_ir as ir
 from onnxtrain.graph.inference import infer_outputs
 from onnxtrain.graph.value import Dimension, Operand, Value
 
-# A second call of one of these must draw again, or write another body: it may not be shared.
-NEVER_SHARED = frozenset(
+RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
-    | {"Dropout", "If", "Loop", "Scan", "Identity"}  # an Identity is there to give a value a second name
 )
+
+# A second call of one of these must draw again, or write another body: it may not be shared.
+# An Identity is there to give a value a second name.
+NEVER_SHARED = RANDOM | {"Dropout", "If", "Loop", "Scan", "Identity"}
 
 
 class Builder:

@@ -371,7 +371,8 @@ def by_input_name(specs: Sequence[TensorSpec], inputs: Any) -> dict[str, Any]:
         if missing:
             raise DataError(f"The inputs {missing} are missing; got {', '.join(map(str, inputs)) or 'none'}.")
         return dict(inputs)
-    arrays = list(inputs) if isinstance(inputs, (tuple, list)) and len(specs) > 1 else [inputs]
+    positional = isinstance(inputs, tuple) or (isinstance(inputs, list) and len(specs) > 1)
+    arrays = list(inputs) if positional else [inputs]
     if len(arrays) != len(specs):
         names = ", ".join(spec.name for spec in specs)
         raise DataError(f"The model has {len(specs)} inputs ({names}), but {len(arrays)} arrays were given.")

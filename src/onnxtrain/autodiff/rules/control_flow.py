@@ -16,6 +16,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff.registry import Gradients, Node, describe, register_gradient
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.builder import RANDOM
 from onnxtrain.graph.clone import Values, clone_nodes
 from onnxtrain.graph.passes import remove_dead_nodes
 
@@ -44,7 +45,17 @@ def _branch(node: Node, name: str, dys: Sequence[Value | None], wanted: Sequence
 
 
 def _copy(graph: ir.Graph, op: Builder, values: Values) -> list[Value]:
-    """Copy the nodes of a body to another; ``values`` says what stands for its inputs. Returns its outputs."""
+    """Copy the nodes of a body to another; ``values`` says what stands for its inputs. Returns its outputs.
+
+    Raises:
+        GradientError: A node draws random numbers: the copy would draw others.
+    """
+    for inner in graph:
+        if draws(inner):
+            raise GradientError(
+                f"{describe(inner)} draws random numbers in the body of an operator, which the gradient computes "
+                "again and would draw differently; draw outside of the body and hand the numbers in."
+            )
     for initializer in graph.initializers.values():
         tensor = initializer.const_value
         assert tensor is not None
@@ -52,6 +63,15 @@ def _copy(graph: ir.Graph, op: Builder, values: Values) -> list[Value]:
     op.graph.extend(clone_nodes(graph, values, rename=lambda name: op.prefix + name))
     outputs = [values.get(value, value) for value in graph.outputs]
     return [op.wrap(value) for value in outputs if value is not None]
+
+
+def draws(node: ir.Node) -> bool:
+    """Whether a node gives other values each time that it runs."""
+    if node.op_type == "Dropout" and not node.domain:
+        training = node.inputs[2] if len(node.inputs) > 2 else None
+        known = None if training is None else ir.convenience.get_const_tensor(training)
+        return training is not None and (known is None or bool(known.numpy()))
+    return node.op_type in RANDOM and not node.domain
 
 
 @dataclass
@@ -142,7 +162,7 @@ def loop(node: Node, *dys: Value | None) -> Gradients:
                 f"{describe(node.ir)}: its state {value.name!r} is a sequence; the gradient needs states that "
                 "are tensors of one shape in all steps; use a scan output to collect values."
             )
-    for value, initial in zip(states, node.inputs[2:], strict=True):
+    for value, initial in zip(states, node.ir.inputs[2:], strict=True):
         if initial is not None:
             _know_type(value, initial)
     given = [_Slice(y, dy) for y, dy in zip(graph.outputs[1 + count :], dys[count:], strict=True) if dy is not None]
@@ -226,12 +246,14 @@ def _emit(node: Node, steps: _Steps, op: Builder, inner: _Inner) -> _Found:
     inputs: list[ir.Value] = []
     for record, carry, dy in zip(inner.records, inner.carried, steps.dstates, strict=True):
         if carry is not None and dy is not None:
+            node.rank(op.wrap(record))  # ONNX Runtime needs the ranks of what a Scan gives
             gradient = inner.gradients[record]
             results.append(op.zeros_like(op.wrap(record)) if gradient is None else gradient)
             inputs.append(carry)
             initial.append(dy)
     summed = [value for value in node.captured if inner.gradients.get(value.ir) is not None]
     for value in summed:
+        node.rank(value)
         total, gradient = _input(op, value.ir), inner.gradients[value.ir]
         assert gradient is not None
         results.append(op.wrap(total) + gradient)

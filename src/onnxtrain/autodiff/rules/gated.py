@@ -1,0 +1,201 @@
+"""LSTM and GRU: the steps of the gated cells."""
+
+from __future__ import annotations
+
+from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
+from onnxtrain.autodiff.rules.recurrent import (
+    Direction,
+    Found,
+    certain,
+    chosen,
+    clipped,
+    differentiate,
+    outer_sum,
+    scan,
+    split,
+    sum_over_steps,
+)
+from onnxtrain.graph import Builder, Value
+
+
+@register_gradient("LSTM")
+def lstm(node: Node, *dys: Value | None) -> Gradients:
+    """c_t = f c_t-1 + i g, h_t = o tanh(c_t) with gates of a_t = W X_t + R h_t-1 + P c + b.
+
+    da_t comes from (dY_t + dh_t, dc_t) through the step's own rules; dh_t-1 = Rᵀ da_t, dW = sum da_t X_tᵀ,
+    dR = sum da_t h_t-1ᵀ.
+    """
+    return differentiate(node, dys, ["Sigmoid", "Tanh", "Tanh"], _lstm)
+
+
+def _lstm_step(one: Direction, a: Value, before: Value) -> tuple[Value, Value]:
+    """(h, c) after a step, from the inputs of the gates [b, 4 h] and the cell before it [b, h]."""
+    node, op = one.node, a.op
+    gate, candidate, output = one.functions
+    i, o, f, g = split(a, 4)
+    peepholes = None
+    if one.peepholes is not None:
+        peepholes = split(op.wrap(one.peepholes.ir), 3)
+        i, f = i + peepholes[0] * before, f + peepholes[2] * before
+    i = gate(clipped(node, i))
+    f = 1 - i if node.attribute("input_forget", 0) else gate(clipped(node, f))
+    c = f * before + i * candidate(clipped(node, g))
+    if peepholes is not None:
+        o = o + peepholes[1] * c
+    return gate(clipped(node, o)) * output(c), c
+
+
+def _lstm(one: Direction) -> Found:
+    node, op = one.node, one.node.op
+
+    def forward(body: Builder, states: list[Value], items: list[Value]) -> tuple[list[Value], list[Value]]:
+        _, c = _lstm_step(one, items[0], states[0])
+        return [c.with_shape(states[0].shape)], [c]
+
+    def backward(body: Builder, states: list[Value], items: list[Value]) -> tuple[list[Value], list[Value]]:
+        (dh, dc), (a, before, dy, *mask) = states, items
+        h, c = _lstm_step(one, a, before)
+        da, dbefore = certain(node.pull_back(body, [(h, dh + dy), (c, dc)], [a, before]))
+        da = chosen(mask, da, body.zeros_like(da))
+        dh_before = (da @ body.wrap(one.recurrence.ir)).with_shape(dh.shape)
+        return [chosen(mask, dh_before, dh), chosen(mask, dbefore, dc)], [da]
+
+    shape = one.hidden.shape
+    assert shape is not None
+    size = shape[2]
+    gates = one.gates().with_shape((*shape[:2], 4 * size if isinstance(size, int) else None))
+    _, cells = scan(op, [one.cell], [gates], forward, reverse=False)
+    cells.with_shape(shape)
+    earlier = _before(cells, one.cell)
+    sequences = [gates, earlier, one.dhidden, *one.masks()]
+    dh, dc, da = scan(op, list(one.dlast), sequences, backward, reverse=True)
+    da.with_shape(gates.shape)
+    dbias = sum_over_steps(da)
+    peepholes = None
+    if one.peepholes is not None:
+        di, do, df, _ = split(da, 4)
+        parts = [sum_over_steps(part) for part in (di * earlier, do * cells, df * earlier)]
+        peepholes = op.Concat(*parts, axis=0)
+    return Found(
+        da @ one.weight,
+        outer_sum(da, one.x),
+        outer_sum(da, one.before),
+        op.Concat(dbias, dbias, axis=0),
+        [dh, dc],
+        peepholes,
+    )
+
+
+def _before(values: Value, initial: Value) -> Value:
+    op = values.op
+    earlier = op.Slice(values, op.ints(0), op.ints(-1), op.ints(0))
+    return op.Concat(op.Unsqueeze(initial, op.ints(0)), earlier, axis=0).with_shape(values.shape)
+
+
+@register_gradient("GRU")
+def gru(node: Node, *dys: Value | None) -> Gradients:
+    """h_t = (1 - z) n + z h_t-1 with z, r of W X_t + R h_t-1 + b and n of W X_t + R (r h_t-1) + b.
+
+    With linear_before_reset the candidate n is of W X_t + r (R h_t-1 + Rb) + Wb. The gradients of the gates'
+    inputs go back to h_t-1 and the weights as in an LSTM.
+    """
+    after = node.attribute("linear_before_reset", 0) == 1
+    return differentiate(node, dys, ["Sigmoid", "Tanh"], _gru_reset_after if after else _gru_reset_before)
+
+
+def _parts(one: Direction) -> tuple[Value, Value, tuple[Value, Value], tuple[Value, Value]]:
+    """The inputs of the gates z and r [t, b, 2 h], X Wᵀ + Wb of the candidate [t, b, h], and R and Rb split so."""
+    op, hidden = one.node.op, one.hidden.shape
+    assert hidden is not None
+    size = hidden[2]
+    assert isinstance(size, int)
+    w_gates, w_candidate = _two_and_one(one.weight, size)
+    r_gates, r_candidate = _two_and_one(one.recurrence, size)
+    gates = one.x @ op.Transpose(w_gates, perm=[1, 0]) + one.before @ op.Transpose(r_gates, perm=[1, 0])
+    candidate = one.x @ op.Transpose(w_candidate, perm=[1, 0])
+    if one.biases is None:
+        zeros = op.constant([0] * 3 * size, one.x.dtype)
+        biases = _two_and_one(zeros, size), _two_and_one(zeros, size)
+    else:
+        biases = _two_and_one(one.biases[0], size), _two_and_one(one.biases[1], size)
+        gates = gates + (biases[0][0] + biases[1][0])
+        candidate = candidate + biases[0][1]
+    gates.with_shape((*hidden[:2], 2 * size))
+    return gates, candidate.with_shape(hidden), (r_gates, r_candidate), biases[1]
+
+
+def _two_and_one(value: Value, size: int) -> tuple[Value, Value]:
+    """The part of both gates and that of the candidate."""
+    first, second = value.op.several("Split", value, value.op.ints(2 * size, size), outputs=2, axis=0)
+    return first, second
+
+
+def _gru_reset_before(one: Direction) -> Found:
+    """The candidate's product is with r h, which is known for all steps."""
+    node, op = one.node, one.node.op
+    gates, candidate, (r_gates, r_candidate), (_, bias) = _parts(one)
+    reset = one.functions[0](clipped(node, split(gates, 2)[1])) * one.before
+    reset.with_shape(one.hidden.shape)
+    candidate = candidate + (reset @ op.Transpose(r_candidate, perm=[1, 0]) + bias)
+    candidate.with_shape(one.hidden.shape)
+
+    def step(body: Builder, states: list[Value], items: list[Value]) -> tuple[list[Value], list[Value]]:
+        (dh,), (zr, n, before, dy, *mask) = states, items
+        h, kept = _gru_step(one, zr, n, before)
+        dzr, dn, dbefore = node.pull_back(body, [(h, dh + dy)], [zr, n, before])
+        (dn,) = certain([dn])
+        dkept = (dn @ body.wrap(r_candidate.ir)).with_shape(dh.shape)
+        dreset, dbefore_reset = certain(node.pull_back(body, [(kept, dkept)], [zr, before]))
+        dzr, dbefore = certain([dzr, dbefore])
+        dzr = dzr + dreset
+        back = dbefore + dbefore_reset + dzr @ body.wrap(r_gates.ir)
+        zero = body.zeros_like(dh)
+        return [chosen(mask, back.with_shape(dh.shape), dh)], [
+            chosen(mask, dzr, body.Concat(zero, zero, axis=1)),
+            chosen(mask, dn, zero),
+        ]
+
+    sequences = [gates, candidate, one.before, one.dhidden, *one.masks()]
+    dinitial, dgates, dcandidate = scan(op, [one.dlast[0]], sequences, step, reverse=True)
+    da = op.Concat(dgates, dcandidate, axis=2)
+    dbias = sum_over_steps(da)
+    drecurrence = op.Concat(outer_sum(dgates, one.before), outer_sum(dcandidate, reset), axis=0)
+    return Found(da @ one.weight, outer_sum(da, one.x), drecurrence, op.Concat(dbias, dbias, axis=0), [dinitial])
+
+
+def _gru_step(one: Direction, zr: Value, n: Value, before: Value) -> tuple[Value, Value]:
+    """h after a step and r h_t-1, from the inputs of the gates [b, 2 h] and of the candidate [b, h]."""
+    gate, function = one.functions
+    z, r = (gate(clipped(one.node, part)) for part in split(zr, 2))
+    candidate = function(clipped(one.node, n))
+    return candidate + z * (before - candidate), r * before
+
+
+def _gru_reset_after(one: Direction) -> Found:
+    """The gate r scales R h + Rb, which is known for all steps."""
+    node, op = one.node, one.node.op
+    gates, candidate, (r_gates, r_candidate), (_, bias) = _parts(one)
+    linear = one.before @ op.Transpose(r_candidate, perm=[1, 0]) + bias
+    linear.with_shape(one.hidden.shape)
+
+    def step(body: Builder, states: list[Value], items: list[Value]) -> tuple[list[Value], list[Value]]:
+        (dh,), (zr, n, q, before, dy, *mask) = states, items
+        gate, function = one.functions
+        z, r = (gate(clipped(node, part)) for part in split(zr, 2))
+        new = function(clipped(node, n + r * q))
+        h = new + z * (before - new)
+        dzr, dn, dq, dbefore = certain(node.pull_back(body, [(h, dh + dy)], [zr, n, q, before]))
+        back = dbefore + dzr @ body.wrap(r_gates.ir) + dq @ body.wrap(r_candidate.ir)
+        zero = body.zeros_like(dh)
+        return [chosen(mask, back.with_shape(dh.shape), dh)], [
+            chosen(mask, dzr, body.Concat(zero, zero, axis=1)),
+            chosen(mask, dn, zero),
+            chosen(mask, dq, zero),
+        ]
+
+    sequences = [gates, candidate, linear, one.before, one.dhidden, *one.masks()]
+    dinitial, dgates, dcandidate, dlinear = scan(op, [one.dlast[0]], sequences, step, reverse=True)
+    da = op.Concat(dgates, dcandidate, axis=2)
+    recurrent = op.Concat(dgates, dlinear, axis=2)
+    dbias = op.Concat(sum_over_steps(da), sum_over_steps(recurrent), axis=0)
+    return Found(da @ one.weight, outer_sum(da, one.x), outer_sum(recurrent, one.before), dbias, [dinitial])

@@ -1,0 +1,239 @@
+"""Normalization by statistics of a batch, an image, a group of channels or the last axes.
+
+All share: x̂ = (x - mean) r with r = 1 / sqrt(var + ε), and for a gradient g of x̂
+dx = r (g - mean(g) - x̂ mean(g x̂)).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
+from onnxtrain.graph import Builder, Value
+
+_NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+@register_gradient("BatchNormalization")
+def batch_normalization(node: Node, dy: Value, *_running: Value | None) -> Gradients:
+    """y = scale x̂ + b: dscale = Σ dy x̂, db = Σ dy per channel; dx = scale r dy with statistics that are given.
+
+    With training_mode the statistics are the batch's own and dx is that above; the running statistics, which
+    are then outputs, carry no gradient.
+    """
+    op, x, scale = node.op, node.x, node.input_required(1)
+    if x.rank is None:
+        x, dy = _flat_images(x), _flat_images(dy)
+    rank = x.rank or 3
+    axes = [0, *range(2, rank)]
+    epsilon = node.attribute("epsilon", 1e-5)
+    if node.attribute("training_mode", 0):
+        dx, dscale, db = _per_channel(op, x, dy, scale, axes, epsilon)
+        channels = op.ints(-1)
+        dscale = op.Reshape(dscale, channels).with_shape(scale.shape)
+        gradients = [dscale, op.Reshape(db, channels).with_shape(scale.shape), None, None]
+        return [op.reshape_like(dx, node.x), *gradients]
+    mean, variance = node.input_required(3), node.input_required(4)
+    factor = op.cast(scale, variance.dtype) * _inverse_root(variance + epsilon)
+    dx = dy * op.cast(_column(op, factor, rank), dy.dtype)
+    ones, zeros = op.ones_like(scale), op.zeros_like(scale)
+    normalized = op.BatchNormalization(x, ones, zeros, mean, variance, epsilon=epsilon)
+    dscale = op.cast(op.ReduceSum(dy * normalized, op.ints(*axes), keepdims=0), scale.dtype)
+    db = op.cast(op.ReduceSum(dy, op.ints(*axes), keepdims=0), scale.dtype)
+    dmean = -(factor * op.cast(db, factor.dtype))
+    wide = op.cast(dscale, factor.dtype) * op.cast(scale, factor.dtype)
+    dvariance = wide * -0.5 / (variance + epsilon)
+    return op.reshape_like(dx, node.x), dscale, db, dmean, dvariance
+
+
+def _flat_images(x: Value) -> Value:
+    """[batch, channels, pixels], whatever the rank."""
+    return x.op.Reshape(x, x.op.ints(0, 0, -1)).with_shape((None, None, None))
+
+
+def _column(op: Builder, per_channel: Value, rank: int) -> Value:
+    """[channels] as [channels, 1, ...], so that it broadcasts over an image."""
+    return op.Unsqueeze(per_channel, op.ints(*range(1, rank - 1))) if rank > 2 else per_channel
+
+
+def _inverse_root(value: Value) -> Value:
+    return value.op.Reciprocal(value.op.Sqrt(value))
+
+
+def _per_channel(
+    op: Builder, x: Value, dy: Value, scale: Value, axes: Sequence[int], epsilon: float
+) -> tuple[Value, Value, Value]:
+    """dx, Σ dy x̂ and Σ dy over the axes that the statistics are of; scale is constant along them."""
+    assert x.rank is not None
+    over, count = op.ints(*axes), op.count(x, axes)
+    centred = x - op.ReduceMean(x, over, keepdims=1)
+    inverse = _inverse_root(op.ReduceMean(centred * centred, over, keepdims=1) + epsilon)
+    db = op.ReduceSum(dy, over, keepdims=1)
+    products = op.ReduceSum(dy * centred, over, keepdims=1)
+    slope = products * inverse * inverse / count
+    factor = op.cast(_column(op, scale, x.rank), x.dtype) * inverse
+    dx = (dy - db / count - centred * slope) * factor
+    return dx, op.cast(products * inverse, scale.dtype), op.cast(db, scale.dtype)
+
+
+@register_gradient("InstanceNormalization")
+def instance_normalization(node: Node, dy: Value) -> Gradients:
+    """y = scale x̂ + b, statistics per image and channel: dscale = Σ dy x̂, db = Σ dy, dx as above."""
+    op, x, scale = node.op, node.x, node.input_required(1)
+    images, dy = (_flat_images(x), _flat_images(dy)) if x.rank is None else (x, dy)
+    axes = range(2, x.rank or 3)
+    dx, dscale, db = _per_channel(op, images, dy, scale, axes, node.attribute("epsilon", 1e-5))
+    over = op.ints(0, *axes)
+    return (
+        op.reshape_like(dx, x),
+        op.ReduceSum(dscale, over, keepdims=0),
+        op.ReduceSum(db, over, keepdims=0),
+    )
+
+
+@register_gradient("LayerNormalization")
+def layer_normalization(node: Node, dy: Value, dmean: Value | None = None, dinverse: Value | None = None) -> Gradients:
+    """y = scale x̂ + b: dscale = Σ dy x̂, db = Σ dy, dx = r (g - mean(g) - x̂ mean(g x̂)) with g = scale dy.
+
+    The outputs Mean and InvStdDev (which is r) are read where the node has them, and carry gradients, too.
+    """
+    op, scale, bias = node.op, node.input_required(1), node.input(2)
+    x, dy, wide_scale = _wide(node.x), _wide(dy), _wide(scale)
+    over = op.ints(*_normalized_axes(node))
+    normalized, inverse = _standardized(node, x, over)
+    g = dy * wide_scale
+    mean_g = op.ReduceMean(g, over, keepdims=1)
+    slope = op.ReduceMean(g * normalized, over, keepdims=1)
+    if node.has_output(1) and dmean is not None:
+        share = op.cast(_over_count(op, dmean, x), x.dtype)
+        mean_g = mean_g - share / inverse
+    if node.has_output(2) and dinverse is not None:
+        slope = slope + op.cast(_over_count(op, dinverse, x), x.dtype) * inverse
+    dx = (g - mean_g - normalized * slope) * inverse
+    dscale = op.cast(op.reduce_to(dy * normalized, scale), scale.dtype)
+    db = None if bias is None else op.cast(op.reduce_to(dy, bias), bias.dtype)
+    return op.cast(dx, node.x.dtype), dscale, db
+
+
+def _wide(value: Value) -> Value:
+    """Half precision is computed with in single precision, as the operators themselves do."""
+    return value.op.cast(value, ir.DataType.FLOAT) if value.dtype in _NARROW else value
+
+
+def _normalized_axes(node: Node) -> range:
+    """The axes from ``axis`` to the last, counted from the end."""
+    axis = node.attribute("axis", -1)
+    return range(axis if axis < 0 else axis - node.rank(), 0)
+
+
+def _over_count(op: Builder, statistic_gradient: Value, x: Value) -> Value:
+    """Divided by the number of elements that the statistic is of."""
+    dtype = statistic_gradient.dtype
+    return statistic_gradient * (op.cast(op.Size(statistic_gradient), dtype) / op.cast(op.Size(x), dtype))
+
+
+def _standardized(node: Node, x: Value, over: Value) -> tuple[Value, Value]:
+    """x̂ and r: from the node's outputs, from one fused node, or (in double precision) step by step."""
+    op, epsilon = node.op, node.attribute("epsilon", 1e-5)
+    if node.has_output(1) and node.has_output(2):
+        inverse = op.cast(node.outputs[2], x.dtype)
+        return (x - op.cast(node.outputs[1], x.dtype)) * inverse, inverse
+    if x.dtype == ir.DataType.FLOAT:
+        scale, axis = op.ones_like(_wide(node.input_required(1))), node.attribute("axis", -1)
+        made = op.several("LayerNormalization", x, scale, outputs=3, axis=axis, epsilon=epsilon)
+        made[2].ir.dtype = x.dtype
+        return made[0].with_shape(x.shape), made[2].with_shape(_reduced(x, over))
+    centred = x - op.ReduceMean(x, over, keepdims=1)
+    inverse = _inverse_root(op.ReduceMean(centred * centred, over, keepdims=1) + epsilon)
+    return centred * inverse, inverse
+
+
+def _reduced(x: Value, over: Value) -> tuple[int | str | None, ...] | None:
+    axes = over.constant()
+    if x.shape is None or axes is None:
+        return None
+    return tuple(1 if axis - len(x.shape) in axes else size for axis, size in enumerate(x.shape))
+
+
+@register_gradient("RMSNormalization")
+def rms_normalization(node: Node, dy: Value) -> Gradients:
+    """y = scale x r, r = 1 / sqrt(mean(x²) + ε): dx = r (g - x r mean(g x r)) with g = scale dy, dscale = Σ dy x r."""
+    op, scale = node.op, node.input_required(1)
+    x, dy = _wide(node.x), _wide(dy)
+    over = op.ints(*_normalized_axes(node))
+    inverse = _inverse_root(op.ReduceMean(x * x, over, keepdims=1) + node.attribute("epsilon", 1e-5))
+    normalized = x * inverse
+    g = dy * _wide(scale)
+    dx = (g - normalized * op.ReduceMean(g * normalized, over, keepdims=1)) * inverse
+    return op.cast(dx, node.x.dtype), op.cast(op.reduce_to(dy * normalized, scale), scale.dtype)
+
+
+@register_gradient("GroupNormalization")
+def group_normalization(node: Node, dy: Value) -> Gradients:
+    """y = scale x̂ + b, statistics per group of channels: dscale = Σ dy x̂, db = Σ dy, dx as above.
+
+    scale and b are per group up to opset 20, per channel since.
+    """
+    op, scale, groups = node.op, node.input_required(1), node.attribute("num_groups")
+    by_group, by_channel, last = op.ints(0, groups, -1), op.ints(0, 0, -1), op.ints(2)
+    x, dy = op.Reshape(_wide(node.x), by_group), _wide(dy)
+    # What shares one scale: [batch, groups or channels, elements].
+    dy = op.Reshape(dy, by_group if op.opset < 21 else by_channel)
+    centred = x - op.ReduceMean(x, last, keepdims=1)
+    inverse = _inverse_root(op.ReduceMean(centred * centred, last, keepdims=1) + node.attribute("epsilon", 1e-5))
+    normalized = centred * inverse
+    g = op.Reshape(dy * op.Unsqueeze(_wide(scale), op.ints(1)), by_group)
+    slope = op.ReduceMean(g * normalized, last, keepdims=1)
+    dx = (g - op.ReduceMean(g, last, keepdims=1) - normalized * slope) * inverse
+    alike = normalized if op.opset < 21 else op.Reshape(normalized, op.Shape(dy))
+    over = op.ints(0, 2)
+    dscale = op.cast(op.ReduceSum(dy * alike, over, keepdims=0), scale.dtype)
+    db = op.cast(op.ReduceSum(dy, over, keepdims=0), scale.dtype)
+    return op.cast(op.reshape_like(dx, node.x), node.x.dtype), dscale, db
+
+
+@register_gradient("MeanVarianceNormalization")
+def mean_variance_normalization(node: Node, dy: Value) -> Gradients:
+    """y = (x - mean) / t, t = std + 1e-9: dx = (dy - mean(dy) - (x - mean) mean(dy y) / std) / t."""
+    op, over = node.op, node.op.ints(*node.attribute("axes", [0, 2, 3]))
+    centred = node.x - op.ReduceMean(node.x, over, keepdims=1)
+    deviation = op.Sqrt(op.ReduceMean(centred * centred, over, keepdims=1))
+    # Where the deviation is zero so is x - mean; the smallest divisor keeps the quotient zero.
+    slope = op.ReduceMean(dy * node.y, over, keepdims=1) / op.Max(deviation, op.scalar(1e-30, dy))
+    return (dy - op.ReduceMean(dy, over, keepdims=1) - centred * slope) / (deviation + 1e-9)
+
+
+@register_gradient("LpNormalization")
+def lp_normalization(node: Node, dy: Value) -> Gradients:
+    """y = x / n, n = ‖x‖ₚ: dx = (dy - s Σ dy y) / n with s = y for p = 2, sign(x) for p = 1; 0 where n = 0."""
+    op, x, axis = node.op, node.x, node.op.ints(node.attribute("axis", -1))
+    p = node.attribute("p", 2)
+    norm = op.ReduceL2(x, axis, keepdims=1) if p == 2 else op.ReduceL1(x, axis, keepdims=1)
+    direction = node.y if p == 2 else op.Sign(x)
+    inverse = op.Where(op.Equal(norm, op.scalar(0, x)), op.scalar(0, x), op.Reciprocal(norm))
+    return (dy - direction * op.ReduceSum(dy * node.y, axis, keepdims=1)) * inverse
+
+
+@register_gradient("LRN")
+def local_response_normalization(node: Node, dy: Value) -> Gradients:
+    """y = x s^-β, s = bias + α mean of x² over near channels: dx = dy s^-β - 2 α β x mean(dy y / s).
+
+    The second mean is over the channels that have x among their near ones.
+    """
+    op, x = node.op, node.x
+    alpha: float = node.attribute("alpha", 1e-4)
+    beta: float = node.attribute("beta", 0.75)
+    size: int = node.attribute("size")
+    before, after = (size - 1) // 2, size // 2
+    base = _channel_means(op, x * x, size, before, after) * alpha + node.attribute("bias", 1.0)
+    back = _channel_means(op, dy * node.y / base, size, after, before)
+    return dy / op.Pow(base, op.scalar(beta, x)) - x * back * (2 * alpha * beta)
+
+
+def _channel_means(op: Builder, value: Value, size: int, before: int, after: int) -> Value:
+    """Means over windows of channels, zeros beyond the first and the last."""
+    flat = op.Unsqueeze(op.Reshape(value, op.ints(0, 0, -1)), op.ints(1))
+    means = op.AveragePool(flat, kernel_shape=[size, 1], pads=[before, 0, after, 0], count_include_pad=1)
+    return op.reshape_like(means, value)

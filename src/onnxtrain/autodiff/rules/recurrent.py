@@ -1,0 +1,429 @@
+"""What LSTM, GRU and RNN share: directions, lengths, activations and the Scan that goes back in time.
+
+All steps' gates are computed at once: the hidden states before every step are known from Y, so the products
+with the weights are two large ones. Only the gradient of the state has to go from step to step; a Scan over
+the steps in reverse order does that with one product per step, and the gradients of the weights are large
+products again. In the body of that Scan the element-wise part of a step is differentiated by the rules of
+its operators, whatever the activations are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.autodiff.registry import Gradients, Node, describe, register_gradient
+from onnxtrain.autodiff.rules.placement import FIRST
+from onnxtrain.errors import GradientError
+from onnxtrain.graph import Builder, Value
+
+Step = Callable[[Builder, list[Value], list[Value]], tuple[list[Value], list[Value]]]
+"""(builder of the body, states, items of this step) -> (next states, results of this step)."""
+
+
+def scan(
+    op: Builder, initial: Sequence[Value], sequences: Sequence[Value], step: Step, *, reverse: bool
+) -> list[Value]:
+    """Emit a Scan over the first axis of some sequences, in either direction.
+
+    Returns:
+        The final states, then the stacked results, in the order of the sequences.
+    """
+    body = op.body([], "step")
+    states = [_input(body, value, value.shape) for value in initial]
+    items = [_input(body, value, None if value.shape is None else value.shape[1:]) for value in sequences]
+    body.graph.inputs.extend(value.ir for value in (*states, *items))
+    following, results = step(body, states, items)
+    for value in (*following, *results):
+        body.output(value)
+    return list(
+        op.several(
+            "Scan",
+            *initial,
+            *sequences,
+            outputs=len(following) + len(results),
+            body=body.graph,
+            num_scan_inputs=len(sequences),
+            scan_input_directions=[int(reverse)] * len(sequences),
+            scan_output_directions=[int(reverse)] * len(results),
+        )
+    )
+
+
+def _input(body: Builder, like: Value, shape: tuple[int | str | None, ...] | None) -> Value:
+    value = ir.Value(name=f"{body.unique_prefix()}input", type=ir.TensorType(like.dtype))
+    return body.wrap(value).with_shape(shape)
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An activation function with its parameters, by the name that the recurrent operators know."""
+
+    name: str
+    alpha: float | None
+    beta: float | None
+
+    def __call__(self, x: Value) -> Value:
+        """The function's value, emitted through the builder of its argument."""
+        op, alpha, beta = x.op, self.alpha, self.beta
+        match self.name:
+            case "Affine":
+                assert alpha is not None
+                assert beta is not None
+                return x * alpha + beta
+            case "ScaledTanh":
+                assert alpha is not None
+                assert beta is not None
+                return op.Tanh(x * beta) * alpha
+            case "HardSigmoid":
+                return op.HardSigmoid(x, alpha=alpha, beta=beta)
+            case "LeakyRelu" | "ThresholdedRelu" | "Elu":
+                return op.several(self.name, x, outputs=1, alpha=alpha)[0]
+            case _:
+                return op.several(self.name, x, outputs=1)[0]
+
+
+# Defaults of alpha and beta; None for a function without that parameter.
+_PARAMETERS: dict[str, tuple[float | None, float | None]] = {
+    "affine": (1.0, 0.0),
+    "elu": (1.0, None),
+    "hardsigmoid": (0.2, 0.5),
+    "leakyrelu": (0.01, None),
+    "relu": (None, None),
+    "scaledtanh": (1.0, 1.0),
+    "sigmoid": (None, None),
+    "softplus": (None, None),
+    "softsign": (None, None),
+    "tanh": (None, None),
+    "thresholdedrelu": (1.0, None),
+}
+_NAMES = {
+    name.lower(): name
+    for name in ("Affine", "Elu", "HardSigmoid", "LeakyRelu", "Relu", "ScaledTanh", "Sigmoid", "Softplus")
+    + ("Softsign", "Tanh", "ThresholdedRelu")
+}
+
+
+def activations(node: Node, default: Sequence[str], directions: int) -> list[list[Activation]]:
+    """The activation functions of each direction; alpha and beta go to the functions that have them, in order.
+
+    Raises:
+        GradientError: A function is unknown.
+    """
+    names = node.attribute("activations") or list(default) * directions
+    alphas, betas = (iter(node.attribute(f"activation_{kind}") or ()) for kind in ("alpha", "beta"))
+    found = []
+    for name in names:
+        if name.lower() not in _PARAMETERS:
+            raise GradientError(
+                f"{describe(node.ir)}: the activation {name!r} is unknown; the operator knows "
+                f"{', '.join(sorted(_NAMES.values()))}."
+            )
+        alpha, beta = _PARAMETERS[name.lower()]
+        alpha = next(alphas, alpha) if alpha is not None else None
+        beta = next(betas, beta) if beta is not None else None
+        found.append(Activation(_NAMES[name.lower()], alpha, beta))
+    count = len(default)
+    return [found[index * count : (index + 1) * count] for index in range(directions)]
+
+
+class Sequences:
+    """The tensors of a recurrent node, time-major and one direction at a time.
+
+    Attributes:
+        count: Number of directions.
+        hidden: Size of the hidden state.
+        lengths: Lengths of the sequences of the batch, or ``None`` where all are full.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.op = node.op
+        self.batch_first = node.attribute("layout", 0) == 1
+        direction = node.attribute("direction", "forward")
+        self.backwards = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[direction]
+        self.count = len(self.backwards)
+        self.lengths = node.input(4)
+        recurrence = node.input_required(2)
+        size = node.attribute("hidden_size") or (recurrence.shape[-1] if recurrence.shape else None)
+        if not isinstance(size, int):
+            raise GradientError(
+                f"{describe(node.ir)}: the gradient needs hidden_size, which the node does not say and the shape of "
+                f"{recurrence.name!r} does not give; add the attribute."
+            )
+        self.hidden = size
+
+    def input(self, direction: int) -> Value:
+        """X [t, b, i] in the time of a direction."""
+        value = self.node.x
+        if self.batch_first:
+            value = self.op.Transpose(value, perm=[1, 0, 2])
+        return self.turned(value, direction)
+
+    def output(self, value: Value, direction: int) -> Value:
+        """A direction's part [t, b, h] of Y or dY in its own time."""
+        op = self.op
+        part = op.Gather(value, op.constant(direction, np.int64), axis=2 if self.batch_first else 1)
+        if self.batch_first:
+            part = op.Transpose(part, perm=[1, 0, 2])
+        return self.turned(part.with_shape((None, None, self.hidden)), direction)
+
+    def turned(self, value: Value, direction: int) -> Value:
+        """A time-major sequence with its time reversed where the direction is."""
+        op = self.op
+        if not self.backwards[direction]:
+            return value
+        if self.lengths is not None:
+            lengths = op.cast(self.lengths, ir.DataType.INT64)
+            return op.ReverseSequence(value, lengths, time_axis=0, batch_axis=1).with_shape(value.shape)
+        turned = op.Slice(value, op.ints(-1), op.ints(FIRST), op.ints(0), op.ints(-1))
+        return turned.with_shape(value.shape)
+
+    def weight(self, index: int, direction: int) -> Value | None:
+        """One direction's part of a weight, bias or peephole input."""
+        value = self.node.input(index)
+        if value is None:
+            return None
+        return self.op.Gather(value, self.op.constant(direction, np.int64), axis=0)
+
+    def state(self, value: Value | None, direction: int, like: Value) -> Value:
+        """One direction's part of a state [b, h]; zeros, one per item of ``like`` [t, b, n], where it is left out."""
+        op = self.op
+        if value is None:
+            sizes = op.Concat(op.dimension(like, 1), op.ints(self.hidden), axis=0)
+            fill = ir.tensor(np.zeros(1, dtype=self.node.x.dtype.numpy()))
+            return op.ConstantOfShape(sizes, value=fill).with_shape((None, self.hidden))
+        part = op.Gather(value, op.constant(direction, np.int64), axis=1 if self.batch_first else 0)
+        return part.with_shape((None, self.hidden))
+
+    def before(self, values: Value, initial: Value) -> Value:
+        """What was there before every step: the initial state, then all values but the last."""
+        op = self.op
+        earlier = op.Slice(values, op.ints(0), op.ints(-1), op.ints(0))
+        first = op.Unsqueeze(initial, op.ints(0))
+        return op.Concat(first, earlier, axis=0).with_shape(values.shape)
+
+    def mask(self, steps: Value) -> Value | None:
+        """Which steps [t, b, 1] are within the lengths; ``None`` where all are."""
+        if self.lengths is None:
+            return None
+        op = self.op
+        zero, one = op.constant(0, np.int64), op.constant(1, np.int64)
+        time = op.Range(zero, op.Reshape(op.dimension(steps, 0), op.ints()), one)
+        lengths = op.Unsqueeze(op.cast(self.lengths, ir.DataType.INT64), op.ints(0, 2))
+        return op.Less(op.Unsqueeze(time, op.ints(1, 2)), lengths)
+
+    def together(self, parts: Sequence[Value], axis: int = 0) -> Value:
+        """The directions' parts as one tensor with an axis for the direction."""
+        op = self.op
+        wide = [op.Unsqueeze(part, op.ints(axis)) for part in parts]
+        return wide[0] if len(wide) == 1 else op.Concat(*wide, axis=axis)
+
+    def total_input(self, parts: Sequence[Value]) -> Value:
+        """The gradient of X from those of all directions, each in its own time."""
+        dx = self.op.sum_of([self.turned(part, direction) for direction, part in enumerate(parts)])
+        return self.op.Transpose(dx, perm=[1, 0, 2]) if self.batch_first else dx
+
+
+@dataclass(frozen=True)
+class Direction:
+    """One direction of a node, time-major and in its own time.
+
+    Attributes:
+        node: The node.
+        x: Its input [t, b, i].
+        hidden: The states after all steps [t, b, h].
+        before: The states before all steps [t, b, h].
+        weight: W [gates h, i].
+        recurrence: R [gates h, h].
+        biases: Wb and Rb [gates h], if any.
+        functions: The activation functions.
+        mask: Which steps are within the lengths [t, b, 1], if not all are.
+        dhidden: The gradients that arrive at the states [t, b, h].
+        dlast: The gradients that arrive at the last state, and at the last cell of an LSTM [b, h].
+        cell: The initial cell of an LSTM [b, h].
+        peepholes: P [3 h] of an LSTM, if any.
+    """
+
+    node: Node
+    x: Value
+    hidden: Value
+    before: Value
+    weight: Value
+    recurrence: Value
+    biases: tuple[Value, Value] | None
+    functions: list[Activation]
+    mask: Value | None
+    dhidden: Value
+    dlast: tuple[Value, Value]
+    cell: Value
+    peepholes: Value | None
+
+    def gates(self) -> Value:
+        """X Wᵀ + H Rᵀ + Wb + Rb for all steps at once [t, b, gates h]."""
+        op = self.node.op
+        total = self.x @ op.Transpose(self.weight, perm=[1, 0])
+        total = total + self.before @ op.Transpose(self.recurrence, perm=[1, 0])
+        return total if self.biases is None else total + (self.biases[0] + self.biases[1])
+
+    def masks(self) -> list[Value]:
+        """The mask as a sequence of a Scan, if there is one."""
+        return [] if self.mask is None else [self.mask]
+
+
+@dataclass(frozen=True)
+class Found:
+    """The gradients of one direction: those of the gates' inputs make most of the others.
+
+    Attributes:
+        dx: [t, b, i].
+        dweight: [gates h, i].
+        drecurrence: [gates h, h].
+        dbias: [2 gates h].
+        dinitial: Of the initial state and, for an LSTM, cell [b, h].
+        dpeepholes: [3 h].
+    """
+
+    dx: Value
+    dweight: Value
+    drecurrence: Value
+    dbias: Value
+    dinitial: list[Value]
+    dpeepholes: Value | None = None
+
+
+def differentiate(
+    node: Node, dys: Sequence[Value | None], default: Sequence[str], rule: Callable[[Direction], Found]
+) -> Gradients:
+    """Apply a rule to each direction of a node and put the gradients together."""
+    sequences = Sequences(node)
+    hidden = _visible_output(node)
+    functions = activations(node, default, sequences.count)
+    parts = [
+        rule(_direction(sequences, hidden, dys, direction, functions[direction]))
+        for direction in range(sequences.count)
+    ]
+    gradients: list[Value | None] = [
+        sequences.total_input([part.dx for part in parts]),
+        sequences.together([part.dweight for part in parts]),
+        sequences.together([part.drecurrence for part in parts]),
+        sequences.together([part.dbias for part in parts]),
+        None,
+    ]
+    for states in zip(*(part.dinitial for part in parts), strict=True):
+        gradients.append(sequences.together(states, 1 if sequences.batch_first else 0))
+    peepholes = [part.dpeepholes for part in parts if part.dpeepholes is not None]
+    gradients.append(sequences.together(peepholes) if peepholes else None)
+    return gradients[: len(node.inputs)]
+
+
+def _direction(
+    sequences: Sequences, hidden: Value, dys: Sequence[Value | None], direction: int, functions: list[Activation]
+) -> Direction:
+    node = sequences.node
+    x, states = sequences.input(direction), sequences.output(hidden, direction)
+    initial = sequences.state(node.input(5), direction, states)
+    weight, recurrence, bias = (sequences.weight(index, direction) for index in (1, 2, 3))
+    assert weight is not None
+    assert recurrence is not None
+    dlast = [dys[index] if index < len(dys) else None for index in (1, 2)]
+    dhidden = node.op.zeros_like(hidden) if dys[0] is None else dys[0]
+    return Direction(
+        node,
+        x,
+        states,
+        sequences.before(states, initial),
+        weight,
+        recurrence,
+        None if bias is None else (split(bias, 2)[0], split(bias, 2)[1]),
+        functions,
+        sequences.mask(states),
+        sequences.output(dhidden, direction),
+        (sequences.state(dlast[0], direction, states), sequences.state(dlast[1], direction, states)),
+        sequences.state(node.input(6), direction, states),
+        sequences.weight(7, direction),
+    )
+
+
+def _visible_output(node: Node) -> Value:
+    """The output Y with all hidden states; a node that leaves it out is made to give it."""
+    value = node.outputs[0]
+    if not value.name:
+        value.ir.name = f"{node.op.unique_prefix()}Y"
+        value.ir.dtype = node.x.dtype
+    return value if value.rank is not None else value.with_shape((None,) * 4)
+
+
+def clipped(node: Node, value: Value) -> Value:
+    """The input of an activation, clipped where the node says so."""
+    bound = node.attribute("clip")
+    if bound is None:
+        return value
+    return value.op.Clip(value, value.op.scalar(-bound, value), value.op.scalar(bound, value))
+
+
+def split(value: Value, count: int) -> tuple[Value, ...]:
+    """Equal parts along the last axis, one per gate."""
+    parts = value.op.several("Split", value, outputs=count, axis=-1, num_outputs=count)
+    shape = value.shape
+    if shape is not None:
+        size = shape[-1]
+        for part in parts:
+            part.with_shape((*shape[:-1], size // count if isinstance(size, int) else None))
+    return parts
+
+
+def outer_sum(left: Value, right: Value) -> Value:
+    """sum_tb left[t, b, :] right[t, b, :]ᵀ, the gradient of a weight [n, m]."""
+    op = left.op
+    return op.Gemm(op.Flatten(left, axis=2), op.Flatten(right, axis=2), transA=1).with_shape((None, None))
+
+
+def sum_over_steps(value: Value) -> Value:
+    """The sum over time and batch [n]."""
+    return value.op.ReduceSum(value, value.op.ints(0, 1), keepdims=0).with_shape((None,))
+
+
+def chosen(mask: Sequence[Value], value: Value, otherwise: Value) -> Value:
+    """The value where the mask, if there is one, holds."""
+    return value if not mask else value.op.Where(mask[0], value, otherwise).with_shape(value.shape)
+
+
+def certain(gradients: Sequence[Value | None]) -> list[Value]:
+    """Gradients of a step's inputs, all of which its output depends on."""
+    found = [gradient for gradient in gradients if gradient is not None]
+    assert len(found) == len(gradients)
+    return found
+
+
+@register_gradient("RNN")
+def rnn(node: Node, *dys: Value | None) -> Gradients:
+    """h_t = f(a_t), a_t = W X_t + R h_t-1 + b: da_t = f'(a_t) (dY_t + dh_t), dh_t-1 = Rᵀ da_t, dW = sum da_t X_tᵀ."""
+    return differentiate(node, dys, ["Tanh"], _rnn)
+
+
+def _rnn(one: Direction) -> Found:
+    node, op = one.node, one.node.op
+    function = one.functions[0]
+
+    def step(body: Builder, states: list[Value], items: list[Value]) -> tuple[list[Value], list[Value]]:
+        (dh,), (a, dy, *mask) = states, items
+        h = function(clipped(node, a))
+        (da,) = certain(node.pull_back(body, [(h, dh + dy)], [a]))
+        da = chosen(mask, da, body.zeros_like(da))
+        before = (da @ body.wrap(one.recurrence.ir)).with_shape(dh.shape)
+        return [chosen(mask, before, dh)], [da]
+
+    gates = one.gates().with_shape(one.hidden.shape)
+    dinitial, da = scan(op, [one.dlast[0]], [gates, one.dhidden, *one.masks()], step, reverse=True)
+    dbias = sum_over_steps(da)
+    return Found(
+        da @ one.weight,
+        outer_sum(da, one.x),
+        outer_sum(da, one.before),
+        op.Concat(dbias, dbias, axis=0),
+        [dinitial],
+    )

@@ -1,0 +1,90 @@
+"""What tables of cases cannot say about If, Loop and Scan: no steps at all, and what is refused."""
+
+import numpy as np
+import onnxruntime
+import pytest
+from cases_control_flow import ADDING, LOOP, TEXT
+from onnx import parser
+
+import onnxtrain
+from onnxtrain.errors import GradientError
+
+RANDOM = """
+agraph (float[2,3] s, float[4,2,3] x) => (float[2,3] last)
+{
+    last = Scan <num_scan_inputs = 1, body = step (float[2,3] before, float[2,3] item) => (float[2,3] after) {
+        noise = RandomNormalLike (item)
+        after = Mul (before, noise)
+    }> (s, x)
+}
+"""
+
+SEQUENCE = """
+agraph (int64 count, float[2] x) => (float[n] y)
+{
+    empty = SequenceEmpty ()
+    all = Loop <body = step (int64 number, bool condition, seq(float[2]) before)
+        => (bool again, seq(float[2]) after) {
+        again = Identity (condition)
+        after = SequenceInsert (before, x)
+    }> (count, , empty)
+    y = ConcatFromSequence <axis = 0> (all)
+}
+"""
+
+UNKNOWN = """
+agraph (float[2] s, float[5,2] x) => (float[2] last)
+{
+    last = Scan <num_scan_inputs = 1, body = step (float[2] before, float[2] item) => (float[2] after) {
+        other = my.domain.Strange (before)
+        after = Add (other, item)
+    }> (s, x)
+}
+"""
+
+
+def model(text):
+    return parser.parse_model(TEXT + text)
+
+
+def run(built, feeds, *names):
+    session = onnxruntime.InferenceSession(built.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(list(names), feeds)
+
+
+def test_loop_without_any_step_hands_the_gradient_through():
+    built = onnxtrain.gradient(model(ADDING), "last", ["s", "w"])
+    feeds = {"count": np.array(0), "s": np.ones(2, np.float32), "w": np.ones(2, np.float32)}
+    ds, dw = run(built, feeds, "s_grad", "w_grad")
+    np.testing.assert_array_equal(ds, np.ones(2))
+    np.testing.assert_array_equal(dw, np.zeros(2))
+
+
+def test_forward_outputs_stay_what_they_were():
+    feeds = {
+        "count": np.array(3),
+        "go": np.array(True),
+        "s": np.full((2, 3), 0.5, np.float32),
+        "w": np.full((3, 3), 0.1, np.float32),
+    }
+    before = run(model(LOOP), feeds, "last", "y")
+    after = run(onnxtrain.gradient(model(LOOP), "last", ["w"]), feeds, "last", "y")
+    for left, right in zip(before, after, strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+def test_random_numbers_in_a_body_are_refused():
+    with pytest.raises(GradientError, match=r"RandomNormalLike node .* draws random numbers in the body"):
+        onnxtrain.gradient(model(RANDOM), "last", ["s"])
+
+
+def test_sequence_as_state_is_refused():
+    with pytest.raises(GradientError, match=r"Loop node .*: its state 'before' is a sequence"):
+        onnxtrain.gradient(model(SEQUENCE), "y", ["x"])
+
+
+def test_missing_rules_in_bodies_are_reported():
+    text = UNKNOWN
+    given = parser.parse_model('<ir_version: 10, opset_import: ["" : 21, "my.domain" : 1]>\n' + text)
+    with pytest.raises(GradientError, match=r"No gradient rule for 1 operator .*my\.domain::Strange"):
+        onnxtrain.gradient(given, "last", ["s"])

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from onnxtrain.errors import ModelError, OptionError
+from onnxtrain.training import report
+
+ROWS = [
+    {"epoch": e, "step": 10 * (e + 1), "learning_rate": 0.1, "loss": 2.0 / (e + 1), "validation_loss": 2.5 / (e + 1)}
+    for e in range(6)
+]
+MEASURED = [row | {"validation_accuracy": 0.1 * row["epoch"]} for row in ROWS]
+
+
+@pytest.fixture(autouse=True)
+def _matplotlib():
+    pytest.importorskip("matplotlib")
+
+
+def test_writes_a_png(tmp_path):
+    report.save_curve(MEASURED, tmp_path / "curve.png", title="digits")
+    content = (tmp_path / "curve.png").read_bytes()
+    assert content.startswith(b"\x89PNG\r\n\x1a\n")
+    assert content.rstrip().endswith(b"IEND\xaeB`\x82")
+    assert [path.name for path in tmp_path.iterdir()] == ["curve.png"]
+
+
+def test_draws_what_was_measured():
+    figure = report.draw(MEASURED, title="digits")
+    losses, metrics = figure.axes
+    lines = {line.get_label(): line for line in losses.get_lines()}
+    assert set(lines) == {"training", "validation"}
+    np.testing.assert_array_equal(lines["training"].get_xdata(), range(1, 7))
+    np.testing.assert_allclose(lines["training"].get_ydata(), [row["loss"] for row in MEASURED])
+    np.testing.assert_allclose(lines["validation"].get_ydata(), [row["validation_loss"] for row in MEASURED])
+    assert metrics.get_title(loc="left") == "validation accuracy"
+    (line,) = metrics.get_lines()
+    np.testing.assert_allclose(line.get_ydata(), [row["validation_accuracy"] for row in MEASURED])
+
+
+def test_one_panel_without_metrics():
+    assert len(report.draw(ROWS).axes) == 1
+
+
+@pytest.mark.parametrize(("factor", "scale"), [(10, "linear"), (1000, "log")])
+def test_a_loss_that_falls_far_is_drawn_on_a_logarithmic_axis(factor, scale):
+    rows = [{"epoch": 0, "loss": 1.0}, {"epoch": 1, "loss": 1.0 / factor}]
+    assert report.draw(rows).axes[0].get_yscale() == scale
+
+
+def test_survives_one_epoch_and_nan(tmp_path):
+    report.save_curve([{"epoch": 0, "loss": 1.0}], tmp_path / "one.png")
+    report.save_curve([{"epoch": 0, "loss": 1.0}, {"epoch": 1, "loss": math.nan}], tmp_path / "nan.png")
+    assert "nan" not in report.text_curve([{"epoch": 0, "loss": 1.0}, {"epoch": 1, "loss": math.nan}])
+    assert report.text_curve([{"epoch": 0, "loss": math.nan}])
+
+
+def test_text_curve_goes_from_the_first_to_the_last_value():
+    lines = report.text_curve(ROWS, width=21, height=5).splitlines()
+    assert lines[0].split() == ["2.5", "|o"]
+    assert lines[4].endswith("o")  # drawn over the *, which is in the same cell
+    assert lines[4].split()[0] == f"{2 / 6:.4g}"
+    assert lines[-1].split()[:2] == ["1", "6"]
+
+
+@pytest.mark.parametrize("draw", [report.draw, report.text_curve])
+def test_no_epoch(draw):
+    with pytest.raises(OptionError, match="needs at least one epoch"):
+        draw([])
+
+
+def test_a_path_that_cannot_be_written(tmp_path):
+    with pytest.raises(ModelError, match="there is no folder"):
+        report.save_curve(ROWS, tmp_path / "missing" / "curve.png")
+
+
+def test_without_matplotlib(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "matplotlib_available", lambda: False)
+    with pytest.raises(OptionError, match=r"matplotlib is not installed: pip install 'onnxtrain\[report\]'"):
+        report.save_curve(ROWS, tmp_path / "curve.png")
