@@ -36,6 +36,9 @@ PAST = [heads(HEADS, 2, SIZE, 4), heads(HEADS, 2, VALUE_SIZE, 5)]
 COSINES, SINES = np.cos(normal(8, 2)), np.sin(normal(8, 2))
 POSITIONS = np.array([[0, 2, 1], [5, 7, 3]])
 
+# Whether the body of RotaryEmbedding splits the last axis into heads follows from the rank.
+RANK_KNOWN = ("static", "dynamic")
+
 CASES = [
     attention("plain", *qkv()),
     attention("plain", *qkv(), opset=24),
@@ -50,7 +53,7 @@ CASES = [
     attention("softcap", *qkv(), softcap=1.5),
     attention("past", *qkv(), None, *PAST, outputs=3),
     attention("past-causal", *qkv(keys=QUERIES), None, *PAST, outputs=3, is_causal=1, opset=24),
-    case("RotaryEmbedding", normal(2, 3, 3, 4), COSINES, SINES, POSITIONS, opset=23, label="heads"),
+    case("RotaryEmbedding", normal(2, 3, 3, 4), COSINES, SINES, POSITIONS, opset=23, label="heads", shapes=RANK_KNOWN),
     case(
         "RotaryEmbedding",
         normal(2, 3, 8),
@@ -59,6 +62,7 @@ CASES = [
         POSITIONS,
         opset=23,
         label="flat-interleaved",
+        shapes=RANK_KNOWN,
         num_heads=2,
         interleaved=1,
     ),
@@ -70,6 +74,7 @@ CASES = [
         POSITIONS,
         opset=24,
         label="partial",
+        shapes=RANK_KNOWN,
         rotary_embedding_dim=4,
     ),
     case(
@@ -79,5 +84,6 @@ CASES = [
         normal(2, 3, 2, seed=2),
         opset=23,
         label="no-positions",
+        shapes=RANK_KNOWN,
     ),
 ]

@@ -113,7 +113,14 @@ def _check_independent(label: str, graph: ir.Graph, xs: Sequence[ir.Value], zs: 
     named = {*xs, *zs}
     depends: dict[ir.Value, ir.Value] = {}
     for node in graph:
-        source = next((depends.get(v, v) for v in node.inputs if v is not None and (v in depends or v in named)), None)
+        source = next(
+            (
+                depends.get(v, v)
+                for v in (*node.inputs, *captured_values(node))
+                if v is not None and (v in depends or v in named)
+            ),
+            None,
+        )
         if source is None:
             continue
         for output in node.outputs:

@@ -100,11 +100,8 @@ _PARAMETERS: dict[str, tuple[float | None, float | None]] = {
     "tanh": (None, None),
     "thresholdedrelu": (1.0, None),
 }
-_NAMES = {
-    name.lower(): name
-    for name in ("Affine", "Elu", "HardSigmoid", "LeakyRelu", "Relu", "ScaledTanh", "Sigmoid", "Softplus")
-    + ("Softsign", "Tanh", "ThresholdedRelu")
-}
+_NAMES = {name.lower(): name for name in ("Affine", "Elu", "HardSigmoid", "LeakyRelu", "Relu", "ScaledTanh")}
+_NAMES |= {name.lower(): name for name in ("Sigmoid", "Softplus", "Softsign", "Tanh", "ThresholdedRelu")}
 
 
 def activations(node: Node, default: Sequence[str], directions: int) -> list[list[Activation]]:
@@ -313,8 +310,8 @@ def differentiate(
         sequences.together([part.dbias for part in parts]),
         None,
     ]
-    for states in zip(*(part.dinitial for part in parts), strict=True):
-        gradients.append(sequences.together(states, 1 if sequences.batch_first else 0))
+    axis = 1 if sequences.batch_first else 0
+    gradients += [sequences.together(states, axis) for states in zip(*(part.dinitial for part in parts), strict=True)]
     peepholes = [part.dpeepholes for part in parts if part.dpeepholes is not None]
     gradients.append(sequences.together(peepholes) if peepholes else None)
     return gradients[: len(node.inputs)]
