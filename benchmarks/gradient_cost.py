@@ -15,14 +15,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import onnx
-import onnxtrain
-from harness import ForeignLoad, load_line, machine_line, prepare, Interpreters, table, warn_when_busy, write_report
+from harness import ForeignLoad, Interpreters, load_line, machine_line, prepare, table, warn_when_busy, write_report
 from models import LOSS, MODELS
+from peers import Task
+
+import onnxtrain
 from onnxtrain.model.file import ModelFile
 from onnxtrain.runtime.step import create_session
 from onnxtrain.training_info.lower import lower_entry
-from peers import Task
 
 GOAL_SECONDS = 3.0
 DEEP = "deep"
@@ -91,7 +91,7 @@ def cost(source: Any, runs: int, threads: int) -> tuple[list[str], float]:
         "batch_norm": "train",
         "untie": True,
     }
-    nodes = len(source.graph.node) if isinstance(source, onnx.ModelProto) else len(ModelFile.load(source).proto.graph.node)
+    nodes = len(ModelFile.load(source).proto.graph.node)
     options = onnxtrain.RuntimeOptions(threads=threads)
     build, session, whole = [], [], []
     for _ in range(runs):

@@ -18,9 +18,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
-import onnxtrain
 from harness import ForeignLoad, load_line, machine_line, table, write_report
 from idx import read_digits
+
+import onnxtrain
 from onnxtrain.training.callbacks import Callback, TrainingState
 
 GOAL = 0.99
@@ -70,10 +71,10 @@ class Progress(Callback):
         self.accuracies: list[float] = []
         self.seconds: list[float] = []
 
-    def on_epoch_begin(self, state: TrainingState) -> None:
+    def on_epoch_begin(self, state: TrainingState) -> None:  # noqa: D102
         self._begin = time.perf_counter()
 
-    def on_epoch_end(self, state: TrainingState) -> None:
+    def on_epoch_end(self, state: TrainingState) -> None:  # noqa: D102
         self.seconds.append(time.perf_counter() - self._begin)
         self.accuracies.append(state.metrics["validation_accuracy"])
         print(
@@ -115,8 +116,7 @@ def accuracy_of_file(path: Path, images: np.ndarray, labels: np.ndarray) -> floa
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name
     parts = [
-        session.run(None, {name: images[start : start + 500]})[0].argmax(axis=1)
-        for start in range(0, len(images), 500)
+        session.run(None, {name: images[start : start + 500]})[0].argmax(axis=1) for start in range(0, len(images), 500)
     ]
     return float(np.mean(np.concatenate(parts) == labels))
 

@@ -17,8 +17,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import onnxtrain
 from harness import ForeignLoad, load_line, machine_line, table, warn_when_busy, write_report
+
+import onnxtrain
 
 GOAL_MICROSECONDS = 100
 
@@ -58,9 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def measure(model: Any, shape: tuple[int, ...], batch: int, threads: int, steps: int) -> tuple[float, float]:
     """Median microseconds of ``train_step`` and of the session's run alone, taken in turns."""
-    trainer = onnxtrain.Trainer(
-        model, loss="softmax_cross_entropy", optimizer=onnxtrain.Adam(1e-4), threads=threads
-    )
+    trainer = onnxtrain.Trainer(model, loss="softmax_cross_entropy", optimizer=onnxtrain.Adam(1e-4), threads=threads)
     generator = np.random.default_rng(0)
     inputs = generator.standard_normal((batch, *shape)).astype(np.float32)
     target = generator.integers(0, 10, batch)

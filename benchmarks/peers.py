@@ -41,10 +41,12 @@ class Task:
     folder: str
 
     def to_json(self) -> str:
+        """The task as a worker takes it on its command line."""
         return json.dumps(asdict(self))
 
     @property
     def model_path(self) -> Path:
+        """The exported model, which is exported now where it is not there yet."""
         return MODELS[self.model].onnx(self.folder)
 
     @property
@@ -60,12 +62,10 @@ class Peer:
         title: Its name in tables.
         interpreter: Which Python runs it: ``"own"`` for the one that runs the benchmark, else the name of an
             environment of its own.
-        relative_tolerance: How far its first losses may be from PyTorch's.
     """
 
     title: ClassVar[str]
     interpreter: ClassVar[str] = "own"
-    relative_tolerance: ClassVar[float] = 1e-3
 
     def __init__(self, task: Task) -> None:
         raise NotImplementedError
@@ -80,6 +80,8 @@ class Peer:
 
 
 class OnnxTrain(Peer):
+    """This project, with native kernels where they can be loaded."""
+
     title = "onnxtrain"
     kernels: ClassVar[bool | None] = None
 
@@ -87,7 +89,7 @@ class OnnxTrain(Peer):
         self.trainer = onnxtrain_trainer(task, kernels=self.kernels)
 
     @staticmethod
-    def prepare(task: Task) -> None:
+    def prepare(task: Task) -> None:  # noqa: D102
         # Exporting imports torch: it must not happen in the process that is measured.
         path = task.model_path
         if not task.parameters_path.exists():
@@ -96,16 +98,20 @@ class OnnxTrain(Peer):
             names = [row.name for row in inspect(path).initializers if row.trainable]
             task.parameters_path.write_text(json.dumps(names))
 
-    def step(self, inputs: dict[str, np.ndarray], target: np.ndarray) -> float:
+    def step(self, inputs: dict[str, np.ndarray], target: np.ndarray) -> float:  # noqa: D102
         return self.trainer.train_step(inputs, target)
 
 
 class OnnxTrainBodies(OnnxTrain):
+    """This project on standard operators only."""
+
     title = "onnxtrain without kernels"
     kernels = False
 
 
 class Torch(Peer):
+    """PyTorch eager with its fused Adam."""
+
     title = "PyTorch"
 
     def __init__(self, task: Task) -> None:
@@ -118,9 +124,10 @@ class Torch(Peer):
         self.optimizer = torch.optim.Adam(self.module.parameters(), lr=LEARNING_RATE, eps=EPSILON, fused=True)
 
     def compiled(self, module: Any) -> Any:
+        """What is called in a step."""
         return module
 
-    def step(self, inputs: dict[str, np.ndarray], target: np.ndarray) -> float:
+    def step(self, inputs: dict[str, np.ndarray], target: np.ndarray) -> float:  # noqa: D102
         from_numpy = self.torch.from_numpy
         self.optimizer.zero_grad(set_to_none=True)
         logits = self.module(*(from_numpy(array) for array in inputs.values()))
@@ -131,9 +138,11 @@ class Torch(Peer):
 
 
 class TorchCompile(Torch):
+    """PyTorch with the model compiled; the optimizer is fused already."""
+
     title = "PyTorch, torch.compile"
 
-    def compiled(self, module: Any) -> Any:
+    def compiled(self, module: Any) -> Any:  # noqa: D102
         return self.torch.compile(module)
 
 
@@ -158,10 +167,11 @@ class OnnxRuntimeTraining(Peer):
 
     @staticmethod
     def folder(task: Task) -> Path:
+        """Where the artifacts are: gradient and optimizer graphs and the first weights."""
         return Path(task.folder) / f"{task.model}.onnxruntime-training"
 
     @staticmethod
-    def prepare(task: Task) -> None:
+    def prepare(task: Task) -> None:  # noqa: D102
         folder = OnnxRuntimeTraining.folder(task)
         if (folder / "optimizer_model.onnx").exists():
             return
@@ -177,7 +187,7 @@ class OnnxRuntimeTraining(Peer):
             artifact_directory=str(folder),
         )
 
-    def step(self, inputs: dict[str, np.ndarray], target: np.ndarray) -> float:
+    def step(self, inputs: dict[str, np.ndarray], target: np.ndarray) -> float:  # noqa: D102
         loss = self.module(*inputs.values(), target)
         self.optimizer.step()
         self.module.lazy_reset_grad()
@@ -204,10 +214,11 @@ class OnnxSim(Peer):
 
     @staticmethod
     def path(task: Task) -> Path:
+        """The model with its loss, at this batch."""
         return Path(task.folder) / f"{task.model}.onnxsim-{task.batch}.onnx"
 
     @staticmethod
-    def prepare(task: Task) -> None:
+    def prepare(task: Task) -> None:  # noqa: D102
         if not OnnxSim.path(task).exists():
             import onnx
             from onnxsim_model import with_loss
@@ -215,7 +226,7 @@ class OnnxSim(Peer):
             model = with_loss(onnx.load(task.model_path), task.batch, MODELS[task.model].classes)
             onnx.save(model, OnnxSim.path(task))
 
-    def step(self, inputs: dict[str, np.ndarray], target: np.ndarray) -> float:
+    def step(self, inputs: dict[str, np.ndarray], target: np.ndarray) -> float:  # noqa: D102
         one_hot = np.eye(self.classes, dtype=np.float32)[target]
         return float(self.loop({**inputs, "one_hot": one_hot}, lr=LEARNING_RATE))
 

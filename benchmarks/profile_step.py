@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parts += describe(profile, options.longest, single_nodes=options.nodes)
             if options.against_torch:
                 parts.append(profile_torch(task, steps, options.longest))
-    parts.append(f"{machine_line()} {options.threads} threads; means of {steps} steps. {load_line(foreign)}")
+    parts.append(f"{machine_line()} {options.threads} threads; medians of {steps} steps. {load_line(foreign)}")
     write_report("\n".join(parts), options.output)
     return 0
 
@@ -98,8 +98,10 @@ def profile_onnxtrain(task: Task, steps: int, *, kernels: bool | None) -> Profil
         trainer = onnxtrain_trainer(task, kernels=kernels, profile=str(Path(folder) / "profile"))
         for step in range(WARM_UP + steps):
             trainer.train_step(*batch(step))
-        events = json.loads(Path(trainer.session._steps[0]._session.end_profiling()).read_text())
-    return Profile(step_seconds, node_times(events, steps))
+        step_session = trainer.session._steps[0]
+        events = json.loads(Path(step_session._session.end_profiling()).read_text())
+    own = {str(node.name) for node in step_session.step.model.graph}
+    return Profile(step_seconds, node_times(events, WARM_UP + steps, own))
 
 
 def timed(step: Any, batch: Any, steps: int) -> float:
@@ -113,20 +115,29 @@ def timed(step: Any, batch: Any, steps: int) -> float:
     return statistics.median(seconds[WARM_UP:])
 
 
-def node_times(events: Iterable[dict[str, Any]], steps: int) -> list[NodeTime]:
-    """Mean seconds per step of every node over the last ``steps`` runs of a profile."""
+def node_times(events: Iterable[dict[str, Any]], steps: int, own: Collection[str]) -> list[NodeTime]:
+    """Median seconds per step of every node of a profile of ``steps`` steps, the first of which warm up.
+
+    Args:
+        events: What onnxruntime recorded.
+        steps: How many steps were recorded.
+        own: Names of the nodes of the step graph; onnxruntime adds others when it optimizes.
+    """
     runs: dict[tuple[str, str], list[float]] = defaultdict(list)
     for event in events:
         if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
             node = event["name"].removesuffix("_kernel_time")
             runs[node, event["args"]["op_name"]].append(event["dur"] / 1e6)
-    return [
-        NodeTime(node, operator, part_of(node, operator), sum(seconds[-steps:]) / steps)
-        for (node, operator), seconds in runs.items()
-    ]
+    found = []
+    for (node, operator), seconds in runs.items():
+        each = max(1, len(seconds) // steps)  # a node inside a loop runs several times a step
+        sums = [sum(seconds[start : start + each]) for start in range(0, len(seconds), each)]
+        part = part_of(node, operator, own)
+        found.append(NodeTime(node, operator, part, statistics.median(sums[WARM_UP:] or sums)))
+    return found
 
 
-def part_of(node: str, operator: str) -> str:
+def part_of(node: str, operator: str, own: Collection[str]) -> str:
     """Which part of the step wrote a node, from its name."""
     gradient = re.match(r"gradient of (.*)/([A-Za-z]+)_\d+", node)
     if gradient:
@@ -135,7 +146,9 @@ def part_of(node: str, operator: str) -> str:
     for part in ("gradient", "update", "loss"):
         if node.startswith(part):
             return part
-    return f"forward {operator}"
+    if node in own or node.removeprefix("fused ") in own:
+        return f"forward {operator.removeprefix('Fused')}"
+    return f"added by onnxruntime: {operator}"
 
 
 def describe(profile: Profile, longest: int, *, single_nodes: bool) -> list[str]:
@@ -148,7 +161,8 @@ def describe(profile: Profile, longest: int, *, single_nodes: bool) -> list[str]
     for title, key in (("operator", lambda node: node.operator), ("part", lambda node: node.part)):
         lines += [ranked(title, [(key(node), node.seconds) for node in profile.nodes], longest), ""]
     if single_nodes:
-        lines += [ranked("node", [(f"{node.name} ({node.operator})", node.seconds) for node in profile.nodes], longest), ""]
+        named = [(f"{node.name} ({node.operator})", node.seconds) for node in profile.nodes]
+        lines += [ranked("node", named, longest), ""]
     return lines
 
 
@@ -167,19 +181,25 @@ def ranked(title: str, entries: Iterable[tuple[str, float]], longest: int) -> st
 
 
 def profile_torch(task: Task, steps: int, longest: int) -> str:
-    """PyTorch's own time by operator."""
+    """PyTorch's own time by operator, the median over steps that are profiled one by one."""
     from torch.profiler import ProfilerActivity, profile
 
     peer = PEERS["torch"](task)
     assert isinstance(peer, Torch)
     batch = batches(task)
     step_seconds = timed(peer.step, batch, steps)
-    with profile(activities=[ProfilerActivity.CPU]) as recorded:
-        for step in range(steps):
+    seconds: dict[str, list[float]] = defaultdict(list)
+    calls: dict[str, int] = {}
+    for step in range(steps):
+        with profile(activities=[ProfilerActivity.CPU]) as recorded:
             peer.step(*batch(step))
+        for event in recorded.key_averages():
+            seconds[event.key].append(event.self_cpu_time_total / 1e6)
+            calls[event.key] = event.count
+    medians = {key: statistics.median(times) for key, times in seconds.items()}
     rows = [
-        [event.key, str(round(event.count / steps)), milliseconds(event.self_cpu_time_total / 1e6 / steps)]
-        for event in sorted(recorded.key_averages(), key=lambda event: -event.self_cpu_time_total)[:longest]
+        [key, str(calls[key]), milliseconds(time)]
+        for key, time in sorted(medians.items(), key=lambda item: -item[1])[:longest]
     ]
     return f"PyTorch takes {milliseconds(step_seconds)} ms:\n\n{table(['operator', 'calls', 'ms'], rows)}\n"
 

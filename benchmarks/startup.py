@@ -84,8 +84,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for _ in range(runs):
             for peer in peers:
                 measured[peer].append(run(peer, path, options.threads))
-    rows = [[peer, *(f"{statistics.median(column):.2f}" for column in zip(*times, strict=True))]
-            for peer, times in measured.items()]
+    rows = [
+        [peer, *(f"{statistics.median(column):.2f}" for column in zip(*times, strict=True))]
+        for peer, times in measured.items()
+    ]
     lines = [table(["", "imports, s", "building, s", "first step, s", "all, s"], rows), ""]
     if len(peers) == 2:
         first, second = (measured[peer] for peer in peers)
@@ -102,6 +104,7 @@ def lenet5(folder: Path) -> Path:
     path = folder / "startup-lenet5.onnx"
     if not path.exists():
         import onnx
+
         import onnxtrain
 
         folder.mkdir(parents=True, exist_ok=True)

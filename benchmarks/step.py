@@ -14,7 +14,7 @@ import argparse
 import math
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from harness import (
     ForeignLoad,
@@ -84,7 +84,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def listed(known: dict[str, object]):  # noqa: ANN201 - a parser of one option
+def listed(known: Mapping[str, object]) -> Callable[[str], list[str]]:
     """A parser of comma-separated keys."""
 
     def parse_list(text: str) -> list[str]:
@@ -110,16 +110,14 @@ def compare(
     measured |= {peer: Measurement(problem=problem) for peer, problem in missing.items() if peer in by_peer}
     reference = measured.get(REFERENCE)
     if reference is not None and not reference.problem:
-        for peer, result in measured.items():
+        for result in measured.values():
             if not result.problem:
-                result.problem = losses_differ(result, reference, PEERS[peer].relative_tolerance)
+                result.problem = losses_differ(result, reference)
     return {peer: measured[peer] for peer in by_peer}
 
 
 def print_progress(model: str, batch: int, measured: dict[str, Measurement]) -> None:
-    parts = [
-        f"{peer} {result.problem or milliseconds(result.seconds) + ' ms'}" for peer, result in measured.items()
-    ]
+    parts = [f"{peer} {result.problem or milliseconds(result.seconds) + ' ms'}" for peer, result in measured.items()]
     print(f"{model} {batch}: {'; '.join(parts)}", file=sys.stderr)
 
 
@@ -158,13 +156,7 @@ def report(
             row.append(megabytes(result.peak))
         rows.append(row)
     lines = [table(header, rows), ""]
-    for peer in others:
-        if ratios[peer]:
-            lines.append(
-                f"{PEERS[peer].title} against {PEERS[REFERENCE].title}: geometric mean of the time ratios "
-                f"{geometric_mean(ratios[peer]):.2f} (worst {max(ratios[peer]):.2f}), of the memory ratios "
-                f"{geometric_mean(memory_ratios[peer]):.2f} (worst {max(memory_ratios[peer]):.2f})."
-            )
+    lines += [summary(peer, ratios[peer], memory_ratios[peer]) for peer in others if ratios[peer]]
     if problems:
         lines += ["", "Not measured:", "", *dict.fromkeys(problems)]
     lines += [
@@ -173,6 +165,15 @@ def report(
         f"{options.round_seconds:g} s. {load_line(foreign)}",
     ]
     return "\n".join(lines)
+
+
+def summary(peer: str, ratios: Sequence[float], memory_ratios: Sequence[float]) -> str:
+    """One sentence on all models together."""
+    return (
+        f"{PEERS[peer].title} against {PEERS[REFERENCE].title}: geometric mean of the time ratios "
+        f"{geometric_mean(ratios):.2f} (worst {max(ratios):.2f}), of the memory ratios "
+        f"{geometric_mean(memory_ratios):.2f} (worst {max(memory_ratios):.2f})."
+    )
 
 
 def geometric_mean(values: Sequence[float]) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
 from onnx.reference.ops.op_loop import Loop as StackingLoop
 from onnx.reference.ops.op_scan import Scan as ForwardScan
 
@@ -67,6 +68,23 @@ class Loop(StackingLoop):
         return (*states, *(np.stack(parts) if parts else np.zeros((0,), np.float32) for parts in collected))
 
 
+class SequenceInsert(OpRun):
+    """SequenceInsert at any place; ONNX's own puts an item for the end in front."""
+
+    def _run(self, items: list[np.ndarray], item: np.ndarray, place: np.ndarray | None = None) -> tuple[Any, ...]:  # type: ignore[override]
+        made = list(items)
+        index = len(made) if place is None else int(place)
+        made.insert(index + len(made) if index < 0 else index, item)
+        return (made,)
+
+
+class Optional(OpRun):
+    """Optional of a value that is there; ONNX's own makes a sequence of it."""
+
+    def _run(self, value: Any, **options: Any) -> tuple[Any, ...]:  # type: ignore[override]
+        return (value,)
+
+
 def evaluator(model: onnx.ModelProto) -> ReferenceEvaluator:
     """A reference evaluator of a model."""
-    return ReferenceEvaluator(model, new_ops=[Loop, Scan])
+    return ReferenceEvaluator(model, new_ops=[Loop, Optional, Scan, SequenceInsert])

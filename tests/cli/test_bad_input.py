@@ -92,7 +92,7 @@ def external(location: str) -> Callable[[Path], None]:
     return spoil
 
 
-def nodes(*parts: onnx.NodeProto, weights: bool = True) -> Callable[[Path], None]:
+def nodes(*parts: onnx.NodeProto, weights: bool = True, scalar: bool = False) -> Callable[[Path], None]:
     """Put another graph from input [N, 4] to logits [N, 3] into the model file."""
 
     def spoil(folder: Path) -> None:
@@ -100,7 +100,7 @@ def nodes(*parts: onnx.NodeProto, weights: bool = True) -> Callable[[Path], None
             list(parts),
             "bad",
             [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["N", 4])],
-            [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["N", 3])],
+            [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [] if scalar else ["N", 3])],
             [numpy_helper.from_array(np.ones((4, 3), np.float32), "weight")] if weights else [],
         )
         imports = [helper.make_opsetid("", 18), helper.make_opsetid("my.domain", 1)]
@@ -259,6 +259,12 @@ OPTIONS = [
         "metric without data",
         "metrics are measured on validation data; give --validation",
         fit("--metrics", "accuracy"),
+    ),
+    Mistake(
+        "metric without targets",
+        "metrics compare predictions with targets, which this loss does not take; leave them out",
+        fit("--loss", "output:logits", "--validation", "test.npz", "--metrics", "accuracy"),
+        spoil=nodes(helper.make_node("ReduceMean", ["weight"], ["logits"], keepdims=0), scalar=True),
     ),
     Mistake(
         "no validation file",

@@ -52,6 +52,17 @@ def test_evaluate_and_predict_need_no_gradient(files, success):
     np.testing.assert_array_equal(np.load(files / "p.npy") % 1, 0)
 
 
+def test_accuracy_reads_a_single_logit(files, success):
+    """A logit of 0.2 says yes: a probability of 0.55."""
+    onnx.save(onnxtrain.examples.mlp((4, 1)), files / "yes.onnx")
+    points = np.load(files / "test.npz")["input"]
+    scores = onnxruntime.InferenceSession(files / "yes.onnx").run(None, {"input": points})[0]
+    assert ((scores > 0) & (scores < 0.5)).any()
+    np.savez(files / "yes.npz", input=points, label=(scores > 0).astype(np.float32))
+    command = ("evaluate", "yes.onnx", "--data", "yes.npz", "--loss", "binary_cross_entropy", "--metrics", "accuracy")
+    assert json.loads(success(*command, "--json").out)["accuracy"] == 1.0
+
+
 @pytest.mark.parametrize("batch_size", [7, 256])
 def test_predict(files, success, batch_size):
     success("predict", "model.onnx", "--data", "test.npz", "--output", "p.npz", "--batch-size", batch_size)

@@ -129,6 +129,19 @@ def test_step_graph_runs_on_a_bare_session(batch) -> None:
         np.testing.assert_array_equal(session.state["w"], w)
 
 
+def test_training_models_of_older_opsets_are_upgraded(batch) -> None:
+    x, t = batch
+    older = SGD.replace("loss = ReduceMean<keepdims = 0>(s)", "m = ReduceMean<axes = [0, 1], keepdims = 0>(s)  loss = Squeeze<axes = [0]>(u)")
+    older = older.replace("loss = Squeeze", "u = Unsqueeze<axes = [0]>(m)  loss = Squeeze")
+    training = model(graph(MAIN), [entry(graph(older), {"w": "w_next"})], [initializer("w", WEIGHT)])
+    training.opset_import[0].version = 11
+    session = onnxtrain.TrainingSession(training)
+    loss, w = sgd_reference(WEIGHT.astype(np.float64), x, t, 0.1)
+    result = session.step({"x": x, "t": t, "rate": np.asarray(0.1, np.float32)})
+    np.testing.assert_allclose(result["loss"], loss, rtol=1e-5)
+    np.testing.assert_allclose(session.state["w"], w, rtol=1e-5)
+
+
 def _bindings(update: dict[str, str], algorithm: str = SGD, **options: object) -> onnx.ModelProto:
     return model(graph(MAIN), [entry(graph(algorithm), update, **options)], [initializer("w", WEIGHT)])
 

@@ -225,7 +225,9 @@ class Builder:
         return self.reshape(value, self.shape_of(like)).with_shape(shape)
 
     def zeros_like(self, value: Value) -> Value:
-        """Zeros of the type and shape of ``value``."""
+        """Zeros of the type and shape of ``value``; for a sequence, a sequence of zeros."""
+        if value.is_sequence:
+            return self.map_sequences([value], lambda items: items[0].op.zeros_like(items[0]))
         return self._filled(value, 0)
 
     def ones_like(self, value: Value) -> Value:
@@ -241,13 +243,26 @@ class Builder:
         return result.with_shape(value.shape)
 
     def sum_of(self, values: Sequence[Value]) -> Value:
-        """The sum of values of one shape (Add for two, one Sum node for more)."""
+        """The sum of values of one shape (Add for two, one Sum node for more), or of sequences, item by item."""
         if len(values) == 1:
             return values[0]
+        if values[0].is_sequence:
+            return self.map_sequences(values, lambda items: items[0].op.sum_of(items))
         if len(values) == 2:
             return values[0] + values[1]
         result = self.Sum(*values)
         return result.with_shape(values[0].shape)
+
+    def map_sequences(self, values: Sequence[Value], function: Callable[[list[Value]], Value]) -> Value:
+        """A sequence of what a function makes of the items, one of each of some sequences of equal length."""
+        body = self.body([], "item")
+        items = []
+        for value in values:
+            item = ir.Value(name=f"{body.unique_prefix()}item", type=ir.TensorType(value.dtype))
+            body.graph.inputs.append(item)
+            items.append(body.wrap(item))
+        body.output(function(items))
+        return self.SequenceMap(*values, body=body.graph)
 
     def transpose_last(self, value: Value) -> Value:
         """Swap the last two axes; works for an unknown rank, too."""

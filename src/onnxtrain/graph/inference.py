@@ -73,6 +73,9 @@ def infer_outputs(node: ir.Node) -> None:
     if node.op_type in _BODIES:
         _infer_from_body(node)
         return
+    if node.op_type in _SEQUENCES:
+        _infer_sequence(node)
+        return
     dtype = _dtype(node)
     shape = _shape(node)
     for index, output in enumerate(node.outputs):
@@ -84,6 +87,19 @@ def infer_outputs(node: ir.Node) -> None:
         node.outputs[1].shape = node.inputs[0].shape  # the log-probabilities
     if node.op_type in ("MaxPool", "TopK") and len(node.outputs) == 2:
         node.outputs[1].dtype = ir.DataType.INT64
+
+
+_SEQUENCES = frozenset({"SequenceConstruct", "SequenceInsert", "SequenceErase", "SplitToSequence", "SequenceMap"})
+
+
+def _infer_sequence(node: ir.Node) -> None:
+    """These give sequences of tensors of the element type that comes in, SequenceMap of its body's."""
+    sources = [value.dtype for value in node.inputs if value is not None]
+    if node.op_type == "SequenceMap":
+        sources = [value.dtype for value in node.attributes["body"].as_graph().outputs]
+    for output, dtype in zip(node.outputs, sources, strict=False):
+        if dtype is not None:
+            output.type = ir.SequenceType(ir.TensorType(dtype))
 
 
 # The attribute with a body whose outputs, after the first few, have the types of the node's outputs.

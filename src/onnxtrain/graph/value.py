@@ -67,6 +67,11 @@ class Value:
         """Whether the element type is a real floating one, so that a gradient can exist."""
         return is_float(self.ir)
 
+    @property
+    def is_sequence(self) -> bool:
+        """Whether it is a sequence of tensors."""
+        return isinstance(self.ir.type, ir.SequenceType)
+
     def constant(self) -> np.ndarray | None:
         """The array, where the value is an initializer or a Constant node that nothing varies; else ``None``."""
         if self.ir in self.op.variables:

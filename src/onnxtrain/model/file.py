@@ -15,6 +15,7 @@ from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 from onnxtrain.errors import ModelError
 from onnxtrain.model.checks import MAXIMUM_IR_VERSION, MAXIMUM_OPSET, check_model
 from onnxtrain.model.external import DataFiles, copy_with_changes, locate
+from onnxtrain.model.maps import maps_to_tensors
 from onnxtrain.model.skeleton import all_tensors, default_opset, is_large, unify_default_domain, without_data
 from onnxtrain.model.upgrade import upgrade_opset
 from onnxtrain.model.wire import CutOffError, Template, WireError, raw_bytes
@@ -142,7 +143,7 @@ class ModelFile:
 
         Initializers keep their names. Large ones are not copied: they refer to the tensors of this model, or to
         its data files, which are mapped when they are read. Those that are listed as graph inputs too are no
-        inputs any more. Sparse ones are dense. The domain "ai.onnx" is written "". Functions stay.
+        inputs any more. A ZipMap hands the tensor through that it was given. Sparse ones are dense. The domain "ai.onnx" is written "". Functions stay.
 
         Args:
             minimum_opset: The opset that the copy has at least.
@@ -163,6 +164,7 @@ class ModelFile:
         proto = without_data(self.proto)
         unify_default_domain(proto)
         _make_sparse_dense(proto.graph)
+        maps_to_tensors(proto.graph)
         names = {tensor.name for tensor in proto.graph.initializer}
         inputs = [value for value in proto.graph.input if value.name not in names]
         del proto.graph.input[:]

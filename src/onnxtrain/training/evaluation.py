@@ -15,7 +15,7 @@ from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.runtime.step import StepSession
 from onnxtrain.training.data import Batch, Dataset
-from onnxtrain.training.metrics import MeanAccumulator, resolve_metric
+from onnxtrain.training.metrics import MeanAccumulator
 from onnxtrain.training.subject import Subject
 from onnxtrain.training_info.build import Names
 from onnxtrain.training_info.lower import StepGraph, drop_unused_inputs
@@ -40,14 +40,15 @@ class Evaluator:
         self._names = names
         self._with_loss: StepSession | None = None
         self._plain: StepSession | None = None
-        outputs = [_as_tensor(value) for value in subject.model.graph.outputs]
-        self._outputs = [str(value.name) for value in outputs if isinstance(value.type, ir.TensorType)]
+        self._outputs = [
+            str(value.name) for value in subject.model.graph.outputs if isinstance(value.type, ir.TensorType)
+        ]
 
     def evaluate(self, dataset: Dataset, batch_size: int, metrics: Sequence[Any]) -> dict[str, float]:
         """Averages of loss and metrics over a dataset."""
         if self._with_loss is None:
             self._with_loss = self._session(with_loss=True)
-        resolved = [resolve_metric(metric) for metric in metrics]
+        resolved = self._subject.resolve_metrics(metrics)
         prediction = str(self._subject.prediction.name)
         means = {name: MeanAccumulator() for name in ("loss", *(metric.name for metric in resolved))}
         for batch in self._batches(dataset, batch_size):
@@ -141,13 +142,6 @@ def _filled(batch: Batch, size: int) -> dict[str, np.ndarray]:
     if not missing:
         return batch.inputs
     return {name: np.concatenate([array, np.repeat(array[-1:], missing, 0)]) for name, array in batch.inputs.items()}
-
-
-def _as_tensor(value: ir.Value) -> ir.Value:
-    producer = value.producer()
-    if producer is not None and producer.op_type == "ZipMap" and producer.inputs[0] is not None:
-        return producer.inputs[0]
-    return value
 
 
 def _on_copy(subject: Subject, model: ir.Model) -> Subject:

@@ -14,7 +14,7 @@ from onnxtrain.training.callbacks import Callback, CallbackList, EarlyStopping, 
 from onnxtrain.training.checkpoint import CheckpointStore
 from onnxtrain.training.data import Dataset
 from onnxtrain.training.evaluation import fixed_batch_size
-from onnxtrain.training.metrics import MeanAccumulator, NamedMetric, resolve_metric
+from onnxtrain.training.metrics import MeanAccumulator, NamedMetric
 from onnxtrain.training.schedules import Schedule, resolve_schedule
 
 if TYPE_CHECKING:
@@ -104,10 +104,11 @@ def fit(
         total_steps=None if per_epoch is None else per_epoch * epochs,
         steps_per_epoch=per_epoch,
     )
+    measured = trainer._subject.resolve_metrics(metrics)
     history = History()
     listeners = CallbackList([history, *callbacks])
     store = None if checkpoint is None else CheckpointStore(checkpoint, keep)
-    loop = _Loop(trainer, dataset, held_out, [resolve_metric(metric) for metric in metrics], rate, listeners, store)
+    loop = _Loop(trainer, dataset, held_out, measured, rate, listeners, store)
     loop.batch_size, loop.fixed, loop.shuffle, loop.every = size, fixed, shuffle, checkpoint_every
     loop.state = TrainingState(epochs=epochs, steps_per_epoch=per_epoch)
     if resume:

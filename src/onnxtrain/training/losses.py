@@ -88,7 +88,7 @@ class SoftmaxCrossEntropy(Loss):
 
     def build(self, op: Builder, prediction: Value, target: Value) -> LossTerms:
         """Emit the loss on logits; integer targets are labels, floating ones distributions over classes."""
-        axis = self._axis(prediction)
+        axis = self.class_axis(prediction)
         self._check_weights(prediction, axis)
         if target.is_float:
             return self._on_distributions(op, prediction, target, axis)
@@ -156,7 +156,12 @@ class SoftmaxCrossEntropy(Loss):
         total = -op.ReduceSum(terms, keepdims=0).with_shape(())
         return LossTerms((total / rows).with_shape(()), rows)
 
-    def _axis(self, prediction: Value) -> int:
+    def class_axis(self, prediction: Value) -> int:
+        """The class axis of the logits, from 1.
+
+        Raises:
+            OptionError: The logits have no such axis.
+        """
         rank = node_rank(prediction)
         if rank < 2:
             raise OptionError(
@@ -178,7 +183,7 @@ class SoftmaxCrossEntropy(Loss):
         shape = prediction.shape
         if kind == "values" or shape is None:
             return shape
-        axis = self._axis(prediction)
+        axis = self.class_axis(prediction)
         return tuple(size for index, size in enumerate(shape) if index != axis)
 
     def target_dtype(self, prediction: Value, kind: TargetKind) -> ir.DataType:
@@ -187,7 +192,7 @@ class SoftmaxCrossEntropy(Loss):
 
     def classes(self, prediction: Value) -> int | None:
         """The size of the class axis, where it is known."""
-        size = None if prediction.shape is None else prediction.shape[self._axis(prediction)]
+        size = None if prediction.shape is None else prediction.shape[self.class_axis(prediction)]
         return size if isinstance(size, int) else None
 
 

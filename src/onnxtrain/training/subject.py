@@ -20,7 +20,17 @@ from onnxtrain.model.modes import train_batch_norm, train_dropout
 from onnxtrain.model.parameters import Initializer, parameter_table
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.training.data import Dataset, TensorSpec
-from onnxtrain.training.losses import LOSSES, CustomLoss, Loss, LossTerms, TargetKind, examples
+from onnxtrain.training.losses import (
+    LOSSES,
+    BinaryCrossEntropy,
+    CustomLoss,
+    Loss,
+    LossTerms,
+    SoftmaxCrossEntropy,
+    TargetKind,
+    examples,
+)
+from onnxtrain.training.metrics import NamedMetric, resolve_metric
 from onnxtrain.training.model_loss import ModelLoss
 from onnxtrain.training_info.build import Clipping, Names, Recipe
 
@@ -115,6 +125,28 @@ class Subject:
             return
         prediction = Builder(ir.Graph([], [], nodes=[]), 18).wrap(self.prediction)
         dataset.validate(classes=loss.classes(prediction), ignore_index=getattr(loss, "ignore_index", None))
+
+    def resolve_metrics(self, metrics: Sequence[Any]) -> list[NamedMetric]:
+        """Metrics by name or as functions, told how to read this model's predictions.
+
+        Predictions are logits where the loss takes logits: a single one says yes above 0, not above 0.5. Classes
+        lie on the loss's class axis, and labels that it ignores do not count.
+
+        Raises:
+            OptionError: There is no such metric, or there are no targets to compare with.
+        """
+        if metrics and self.target is None:
+            raise OptionError(
+                "metrics compare predictions with targets, which this loss does not take; leave them out."
+            )
+        options: dict[str, dict[str, Any]] = {}
+        if isinstance(self.loss, BinaryCrossEntropy):
+            options["accuracy"] = {"threshold": 0.0}
+        elif isinstance(self.loss, SoftmaxCrossEntropy):
+            prediction = Builder(ir.Graph([], [], nodes=[]), 18).wrap(self.prediction)
+            reading = {"axis": self.loss.class_axis(prediction), "ignore_index": self.loss.ignore_index}
+            options = {"accuracy": reading, "softmax_cross_entropy": reading}
+        return [resolve_metric(m, **(options.get(m, {}) if isinstance(m, str) else {})) for m in metrics]
 
     def build_loss(self, op: Builder) -> LossTerms:
         """Emit the loss beside the model."""
@@ -233,27 +265,19 @@ def _loss_output(graph: ir.Graph, name: str) -> ir.Value:
 
 def _prediction(graph: ir.Graph, loss: Loss, name: str | None) -> tuple[ir.Value, bool]:
     """The value that the loss is built on, and whether it holds probabilities without their logits."""
-    outputs = [(value, _tensor(value)) for value in graph.outputs]
+    outputs = list(graph.outputs)
     if name is not None:
-        found = [tensor for value, tensor in outputs if value.name == name]
+        found = [value for value in outputs if value.name == name]
         if not found:
-            raise OptionError(f"output={name!r}, but the outputs are {', '.join(str(v.name) for v, _ in outputs)}.")
+            raise OptionError(f"output={name!r}, but the outputs are {', '.join(str(v.name) for v in outputs)}.")
     else:
-        found = [tensor for _, tensor in outputs if is_float(tensor)]
+        found = [value for value in outputs if is_float(value)]
     if not found or not is_float(found[0]):
         raise OptionError("The model has no floating output to build a loss on; name one with output=.")
     inner = _before_activation(found[0], loss)
-    labelled = any(not is_float(tensor) for _, tensor in outputs)
+    labelled = any(not is_float(value) for value in outputs)
     probabilities = labelled and inner is found[0] and "Softmax" in loss.trains_through and _sums_to_one(found[0])
     return inner, probabilities
-
-
-def _tensor(value: ir.Value) -> ir.Value:
-    """An output as a tensor: what a ZipMap at the end of a classifier was given."""
-    producer = value.producer()
-    if producer is not None and producer.op_type == "ZipMap" and producer.inputs[0] is not None:
-        return producer.inputs[0]
-    return value
 
 
 def _sums_to_one(value: ir.Value) -> bool:

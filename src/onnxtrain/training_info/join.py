@@ -8,6 +8,10 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import TrainingInfoError
+from onnxtrain.model.upgrade import upgrade_opset
+
+MINIMUM_OPSET = 18
+"""The oldest version of ONNX's operators that gradient rules emit; older models are upgraded for the step."""
 
 
 def joined_model(model: onnx.ModelProto, index: int) -> onnx.ModelProto:
@@ -41,7 +45,7 @@ def join(model: onnx.ModelProto, index: int, states: Iterable[str], *, folder: s
         states: Names of the initializers that training changes.
         folder: Where external data lies.
     """
-    working = ir.from_proto(joined_model(model, index))
+    working = ir.from_proto(upgrade_opset(joined_model(model, index), MINIMUM_OPSET))
     inputs = {value.name: value for value in working.graph.inputs}
     changing = set(states)
     for name, tensor in _initializers(model, index).items():

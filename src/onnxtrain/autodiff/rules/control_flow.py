@@ -1,8 +1,8 @@
 """If, Loop and Scan, differentiated through their bodies.
 
 A branch of the gradient of If computes its branch again and carries the gradient back in it. Loop and Scan
-record the states before every step as further scan outputs of the forward node; a Scan over the steps in
-reverse order computes each step again and carries the gradients of the states back through it.
+record the states before every step as further scan outputs of the forward node; another one of them over
+the steps in reverse order computes each step again and carries the gradients of the states back through it.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def _recorded(node: Node, graph: ir.Graph, value: ir.Value) -> Value:
 
 
 def _reversed(node: Node, steps: _Steps) -> _Found:
-    """Write the Scan that goes through the steps in reverse order."""
+    """Write the Scan or Loop that goes through the steps in reverse order."""
     op = node.op.body([], "gradient")
     values: Values = dict(steps.constants)
     records = [_input(op, state, values) for state in steps.states]
@@ -240,20 +240,18 @@ def _input(op: Builder, like: ir.Value, values: Values | None = None) -> ir.Valu
 
 
 def _emit(node: Node, steps: _Steps, op: Builder, inner: _Inner) -> _Found:
-    """Give the body its inputs and outputs, and emit the Scan with it."""
+    """Give the body its outputs, and emit the Scan or Loop with it."""
     initial: list[Value] = []
     results: list[Value] = []
     inputs: list[ir.Value] = []
     for record, carry, dy in zip(inner.records, inner.carried, steps.dstates, strict=True):
         if carry is not None and dy is not None:
-            node.rank(op.wrap(record))  # ONNX Runtime needs the ranks of what a Scan gives
             gradient = inner.gradients[record]
             results.append(op.zeros_like(op.wrap(record)) if gradient is None else gradient)
             inputs.append(carry)
             initial.append(dy)
     summed = [value for value in node.captured if inner.gradients.get(value.ir) is not None]
     for value in summed:
-        node.rank(value)
         total, gradient = _input(op, value.ir), inner.gradients[value.ir]
         assert gradient is not None
         results.append(op.wrap(total) + gradient)
@@ -268,26 +266,58 @@ def _emit(node: Node, steps: _Steps, op: Builder, inner: _Inner) -> _Found:
         op.output(result)
     remove_dead_nodes(op.graph)
     read = _read_slices(node, steps, inner)
-    op.graph.inputs.extend([*inputs, *(item.inner for item in read)])
-    made = node.op.several(
-        "Scan",
-        *initial,
-        *(item.outer for item in read),
-        outputs=len(results) + len(sent),
-        body=op.graph,
-        num_scan_inputs=len(read),
-        scan_input_axes=[item.axis for item in read],
-        scan_input_directions=[1 - item.direction for item in read],
-        scan_output_axes=[item.axis for item, _ in sent],
-        scan_output_directions=[1 - item.direction for item, _ in sent],
-    )
-    remaining = iter(made)
+    write = _loop_node if node.operator == "Loop" else _scan_node
+    remaining = iter(write(node, op, initial, inputs, read, [item for item, _ in sent]))
     dstates = [None if carry is None else next(remaining) for carry in inner.carried]
     sums = {value.ir: next(remaining) for value in summed}
     slices = {id(item): next(remaining) for item, _ in sent}
     return _Found(
         dstates, [slices.get(id(item)) for item in steps.taken], [sums.get(value.ir) for value in node.captured]
     )
+
+
+def _scan_node(
+    node: Node, op: Builder, initial: list[Value], inputs: list[ir.Value], read: list[_Slice], sent: list[_Slice]
+) -> Sequence[Value]:
+    for value in initial:
+        node.rank(value)  # ONNX Runtime needs the ranks of what a Scan gives
+    op.graph.inputs.extend([*inputs, *(item.inner for item in read)])
+    return node.op.several(
+        "Scan",
+        *initial,
+        *(item.outer for item in read),
+        outputs=len(op.graph.outputs),
+        body=op.graph,
+        num_scan_inputs=len(read),
+        scan_input_axes=[item.axis for item in read],
+        scan_input_directions=[1 - item.direction for item in read],
+        scan_output_axes=[item.axis for item in sent] or None,
+        scan_output_directions=[1 - item.direction for item in sent] or None,
+    )
+
+
+def _loop_node(
+    node: Node, op: Builder, initial: list[Value], inputs: list[ir.Value], read: list[_Slice], sent: list[_Slice]
+) -> Sequence[Value]:
+    """A Loop, which unlike Scan may have no step at all, takes its slices itself."""
+    assert not sent
+    outer = node.op
+    recorded = next(item.outer for item in read if item.outer.dtype == ir.DataType.INT64)
+    count = outer.Reshape(outer.dimension(recorded, 0), outer.ints())
+    last = outer.Sub(count, outer.constant(1, np.int64))
+    number = op.wrap(ir.Value(name=f"{op.unique_prefix()}number", type=ir.TensorType(ir.DataType.INT64)))
+    condition = op.wrap(ir.Value(name=f"{op.unique_prefix()}condition", type=ir.TensorType(ir.DataType.BOOL)))
+    op.graph.inputs.extend([number.with_shape(()).ir, condition.with_shape(()).ir, *inputs])
+    results = list(op.graph.outputs)
+    op.graph.outputs.clear()
+    op.output(condition)
+    op.graph.outputs.extend(results)
+    step = op.Sub(op.wrap(last.ir), number)
+    for item in read:
+        taken = op.Gather(op.wrap(item.outer.ir), step, axis=item.axis)
+        item.inner.replace_all_uses_with(taken.ir)
+    op.graph.sort()
+    return outer.several("Loop", count, None, *initial, outputs=len(initial), body=op.graph)
 
 
 def _read_slices(node: Node, steps: _Steps, inner: _Inner) -> list[_Slice]:

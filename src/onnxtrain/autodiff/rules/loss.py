@@ -50,7 +50,8 @@ def _per_label(node: Node, dy: Value, labels: _Labels) -> tuple[Value, Value | N
         return dy, None
     if labels.weight is None:
         total = op.count(node.input_required(1))
-        total = op.cast(total, dy.dtype)
+        known = total.constant()
+        total = op.cast(total, dy.dtype) if known is None else op.scalar(known, dy)
     else:
         total = op.ReduceSum(labels.weight, keepdims=0)
     return dy / total, total

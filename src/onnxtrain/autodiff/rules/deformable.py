@@ -1,0 +1,187 @@
+"""Col2Im, and the convolution whose windows are bent by offsets."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxtrain.autodiff.registry import Gradients, Node, describe, register_gradient
+from onnxtrain.autodiff.windows import spatial_sizes
+from onnxtrain.errors import GradientError
+from onnxtrain.graph import Builder, Value
+
+
+@register_gradient("Col2Im")
+def columns_to_image(node: Node, dy: Value) -> Gradients:
+    """y = Σ of the columns x at the places of their block: dx = the blocks of dy as columns.
+
+    A convolution with one filter per element of the block, each a single one, takes them out.
+    """
+    op, image, block = node.op, node.input_required(1), node.input_required(2)
+    known = block.constant()
+    if known is not None:
+        size = math.prod(int(n) for n in known)
+        filters = op.constant(np.eye(size).reshape(size, 1, *(int(n) for n in known)), dy.dtype)
+    else:
+        elements = op.ReduceProd(block, keepdims=1)
+        eye = op.EyeLike(op.ConstantOfShape(op.Concat(elements, elements, axis=0)), dtype=dy.dtype)
+        filters = op.Reshape(eye, op.Concat(elements, op.ints(1), block, axis=0))
+    single = op.Reshape(dy, op.Concat(op.ints(-1, 1), image, axis=0))
+    attributes = {name: node.attribute(name) for name in ("strides", "dilations", "pads")}
+    return op.Reshape(op.Conv(single, filters, **attributes), op.shape_of(node.x)).with_shape(node.x.shape)
+
+
+@dataclass(frozen=True)
+class _Corner:
+    """One of the four elements around each sampled point.
+
+    Attributes:
+        row: Of each point in the image as [batch * groups * height * width, channels].
+        weight: Of the element in the bilinear sum; 0 beyond the image's border.
+        by_y: Derivative of the weight by the point's y.
+        by_x: Derivative of the weight by the point's x.
+    """
+
+    row: Value
+    weight: Value
+    by_y: Value
+    by_x: Value
+
+
+@register_gradient("DeformConv")
+def deformable_convolution(node: Node, dy: Value) -> Gradients:
+    """y = w (mask s) with s = x at bent places: dw = dy (mask s)ᵀ, and with d = wᵀ dy: dmask = Σ d s.
+
+    dx adds d mask at the four elements around each place with their bilinear weights, doffset takes the
+    weights' derivatives instead. Two spatial axes, as every runtime has it.
+    """
+    op, x, weight = node.op, node.x, node.input_required(1)
+    mask = node.input(4)
+    group, bent = node.attribute("group", 1), node.attribute("offset_group", 1)
+    kernel = node.attribute("kernel_shape") or spatial_sizes(weight)
+    if kernel is None or len(kernel) != 2:
+        raise GradientError(
+            f"{describe(node.ir)}: its gradient is for two spatial axes of a kernel whose size is known, but "
+            f"the kernel is {'of unknown size' if kernel is None else kernel}; set kernel_shape."
+        )
+    places, corners = _corners(node, tuple(kernel), bent)
+    positions = math.prod(kernel)
+    # [batch, groups, positions, height, width, channels] for x around each place, and for d.
+    image = _rows(op, x, bent)
+    around = [op.Gather(image, corner.row, axis=0) for corner in corners]
+    last = op.ints(-1)
+    wide_mask = None if mask is None else op.Reshape(mask, op.Shape(places))
+    d = _from_output(op, dy, weight, group, bent, positions)
+    products = [op.ReduceSum(d * element, last, keepdims=0) for element in around]
+    dmask = None
+    if mask is not None:
+        terms = [corner.weight * p for corner, p in zip(corners, products, strict=True)]
+        dmask = op.reshape_like(op.Sum(*terms), mask)
+    masked = d if wide_mask is None else d * op.Unsqueeze(wide_mask, last)
+    if wide_mask is not None:
+        products = [p * wide_mask for p in products]
+    by_y = op.Sum(*(corner.by_y * p for corner, p in zip(corners, products, strict=True)))
+    by_x = op.Sum(*(corner.by_x * p for corner, p in zip(corners, products, strict=True)))
+    both = op.Concat(op.Unsqueeze(by_y, op.ints(3)), op.Unsqueeze(by_x, op.ints(3)), axis=3)
+    doffset = op.reshape_like(both, node.input_required(2))
+    weighted = [op.Unsqueeze(c.weight, last) * v for c, v in zip(corners, around, strict=True)]
+    sampled = op.Sum(*weighted)
+    if wide_mask is not None:
+        sampled = sampled * op.Unsqueeze(wide_mask, last)
+    dw = _weight_gradient(op, dy, sampled, weight, group)
+    dx = _add_to_image(op, masked, corners, image, x, bent)
+    db = None if node.input(3) is None else op.ReduceSum(dy, op.ints(0, 2, 3), keepdims=0)
+    return dx, dw, doffset, db, dmask
+
+
+def _corners(node: Node, kernel: tuple[int, int], bent: int) -> tuple[Value, list[_Corner]]:
+    """The y of every sampled point [batch, groups, positions, height, width], and what lies around it."""
+    op, x, offset = node.op, node.x, node.input_required(2)
+    strides, dilations = node.attribute("strides") or [1, 1], node.attribute("dilations") or [1, 1]
+    pads = node.attribute("pads") or [0] * 4
+    counts = op.Shape(offset, start=2)
+    shape = op.Concat(op.Shape(x, end=1), op.ints(bent, math.prod(kernel), 2), counts, axis=0)
+    split = op.several("Split", op.Reshape(offset, shape), outputs=2, axis=3, num_outputs=2)
+    grid = np.stack([g.reshape(-1) for g in np.indices(kernel)])
+    lows, parts = [], []
+    for axis in (0, 1):
+        number = op.Range(op.constant(0, np.int64), _scalar(op, offset, 2 + axis), op.constant(1, np.int64))
+        starts = op.cast(number, x.dtype) * float(strides[axis]) - float(pads[axis])
+        starts = op.Unsqueeze(starts, op.ints(1)) if axis == 0 else starts
+        within = op.constant((grid[axis] * dilations[axis]).reshape(-1, 1, 1), x.dtype)
+        point = op.Squeeze(split[axis], op.ints(3)) + starts + within
+        lows.append(op.Floor(point))
+        parts.append(point - lows[-1])
+    height, width = op.dimension(x, 2), op.dimension(x, 3)
+    images = op.Range(op.constant(0, np.int64), op.Squeeze(op.Shape(x, end=1)), op.constant(1, np.int64))
+    first = op.Unsqueeze(images, op.ints(1)) * bent + np.arange(bent)
+    first = op.Unsqueeze(first, op.ints(2, 3, 4))
+    corners = []
+    for down in (0, 1):
+        for right in (0, 1):
+            row, column = op.cast(lows[0] + down, first.dtype), op.cast(lows[1] + right, first.dtype)
+            inside = op.cast(op.And(_within(op, row, height), _within(op, column, width)), x.dtype)
+            share_y = parts[0] if down else 1 - parts[0]
+            share_x = parts[1] if right else 1 - parts[1]
+            row, column = _clip(op, row, height), _clip(op, column, width)
+            flat = (first * height + row) * width + column
+            toward_y = share_x * inside * (1.0 if down else -1.0)
+            toward_x = share_y * inside * (1.0 if right else -1.0)
+            corners.append(_Corner(flat, share_y * share_x * inside, toward_y, toward_x))
+    return lows[0], corners
+
+
+def _scalar(op: Builder, x: Value, axis: int) -> Value:
+    return op.Squeeze(op.dimension(x, axis))
+
+
+def _within(op: Builder, index: Value, size: Value) -> Value:
+    return op.And(op.GreaterOrEqual(index, op.ints(0)), op.Less(index, size))
+
+
+def _clip(op: Builder, index: Value, size: Value) -> Value:
+    return op.Max(op.Min(index, size - 1), op.ints(0))
+
+
+def _rows(op: Builder, x: Value, groups: int) -> Value:
+    """[batch * groups * height * width, channels / groups]: what a place needs lies together."""
+    shape = op.Concat(op.Shape(x, end=1), op.ints(groups), op.dimension(x, 1) / groups, axis=0)
+    split = op.Reshape(x, op.Concat(shape, op.Shape(x, start=2), axis=0))
+    return op.Flatten(op.Transpose(split, perm=[0, 1, 3, 4, 2]), axis=4)
+
+
+def _from_output(op: Builder, dy: Value, weight: Value, group: int, bent: int, positions: int) -> Value:
+    """Wᵀ dy, [batch, offset groups, positions, height, width, channels]."""
+    counts = op.Shape(dy, start=2)
+    rows = op.Shape(weight, end=1) / group
+    outputs = op.Reshape(dy, op.Concat(op.Shape(dy, end=1), op.ints(group), rows, op.ints(-1), axis=0))
+    filters = op.Reshape(weight, op.Concat(op.ints(group), rows, op.ints(-1), axis=0))
+    columns = op.MatMul(op.Transpose(filters, perm=[0, 2, 1]), outputs)
+    shape = op.Concat(op.Shape(dy, end=1), op.ints(bent, -1, positions), counts, axis=0)
+    return op.Transpose(op.Reshape(columns, shape), perm=[0, 1, 3, 4, 5, 2])
+
+
+def _weight_gradient(op: Builder, dy: Value, sampled: Value, weight: Value, group: int) -> Value:
+    """Σ over batch and places of dy times what was sampled, per group."""
+    rows = op.Shape(weight, end=1) / group
+    outputs = op.Reshape(dy, op.Concat(op.Shape(dy, end=1), op.ints(group), rows, op.ints(-1), axis=0))
+    columns = op.Transpose(sampled, perm=[0, 3, 4, 1, 5, 2])  # batch, place, channel, position
+    inputs = op.dimension(weight, 1)
+    kernel = op.ReduceProd(op.Shape(weight, start=2), keepdims=1)
+    shape = op.Concat(op.Shape(dy, end=1), op.ints(-1, group), inputs * kernel, axis=0)
+    columns = op.Transpose(op.Reshape(columns, shape), perm=[0, 2, 1, 3])
+    total = op.ReduceSum(op.MatMul(outputs, columns), op.ints(0), keepdims=0)
+    return op.Reshape(total, op.shape_of(weight)).with_shape(weight.shape)
+
+
+def _add_to_image(op: Builder, masked: Value, corners: list[_Corner], image: Value, x: Value, groups: int) -> Value:
+    """Add every sample's gradient to the four elements around its place."""
+    total = op.zeros_like(image)
+    for corner in corners:
+        rows = op.Flatten(op.Unsqueeze(corner.weight, op.ints(-1)) * masked, axis=5)
+        places = op.Reshape(corner.row, op.ints(-1, 1))
+        total = op.ScatterND(total, places, rows, reduction="add")
+    sizes = op.Concat(op.Shape(x, end=1), op.ints(groups), op.Shape(x, start=2), op.ints(-1), axis=0)
+    return op.reshape_like(op.Transpose(op.Reshape(total, sizes), perm=[0, 1, 4, 2, 3]), x)

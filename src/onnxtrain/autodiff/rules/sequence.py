@@ -1,0 +1,73 @@
+"""Sequences and optionals of tensors: the gradient of a sequence is the sequence of its items' gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
+from onnxtrain.graph import Value
+
+
+@register_gradient("SequenceConstruct")
+def sequence_construct(node: Node, dy: Value) -> Gradients:
+    """y = [x_0, x_1, ...]: dx_i = dy[i]."""
+    op = node.op
+    return [op.SequenceAt(dy, op.constant(index, np.int64)) for index in range(len(node.inputs))]
+
+
+@register_gradient("SequenceAt")
+def sequence_at(node: Node, dy: Value) -> Gradients:
+    """y = x[i]: dx = zeros with dy in place i."""
+    op = node.op
+    place = _from_start(node, node.input_required(1))
+    others = op.SequenceErase(op.zeros_like(node.x), place)
+    return op.SequenceInsert(others, dy, place), None
+
+
+@register_gradient("SequenceInsert")
+def sequence_insert(node: Node, dy: Value) -> Gradients:
+    """y = x with an item more in place i: dx = dy without it, ditem = dy[i]."""
+    op, given = node.op, node.input(2)
+    place = op.SequenceLength(node.x) if given is None else _from_start(node, given)
+    return op.SequenceErase(dy, place), op.SequenceAt(dy, place), None
+
+
+@register_gradient("SequenceErase")
+def sequence_erase(node: Node, dy: Value) -> Gradients:
+    """y = x without item i: dx = dy with zeros in that place."""
+    op, given = node.op, node.input(1)
+    place = _from_start(node, op.constant(-1, np.int64) if given is None else given)
+    return op.SequenceInsert(dy, op.zeros_like(op.SequenceAt(node.x, place)), place), None
+
+
+@register_gradient("SplitToSequence")
+def split_to_sequence(node: Node, dy: Value) -> Gradients:
+    """y = [parts of x along an axis]: dx = the items of dy one after the other."""
+    alone = node.input(1) is None and node.attribute("keepdims", 1) == 0
+    return node.op.ConcatFromSequence(dy, axis=node.attribute("axis", 0), new_axis=int(alone))
+
+
+@register_gradient("ConcatFromSequence")
+def concat_from_sequence(node: Node, dy: Value) -> Gradients:
+    """y = the items of x one after the other or stacked along an axis: dx = [parts of dy]."""
+    op, axis = node.op, node.attribute("axis")
+    if node.attribute("new_axis", 0):
+        return op.SplitToSequence(dy, None, axis=axis, keepdims=0)
+    sizes = op.map_sequences([node.x], lambda items: items[0].op.dimension(items[0], axis))
+    return op.SplitToSequence(dy, op.ConcatFromSequence(sizes, axis=0), axis=axis)
+
+
+@register_gradient("Optional", "OptionalGetElement")
+def optional(node: Node, dy: Value) -> Gradients:
+    """y = x, which may be absent but is not where a gradient arrives: dx = dy."""
+    return dy
+
+
+def _from_start(node: Node, position: Value) -> Value:
+    """A position in a sequence, counted from its start."""
+    op = node.op
+    known = position.constant()
+    if known is not None and known >= 0:
+        return position
+    length = op.cast(op.SequenceLength(node.x), position.dtype)
+    return op.Where(op.Less(position, op.scalar(0, position)), op.Add(position, length), position)
