@@ -71,7 +71,7 @@ class Loop(StackingLoop):
 class SequenceInsert(OpRun):
     """SequenceInsert at any place; ONNX's own puts an item for the end in front."""
 
-    def _run(self, items: list[np.ndarray], item: np.ndarray, place: np.ndarray | None = None) -> tuple[Any, ...]:  # type: ignore[override]
+    def _run(self, items: list[np.ndarray], item: np.ndarray, place: np.ndarray | None = None) -> tuple[Any, ...]:
         made = list(items)
         index = len(made) if place is None else int(place)
         made.insert(index + len(made) if index < 0 else index, item)
@@ -81,7 +81,7 @@ class SequenceInsert(OpRun):
 class Optional(OpRun):
     """Optional of a value that is there; ONNX's own makes a sequence of it."""
 
-    def _run(self, value: Any, **options: Any) -> tuple[Any, ...]:  # type: ignore[override]
+    def _run(self, value: Any, **options: Any) -> tuple[Any, ...]:
         return (value,)
 
 

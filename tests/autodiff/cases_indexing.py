@@ -6,7 +6,7 @@ from case import apart, case, fixed, normal
 
 def gather(shape, indices, axis=0, dtype=np.int64):
     array = np.array(indices, dtype=dtype)
-    label = f"{shape}-{array.shape}-axis{axis}-{array.dtype}"
+    label = f"{shape}-{indices if array.ndim == 0 else array.shape}-axis{axis}-{array.dtype}"
     return case("Gather", normal(*shape), array, label=label, wrt=["a"], axis=axis)
 
 

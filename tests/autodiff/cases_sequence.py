@@ -33,7 +33,7 @@ CASES = [
     ),
     model(
         "Sequence-at-twice",
-        TWO,
+        "float[2,3] a, float[2,3] b",
         """
         s = SequenceConstruct (a, b)
         zero = Constant <value = int64 {0}> ()
@@ -42,7 +42,8 @@ CASES = [
         second = SequenceAt (s, last)
         y = Mul (first, second)
         """,
-        *PAIR,
+        normal(2, 3),
+        normal(2, 3, seed=1),
     ),
     model(
         "Sequence-insert-erase",

@@ -23,6 +23,8 @@ ELSEWHERE = {
     "output": "--prediction; --output is the file that is written",
     "options": "Python only: providers, profiles",
     "callbacks": "Python only",
+    "masks": "Python only: what prune makes",
+    "sparsify": "Python only: what prune makes",
     "trainer": "fit's own",
 }
 

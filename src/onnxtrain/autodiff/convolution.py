@@ -74,9 +74,17 @@ def _from_columns(windows: Windows, x: Value, dy: Value, static: tuple[int, ...]
     padded = windows.padded(x, windows.axes)
     slices = [windows.at(padded, position, windows.axes) for position in windows.positions]
     columns = slices[0] if len(slices) == 1 else op.Concat(*slices, axis=1)
-    left = op.reshape(dy, (0, outputs, -1)).with_shape((None, outputs, None))
-    right = op.reshape(columns, (0, inputs * len(slices), -1)).with_shape((None, inputs * len(slices), None))
+    left = op.Reshape(dy, op.ints(0, outputs, _pixels(dy)))
+    right = op.Reshape(columns, op.ints(0, inputs * len(slices), _pixels(dy)))
+    left.with_shape((None, outputs, None))
+    right.with_shape((None, inputs * len(slices), None))
     return op.ReduceSum(op.MatMul(left, op.transpose_last(right)), op.ints(0), keepdims=0)
+
+
+def _pixels(value: Value) -> int:
+    """The number of spatial positions to reshape to, or -1: an empty batch does not tell it."""
+    sizes = spatial_sizes(value)
+    return -1 if sizes is None else math.prod(sizes)
 
 
 def _per_position(windows: Windows, x: Value, dy: Value, static: tuple[int, ...]) -> Value:
@@ -96,7 +104,7 @@ def _grouped_per_position(windows: Windows, x: Value, dy: Value, static: tuple[i
     """As above with a batch axis of groups."""
     op, rank, (outputs, inputs, *_) = windows.op, windows.rank, static
     axes = range(2, 2 + rank)
-    split = op.reshape(dy, (0, group, outputs // group, -1))
+    split = op.Reshape(dy, op.ints(0, group, outputs // group, _pixels(dy)))
     left = op.reshape(op.Transpose(split, perm=[1, 2, 0, 3]), (group, outputs // group, -1))
     kept = [0] * (1 + rank)
     last = op.Reshape(op.Transpose(x, perm=[0, *windows.axes, 1]), op.ints(*kept, group, inputs))

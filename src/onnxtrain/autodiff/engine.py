@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxtrain.autodiff import registry
-from onnxtrain.autodiff.expand import expand, find_body
+from onnxtrain.autodiff.expand import expand, expand_registered, find_body
 from onnxtrain.autodiff.registry import Node, describe
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder, Value
@@ -170,11 +170,15 @@ class Engine:
                     missing += self._missing_inside(node, route) if subgraphs(node) else []
                     continue
                 body = find_body(node, self.opsets, self.functions)
-                if body is None:
-                    missing.append(node)
-                else:
+                written = registry.find_registered_body(node.op_type, node.domain)
+                if body is not None:
                     expand(node, body, self._renamed)
-                    expanded = True
+                elif written is not None:
+                    expand_registered(node, written, self.opsets.get("", 1), self._renamed)
+                else:
+                    missing.append(node)
+                    continue
+                expanded = True
             if not expanded:
                 return missing
             if self.graph.opset_imports:  # a main graph: rules profit from the shapes inside the bodies

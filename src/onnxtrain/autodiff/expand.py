@@ -10,6 +10,8 @@ import onnx
 import onnx_ir as ir
 from onnx import defs, version_converter
 
+from onnxtrain.autodiff.registry import Body, Node
+from onnxtrain.graph import Builder
 from onnxtrain.graph.clone import Values, clone_nodes
 from onnxtrain.graph.inference import infer_outputs
 
@@ -134,6 +136,22 @@ def expand(node: ir.Node, body: ir.Function, renamed: dict[ir.Value, ir.Value]) 
         renamed[old] = result
     graph.remove(node, safe=True)
     return new
+
+
+def expand_registered(node: ir.Node, body: Body, opset: int, renamed: dict[ir.Value, ir.Value]) -> None:
+    """Put the nodes that a registered body writes in the place of a node; ``renamed`` as in :func:`expand`."""
+    graph = node.graph
+    assert isinstance(graph, ir.Graph)
+    op = Builder(graph, opset, before=node)
+    op.scope = f"{node.name or node.op_type}/{next(_names)}"
+    op.prefix = f"{op.scope}/"
+    for old, result in zip(node.outputs, body(Node(node, op)), strict=False):
+        if result is None:
+            continue
+        named = op.Identity(result).ir  # a name of its own: the body may hand an input through
+        _take_place(old, named)
+        renamed[old] = named
+    graph.remove(node, safe=True)
 
 
 def _take_place(old: ir.Value, new: ir.Value) -> None:

@@ -170,6 +170,38 @@ class Entry:
     reason: str = ""
 
 
+Body = Callable[["Node"], Sequence["Value | None"]]
+"""Writes an operator in others: gets the node, returns its outputs (``None`` for one that nobody can ask for)."""
+
+_bodies: dict[tuple[str, str], Body] = {}
+
+
+def register_body(*operators: str, domain: str) -> Callable[[Body], Body]:
+    """Register how operators are written in standard ones, for those that no rule and no schema covers.
+
+    Where a gradient goes through such a node, the nodes of the body take its place.
+    """
+
+    def decorate(function: Body) -> Body:
+        for operator in operators:
+            _bodies[_canonical(domain), operator] = function
+        return function
+
+    return decorate
+
+
+def find_registered_body(operator: str, domain: str) -> Body | None:
+    """The registered body of an operator, or ``None``."""
+    _load_rules()
+    return _bodies.get((_canonical(domain), operator))
+
+
+def registered_bodies() -> list[tuple[str, str]]:
+    """(domain, operator) of all operators with a registered body."""
+    _load_rules()
+    return list(_bodies)
+
+
 _entries: dict[tuple[str, str], list[Entry]] = {}
 
 

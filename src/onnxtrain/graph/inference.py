@@ -13,7 +13,7 @@ from onnxtrain.graph.value import Dimension, dimensions
 _BOOLEAN = frozenset(
     {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And", "Or", "Xor", "Not", "IsNaN", "IsInf"}
 )
-_INT64 = frozenset({"Shape", "Size", "NonZero", "ArgMax", "ArgMin"})
+_INT64 = frozenset({"Shape", "Size", "NonZero", "ArgMax", "ArgMin", "SequenceLength"})
 _ELEMENTWISE = frozenset(
     {"Add", "Sub", "Mul", "Div", "Pow", "Mod", "Min", "Max", "Sum", "Mean", "Where", "And", "Or", "Xor"}
     | {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"}

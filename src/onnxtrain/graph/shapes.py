@@ -50,7 +50,7 @@ def _infer(model: ir.Model) -> None:
         del added
     _hide_computed_slices(proto.graph)
     inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
-    _copy(graph, ir.serde.deserialize_graph(inferred.graph))
+    _copy(graph, inferred.graph)
 
 
 def _hide_computed_slices(graph: onnx.GraphProto) -> None:
@@ -85,26 +85,28 @@ _SMALL = 1024
 """Bytes; tensors up to this size take part in inference by their values (shapes, axes, repeats)."""
 
 
-def _copy(graph: ir.Graph, inferred: ir.Graph) -> None:
-    found = {v.name: v for node in inferred for v in node.outputs if v.name}
+def _copy(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
+    found = {info.name: info.type for info in (*inferred.value_info, *inferred.output)}
     for node in graph:
         for value in node.outputs:
             other = found.get(value.name or "")
-            if other is not None:
-                if other.type is not None and value.type is None:
-                    value.type = other.type
-                if other.shape is not None:
-                    value.shape = _better(value.shape, other.shape)
-    for node, other_node in zip(graph, inferred, strict=False):
-        for name, attribute in node.attributes.items():
-            if attribute.type == ir.AttributeType.GRAPH and name in other_node.attributes:
-                _copy(attribute.as_graph(), other_node.attributes[name].as_graph())
+            if other is None:
+                continue
+            if value.type is None:
+                value.type = ir.serde.deserialize_type_proto_for_type(other)
+            tensor = other.tensor_type
+            if tensor.HasField("shape"):
+                value.shape = _better(value.shape, ir.serde.deserialize_type_proto_for_shape(other))
+    for node, other_node in zip(graph, inferred.node, strict=False):
+        for attribute in other_node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH and attribute.name in node.attributes:
+                _copy(node.attributes[attribute.name].as_graph(), attribute.g)
 
 
-def _better(old: ir.Shape | None, new: ir.Shape) -> ir.Shape:
+def _better(old: ir.Shape | None, new: ir.Shape | None) -> ir.Shape | None:
     """Per axis what says more: a size, then a symbol that the model itself gave, then a new symbol."""
-    if old is None or len(old) != len(new):
-        return new
+    if old is None or new is None or len(old) != len(new):
+        return old if new is None else new
     chosen = [
         b if isinstance(b, int) or (not isinstance(a, int) and a.value is None) else a
         for a, b in zip(old, new, strict=True)

@@ -12,6 +12,7 @@ from onnxtrain.operators.arithmetic import Tensor, Wide, where
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.operators.reference import evaluate
 from onnxtrain.operators.schema import FRACTION, Attribute, OptimizerSchema, State
+from onnxtrain.operators.sparsity import Sparsity
 
 ALPHA, BETA, EPSILON = 0.9, 0.999, 1e-6
 
@@ -118,6 +119,8 @@ class Adam(Optimizer):
         epsilon: 0 or more.
         norm_coefficient: Weight decay that joins the gradient, 0 or more.
         norm_coefficient_post: Decay of the updated parameter, in [0, 1).
+        sparsity: Scale the updates so that the model becomes sparse; see
+            :class:`~onnxtrain.operators.sparsity.Sparsity`.
 
     Raises:
         OptionError: A number is outside its range.
@@ -143,3 +146,4 @@ class Adam(Optimizer):
     epsilon: float = EPSILON
     norm_coefficient: float = 0.0
     norm_coefficient_post: float = 0.0
+    sparsity: Sparsity | None = None

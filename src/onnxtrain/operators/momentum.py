@@ -12,6 +12,7 @@ from onnxtrain.operators.arithmetic import Tensor, Wide, where
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.operators.reference import evaluate
 from onnxtrain.operators.schema import FRACTION, Attribute, OptimizerSchema, State
+from onnxtrain.operators.sparsity import Sparsity
 
 
 def rule(
@@ -99,6 +100,8 @@ class Momentum(Optimizer):
         beta: 0 or more.
         mode: "standard" or "nesterov".
         norm_coefficient: Weight decay that joins the gradient, 0 or more.
+        sparsity: Scale the updates so that the model becomes sparse; see
+            :class:`~onnxtrain.operators.sparsity.Sparsity`.
 
     Raises:
         OptionError: A number is outside its range, or the mode is unknown.
@@ -119,3 +122,4 @@ class Momentum(Optimizer):
     beta: float = 1.0
     mode: str = "standard"
     norm_coefficient: float = 0.0
+    sparsity: Sparsity | None = None

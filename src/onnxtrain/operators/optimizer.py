@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar, Self
 
 from onnxtrain.errors import OperatorError, OptionError
 from onnxtrain.operators.schema import NOT_NEGATIVE, OptimizerSchema, State
+from onnxtrain.operators.sparsity import Sparsity
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,23 @@ class Optimizer:
     def states(self) -> tuple[State, ...]:
         """What is kept for each parameter, with initial values, in the order of the operator's inputs."""
         return self.schema.used_states(self.schema.complete(self.node_attributes()))
+
+
+    @property
+    def sparsity_modifier(self) -> Sparsity | None:
+        """How the rule is modified to promote sparsity; ``None`` where it is not."""
+        found = getattr(self, "sparsity", None)
+        return found if isinstance(found, Sparsity) else None
+
+    @property
+    def promotes_sparsity(self) -> bool:
+        """Whether steps grow with the size of a weight."""
+        return self.sparsity_modifier is not None
+
+    def plain(self) -> Self:
+        """The same update rule without sparsity promotion."""
+        modifiable = any(field.name == "sparsity" for field in fields(self))
+        return replace(self, **{"sparsity": None}) if modifiable else self  # type: ignore[arg-type]
 
 
 def _is_number(value: object) -> bool:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from onnxtrain.errors import OperatorError, OptionError
 from onnxtrain.operators.arithmetic import Tensor, Wide, where
-from onnxtrain.pruning.measures import Measure
+from onnxtrain.pruning.measures import Measure, measure
 
 SMALLEST_MEAN = float(np.finfo(np.float64).tiny)
 
@@ -53,3 +54,55 @@ class Layer:
         common = rate * self.inverse_mean / self.factor
         off: Tensor = common * self.h * np.sign(X) if self.measure.reweighting == "l1" else 2 * common * X
         return off
+
+
+@dataclass(frozen=True)
+class Sparsity:
+    """Sparsity promotion for an update rule: ``Adam(sparsity=Sparsity())``, ``Momentum(sparsity=Sparsity())``.
+
+    With D, the update that the rule would make, and the scale s of SSGD::
+
+        X_new = X + s * D        s = min(w² / mean(w²), max_scale)
+
+    The update is scaled, not the gradient: under Adam a constant scale of the gradient cancels. Weight decay that
+    joins the gradient comes before, Adam's ``norm_coefficient_post`` after.
+
+    Args:
+        measure: "log-sum", "p-norm", "arctan", "geman-mcclure", "exponential", "tanh", or a registered one.
+        reweighting: "l2" or "l1".
+        epsilon: Of all measures but "p-norm", above 0.
+        p: Of "p-norm", in (0, 2] for l2, (0, 1] for l1.
+        max_scale: Largest s; 0 is no limit.
+
+    Raises:
+        OptionError: There is no such measure, or a parameter is out of its range.
+
+    Example:
+        >>> import numpy as np
+        >>> x, step = np.array([1.0, 3.0]), np.array([-0.1, -0.1])
+        >>> Sparsity(measure="p-norm", p=1.0).apply(Tensor(x), Tensor(step)).data  # s = |x| / 2
+        array([0.95, 2.85])
+    """
+
+    measure: str = "log-sum"
+    reweighting: str = "l2"
+    epsilon: float = 0.01
+    p: float = 0.5
+    max_scale: float = 0.0
+
+    def __post_init__(self) -> None:
+        try:
+            self.resolve()
+        except OperatorError as error:
+            raise OptionError(str(error)) from None
+        if not 0 <= self.max_scale < float("inf"):
+            raise OptionError(f"Sparsity: max_scale is {self.max_scale!r}, but must be a finite number, 0 or more.")
+
+    def resolve(self) -> Measure:
+        """The measure itself."""
+        return measure(self.measure, reweighting=self.reweighting, epsilon=self.epsilon, p=self.p)
+
+    def apply(self, X: Tensor, step: Tensor) -> Tensor:
+        """X + s * step, for one layer; arrays or values of a graph."""
+        moved: Tensor = X + Layer.of(X, self.resolve()).scale(self.max_scale) * step
+        return moved

@@ -210,6 +210,11 @@ class SSGD(Optimizer):
     norm_coefficient: float = 0.0
     max_scale: float = 0.0
 
+    @property
+    def promotes_sparsity(self) -> bool:
+        """Whether the measure is more than plain gradient descent's."""
+        return not (self.measure == "p-norm" and self.p == (1.0 if self.reweighting == "l1" else 2.0))
+
     def plain(self) -> SSGD:
         """The same steps without sparsity promotion, by the same operator: for biases and normalization."""
         return replace(self, measure="p-norm", reweighting="l2", p=2.0, regularization=0.0, max_scale=0.0)

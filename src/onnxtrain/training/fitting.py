@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -226,6 +227,7 @@ class _Loop:
             "shuffle": self.shuffle,
             "examples": self.dataset.size,
             "parameters": {name: list(array.shape) for name, array in trainer.parameters.items()},
+            "masks": {name: zlib.crc32(np.packbits(mask).tobytes()) for name, mask in trainer.masks.items()},
         }
 
     def _save(self) -> None:

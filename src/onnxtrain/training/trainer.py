@@ -18,10 +18,12 @@ from onnxtrain.model.parameters import Initializer
 from onnxtrain.model.untie import untied
 from onnxtrain.operators import Adam
 from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.pruning.masks import check_masks, choose_tensors, set_to_zero
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.training.data import ArrayDataset, Batch, Dataset, TensorSpec, open_dataset
 from onnxtrain.training.evaluation import Evaluator
+from onnxtrain.training.fitting import fit
 from onnxtrain.training.losses import TargetKind
 from onnxtrain.training.subject import LossLike, Modes, prepare, tensor_spec
 from onnxtrain.training_info.build import Clipping, build_skeleton
@@ -79,6 +81,10 @@ class Trainer:
             statistics that exporters merge), or glob patterns.
         clip_value: Clip every element of the gradients to [-clip_value, clip_value].
         clip_norm: Scale the gradients so that their global norm is at most this.
+        masks: Parameters of which a part stays zero, by name: boolean arrays, false where it does. See
+            :meth:`set_masks`.
+        sparsify: Glob patterns of the parameters whose sparsity an optimizer such as ``SSGD`` promotes; by
+            default those of rank 2 and more. The others take plain steps.
         accumulate: Split every batch into this many micro-batches; the step equals that of the whole batch.
         seed: Seed of the order of the data and of dropout.
         threads: Threads within an operator; default one per core.
@@ -115,6 +121,8 @@ class Trainer:
         untie: bool | str | Sequence[str] = False,
         clip_value: float | None = None,
         clip_norm: float | None = None,
+        masks: Mapping[str, np.ndarray] | None = None,
+        sparsify: str | Sequence[str] | None = None,
         accumulate: int = 1,
         seed: int = 0,
         threads: int | None = None,
@@ -135,7 +143,11 @@ class Trainer:
         self._clipping = Clipping(clip_value, clip_norm)
         self._modes = Modes(batch_norm, dropout, seed)
         self._kind: TargetKind | None = targets
+        self._masks: dict[str, np.ndarray] = {}
+        self._sparsify = sparsify
         self._build()
+        if masks:
+            self.set_masks(masks)
 
     def _build(self) -> None:
         subject = prepare(
@@ -148,6 +160,9 @@ class Trainer:
             freeze=self._freeze,
         )
         recipe = subject.recipe(self.optimizer, self._clipping, accumulate=self.accumulate > 1)
+        shapes = {row.name: row.shape for row in subject.table if row.trainable}
+        recipe.masks, recipe.sparsified = self._masks, choose_tensors(shapes, self._sparsify, "sparsify")
+        self.sparsified = list(recipe.sparsified)
         self._names = recipe.names
         self._subject = subject
         skeleton = build_skeleton(recipe)
@@ -168,6 +183,28 @@ class Trainer:
     def hints(self) -> list[str]:
         """What is worth knowing about this model before it is trained."""
         return hints(self._subject.model, self._subject.parameters, batch_norm=self._modes.batch_norm)
+
+    @property
+    def masks(self) -> Mapping[str, np.ndarray]:
+        """The masks of :meth:`set_masks` by parameter."""
+        return self._masks
+
+    def set_masks(self, masks: Mapping[str, np.ndarray]) -> None:
+        """Hold a part of the weights at zero from now on.
+
+        Weights and their optimizer states become zero where a mask is false, and the gradient is zero there in
+        every later step, before clipping: every update rule then keeps both at exactly zero, also in a training
+        model that is saved and resumed elsewhere.
+
+        Args:
+            masks: Boolean arrays by parameter, of its shape. They replace all earlier masks.
+
+        Raises:
+            OptionError: A mask fits no parameter, or the optimizer's epsilon is 0, where 0 / 0 is no zero.
+        """
+        self._masks = check_masks(masks, self.parameters, self.optimizer)
+        self._rebuild()
+        set_to_zero(self.session.state, self._masks)
 
     @property
     def statistics(self) -> list[str]:
@@ -275,11 +312,7 @@ class Trainer:
         self._subject.validate(dataset, labels=wanted)
         return dataset
 
-    def fit(self, data: Source, **options: Any) -> Any:
-        """Train for some epochs; see :func:`onnxtrain.training.fitting.fit` for the arguments."""
-        from onnxtrain.training.fitting import fit
-
-        return fit(self, data, **options)
+    fit = fit
 
     def evaluate(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from onnxtrain.autodiff.operator import TRAINING_DOMAIN
 from onnxtrain.errors import OptionError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.training_info.update import optimizer_nodes
 from onnxtrain.training.losses import LossTerms
 
 
@@ -73,6 +74,9 @@ class Recipe:
         clipping: What is done to gradients.
         accumulate: Write two entries: one that adds a micro-batch's gradients up, one that applies them.
         statistics: Running statistics of batch normalization: initializer to the main graph's new value.
+        masks: Parameters of which a part stays zero: where the mask is false, the gradient is zero.
+        sparsified: Parameters whose sparsity the optimizer promotes, where it does; by default those of rank 2
+            and more. The others take plain steps: a bias that starts at zero would freeze under a p-norm.
     """
 
     model: ir.Model
@@ -84,6 +88,8 @@ class Recipe:
     accumulate: bool = False
     statistics: dict[str, str] = field(default_factory=dict)
     names: Names = field(default_factory=Names)
+    masks: Mapping[str, np.ndarray] = field(default_factory=dict)
+    sparsified: Collection[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -186,8 +192,8 @@ class _Writer:
         """Loss, gradient and update in one."""
         builder = _Algorithm(self.recipe, self.first_values)
         terms = builder.loss()
-        gradients = self._clip(builder.op, builder.gradient(terms.loss, list(self.values.values())))
-        self._update(builder, gradients)
+        gradients = self._masked(builder, builder.gradient(terms.loss, list(self.values.values())))
+        self._update(builder, self._clip(builder.op, gradients))
         builder.updates.update(self.recipe.statistics)
         builder.result(self.recipe.names.loss, terms.loss)
         return builder.finish("training", self._initialization(builder))
@@ -198,7 +204,7 @@ class _Writer:
         op = builder.op
         terms = builder.loss()
         scaled = terms.loss * terms.weight
-        gradients = builder.gradient(scaled, list(self.values.values()))
+        gradients = self._masked(builder, builder.gradient(scaled, list(self.values.values())))
         for (name, value), gradient in zip(self.values.items(), gradients, strict=True):
             accumulator = builder.state(f"{name}/accumulated", _repeated(0.0, value))
             builder.update(accumulator, accumulator + gradient)
@@ -226,6 +232,17 @@ class _Writer:
             builder.update(state, op.scalar(0.0, state))
         return builder.finish("apply", self._initialization(builder))
 
+    def _masked(self, builder: _Algorithm, gradients: list[Value]) -> list[Value]:
+        """Zero where the mask is false: every update rule then keeps a zero weight and its states at zero."""
+        op = builder.op
+        masked = []
+        for name, gradient in zip(self.values, gradients, strict=True):
+            if name in self.recipe.masks:
+                mask = builder.constant(f"{name}/mask", self.recipe.masks[name])
+                gradient = op.Where(mask, gradient, op.scalar(0.0, gradient)).with_shape(gradient.shape)
+            masked.append(gradient)
+        return masked
+
     def _clip(self, op: Builder, gradients: list[Value]) -> list[Value]:
         clipping = self.recipe.clipping
         if clipping.value is not None:
@@ -240,28 +257,26 @@ class _Writer:
         return gradients
 
     def _update(self, builder: _Algorithm, gradients: Sequence[Value]) -> None:
-        """One optimizer node over all parameters, and T + 1."""
-        op, schema = builder.op, self.schema
+        """One optimizer node over all parameters (two where only some are sparsified), and T + 1."""
+        op = builder.op
         rate = builder.input(self.recipe.names.learning_rate, ir.DataType.FLOAT, ())
-        count = builder.state(self.recipe.names.count, np.asarray(schema.first_count, np.int64))
-        xs = [op.wrap(value) for value in self.values.values()]
-        states = [
-            builder.state(f"{name}/{role.name}", _repeated(role.initial, value))
-            for role in self.recipe.optimizer.states
-            for name, value in self.values.items()
-        ]
-        inputs = (rate, count, *xs, *gradients, *states)
+        count = builder.state(self.recipe.names.count, np.asarray(self.schema.first_count, np.int64))
+        xs = {name: op.wrap(value) for name, value in self.values.items()}
+        states: dict[str, list[Value]] = {name: [] for name in xs}
+        for role in self.recipe.optimizer.states:
+            for name, value in self.values.items():
+                states[name].append(builder.state(f"{name}/{role.name}", _repeated(role.initial, value)))
         op.scope = "update"
-        news = op.several(
-            schema.name,
-            *inputs,
-            outputs=len(xs) + len(states),
-            domain=schema.domain,
-            **self.recipe.optimizer.node_attributes(),
-        )
-        for old, new in zip((*xs, *states), news, strict=True):
-            new.ir.type, new.ir.shape = old.ir.type, old.ir.shape
-            builder.update(old, new)
+        variables = {
+            name: (xs[name], gradient, *states[name]) for name, gradient in zip(xs, gradients, strict=True)
+        }
+        sparsified = self.recipe.sparsified
+        if sparsified is None:
+            sparsified = [name for name, value in self.values.items() if len(_shape(value)) >= 2]
+        for name, news in optimizer_nodes(op, self.recipe.optimizer, rate, count, variables, sparsified).items():
+            for old, new in zip((xs[name], *states[name]), news, strict=True):
+                new.ir.type, new.ir.shape = old.ir.type, old.ir.shape
+                builder.update(old, new)
         builder.update(count, count + 1)
         op.scope = ""
 
@@ -320,6 +335,14 @@ class _Algorithm:
         value.dtype, value.shape = placeholder.dtype, ir.Shape(array.shape)
         self.graph.register_initializer(value)
         self.states[name] = self._first_values[name] = array
+        return self.op.wrap(value)
+
+    def constant(self, name: str, array: np.ndarray) -> Value:
+        """An initializer of the algorithm that nothing changes."""
+        value = ir.Value(name=name, const_value=ir.tensor(np.ascontiguousarray(array), name=name))
+        assert value.const_value is not None
+        value.dtype, value.shape = value.const_value.dtype, ir.Shape(array.shape)
+        self.graph.register_initializer(value)
         return self.op.wrap(value)
 
     def update(self, state: Value, new: Value) -> None:

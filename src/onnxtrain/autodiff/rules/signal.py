@@ -1,0 +1,160 @@
+"""The discrete Fourier transform and its short-time form.
+
+Both are linear maps of real numbers: the gradient is the transposed map, which is the conjugate transform.
+Zeros that lengthen a signal drop out of its gradient, samples that were cut off get zeros.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxtrain.autodiff.registry import Gradients, Node, describe, register_gradient
+from onnxtrain.autodiff.rules.placement import (
+    Size,
+    add,
+    as_value,
+    multiply,
+    place,
+    product,
+    shaped,
+    size_of,
+    zeros,
+)
+from onnxtrain.errors import GradientError
+from onnxtrain.graph import Builder, Value
+
+
+@register_gradient("DFT")
+def dft(node: Node, dy: Value) -> Gradients:
+    """y = F x with F_kn = exp(-2πi k n / N): dx = Fᴴ dy; y = Fᴴ x / N: dx = F dy / N; real parts where x is real.
+
+    A one-sided y lacks the upper half of its bins, which counts as zeros. In a one-sided inverse every bin but
+    the first and the middle one stands for two.
+    """
+    op, x = node.op, node.x
+    axis = _axis(node)
+    one_sided = node.attribute("onesided", 0) == 1
+    inverse = node.attribute("inverse", 0) == 1
+    length = _length(node, axis, halves=one_sided and inverse)
+    count = _number(op, length, x)
+    if one_sided and inverse:
+        bins = _transform(op, dy, axis, length, onesided=1)
+        dx = bins * (_multiplicity(op, bins, axis, length, x) / count)
+    elif inverse:
+        dx = _transform(op, dy, axis, length) / count
+    else:
+        dx = _transform(op, dy, axis, length, inverse=1) * count
+    if not (one_sided and inverse):
+        dx = _real_where(dx, x)
+    return _fitted(dx, x, axis), None, None
+
+
+def _axis(node: Node) -> int:
+    """The transformed axis: an attribute up to opset 19, then an input."""
+    if node.op.opset < 20:
+        return int(node.attribute("axis", 1))
+    given = node.input(2)
+    if given is None:
+        return -2
+    known = given.constant()
+    if known is None:
+        raise GradientError(
+            f"{describe(node.ir)}: the gradient needs a constant axis, but {given.name!r} is computed; make it an "
+            "initializer."
+        )
+    return int(known.reshape(()))
+
+
+def _length(node: Node, axis: int, *, halves: bool) -> Size:
+    given = node.input(1)
+    if given is None:
+        size = size_of(node.x, axis)
+        return multiply(add(size, -1), 2) if halves else size
+    return _as_size(given)
+
+
+def _as_size(value: Value) -> Size:
+    known = value.constant()
+    if known is not None:
+        return int(known.reshape(()))
+    op = value.op
+    return op.cast(op.Reshape(value, op.ints(1)), op.ints(0).dtype)
+
+
+def _number(op: Builder, size: Size, like: Value) -> Value:
+    if isinstance(size, int):
+        return op.scalar(size, like)
+    return op.cast(op.Reshape(size, op.ints()), like.dtype)
+
+
+def _transform(op: Builder, value: Value, axis: int, length: Size, **attributes: int) -> Value:
+    scalar = op.constant(length, np.int64) if isinstance(length, int) else op.Reshape(length, op.ints())
+    if op.opset < 20:
+        return op.DFT(value, scalar, axis=axis, **attributes)
+    return op.DFT(value, scalar, op.constant(axis, np.int64), **attributes)
+
+
+def _multiplicity(op: Builder, bins: Value, axis: int, length: Size, x: Value) -> Value:
+    """1 for the first bin and the middle one of an even length, 2 for the others, along the axis."""
+    zero, one = op.constant(0, np.int64), op.constant(1, np.int64)
+    count = op.Reshape(as_value(op, op.dimension(bins, axis)), op.ints())
+    number = op.Range(zero, count, one)
+    middle = op.Equal(op.Add(number, number), as_value(op, length))
+    single = op.Or(op.Equal(number, zero), middle)
+    factor = op.Where(single, op.scalar(1, x), op.scalar(2, x))
+    behind = -axis - 1 if axis < 0 else None
+    if behind is None:
+        rank = bins.rank if bins.rank is not None else x.rank
+        assert rank is not None
+        behind = rank - axis - 1
+    return op.Reshape(factor, op.ints(-1, *[1] * behind))
+
+
+def _real_where(dx: Value, x: Value) -> Value:
+    """The real parts, where x has no others."""
+    op = dx.op
+    return op.Slice(dx, op.ints(0), as_value(op, size_of(x, -1)), op.ints(-1))
+
+
+def _fitted(dx: Value, x: Value, axis: int) -> Value:
+    """Cut or lengthen the transformed axis to the size that it has in x."""
+    op = dx.op
+    size = size_of(x, axis)
+    cut = op.Slice(dx, op.ints(0), as_value(op, size), op.ints(axis))
+    return place(cut, [axis], [0], [size])
+
+
+@register_gradient("STFT")
+def stft(node: Node, dy: Value) -> Gradients:
+    """y[f] = F (w x_f), x_f the frame of x that begins at f step: dx_f = w Fᴴ dy[f], dw = sum_f x_f Fᴴ dy[f]."""
+    op, x, window = node.op, node.x, node.input(2)
+    step = _as_size(node.input_required(1))
+    length = _frame_length(node)
+    frames = _transform(op, dy, 2, length, inverse=1) * _number(op, length, x)
+    frames = _real_where(frames, x).with_shape((None, None, None, None))
+    batch, samples, parts, count = size_of(x, 0), size_of(x, 1), size_of(x, 2), size_of(dy, 1)
+    starts = op.Mul(_count_to(op, count), as_value(op, step))
+    places = op.Reshape(op.Add(op.Unsqueeze(starts, op.ints(1)), _count_to(op, length)), op.ints(-1))
+    flat = [batch, multiply(count, length), parts]
+    weighted = frames if window is None else frames * op.Unsqueeze(window, op.ints(1))
+    updates = shaped(weighted, flat)
+    indices = op.Expand(op.Unsqueeze(places, op.ints(0, 2)), op.shape_of(updates))
+    dx = op.ScatterElements(zeros(op, [batch, samples, parts], x.dtype), indices, updates, axis=1, reduction="add")
+    if window is None:
+        return dx, None, None, None
+    taken = op.Gather(x, places, axis=1)
+    products = shaped(taken * shaped(frames, flat), [product([batch, count]), length, parts])
+    return dx, None, op.ReduceSum(products, op.ints(0, 2), keepdims=0), None
+
+
+def _frame_length(node: Node) -> Size:
+    given, window = node.input(3), node.input(2)
+    if given is not None:
+        return _as_size(given)
+    return size_of(node.x, 1) if window is None else size_of(window, 0)
+
+
+def _count_to(op: Builder, size: Size) -> Value:
+    """0, 1, ..., size - 1."""
+    end = op.constant(size, np.int64) if isinstance(size, int) else op.Reshape(size, op.ints())
+    return op.Range(op.constant(0, np.int64), end, op.constant(1, np.int64))

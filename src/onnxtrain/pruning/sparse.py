@@ -1,0 +1,126 @@
+"""Sparse files: initializers that are mostly zeros as ``sparse_initializer``, which stores the others only.
+
+ONNX Runtime makes sparse initializers dense when it loads a model: they save bytes on disk and on the wire, not
+memory or time. ONNX's own shape inference (``check_model(full_check=True)``) does not follow them into operators,
+though ONNX Runtime and the checker without it do.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
+from onnx import TensorProto, external_data_helper, numpy_helper
+
+from onnxtrain.errors import ModelError
+from onnxtrain.model.file import ModelFile, check_writable
+from onnxtrain.model.writing import AtomicFiles
+
+_INDEX_BYTES = 8
+_DTYPES = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16)
+
+
+def save_sparse(
+    model: str | os.PathLike[str] | onnx.ModelProto | ModelFile,
+    path: str | os.PathLike[str],
+    values: Mapping[str, np.ndarray] | None = None,
+    *,
+    names: Collection[str] | None = None,
+) -> list[str]:
+    """Write a model with its mostly zero initializers sparse, where that takes fewer bytes.
+
+    A sparse initializer holds its non-zero values and their int64 indices into the flattened tensor (12 bytes for a
+    float32 weight instead of 4 for each), so that it pays above two thirds of zeros. Everything else, names and order
+    included, stays as it is; weights that lay in other files come into this one.
+
+    Args:
+        model: The model.
+        path: The new file.
+        values: New values for some initializers, written at the same time.
+        names: The initializers that may become sparse; by default all floating ones of rank 2 and more.
+
+    Returns:
+        The names of the initializers that became sparse.
+
+    Raises:
+        ModelError: A value does not fit, the file cannot be written, or would be larger than 2 GiB.
+
+    Example:
+        >>> import tempfile
+        >>> import onnxtrain
+        >>> model = onnxtrain.examples.mlp((4, 8, 3))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_sparse(model, f"{folder}/model.onnx", {"layer1.weight": np.zeros((8, 4), np.float32)})
+        ['layer1.weight']
+    """
+    file = model if isinstance(model, ModelFile) else ModelFile.load(model)
+    check_writable(path)
+    proto, sparse = sparse_model(file, values or {}, names)
+    try:
+        data = proto.SerializeToString()
+    except (EncodeError, ValueError) as error:
+        raise ModelError(
+            f"{str(path)!r} would be larger than 2 GiB, which an ONNX file cannot be; store the weights dense."
+        ) from error
+    try:
+        with AtomicFiles() as files, files.create(Path(path)) as stream:
+            stream.write(data)
+    except OSError as error:
+        raise ModelError(f"{str(path)!r} cannot be written: {error.strerror or error}; save it somewhere else.") from error
+    return sparse
+
+
+def sparse_model(
+    file: ModelFile, values: Mapping[str, np.ndarray], names: Collection[str] | None = None
+) -> tuple[onnx.ModelProto, list[str]]:
+    """The model of :func:`save_sparse`, and the names of the initializers that are sparse in it."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(file.proto)
+    external_data_helper.load_external_data_for_model(proto, str(file.folder or ""))
+    graph = proto.graph
+    sparse, kept = [], []
+    for tensor in graph.initializer:
+        array = values.get(tensor.name)
+        if array is None:
+            array = numpy_helper.to_array(tensor) if tensor.data_type in _DTYPES else None
+        elif array.shape != tuple(tensor.dims):
+            raise ModelError(
+                f"The initializer {tensor.name!r} has shape {tuple(tensor.dims)}, but its new value {array.shape}."
+            )
+        allowed = len(tensor.dims) >= 2 if names is None else tensor.name in names
+        if allowed and array is not None and tensor.data_type in _DTYPES and pays(array):
+            graph.sparse_initializer.append(_sparse(array, tensor))
+            sparse.append(tensor.name)
+            continue
+        if tensor.name in values:
+            new = numpy_helper.from_array(np.ascontiguousarray(values[tensor.name]), tensor.name)
+            new.doc_string = tensor.doc_string
+            tensor.CopyFrom(new)
+        kept.append(tensor)
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    return proto, sparse
+
+
+def pays(array: np.ndarray) -> bool:
+    """Whether an array takes fewer bytes sparse than dense.
+
+    Example:
+        >>> pays(np.array([0, 0, 0, 1], np.float32)), pays(np.array([0, 0, 1], np.float32))
+        (True, False)
+    """
+    return int(np.count_nonzero(array)) * (_INDEX_BYTES + array.itemsize) < array.size * array.itemsize
+
+
+def _sparse(array: np.ndarray, tensor: TensorProto) -> onnx.SparseTensorProto:
+    flat = array.reshape(-1)
+    indices = np.flatnonzero(flat).astype(np.int64)
+    values = numpy_helper.from_array(flat[indices], tensor.name)
+    values.doc_string = tensor.doc_string
+    return onnx.SparseTensorProto(
+        values=values, indices=numpy_helper.from_array(indices), dims=list(tensor.dims)
+    )

@@ -1,0 +1,92 @@
+"""The optimizer nodes of an algorithm: which parameters take which form of the update rule."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from onnxtrain.graph import Builder, Value
+from onnxtrain.operators.arithmetic import Tensor
+from onnxtrain.operators.optimizer import Optimizer
+
+Variables = Mapping[str, tuple[Value, ...]]
+"""X, G and the states of parameters by name."""
+
+
+def optimizer_nodes(
+    op: Builder, optimizer: Optimizer, rate: Value, count: Value, variables: Variables, sparsified: Collection[str]
+) -> dict[str, tuple[Value, ...]]:
+    """Emit the update of all parameters: their new values and states by name.
+
+    One node updates all parameters, unless the optimizer promotes sparsity: then it does so for those in
+    ``sparsified``, and a second node takes plain steps for the others.
+    """
+    if not optimizer.promotes_sparsity:
+        return _node(op, optimizer, rate, count, variables)
+    chosen = {name: own for name, own in variables.items() if name in sparsified}
+    others = {name: own for name, own in variables.items() if name not in sparsified}
+    news = {}
+    if chosen:
+        promote = _node if optimizer.sparsity_modifier is None else _scaled_node
+        news |= promote(op, optimizer, rate, count, chosen)
+    if others:
+        news |= _node(op, optimizer.plain(), rate, count, others)
+    return {name: news[name] for name in variables}
+
+
+def _node(
+    op: Builder,
+    optimizer: Optimizer,
+    rate: Value,
+    count: Value,
+    variables: Variables,
+    attributes: Mapping[str, float | str] | None = None,
+) -> dict[str, tuple[Value, ...]]:
+    """One node over the variables: all X, all G, then all of each state."""
+    groups = list(zip(*variables.values(), strict=True))
+    news = op.several(
+        optimizer.schema.name,
+        rate,
+        count,
+        *(value for group in groups for value in group),
+        outputs=len(variables) * (len(groups) - 1),
+        domain=optimizer.schema.domain,
+        **(optimizer.node_attributes() if attributes is None else attributes),
+    )
+    for new, old in zip(news, [value for group in (groups[0], *groups[2:]) for value in group], strict=True):
+        new.ir.type, new.ir.shape = old.ir.type, old.ir.shape
+    return {name: tuple(news[index :: len(variables)]) for index, name in enumerate(variables)}
+
+
+def _scaled_node(
+    op: Builder, optimizer: Optimizer, rate: Value, count: Value, variables: Variables
+) -> dict[str, tuple[Value, ...]]:
+    """A node whose updates are scaled element by element.
+
+    The operator steps from zero, so that what it returns is its update D alone, without rounding against X.
+    Weight decay, which needs X, is done around it::
+
+        D     = operator(0, norm_coefficient * X + G, states)
+        X_new = (1 - norm_coefficient_post) * (X + s * D)
+    """
+    modifier = optimizer.sparsity_modifier
+    assert modifier is not None
+    attributes = optimizer.node_attributes()
+    decay, shrinking = (
+        float(attributes.pop(name, 0.0)) for name in ("norm_coefficient", "norm_coefficient_post")
+    )
+    stepped = {}
+    for name, (x, gradient, *states) in variables.items():
+        decayed = (x * decay + gradient).with_shape(x.shape) if decay else gradient
+        stepped[name] = (op.zeros_like(x), decayed, *states)
+    # Operators may require the attribute, so that it is given as 0 rather than left out.
+    if "norm_coefficient" in optimizer.node_attributes():
+        attributes["norm_coefficient"] = 0.0
+    found = _node(op, optimizer, rate, count, stepped, attributes)
+    news = {}
+    for name, (step, *states) in found.items():
+        x = variables[name][0]
+        moved = modifier.apply(Tensor(x), Tensor(step))
+        new = moved if not shrinking else (1 - shrinking) * moved
+        assert isinstance(new.data, Value)
+        news[name] = (new.data.with_shape(x.shape), *states)
+    return news

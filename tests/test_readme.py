@@ -1,0 +1,99 @@
+"""The README and the documentation: their Python runs, their command lines parse, their links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from onnxtrain.autodiff import registry
+from onnxtrain.cli.app import COMMANDS, build
+from onnxtrain.operators import OPTIMIZERS
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [text for found, text in BLOCK.findall(page.read_text()) if found == language]
+
+
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The lines that call onnxtrain, as arguments."""
+    found = []
+    for block in blocks(page, "sh"):
+        for line in block.replace("\\\n", " ").splitlines():
+            for part in line.split("&&"):
+                words = shlex.split(part)
+                if words and Path(words[0]).name == "onnxtrain":
+                    found.append(words[1:])
+    return found
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name)
+def test_python_examples_run(page, tmp_path, monkeypatch):
+    """The blocks of a page are one program."""
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": "example"}
+    try:
+        for number, block in enumerate(blocks(page, "python"), 1):
+            exec(compile(block, f"{name(page)}, block {number}", "exec"), namespace)
+    finally:
+        registry.unregister_gradient("SquaredRelu", "my.domain")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=name)
+def test_command_lines_parse(page):
+    app = build()
+    for arguments in commands(page):
+        app.parse_args(arguments, exit_on_error=False, print_error=False)
+
+
+def test_readme_shows_the_two_commands():
+    first, second = blocks(ROOT / "README.md", "sh")[:2]
+    assert first.rstrip().endswith('pip install ".[demo]" && .venv/bin/onnxtrain demo')
+    assert second.rstrip() == '.venv/bin/pip install ".[test]" && .venv/bin/pytest -n 2'
+
+
+def test_readme_example_has_ten_lines_at_most():
+    lines = [line for line in blocks(ROOT / "README.md", "python")[0].splitlines() if line.strip()]
+    assert len(lines) <= 10
+
+
+def test_readme_counts_the_rules():
+    claimed = re.search(r"more than (\d+) by rule", (ROOT / "README.md").read_text())
+    assert claimed
+    ruled = {entry.operator for entry in registry.entries() if entry.function is not None and entry.domain == ""}
+    assert len(ruled) > int(claimed[1])
+
+
+def test_readme_names_the_optimizers():
+    (row,) = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| optimizers |")]
+    ours = row.split("|")[2]
+    assert all(optimizer in ours for optimizer in OPTIMIZERS)
+
+
+def test_every_command_is_documented():
+    text = (ROOT / "docs" / "command_line.md").read_text()
+    assert all(f"| `{command}` |" in text for command in COMMANDS)
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        if not target.startswith("https://"):
+            assert (page.parent / target).exists(), target
+
+
+def test_architecture_lists_every_part():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    packages = [path.parent.name for path in (ROOT / "src" / "onnxtrain").glob("*/__init__.py")]
+    missing = [package for package in packages if f"`{package}/`" not in text]
+    assert not missing
