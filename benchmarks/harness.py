@@ -100,7 +100,11 @@ class Worker:
             bufsize=1,
         )
         self.pid = self._process.pid
-        self.build_seconds: float = self._answer()["build"]
+        try:
+            self.build_seconds: float = self._answer()["build"]
+        except PeerError:
+            self.close()
+            raise
 
     def steps(self, count: int) -> dict[str, list[float]]:
         """Do steps; returns ``seconds`` and ``losses`` of each."""

@@ -35,10 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--seeds", type=lambda text: [int(part) for part in text.split(",")], default=[0])
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--examples", type=int, help="train on the first examples only: a test run")
+    parser.add_argument("--examples", type=int, help="train on the first examples only")
+    parser.add_argument("--quick", action="store_true", help="one epoch on 1,000 examples: a test run")
     parser.add_argument("--model", type=Path, default=Path("build/benchmarks/mnist.onnx"), help="where to save it")
     parser.add_argument("--output", help="also write the report to this Markdown file")
     options = parser.parse_args(arguments)
+    if options.quick:
+        options.epochs, options.examples = 1, 1000
     try:
         train, test = (read_digits(options.folder, part) for part in ("train", "t10k"))
     except (OSError, ValueError) as error:

@@ -69,11 +69,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, help="processes of each (15)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--imports", action="store_true", help="list the packages that take longest to import")
-    parser.add_argument("--quick", action="store_true", help="2 runs: a test run")
+    parser.add_argument("--quick", action="store_true", help="1 run: a test run")
     parser.add_argument("--folder", default="build/benchmarks/models")
     parser.add_argument("--output", help="also write the report to this Markdown file")
     options = parser.parse_args(arguments)
-    runs = options.runs or (2 if options.quick else 15)
+    runs = options.runs or (1 if options.quick else 15)
     path = lenet5(Path(options.folder))
     peers = options.peers.split(",")
     warn_when_busy()
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         [peer, *(f"{statistics.median(column):.2f}" for column in zip(*times, strict=True))]
         for peer, times in measured.items()
     ]
-    lines = [table(["", "imports, s", "building, s", "first step, s", "all, s"], rows), ""]
+    lines = [table(["framework", "imports, s", "building, s", "first step, s", "all, s"], rows), ""]
     if len(peers) == 2:
         first, second = (measured[peer] for peer in peers)
         ratio = statistics.median(a[-1] / b[-1] for a, b in zip(first, second, strict=True))

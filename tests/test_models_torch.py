@@ -36,11 +36,18 @@ def _loss_of(entry):
     return SoftmaxCrossEntropy(axis=-1 if entry.target == "token" else 1)
 
 
+def _without_softmax(entry):
+    """The module that the loss is built on: softmax cross-entropy takes the logits before a final Softmax."""
+    from torch import nn
+
+    return nn.Sequential(*list(entry.build())[:-1])
+
+
 def _check(name: str, exporter: str, opset: int, dynamic: bool, folder: Path) -> None:
     entry = ZOO[name]
     optimize = name not in ("resnet", "mobilenet_v2")  # else batch normalization is merged into the weights
     path = export(entry, folder / f"{name}.onnx", exporter, opset=opset, dynamic=dynamic, optimize=optimize)
-    oracle = torch_gradients(entry)
+    oracle = torch_gradients(entry, module=_without_softmax(entry) if name == "mlp_softmax" else None)
     training = onnxtrain.training_model(str(path), loss=_loss_of(entry), optimizer=onnxtrain.Momentum(1.0, alpha=0.0))
     session = onnxtrain.TrainingSession(training)
     exported = onnx.load(path)

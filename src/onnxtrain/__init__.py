@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from onnxtrain.autodiff import gradient, no_gradient, register_gradient, unregister_gradient
     from onnxtrain.model.inspection import inspect
     from onnxtrain.operators import SSGD, Adagrad, Adam, Momentum
+    from onnxtrain.operators.sparsity import Sparsity
+    from onnxtrain.pruning.prune import prune
     from onnxtrain.runtime.native import custom_ops_library
     from onnxtrain.runtime.options import RuntimeOptions
     from onnxtrain.runtime.session import TrainingSession
@@ -28,6 +30,7 @@ _HOMES = {
     "Momentum": "onnxtrain.operators",
     "SSGD": "onnxtrain.operators",
     "RuntimeOptions": "onnxtrain.runtime.options",
+    "Sparsity": "onnxtrain.operators.sparsity",
     "Trainer": "onnxtrain.training.trainer",
     "TrainingSession": "onnxtrain.runtime.session",
     "custom_ops_library": "onnxtrain.runtime.native",
@@ -35,6 +38,7 @@ _HOMES = {
     "inspect": "onnxtrain.model.inspection",
     "lower": "onnxtrain.training_info.lower",
     "no_gradient": "onnxtrain.autodiff",
+    "prune": "onnxtrain.pruning.prune",
     "register_gradient": "onnxtrain.autodiff",
     "training_model": "onnxtrain.training_info",
     "unregister_gradient": "onnxtrain.autodiff",
@@ -47,6 +51,7 @@ __all__ = [
     "Adam",
     "Momentum",
     "RuntimeOptions",
+    "Sparsity",
     "Trainer",
     "TrainingSession",
     "backend",
@@ -59,6 +64,7 @@ __all__ = [
     "lower",
     "no_gradient",
     "operators",
+    "prune",
     "register_gradient",
     "testing",
     "training_model",

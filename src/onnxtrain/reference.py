@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
+from onnx.reference.ops.op_grid_sample import GridSample as SingleGridSample
 from onnx.reference.ops.op_loop import Loop as StackingLoop
 from onnx.reference.ops.op_scan import Scan as ForwardScan
 
@@ -85,6 +87,29 @@ class Optional(OpRun):
         return (value,)
 
 
+class Erf(OpRun):
+    """The error function in the type of its input; ONNX's own is single precision."""
+
+    def _run(self, x: np.ndarray) -> tuple[Any, ...]:
+        return (np.vectorize(math.erf, otypes=[x.dtype])(x),)
+
+
+class GridSample(SingleGridSample):
+    """GridSample at places in the type of the grid; ONNX's own rounds them to single precision."""
+
+    def _gs_denormalize_coordinates(self, n: Any, dims: Any, align_corners: bool) -> np.ndarray:
+        pairs = zip(n, dims, strict=False)
+        return np.array([self._gs_denormalize(n=v, length=d, align_corners=align_corners) for v, d in pairs])
+
+
+class LpNormalization(OpRun):
+    """Division by the norm; ONNX's own forgets the absolute value for p = 1."""
+
+    def _run(self, x: np.ndarray, axis: int = -1, p: int = 2) -> tuple[Any, ...]:
+        norm = np.linalg.norm(x, ord=p, axis=axis, keepdims=True)
+        return (np.divide(x, norm, out=np.zeros_like(x), where=norm != 0),)
+
+
 def evaluator(model: onnx.ModelProto) -> ReferenceEvaluator:
     """A reference evaluator of a model."""
-    return ReferenceEvaluator(model, new_ops=[Loop, Optional, Scan, SequenceInsert])
+    return ReferenceEvaluator(model, new_ops=[Erf, GridSample, Loop, LpNormalization, Optional, Scan, SequenceInsert])

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
 from onnx import defs, helper, numpy_helper, version_converter
 from onnx.backend.test.loader import load_model_tests
 from sweep_lift import lift
-from sweep_tables import CONFIGURATION, JITTER, NEWEST, OPSETS, SKIPPED, matching
+from sweep_tables import CONFIGURATION, MOVED, NEWEST, OPSETS, REPLACED, SILENT, SKIPPED, matching
 
 from onnxtrain.autodiff import registry
 from onnxtrain.errors import ModelError
@@ -71,13 +71,13 @@ class Subject:
     @property
     def has_integers(self) -> bool:
         """Whether some inputs are axes, indices, sizes: a rule may know them or not."""
-        return any(array.dtype.kind not in "f" for array in self.feeds.values())
+        return any(not _is_float(array) for array in self.feeds.values())
 
     def with_constants(self) -> Subject:
         """The same with its integer and boolean inputs as initializers."""
         model = onnx.ModelProto()
         model.CopyFrom(self.model)
-        known = {name: array for name, array in self.feeds.items() if array.dtype.kind != "f"}
+        known = {name: array for name, array in self.feeds.items() if not _is_float(array)}
         model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in known.items())
         for info in [info for info in model.graph.input if info.name in known]:
             model.graph.input.remove(info)
@@ -154,25 +154,43 @@ def subject_at(test: NodeTest, opset: int) -> Subject | None:
     if model is None:
         return None
     model, feeds, expected = lift(model, test.inputs, test.outputs)
-    configuration = _configuration(test)
-    wrt = tuple(name for name, a in feeds.items() if a.dtype.kind == "f" and name not in configuration)
-    moved = matching(JITTER, test.name) is not None
-    if moved:
-        rng = np.random.default_rng(0)
-        for name in wrt:
-            shift = rng.uniform(-0.1, 0.1, size=feeds[name].shape)
-            feeds[name] = (feeds[name] + shift).astype(feeds[name].dtype)
+    configuration, silent = _named(test, CONFIGURATION, "input"), _named(test, SILENT, "output")
+    wrt = tuple(name for name, array in feeds.items() if _is_float(array) and name not in configuration)
+    for info in [info for info in model.graph.output if info.name in silent]:
+        model.graph.output.remove(info)
+        del expected[info.name]
+    moved = _move(test.name, wrt, feeds)
     return Subject(test.name, test.operator, opset, model, feeds, expected, moved, wrt)
 
 
-def _configuration(test: NodeTest) -> set[str]:
-    """Names of inputs that configure the operator."""
-    node = test.model.graph.node[0]
-    formal = defs.get_schema(test.operator, declared_opset(test.model)).inputs
+def _is_float(array: np.ndarray) -> bool:
+    return array.dtype in (np.float32, np.float64)
+
+
+def _move(test: str, wrt: Sequence[str], feeds: dict[str, np.ndarray]) -> bool:
+    """Move inputs as the tables say; whether any was."""
+    move, replaced = matching(MOVED, test), matching(REPLACED, test)
+    if move is not None:
+        rng = np.random.default_rng(0)
+        for name in [name for name in feeds if name in (move.inputs or wrt)]:
+            shift = rng.uniform(move.low, move.high, size=feeds[name].shape)
+            feeds[name] = np.asarray(feeds[name] + shift, feeds[name].dtype)
+    if replaced is not None:
+        feeds.update(
+            {name: np.where(np.isfinite(feeds[name]), feeds[name], 1).astype(feeds[name].dtype) for name in wrt}
+        )
+    return move is not None or replaced is not None
+
+
+def _named(test: NodeTest, table: Mapping[tuple[str, str], str], side: Literal["input", "output"]) -> set[str]:
+    """Names of inputs or outputs that a table lists by their name in the schema."""
+    schema = defs.get_schema(test.operator, declared_opset(test.model))
+    formal = schema.inputs if side == "input" else schema.outputs
+    given = test.model.graph.node[0].input if side == "input" else test.model.graph.node[0].output
     return {
         name
-        for index, name in enumerate(node.input)
-        if name and (test.operator, formal[min(index, len(formal) - 1)].name) in CONFIGURATION
+        for index, name in enumerate(given)
+        if name and (test.operator, formal[min(index, len(formal) - 1)].name) in table
     }
 
 

@@ -146,3 +146,14 @@ def test_activation_that_does_not_exist():
     given = model("RNN", feeds, ["y"], activations=["Swish"])
     with pytest.raises(GradientError, match="activation 'Swish' is unknown; the operator knows Affine, Elu"):
         onnxtrain.gradient(given, "y", ["w"])
+
+
+def test_size_of_the_state_has_to_be_known():
+    feeds = inputs("RNN", BARE, 1)
+    given = model("RNN", feeds, ["y"])
+    node = given.graph.node[0]
+    del node.attribute[:]
+    for info in given.graph.input:
+        info.type.tensor_type.ClearField("shape")
+    with pytest.raises(GradientError, match="the gradient needs hidden_size, which the node does not say"):
+        onnxtrain.gradient(given, "y", ["w"])

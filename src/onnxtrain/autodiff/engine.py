@@ -60,6 +60,7 @@ class Engine:
         opsets: Versions of the domains that the graph uses.
         functions: Model-local functions.
         op: Emits the gradients; by default at the end of the graph.
+        straight_through: Whether operators that round or quantize pass gradients on as if they did not.
     """
 
     def __init__(
@@ -68,10 +69,13 @@ class Engine:
         opsets: Mapping[str, int],
         functions: Mapping[ir.OperatorIdentifier, ir.Function] | None = None,
         op: Builder | None = None,
+        *,
+        straight_through: bool = False,
     ) -> None:
         self.graph = graph
         self.opsets = opsets
         self.functions = functions or {}
+        self.straight_through = straight_through
         self.op = Builder(graph, opsets.get("", 1)) if op is None else op
         self._renamed: dict[ir.Value, ir.Value] = {}
 
@@ -146,7 +150,7 @@ class Engine:
 
     def inner(self, op: Builder) -> Engine:
         """An engine for the body of an operator of this graph."""
-        return Engine(op.graph, self.opsets, self.functions, op)
+        return Engine(op.graph, self.opsets, self.functions, op, straight_through=self.straight_through)
 
     def _missing_inside(self, node: ir.Node, route: _Route) -> list[ir.Node]:
         """What has no rule in the bodies of an operator with subgraphs."""
@@ -156,7 +160,7 @@ class Engine:
         for graph in subgraphs(node):
             inputs = [value for value in graph.inputs if _may_carry(value)]
             outputs = [value for value in graph.outputs if _may_carry(value)]
-            inner = Engine(graph, self.opsets, self.functions)
+            inner = Engine(graph, self.opsets, self.functions, straight_through=self.straight_through)
             found += inner._expand_functions(_Route(tuple(outputs), (*inputs, *captured), ()))
         return found
 
@@ -187,7 +191,8 @@ class Engine:
     def _entry(self, node: ir.Node) -> registry.Entry | None:
         if node.op_identifier() in self.functions:
             return None if not _registered(node) else registry.find(node.op_type, node.domain, 1)
-        return registry.find(node.op_type, node.domain, self.opsets.get(node.domain, 1))
+        version = self.opsets.get(node.domain, 1)
+        return registry.find(node.op_type, node.domain, version, straight_through=self.straight_through)
 
     def _path(self, route: _Route) -> list[ir.Node]:
         """The nodes through which a y depends on an x, in the order of the graph."""
@@ -200,7 +205,8 @@ class Engine:
             entry = self._entry(node)
             if entry is not None and entry.function is None:
                 continue
-            outputs = [v for v in node.outputs if _may_carry(v) and v not in fixed]
+            integers = entry is not None and entry.through_integers
+            outputs = [v for v in node.outputs if (_may_carry(v) or (integers and _is_number(v))) and v not in fixed]
             if outputs:
                 active.update(outputs)
                 through.append(node)
@@ -260,7 +266,7 @@ class Engine:
 
     def _fit(self, entry: registry.Entry, node: Node, dx: Value, x: Value) -> Value:
         """Give a gradient the type and shape of the value that it belongs to."""
-        if dx.dtype != x.dtype:
+        if dx.dtype != x.dtype and not (entry.through_integers and not x.is_float):
             if dx.ir.dtype is not None:
                 raise GradientError(
                     f"The gradient rule of {describe(node.ir)} returned {dx.dtype.name.lower()} for the "
@@ -301,6 +307,11 @@ def _registered(node: ir.Node) -> bool:
 
 def _read(node: ir.Node) -> list[ir.Value]:
     return [value for value in node.inputs if value is not None] + captured_values(node)
+
+
+def _is_number(value: ir.Value) -> bool:
+    """Whether it is a tensor of numbers of any type."""
+    return value.dtype not in (None, ir.DataType.BOOL, ir.DataType.STRING)
 
 
 def _may_carry(value: ir.Value) -> bool:

@@ -159,6 +159,8 @@ class Entry:
         broadcasts: Whether inputs broadcast to the output's shape, so that the engine sums gradients back.
         function: The rule; ``None`` for an operator whose gradient is zero or does not exist.
         reason: Why there is none.
+        through_integers: Whether the gradient also flows through integer inputs and outputs, as straight-through
+            rules of quantization need it; it then has the type of the floating values around them.
     """
 
     operator: str
@@ -168,6 +170,7 @@ class Entry:
     broadcasts: bool
     function: Rule | None
     reason: str = ""
+    through_integers: bool = False
 
 
 Body = Callable[["Node"], Sequence["Value | None"]]
@@ -238,6 +241,27 @@ def register_gradient(
     return decorate
 
 
+_straight_through: dict[tuple[str, str], Entry] = {}
+
+
+def straight_through(*operators: str, domain: str = "") -> Callable[[Rule], Rule]:
+    """Register what takes the place of an operator's rule where straight-through gradients are asked for."""
+
+    def decorate(function: Rule) -> Rule:
+        for operator in operators:
+            entry = Entry(operator, _canonical(domain), 1, NEWEST, False, function, through_integers=True)
+            _straight_through[entry.domain, entry.operator] = entry
+        return function
+
+    return decorate
+
+
+def straight_through_entries() -> list[Entry]:
+    """All entries that straight-through gradients use in the place of others."""
+    _load_rules()
+    return list(_straight_through.values())
+
+
 def no_gradient(*operators: str, domain: str = "", reason: str) -> None:
     """List operators through which no gradient flows.
 
@@ -265,9 +289,11 @@ def unregister_gradient(operator: str, domain: str = "") -> None:
     _entries.pop((_canonical(domain), operator), None)
 
 
-def find(operator: str, domain: str, version: int) -> Entry | None:
+def find(operator: str, domain: str, version: int, *, straight_through: bool = False) -> Entry | None:
     """The entry for an operator at a version of its domain, or ``None``."""
     _load_rules()
+    if straight_through and (_canonical(domain), operator) in _straight_through:
+        return _straight_through[_canonical(domain), operator]
     for entry in _entries.get((_canonical(domain), operator), ()):
         if entry.since <= version <= entry.until:
             return entry

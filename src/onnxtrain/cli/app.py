@@ -16,7 +16,7 @@ from onnxtrain.cli import wording
 from onnxtrain.cli.terminal import console
 from onnxtrain.errors import OnnxTrainError
 
-COMMANDS = ("fit", "evaluate", "predict", "inspect", "export", "demo")
+COMMANDS = ("fit", "prune", "evaluate", "predict", "inspect", "export", "demo")
 """Each is a module of this package with a function ``command`` and its ``EXAMPLES``."""
 
 _HELP = "Train, fine-tune and look into ONNX models on stock ONNX Runtime."

@@ -122,7 +122,7 @@ class OptimizerFlags:
             OptionError: The optimizer has no such attribute, or the value is outside its range.
         """
         settings = _by_name()[self.optimizer]
-        known = [field.name for field in dataclasses.fields(settings)]
+        known = ["learning_rate", *(attribute.name for attribute in settings.schema.attributes)]
         given = {}
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
@@ -161,7 +161,7 @@ def _attribute_help(name: str) -> str:
     return " ".join(f"{doc} [{', '.join(who)}]" for doc, who in texts.items())
 
 
-def _optimizer_flags() -> type[OptimizerFlags]:
+def _optimizer_flags(default: str) -> type[OptimizerFlags]:
     """The class of all flags: adding an optimizer adds its attributes here."""
     optimizers = _by_name()
     rates = ", ".join(f"{name}: {_default(settings, 'learning_rate'):g}" for name, settings in optimizers.items())
@@ -169,7 +169,7 @@ def _optimizer_flags() -> type[OptimizerFlags]:
         (
             "optimizer",
             Annotated[Literal[tuple(optimizers)], Parameter(help="The update rule.")],
-            dataclasses.field(default="adam"),
+            dataclasses.field(default=default),
         ),
         (
             "learning_rate",
@@ -188,6 +188,6 @@ def _optimizer_flags() -> type[OptimizerFlags]:
 
 
 if TYPE_CHECKING:
-    OptimizerSettings = OptimizerFlags
+    OptimizerSettings = PruningOptimizer = OptimizerFlags
 else:
-    OptimizerSettings = _optimizer_flags()
+    OptimizerSettings, PruningOptimizer = _optimizer_flags("adam"), _optimizer_flags("ssgd")

@@ -44,7 +44,9 @@ def usage(error: CycloptsError) -> str:
 
 
 def _argument_names() -> set[str]:
+    from onnxtrain.pruning.prune import prune
     from onnxtrain.training.fitting import fit
     from onnxtrain.training.trainer import Trainer
 
-    return {*inspect.signature(Trainer).parameters, *inspect.signature(fit).parameters, "targets", "entry"}
+    functions = (Trainer, fit, prune)
+    return {name for function in functions for name in inspect.signature(function).parameters} | {"targets", "entry"}

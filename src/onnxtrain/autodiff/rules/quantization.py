@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
 from onnxtrain.graph import Value
 
@@ -17,15 +19,43 @@ def dequantize(node: Node, dy: Value) -> Gradients:
     steps = op.DequantizeLinear(node.x, op.ones_like(scale), node.input(2), **attributes)
     steps.ir.dtype = dy.dtype
     products = op.cast(dy * steps.with_shape(node.y.shape), scale.dtype)
-    if attributes.get("block_size", 0):
-        return None, _sum_blocks(node, products), None
-    if scale.rank == 0 or scale.shape == (1,):
-        return None, op.reshape_like(op.ReduceSum(products, keepdims=0), scale), None
+    return None, sum_like_scale(node, products), None
+
+
+def along_input(node: Node, value: Value) -> Value:
+    """A scale or zero point laid out so that it broadcasts along the node's first input."""
+    op, block = node.op, int(node.attribute("block_size", 0))
+    if not block and (value.rank == 0 or value.shape == (1,)):
+        return value
     rank = node.rank()
-    axis = attributes.get("axis", 1) % rank
+    axis = int(node.attribute("axis", 1)) % rank
+    if block:
+        return op.Gather(value, _block_of_each(node, axis, block), axis=axis).with_shape(node.x.shape)
+    return op.reshape(value, [*[1] * axis, -1, *[1] * (rank - 1 - axis)])
+
+
+def _block_of_each(node: Node, axis: int, block: int) -> Value:
+    """For every index along the axis the block that it lies in."""
+    op, shape = node.op, node.x.shape
+    size = None if shape is None else shape[axis]
+    if isinstance(size, int):
+        return op.constant(np.arange(size) // block, np.int64)
+    end = op.Squeeze(op.dimension(node.x, axis))
+    return op.Range(op.constant(0, np.int64), end, op.constant(1, np.int64)) / op.constant(block, np.int64)
+
+
+def sum_like_scale(node: Node, products: Value) -> Value:
+    """Sum over the elements that share a scale, into the shape of the scale (the node's second input)."""
+    op, scale = node.op, node.input_required(1)
+    if node.attribute("block_size", 0):
+        return _sum_blocks(node, products)
+    if scale.rank == 0 or scale.shape == (1,):
+        return op.reshape_like(op.ReduceSum(products, keepdims=0), scale)
+    rank = node.rank()
+    axis = int(node.attribute("axis", 1)) % rank
     if scale.shape is not None and isinstance(scale.shape[0], int):
         others = op.ints(*(a for a in range(rank) if a != axis))
-        return None, op.ReduceSum(products, others, keepdims=0, noop_with_empty_axes=1), None
+        return op.ReduceSum(products, others, keepdims=0, noop_with_empty_axes=1)
     # One scale or one per index of the axis: that is, as many as fit when it is broadcast along the axis.
     sizes = op.Concat(
         *(op.ints(1) for _ in range(axis)),
@@ -33,7 +63,7 @@ def dequantize(node: Node, dy: Value) -> Gradients:
         *(op.ints(1) for _ in range(axis + 1, rank)),
         axis=0,
     )
-    return None, op.reshape_like(op.reduce_to(products, op.reshape(scale, sizes)), scale), None
+    return op.reshape_like(op.reduce_to(products, op.reshape(scale, sizes)), scale)
 
 
 def _sum_blocks(node: Node, products: Value) -> Value:

@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.registry import Gradients, Node, describe, register_gradient
 from onnxtrain.autodiff.rules.placement import FIRST
+from onnxtrain.autodiff.rules.recurrent_activations import Activation, activations
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder, Value
 
@@ -56,75 +57,6 @@ def scan(
 def _input(body: Builder, like: Value, shape: tuple[int | str | None, ...] | None) -> Value:
     value = ir.Value(name=f"{body.unique_prefix()}input", type=ir.TensorType(like.dtype))
     return body.wrap(value).with_shape(shape)
-
-
-@dataclass(frozen=True)
-class Activation:
-    """An activation function with its parameters, by the name that the recurrent operators know."""
-
-    name: str
-    alpha: float | None
-    beta: float | None
-
-    def __call__(self, x: Value) -> Value:
-        """The function's value, emitted through the builder of its argument."""
-        op, alpha, beta = x.op, self.alpha, self.beta
-        match self.name:
-            case "Affine":
-                assert alpha is not None
-                assert beta is not None
-                return x * alpha + beta
-            case "ScaledTanh":
-                assert alpha is not None
-                assert beta is not None
-                return op.Tanh(x * beta) * alpha
-            case "HardSigmoid":
-                return op.HardSigmoid(x, alpha=alpha, beta=beta)
-            case "LeakyRelu" | "ThresholdedRelu" | "Elu":
-                return op.several(self.name, x, outputs=1, alpha=alpha)[0]
-            case _:
-                return op.several(self.name, x, outputs=1)[0]
-
-
-# Defaults of alpha and beta; None for a function without that parameter.
-_PARAMETERS: dict[str, tuple[float | None, float | None]] = {
-    "affine": (1.0, 0.0),
-    "elu": (1.0, None),
-    "hardsigmoid": (0.2, 0.5),
-    "leakyrelu": (0.01, None),
-    "relu": (None, None),
-    "scaledtanh": (1.0, 1.0),
-    "sigmoid": (None, None),
-    "softplus": (None, None),
-    "softsign": (None, None),
-    "tanh": (None, None),
-    "thresholdedrelu": (1.0, None),
-}
-_NAMES = {name.lower(): name for name in ("Affine", "Elu", "HardSigmoid", "LeakyRelu", "Relu", "ScaledTanh")}
-_NAMES |= {name.lower(): name for name in ("Sigmoid", "Softplus", "Softsign", "Tanh", "ThresholdedRelu")}
-
-
-def activations(node: Node, default: Sequence[str], directions: int) -> list[list[Activation]]:
-    """The activation functions of each direction; alpha and beta go to the functions that have them, in order.
-
-    Raises:
-        GradientError: A function is unknown.
-    """
-    names = node.attribute("activations") or list(default) * directions
-    alphas, betas = (iter(node.attribute(f"activation_{kind}") or ()) for kind in ("alpha", "beta"))
-    found = []
-    for name in names:
-        if name.lower() not in _PARAMETERS:
-            raise GradientError(
-                f"{describe(node.ir)}: the activation {name!r} is unknown; the operator knows "
-                f"{', '.join(sorted(_NAMES.values()))}."
-            )
-        alpha, beta = _PARAMETERS[name.lower()]
-        alpha = next(alphas, alpha) if alpha is not None else None
-        beta = next(betas, beta) if beta is not None else None
-        found.append(Activation(_NAMES[name.lower()], alpha, beta))
-    count = len(default)
-    return [found[index * count : (index + 1) * count] for index in range(directions)]
 
 
 class Sequences:

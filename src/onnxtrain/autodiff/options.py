@@ -1,0 +1,72 @@
+"""How a gradient is built, and how that choice travels in a model file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass
+
+from onnxtrain.errors import GradientError
+
+STRAIGHT_THROUGH_KEY = "onnxtrain.straight_through"
+"""Key of a model's metadata that says ``true`` where its Gradient nodes pass gradients straight through steps."""
+
+RECOMPUTE_KEY = "onnxtrain.recompute"
+"""Key of a model's metadata that holds, as a JSON list, the patterns of the nodes that its gradients recompute."""
+
+
+@dataclass(frozen=True)
+class GradientOptions:
+    """How the gradients of a model are built.
+
+    The Gradient operator has no attributes for this, so in a file it is said by two entries of the model's
+    ``metadata_props``, which whoever lowers the model's Gradient nodes reads.
+
+    Attributes:
+        straight_through: Whether operators that round or quantize pass gradients on as if they did not.
+        recompute: Glob patterns of the names of the nodes whose results are computed again in the backward pass.
+    """
+
+    straight_through: bool = False
+    recompute: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, straight_through: bool, recompute: str | Sequence[str]) -> GradientOptions:
+        """The options as users give them."""
+        return cls(straight_through, (recompute,) if isinstance(recompute, str) else tuple(recompute))
+
+    @classmethod
+    def read(cls, metadata: MutableMapping[str, str]) -> GradientOptions:
+        """The options that a model's metadata states.
+
+        Raises:
+            GradientError: An entry has a value that it cannot have.
+        """
+        word = metadata.get(STRAIGHT_THROUGH_KEY, "false")
+        if word not in ("true", "false"):
+            raise GradientError(f"The model's metadata entry {STRAIGHT_THROUGH_KEY} is {word!r}; it is true or false.")
+        text = metadata.get(RECOMPUTE_KEY, "[]")
+        try:
+            patterns = json.loads(text)
+        except ValueError:
+            patterns = None
+        if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
+            raise GradientError(
+                f"The model's metadata entry {RECOMPUTE_KEY} is {text!r}; it is a JSON list of patterns of node names."
+            )
+        return cls(word == "true", tuple(patterns))
+
+    def entries(self) -> dict[str, str]:
+        """The metadata entries that state these options; none for the defaults."""
+        entries = {}
+        if self.straight_through:
+            entries[STRAIGHT_THROUGH_KEY] = "true"
+        if self.recompute:
+            entries[RECOMPUTE_KEY] = json.dumps(list(self.recompute))
+        return entries
+
+    @staticmethod
+    def remove(metadata: MutableMapping[str, str]) -> None:
+        """Take the entries away: a lowered model has no Gradient node that they could speak of."""
+        for key in (STRAIGHT_THROUGH_KEY, RECOMPUTE_KEY):
+            metadata.pop(key, None)

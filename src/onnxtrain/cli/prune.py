@@ -1,0 +1,169 @@
+"""``onnxtrain prune``: make a model sparse, keep its accuracy, and report what came of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Group, Parameter
+
+from onnxtrain.cli import flags, terminal
+from onnxtrain.cli.flags import COURSE, DATA, RESULTS, RUNNING, SWITCH, PruningOptimizer, Training
+from onnxtrain.operators.optimizer import Optimizer
+
+EXAMPLES = """\
+Examples
+
+  Train with SSGD, remove 95 % of the weights, fine-tune the others:
+    onnxtrain prune model.onnx --data train.npz --validation val.npz \\
+        --loss softmax_cross_entropy --sparsity 0.95 -o pruned.onnx --report report
+
+  As many weights as cost at most one point of accuracy; a sparse file:
+    onnxtrain prune model.onnx --data train.npz --validation val.npz \\
+        --loss softmax_cross_entropy --accuracy-drop 0.01 --storage sparse
+
+  Twenty cuts over twenty epochs, and the baseline to compare with:
+    onnxtrain prune model.onnx --data train.npz --validation 0.1 \\
+        --loss softmax_cross_entropy --sparsity 0.98 --epochs 20 --rounds 20
+    onnxtrain prune model.onnx --data train.npz --validation 0.1 \\
+        --loss softmax_cross_entropy --sparsity 0.98 --epochs 20 --rounds 20 --method magnitude
+"""
+
+PRUNING = Group("Pruning", sort_key=2.5)  # type: ignore[arg-type]
+
+
+@Parameter(name="*", group=PRUNING)
+@dataclass(frozen=True)
+class Pruning:
+    """What is removed: arguments of :func:`onnxtrain.prune`."""
+
+    sparsity: Annotated[
+        float | None, Parameter(help="The fraction of weights to remove, at least 0 and below 1.")
+    ] = None
+    accuracy_drop: Annotated[
+        float | None,
+        Parameter(help="Instead: as many as keep the validation accuracy within this (0.01 is one point)."),
+    ] = None
+    method: Annotated[
+        Literal["ssgd", "magnitude", "random"],
+        Parameter(help="Train with sparsity promotion; or the baselines: cut the smallest weights, or any."),
+    ] = "ssgd"
+    scope: Annotated[
+        Literal["global", "layer"], Parameter(help="Weights of all tensors compete, or each gets the same sparsity.")
+    ] = "global"
+    tensors: Annotated[
+        list[str] | None,
+        Parameter(
+            negative=(), metavar="PATTERN", help="Parameters to prune. May be repeated.  [default: those of rank 2 up]"
+        ),
+    ] = None
+    rounds: Annotated[int, Parameter(help="How many cuts, spread over the training on a cubic schedule.")] = 1
+    fresh: Annotated[bool, SWITCH, Parameter(help="Draw the weights anew before the training.")] = False
+
+
+@Parameter(name="*", group=COURSE)
+@dataclass(frozen=True)
+class Course:
+    """How the trainings go: arguments of :func:`onnxtrain.prune`."""
+
+    epochs: Annotated[int, Parameter(help="Epochs of the training; 0 cuts the model as it is.")] = 10
+    fine_tune_epochs: Annotated[int, Parameter(help="Epochs of fine-tuning under the last mask.")] = 5
+    batch_size: Annotated[int, Parameter(help="Examples per step.")] = 32
+    schedule: Annotated[
+        str | None, Parameter(help="Learning rates of the training, as in fit.  [default: constant]")
+    ] = None
+    fine_tune_schedule: Annotated[str | None, Parameter(help="Learning rates of the fine-tuning, as in fit.")] = (
+        "cosine"
+    )
+
+
+def command(
+    model: flags.ModelPath,
+    /,
+    *,
+    data: flags.Data,
+    loss: flags.Loss,
+    validation: Annotated[
+        str | None,
+        Parameter(group=DATA, metavar="PATH", help="Data to measure on, or the fraction to hold out: 0.1."),
+    ] = None,
+    target: flags.Target = None,
+    pruning: Pruning = Pruning(),
+    training: Training = Training(),  # noqa: B008 - frozen
+    settings: PruningOptimizer = PruningOptimizer(),  # noqa: B008 - frozen
+    course: Course = Course(),
+    output: Annotated[
+        Path | None,
+        Parameter(
+            name=["--output", "-o"],
+            group=RESULTS,
+            metavar="FILE",
+            help="The pruned model.  [default: MODEL-pruned.onnx, here]",
+        ),
+    ] = None,
+    storage: Annotated[
+        Literal["dense", "sparse"],
+        Parameter(group=RESULTS, help="Write zeros, or sparse_initializer where that takes fewer bytes."),
+    ] = "dense",
+    report: Annotated[
+        Path | None, Parameter(group=RESULTS, metavar="FOLDER", help="Write report.txt, .json and .png to this folder.")
+    ] = None,
+    json_output: Annotated[flags.Json, Parameter(name="--json")] = False,
+    threads: flags.Threads = None,
+    quiet: Annotated[bool, SWITCH, Parameter(group=RUNNING, help="Print the results only.")] = False,
+    debug: flags.Debug = False,
+) -> None:
+    """Train, cut and fine-tune a model; the result differs from it in its weights, of which many are zero."""
+    from onnxtrain.pruning.prune import prune
+
+    console = terminal.console()
+    silent = quiet or json_output
+    arguments: dict[str, Any] = dataclasses.asdict(pruning) | dataclasses.asdict(course)
+    path = output or Path(f"{model.stem}-pruned.onnx")
+    result = prune(
+        model,
+        data,
+        loss=loss,
+        validation=_validation(validation),
+        target=target,
+        optimizer=_optimizer(settings),
+        storage=storage,
+        save=path,
+        report=report,
+        progress=None if silent else lambda line: console.print(line, soft_wrap=True),
+        threads=threads,
+        **arguments,
+        **training.arguments(),
+    )
+    if json_output:
+        print(json.dumps(result.as_dict()))  # noqa: T201
+        return
+    console.print(result.table())
+    console.print(result.summary().rstrip(), soft_wrap=True)
+    console.print(f"model: {path} ({terminal.file_size(path)})", soft_wrap=True)
+    if report is not None:
+        console.print(f"report: {', '.join(sorted(str(path) for path in report.glob('report.*')))}", soft_wrap=True)
+
+
+def _optimizer(settings: PruningOptimizer) -> Optimizer:
+    """The optimizer; for SSGD what is not given is as :func:`onnxtrain.prune` has it."""
+    from onnxtrain.pruning.prune import DEFAULT_OPTIMIZER
+
+    built = settings.build()
+    if settings.optimizer != "ssgd":
+        return built
+    given = [field.name for field in dataclasses.fields(built) if getattr(settings, field.name) is not None]
+    return dataclasses.replace(DEFAULT_OPTIMIZER, **{name: getattr(built, name) for name in given})
+
+
+def _validation(given: str | None) -> str | float | None:
+    """A path, or the fraction to hold out."""
+    if given is None or Path(given).exists():
+        return given
+    try:
+        return float(given)
+    except ValueError:
+        return given

@@ -1,0 +1,51 @@
+"""Fresh weights: parameters drawn anew, for a training that does not start from those of the file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+
+def fresh_values(model: ir.Model, parameters: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
+    """New first values for parameters, drawn from their seed.
+
+    Tensors of rank 2 and more are normal with variance 2 / fan-in (He's initialization), scales of normalizations
+    are 1, and other vectors and scalars 0.
+
+    Args:
+        model: The model, which says how each parameter is used.
+        parameters: The current values by name.
+        seed: Of the generator.
+
+    Returns:
+        Values by name, of the types and shapes of the current ones.
+
+    Source: K. He, X. Zhang, S. Ren, J. Sun, "Delving Deep into Rectifiers", ICCV 2015.
+    """
+    generator = np.random.default_rng(seed)
+    values = {}
+    for name, array in parameters.items():
+        uses = model.graph.initializers[name].uses() if name in model.graph.initializers else ()
+        node, index = next(((use.node, use.idx) for use in uses), (None, 0))
+        if array.ndim >= 2:
+            deviation = math.sqrt(2 / max(_fan_in(node, array.shape), 1))
+            values[name] = (deviation * generator.standard_normal(array.shape)).astype(array.dtype)
+        else:
+            scale = node is not None and index == 1 and node.op_type.endswith("Normalization")
+            values[name] = np.full(array.shape, 1.0 if scale else 0.0, dtype=array.dtype)
+    return values
+
+
+def _fan_in(node: ir.Node | None, shape: tuple[int, ...]) -> int:
+    """How many inputs an output sums over."""
+    if node is not None and node.op_type in ("Conv", "LSTM", "GRU", "RNN"):
+        return math.prod(shape[1:]) if node.op_type == "Conv" else shape[-1]
+    if node is not None and node.op_type == "ConvTranspose":
+        return shape[0] * math.prod(shape[2:])
+    if node is not None and node.op_type == "Gemm":
+        transposed = node.attributes.get("transB")
+        return shape[1] if transposed is not None and transposed.as_int() else shape[0]
+    return shape[-2]

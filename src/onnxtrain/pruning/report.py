@@ -1,0 +1,303 @@
+"""What pruning reports: a table per layer, accuracies and sizes, as text, JSON and a picture."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import io
+import json
+import math
+import os
+import tempfile
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from onnxtrain.errors import OptionError
+from onnxtrain.model.file import ModelFile, check_writable
+from onnxtrain.model.writing import AtomicFiles
+from onnxtrain.pruning.sparse import save_sparse
+from onnxtrain.pruning.thresholds import Probe
+
+Storage = Literal["dense", "sparse"]
+
+_CHUNK = 1 << 20
+_WIDTH = 110
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """What became of one tensor.
+
+    Attributes:
+        name: Its name.
+        shape: Its shape.
+        size: All its elements.
+        non_zeros: Those that are left.
+        threshold: Magnitude of the smallest survivor of the cut; infinite where there is none.
+        max_scale: The largest s, by which a step was multiplied, before the last cut; ``None`` without promotion.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    size: int
+    non_zeros: int
+    threshold: float
+    max_scale: float | None
+
+    @property
+    def sparsity(self) -> float:
+        """The fraction of zeros."""
+        return 1 - self.non_zeros / self.size if self.size else 0.0
+
+
+@dataclass(frozen=True)
+class Point:
+    """An accuracy (or loss) at a sparsity."""
+
+    sparsity: float
+    value: float
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of the model in its forms, data files included."""
+
+    dense: int
+    sparse: int
+    dense_gzip: int
+    sparse_gzip: int
+
+
+@dataclass(frozen=True)
+class PruneResult:
+    """A pruned model and how it was made.
+
+    Attributes:
+        method: "ssgd", "magnitude" or "random".
+        optimizer: Update rule of the training.
+        scope: "global" or "layer".
+        metric: "accuracy", or "loss" where accuracy has no meaning.
+        measured_on: "validation data" or "training data".
+        accuracy_before: Of the model given; like all of these the loss where ``metric`` says so.
+        accuracy_trained: Before the last cut.
+        accuracy_after: Of the result.
+        layers: What became of every tensor.
+        points: After every cut, without fine-tuning.
+        curve: What cuts to other sparsities would have left in place of the last one, without fine-tuning.
+        probes: What the search for an accuracy bound tried.
+        masks: By tensor, true where a weight stays.
+        given: The weights before anything was done.
+        values: What :meth:`save` writes.
+    """
+
+    method: str
+    optimizer: str
+    scope: str
+    metric: str
+    measured_on: str
+    accuracy_before: float
+    accuracy_trained: float
+    accuracy_after: float
+    layers: tuple[LayerRow, ...]
+    points: tuple[Point, ...]
+    curve: tuple[Point, ...]
+    probes: tuple[Probe, ...]
+    masks: dict[str, np.ndarray] = field(repr=False)
+    given: dict[str, np.ndarray] = field(repr=False)
+    values: dict[str, np.ndarray] = field(repr=False)
+    file: ModelFile = field(repr=False)
+
+    @property
+    def size(self) -> int:
+        """Number of weights in the pruned tensors."""
+        return sum(row.size for row in self.layers)
+
+    @property
+    def non_zeros(self) -> int:
+        """Number of weights that are left."""
+        return sum(row.non_zeros for row in self.layers)
+
+    @property
+    def sparsity(self) -> float:
+        """The fraction of zeros in the pruned tensors."""
+        return 1 - self.non_zeros / self.size
+
+    @property
+    def compression(self) -> float:
+        """All weights over those that are left, as papers give it; infinite where none is left."""
+        return self.size / self.non_zeros if self.non_zeros else math.inf
+
+    def save(self, path: str | os.PathLike[str], *, storage: Storage = "dense") -> None:
+        """Write the model: dense with its zeros, or with ``sparse_initializer`` where that takes fewer bytes.
+
+        Raises:
+            ModelError: The path cannot be written.
+        """
+        if storage == "sparse":
+            save_sparse(self.file, path, self.values, names=[row.name for row in self.layers])
+        else:
+            self.file.save(path, self.values)
+
+    def model(self, *, storage: Storage = "dense") -> onnx.ModelProto:
+        """The model itself, with its weights inside."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.onnx"
+            self.save(path, storage=storage)
+            return onnx.load(path)
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """Bytes of the model, dense and sparse, plain and through gzip."""
+        found = {}
+        for storage in ("dense", "sparse"):
+            with tempfile.TemporaryDirectory() as folder:
+                self.save(Path(folder) / "model.onnx", storage=storage)  # type: ignore[arg-type]
+                files = [path for path in Path(folder).rglob("*") if path.is_file()]
+                found[storage] = sum(path.stat().st_size for path in files)
+                found[f"{storage}_gzip"] = sum(_gzip_size(path) for path in files)
+        return Sizes(**found)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All but the weights, in values that JSON can hold."""
+        hidden = ("masks", "given", "values", "file", "layers")
+        found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in hidden}
+        for name in ("points", "curve", "probes"):
+            found[name] = [dataclasses.asdict(item) for item in found[name]]
+        found["layers"] = [
+            {**dataclasses.asdict(row), "shape": list(row.shape), "sparsity": row.sparsity} for row in self.layers
+        ]
+        own = ("size", "non_zeros", "sparsity", "compression")
+        found |= {name: getattr(self, name) for name in own} | {"sizes": dataclasses.asdict(self.sizes)}
+        result: dict[str, Any] = _finite(found)
+        return result
+
+    def text(self) -> str:
+        """The report for a person."""
+        console = Console(file=io.StringIO(), width=_WIDTH, highlight=False, markup=False)
+        console.print(self.table())
+        console.print(self.summary())
+        file = console.file
+        assert isinstance(file, io.StringIO)
+        return file.getvalue()
+
+    def table(self) -> Table:
+        """The table of layers, for a rich console."""
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("weights", overflow="fold")
+        for column in ("shape", "size", "non-zeros", "zeros", "threshold", "max s"):
+            table.add_column(column, justify="right", no_wrap=True)
+        for row in self.layers:
+            table.add_row(
+                row.name,
+                " x ".join(map(str, row.shape)),
+                f"{row.size:,}",
+                f"{row.non_zeros:,}",
+                f"{row.sparsity:.2%}",
+                f"{row.threshold:.3g}" if math.isfinite(row.threshold) else "none left",
+                "-" if row.max_scale is None else f"{row.max_scale:.1f}",
+            )
+        table.add_row("all", "", f"{self.size:,}", f"{self.non_zeros:,}", f"{self.sparsity:.2%}", "", "", style="bold")
+        return table
+
+    def summary(self) -> str:
+        """Accuracies and sizes in lines."""
+        show = (lambda value: f"{value:.2%}") if self.metric == "accuracy" else (lambda value: f"{value:.4f}")
+        lines = [
+            f"method {self.method}, {self.scope} cut, {self.optimizer}",
+            f"{self.metric} on {self.measured_on}: {show(self.accuracy_before)} as given, "
+            f"{show(self.accuracy_trained)} before the last cut, {show(self.accuracy_after)} as saved",
+            f"compression of weights: {self.compression:.1f}x",
+            f"bytes: {self.sizes.dense:,} dense, {self.sizes.sparse:,} sparse; "
+            f"{self.sizes.dense_gzip:,} and {self.sizes.sparse_gzip:,} through gzip",
+            "Zeros scattered like these save bytes, not time: ONNX Runtime's CPU kernels multiply by them, and sparse "
+            "initializers are made dense when a model is loaded.",
+        ]
+        if self.probes:
+            tried = ", ".join(
+                f"{probe.sparsity:.2%}: {show(probe.accuracy)}" for probe in sorted(self.probes, key=_sparsity)
+            )
+            lines.insert(2, f"searched (zeros: {self.metric} without fine-tuning): {tried}")
+        return "\n".join(lines) + "\n"
+
+    def save_report(self, folder: str | os.PathLike[str]) -> list[Path]:
+        """Write ``report.txt``, ``report.json`` and, where matplotlib is installed, ``report.png``.
+
+        Raises:
+            ModelError: The folder cannot be written.
+        """
+        from onnxtrain.pruning.picture import draw
+        from onnxtrain.training.report import matplotlib_available
+
+        check_report_folder(folder)
+        contents = {
+            "report.txt": self.text().encode(),
+            "report.json": (json.dumps(self.as_dict(), indent=2) + "\n").encode(),
+        }
+        if matplotlib_available():
+            stream = io.BytesIO()
+            draw(self).savefig(stream, format="png", dpi=150)
+            contents["report.png"] = stream.getvalue()
+        with AtomicFiles() as files:
+            for name, data in contents.items():
+                with files.create(Path(folder) / name) as file:
+                    file.write(data)
+        return [Path(folder) / name for name in contents]
+
+
+def check_report_folder(folder: str | os.PathLike[str]) -> None:
+    """Find out before the work whether a report can be written after it; the folder is made.
+
+    Raises:
+        OptionError: The path is a file, or its parent does not exist.
+        ModelError: It takes no files.
+    """
+    path = Path(folder)
+    if path.exists() and not path.is_dir():
+        raise OptionError(f"report is {str(path)!r}, which is a file; it needs a folder.")
+    if not path.parent.is_dir():
+        raise OptionError(f"report is {str(path)!r}, but there is no folder {str(path.parent)!r}; make it first.")
+    path.mkdir(exist_ok=True)
+    check_writable(path / "report.txt")
+
+
+def _sparsity(probe: Probe) -> float:
+    return probe.sparsity
+
+
+def _gzip_size(path: Path) -> int:
+    """How many bytes gzip makes of a file, which may be large."""
+
+    class Counter(io.RawIOBase):
+        count = 0
+
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data: Any) -> int:
+            self.count += len(data)
+            return len(data)
+
+    counter = Counter()
+    with path.open("rb") as file, gzip.GzipFile(fileobj=counter, mode="wb", mtime=0) as stream:  # type: ignore[call-overload]
+        while chunk := file.read(_CHUNK):
+            stream.write(chunk)
+    return counter.count
+
+
+def _finite(value: Any) -> Any:
+    """The value with ``None`` for what JSON has no number for."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

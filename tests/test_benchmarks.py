@@ -1,0 +1,207 @@
+"""Every benchmark runs in its short form and reports what it promises; the parts that compute are checked."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+BENCHMARKS = REPOSITORY / "benchmarks"
+sys.path.append(str(BENCHMARKS))
+
+import harness  # noqa: E402
+import idx  # noqa: E402
+import profile_step  # noqa: E402
+import report  # noqa: E402
+import step  # noqa: E402
+
+
+def run(script: str, *arguments: str, expected: int = 0) -> str:
+    result = subprocess.run(
+        [sys.executable, str(BENCHMARKS / script), *arguments], capture_output=True, text=True, cwd=REPOSITORY
+    )
+    assert result.returncode == expected, result.stderr
+    return result.stdout
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of a Markdown table, without its rule."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [row for row in cells if set(row[0]) != {"-"}]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder in which the exported models are kept for all tests."""
+    pytest.importorskip("torch")
+    return str(tmp_path_factory.mktemp("models"))
+
+
+def test_overhead_reports_three_models() -> None:
+    header, *models = rows(run("overhead.py", "--quick", "--threads", "1"))
+    assert header[-1] == "added by Python, µs"
+    assert len(models) == 3
+    for _, whole, bare, added in models:
+        assert float(whole) > float(bare) > 0
+        assert float(added) == pytest.approx(float(whole) - float(bare), abs=2)
+
+
+def test_startup_counts_every_phase(tmp_path: Path) -> None:
+    arguments = ("--quick", "--peers", "onnxtrain", "--imports", "--folder", str(tmp_path))
+    text = run("startup.py", *arguments)
+    _, (name, imports, build, first, whole), *packages = rows(text)
+    assert name == "onnxtrain"
+    assert float(imports) + float(build) + float(first) == pytest.approx(float(whole), abs=0.05)
+    assert {"onnx_ir", "onnxruntime"} <= {row[0] for row in packages}
+
+
+@pytest.mark.torch
+def test_step_compares_with_pytorch(models: str, tmp_path: Path) -> None:
+    output = tmp_path / "step.md"
+    arguments = ("--quick", "--models", "mlp", "--batch", "4", "--threads", "1", "--rounds", "2", "--folder", models)
+    run("step.py", *arguments, "--peers", "onnxtrain,torch,onnxsim", "--output", str(output))
+    text = output.read_text()
+    header, measured = rows(text)
+    assert header[:2] == ["model", "batch"]
+    ours, ratio, our_memory, torch, torch_memory = map(float, measured[2:7])
+    assert min(ours, torch, our_memory, torch_memory) > 0
+    assert ratio > 0
+    assert "onnxsim 0.8.1, mlp, batch 4: no environment: give --environment onnxsim=" in text
+
+
+@pytest.mark.torch
+def test_gradient_cost_counts_nodes(models: str) -> None:
+    text = run("gradient_cost.py", "--quick", "--models", "mlp", "--folder", models)
+    _, (_, nodes, _, standard, *seconds) = rows(text)
+    assert int(nodes) == 5  # three Gemm, two Relu
+    assert int(standard) > 2 * int(nodes)
+    assert all(float(second) >= 0 for second in seconds)
+
+
+@pytest.mark.torch
+def test_profile_finds_forward_gradient_and_update(models: str) -> None:
+    text = run("profile_step.py", "--quick", "--models", "mlp", "--threads", "1", "--folder", models)
+    groups = {row[0] for row in rows(text)}
+    assert {"gradient of Gemm", "update", "forward Gemm"} <= groups
+
+
+def write_idx(path: Path, array: np.ndarray) -> None:
+    code = {"uint8": 8, "float32": 13}[array.dtype.name]
+    header = bytes([0, 0, code, array.ndim]) + np.array(array.shape, ">i4").tobytes()
+    data = header + array.astype(array.dtype.newbyteorder(">")).tobytes()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+
+
+def write_digits(folder: Path, count: int) -> None:
+    """Images whose label can be read from where they are bright."""
+    random = np.random.default_rng(0)
+    for part in ("train", "t10k"):
+        labels = random.integers(0, 10, count).astype(np.uint8)
+        images = random.integers(0, 60, (count, 28, 28)).astype(np.uint8)
+        for image, label in zip(images, labels, strict=True):
+            image[2 * label : 2 * label + 8, 4:24] = 255
+        write_idx(folder / f"{part}-images-idx3-ubyte.gz", images)
+        write_idx(folder / f"{part}-labels-idx1-ubyte.gz", labels)
+
+
+def test_mnist_trains_and_checks_the_file(tmp_path: Path) -> None:
+    write_digits(tmp_path, 1000)
+    model = tmp_path / "trained.onnx"
+    common = (str(tmp_path), "--threads", "1", "--model", str(model), "--batch-size", "32")
+    text = run("mnist.py", *common, "--epochs", "3")
+    assert model.exists()
+    assert "Goal: 99.0 % within 3 epochs: reached." in text
+    missed = run("mnist.py", *common, "--quick", "--learning-rate", "0", expected=1)
+    assert "Goal: 99.0 % within 1 epochs: missed." in missed
+
+
+def test_mnist_names_a_missing_file(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "mnist.py"), str(tmp_path)], capture_output=True, text=True
+    )
+    assert result.returncode == 2
+    assert "has neither train-images-idx3-ubyte.gz nor train-images-idx3-ubyte." in result.stderr
+
+
+@pytest.mark.parametrize("name", ["array.gz", "array"])
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_idx_round_trip(name: str, dtype: type, tmp_path: Path) -> None:
+    array = np.arange(24).reshape(2, 3, 4).astype(dtype)
+    write_idx(tmp_path / name, array)
+    found = idx.read_idx(tmp_path / name)
+    np.testing.assert_array_equal(found, array)
+    assert found.dtype == dtype
+
+
+def test_idx_refuses_other_files(tmp_path: Path) -> None:
+    path = tmp_path / "array"
+    path.write_bytes(b"\x89PNG....")
+    with pytest.raises(ValueError, match="is not an IDX file: it begins with 89504e47"):
+        idx.read_idx(path)
+    write_idx(path, np.zeros((2, 2), np.uint8))
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"has 3 bytes of data, but its shape \(2, 2\) needs 4"):
+        idx.read_idx(path)
+
+
+def test_losses_that_differ_are_reported() -> None:
+    reference = harness.Measurement(losses=[2.0, 1.0])
+    assert harness.losses_differ(harness.Measurement(losses=[2.0001, 1.01]), reference) == ""
+    assert "the loss of step 0 is 2.01" in harness.losses_differ(harness.Measurement(losses=[2.01, 1.0]), reference)
+    assert "the loss of step 1 is nan" in harness.losses_differ(
+        harness.Measurement(losses=[2.0, float("nan")]), reference
+    )
+
+
+def test_ratio_is_the_median_of_paired_rounds() -> None:
+    mine, theirs = harness.Measurement(rounds=[1.0, 9.0, 3.0]), harness.Measurement(rounds=[2.0, 9.0, 2.0])
+    assert mine.ratio_to(theirs) == 1.0
+    assert step.geometric_mean([0.5, 2.0, 1.0]) == pytest.approx(1.0)
+
+
+def test_foreign_load_leaves_own_time_out() -> None:
+    with harness.ForeignLoad() as foreign:
+        subprocess.run([sys.executable, "-c", "sum(range(20_000_000))"], check=True)
+    assert 0.0 <= foreign.cores <= (os.cpu_count() or 1)
+
+
+def test_a_peer_that_fails_is_reported(tmp_path: Path) -> None:
+    task = step.Task("onnxtrain", "mlp", 2, 1, str(tmp_path))
+    (tmp_path / "mlp-0.onnx").write_bytes(b"not a model")
+    found = harness.measure([task], harness.Interpreters(), rounds=1, round_seconds=0.01)
+    assert re.search(r"ModelError: .*\(exit code 1\)", found["onnxtrain"].problem)
+
+
+def test_profile_takes_the_median_and_names_the_part() -> None:
+    name = "gradient of /0/Gemm/MatMul_7"
+    events = [
+        {"cat": "Node", "name": f"{name}_kernel_time", "dur": duration, "args": {"op_name": "MatMul"}}
+        for duration in (900, 900, 900, 5, 100, 6)
+    ]
+    (node,) = profile_step.node_times(events, 6, {name})
+    assert node.part == "gradient of Gemm"
+    assert node.seconds == pytest.approx(6e-6)
+    assert profile_step.part_of("fused /0/Gemm", "FusedGemm", {"/0/Gemm"}) == "forward Gemm"
+    assert profile_step.part_of("Transpose_9", "Transpose", {"/0/Gemm"}) == "added by onnxruntime: Transpose"
+    assert profile_step.part_of("update/Adam_6", "Adam", set()) == "update"
+
+
+def test_report_replaces_one_section() -> None:
+    page = "a\n<!-- step -->\nold\n<!-- /step -->\nb\n<!-- startup -->\nkept\n<!-- /startup -->\n"
+    assert report.replaced(page, "step", "new") == page.replace("\nold\n", "\n\nnew\n\n")
+    with pytest.raises(ValueError, match="The page has no section <!-- memory -->"):
+        report.replaced(page, "memory", "new")
+
+
+def test_the_page_has_every_section() -> None:
+    page = report.PAGE.read_text()
+    for name in report.sections([], "folder"):
+        assert report.replaced(page, name, "") != "", name
