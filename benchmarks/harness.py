@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from peers import PEERS, Task
+from peers import PEERS, Peer, Task
 
 FOLDER = Path(__file__).resolve().parent
 # Idle workers of a thread pool spin for a while after a step; the next peer waits until they sleep.
@@ -70,6 +70,8 @@ def prepare(tasks: Sequence[Task], interpreters: Interpreters) -> dict[str, str]
         except PeerError as error:
             missing[task.peer] = str(error)
             continue
+        if PEERS[task.peer].prepare is Peer.prepare:
+            continue  # nothing to write
         command = [python, str(FOLDER / "worker.py"), "prepare", task.to_json()]
         result = subprocess.run(
             command, env=environment(task.threads), capture_output=True, text=True, stdin=subprocess.DEVNULL

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 OPSET = 17
 
 
-def with_loss(model: onnx.ModelProto, batch: int, classes: int) -> onnx.ModelProto:
+def with_loss(model: onnx.ModelProto, batch: int, classes: int, parameters: Sequence[str]) -> onnx.ModelProto:
     """The model simplified at a fixed batch, with softmax cross-entropy against the input ``one_hot``.
+
+    Args:
+        model: The exported model, whose first axis is the batch.
+        batch: Examples per step.
+        classes: The number of logits.
+        parameters: What is trained: these stay initializers.
 
     Raises:
         ValueError: A node needs opset 18.
@@ -21,8 +29,18 @@ def with_loss(model: onnx.ModelProto, batch: int, classes: int) -> onnx.ModelPro
     for value in (*fixed.graph.input, *fixed.graph.output):
         value.type.tensor_type.shape.dim[0].dim_value = batch
     del fixed.graph.value_info[:]
-    # Merging batch normalization into convolutions would train another model.
+    # While they are inputs, parameters are not folded into constants. Merging batch normalization into
+    # convolutions would train another model.
+    initializers = fixed.graph.initializer
+    trained = [tensor for tensor in initializers if tensor.name in parameters]
+    others = [tensor for tensor in initializers if tensor.name not in parameters]
+    count = len(fixed.graph.input)
+    fixed.graph.input.extend(helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in trained)
+    del initializers[:]
+    initializers.extend(others)
     simplified, _ = onnxsim.simplify(fixed, skip_fuse_bn=True)
+    del simplified.graph.input[count:]
+    simplified.graph.initializer.extend(trained)
     _lower_opset(simplified)
     _flatten_by_reshape(simplified, batch)
     graph = simplified.graph

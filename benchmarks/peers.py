@@ -179,8 +179,13 @@ class OnnxRuntimeTraining(Peer):
         from onnxruntime.training import artifacts, onnxblock
 
         folder.mkdir(parents=True, exist_ok=True)
+        model = onnx.load(task.model_path)
+        for node in model.graph.node:
+            if node.op_type == "LayerNormalization" and len(node.output) == 1:
+                # Its gradient reads the mean and the inverse deviation, and does not add them itself.
+                node.output.extend(f"{node.output[0]}_{name}" for name in ("mean", "inverse_deviation"))
         artifacts.generate_artifacts(
-            onnx.load(task.model_path),
+            model,
             requires_grad=json.loads(task.parameters_path.read_text()),
             loss=artifacts.LossType.CrossEntropyLoss,
             optimizer=onnxblock.optim.AdamW(eps=EPSILON, weight_decay=0.0),
@@ -223,7 +228,8 @@ class OnnxSim(Peer):
             import onnx
             from onnxsim_model import with_loss
 
-            model = with_loss(onnx.load(task.model_path), task.batch, MODELS[task.model].classes)
+            parameters = json.loads(task.parameters_path.read_text())
+            model = with_loss(onnx.load(task.model_path), task.batch, MODELS[task.model].classes, parameters)
             onnx.save(model, OnnxSim.path(task))
 
     def step(self, inputs: dict[str, np.ndarray], target: np.ndarray) -> float:  # noqa: D102

@@ -127,7 +127,9 @@ def command(peer: str, path: Path, threads: int, *options: str) -> list[str]:
 
 
 def variables(threads: int) -> dict[str, str]:
+    """The environment of a run: torch's model is in tests/; an installed package has its bytecode cached."""
     found = environment(threads)
+    found.pop("PYTHONDONTWRITEBYTECODE", None)
     found["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY / "tests"), found.get("PYTHONPATH", "")])
     return found
 

@@ -123,7 +123,7 @@ class TransformerDecoder(nn.Module):
 
     def forward(self, tokens: Tensor, memory: Tensor) -> Tensor:
         x = self.embedding(tokens)
-        return self.head(self.decoder(x, memory, tgt_mask=causal(x)))
+        return self.head(self.decoder(x, memory, tgt_mask=causal(x), tgt_is_causal=False))
 
 
 class Translator(nn.Module):
@@ -136,7 +136,7 @@ class Translator(nn.Module):
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         x = self.embedding(target)
-        y = self.transformer(self.embedding(source), x, tgt_mask=causal(x))
+        y = self.transformer(self.embedding(source), x, tgt_mask=causal(x), tgt_is_causal=False)
         return y @ self.embedding.tokens.weight.T
 
 
@@ -183,7 +183,7 @@ class LlamaBlock(nn.Module):
         return torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1)
 
     def _split(self, x: Tensor, count: int) -> Tensor:
-        return x.unflatten(-1, (count, self.size)).transpose(1, 2)
+        return x.view(x.shape[0], x.shape[1], count, self.size).transpose(1, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.attention_norm(x)
@@ -241,7 +241,7 @@ class TextConvNet(nn.Module):
 
     def __init__(self, vocabulary: int = 20, width: int = 6) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(vocabulary, width, padding_idx=0)
+        self.embedding = nn.Embedding(vocabulary, width)
         self.layers = nn.ModuleList(nn.Conv1d(width, 4, size, padding="same") for size in (2, 3, 4))
         self.head = nn.Linear(12, 3)
 
@@ -320,10 +320,8 @@ class ScriptedBranch(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.first(x)
         if bool(x.sum() > 0):
-            y = torch.tanh(y) * 2
-        else:
-            y = y + self.second(torch.relu(x))
-        return y
+            return torch.tanh(y) * 2
+        return y + self.second(torch.relu(x))
 
 
 class TracedBranch(ScriptedBranch):

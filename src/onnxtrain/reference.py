@@ -94,6 +94,17 @@ class Erf(OpRun):
         return (np.vectorize(math.erf, otypes=[x.dtype])(x),)
 
 
+class Gelu(OpRun):
+    """Gelu in the type of its input; ONNX's own is a function of Erf in single precision."""
+
+    def _run(self, x: np.ndarray, approximate: str = "none") -> tuple[Any, ...]:
+        if approximate == "tanh":
+            inner = np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
+        else:
+            inner = np.vectorize(math.erf, otypes=[x.dtype])(x / math.sqrt(2))
+        return ((x * (1 + inner) / 2).astype(x.dtype),)
+
+
 class GridSample(SingleGridSample):
     """GridSample at places in the type of the grid; ONNX's own rounds them to single precision."""
 
@@ -112,4 +123,6 @@ class LpNormalization(OpRun):
 
 def evaluator(model: onnx.ModelProto) -> ReferenceEvaluator:
     """A reference evaluator of a model."""
-    return ReferenceEvaluator(model, new_ops=[Erf, GridSample, Loop, LpNormalization, Optional, Scan, SequenceInsert])
+    return ReferenceEvaluator(
+        model, new_ops=[Erf, Gelu, GridSample, Loop, LpNormalization, Optional, Scan, SequenceInsert]
+    )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import subprocess
+import sys
 
 import pytest
 from cyclopts import App
@@ -113,6 +115,17 @@ def test_every_command_is_listed(run):
 def test_version(run):
     result = run("--version")
     assert (result.code, result.out.strip()) == (0, onnxtrain.__version__)
+
+
+def test_runs_as_a_module():
+    found = subprocess.run([sys.executable, "-m", "onnxtrain", "--version"], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == onnxtrain.__version__
+    found = subprocess.run([sys.executable, "-m", "onnxtrain", "inspect", "no.onnx"], capture_output=True, text=True)
+    assert (found.returncode, found.stdout, found.stderr) == (
+        2,
+        "",
+        "error: There is no file 'no.onnx'; check the path.\n",
+    )
 
 
 def test_no_command_gives_help(run):

@@ -24,7 +24,8 @@ SAFE = {
     "written by the only reader": "g (float[2] w, float[2] d) => (float[2] n) { n = Sub(w, d) }",
     "readers are ancestors": "g (float[2] w) => (float[2] n) { a = Exp(w)  n = Sub(w, a) }",
     "nothing reads it": "g (float[2] x) => (float[2] n) { n = Exp(x) }",
-    "reader through a view, before": "g (float[2] w) => (float[2] n) <int64[1] s = {2}> { v = Reshape(w, s)  e = Exp(v)  n = Add(w, e) }",
+    "reader through a view, before": """g (float[2] w) => (float[2] n) <int64[1] s = {2}>
+        { v = Reshape(w, s)  e = Exp(v)  n = Add(w, e) }""",
     "optimizer node after all readers": """g (float r, int64 t, float[2] w, float[2] v) => (float[2] n, float[2] m)
         { g = Exp(w)  n, m = ai.onnx.preview.training.Momentum<alpha = 0.9, beta = 1.0, mode = "standard",
           norm_coefficient = 0.0>(r, t, w, g, v) }""",
@@ -36,7 +37,8 @@ UNSAFE = {
     "a writer that reads across elements": "g (float[2,2] w) => (float[2,2] n) { n = MatMul(w, w) }",
     "a writer that broadcasts it": "g (float[1] w, float[2] x) => (float[2] n) { n = Add(w, x) }",
     "a subgraph that may run later": """g (float[2] w, bool c) => (float[2] n, float[2] o) { n = Neg(w)
-        o = If(c) <then_branch = t () => (float[2] a) { a = Exp(w) }, else_branch = e () => (float[2] b) { b = Neg(w) }> }""",
+        o = If(c) <then_branch = t () => (float[2] a) { a = Exp(w) },
+        else_branch = e () => (float[2] b) { b = Neg(w) }> }""",
 }
 
 

@@ -8,7 +8,7 @@ check of what a rule returns.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
@@ -52,6 +52,24 @@ def _route(request: Request) -> _Route:
     return _Route((request.y,), tuple(request.xs), tuple(request.fixed))
 
 
+@dataclass
+class Backward:
+    """What an engine has emitted so far.
+
+    Attributes:
+        nodes: All of it, in order.
+        arriving: The gradients with respect to the forward nodes' outputs.
+    """
+
+    nodes: list[ir.Node] = field(default_factory=list)
+    arriving: set[ir.Value] = field(default_factory=set)
+
+    def __iadd__(self, other: Backward) -> Backward:
+        self.nodes += other.nodes
+        self.arriving |= other.arriving
+        return self
+
+
 class Engine:
     """Differentiates values of one graph.
 
@@ -77,6 +95,7 @@ class Engine:
         self.functions = functions or {}
         self.straight_through = straight_through
         self.op = Builder(graph, opsets.get("", 1)) if op is None else op
+        self.backward = Backward()
         self._renamed: dict[ir.Value, ir.Value] = {}
 
     def current(self, value: ir.Value) -> ir.Value:
@@ -134,7 +153,9 @@ class Engine:
             collected.setdefault(self.current(y), []).append(self.op.wrap(seed))
         current = [self.current(x) for x in xs]
         self.op.variables.update(current)
+        before = set(self.graph)
         self._backward(path, collected, set(current))
+        self.backward.nodes += [node for node in self.graph if node not in before]
         return [self.op.sum_of(collected[x]) if x in collected else None for x in current]
 
     def missing(self, request: Request) -> list[ir.Node]:
@@ -239,6 +260,7 @@ class Engine:
     def _output_gradient(self, collected: dict[ir.Value, list[Value]], output: ir.Value, keep: bool) -> Value | None:
         if output in collected:
             total = self.op.sum_of(collected[output])
+            self.backward.arriving.add(total.ir)
             if keep:
                 collected[output] = [total]
             else:

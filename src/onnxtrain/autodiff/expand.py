@@ -70,10 +70,16 @@ def _deserialize(body: bytes, node: ir.Node, opsets: Mapping[str, int]) -> ir.Fu
 
 
 def _trim_outputs(proto: onnx.FunctionProto) -> None:
-    """Some bodies declare outputs that they never produce: forget those at the end."""
+    """Some bodies declare outputs that they never produce, since the node does not ask for them.
+
+    Those at the end are forgotten; in front of others each becomes a copy of the first input, which nobody reads.
+    """
     produced = {name for node in proto.node for name in node.output} | set(proto.input)
     while proto.output and proto.output[-1] not in produced:
         proto.output.pop()
+    for name in proto.output:
+        if name not in produced:
+            proto.node.append(onnx.helper.make_node("Identity", [proto.input[0]], [name]))
 
 
 def _upgrade(proto: onnx.FunctionProto, version: int) -> None:

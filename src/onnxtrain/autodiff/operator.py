@@ -10,11 +10,13 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnxtrain.autodiff.engine import Engine, Request
+from onnxtrain.autodiff.engine import Backward, Engine, Request
+from onnxtrain.autodiff.options import GradientOptions
+from onnxtrain.autodiff.recompute import recompute
 from onnxtrain.errors import GradientError
 from onnxtrain.graph.clone import Values, captured_values, clone_nodes
 from onnxtrain.graph.passes import clean
-from onnxtrain.graph.replace import replace_value
+from onnxtrain.graph.replace import remove_nodes, replace_values
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import is_float
 
@@ -24,19 +26,36 @@ TRAINING_DOMAIN = "ai.onnx.preview.training"
 def lower_gradients(model: ir.Model) -> ir.Model:
     """Replace every Gradient node of a model by the nodes that compute it, in place.
 
+    How they are built is said by the model's metadata (:class:`~onnxtrain.autodiff.options.GradientOptions`),
+    which is taken away with them.
+
     Raises:
         GradientError: A name does not exist, an x determines another, operators have no rule.
     """
+    if replace_gradients(model):
+        infer_shapes(model)
+    return model
+
+
+def replace_gradients(model: ir.Model) -> bool:
+    """What :func:`lower_gradients` does, without inferring the shapes of the result.
+
+    Returns:
+        Whether there was a Gradient node.
+    """
     nodes = [node for node in model.graph if _is_gradient(node)]
     _check_nested(model)
+    options = GradientOptions.read(model.metadata_props)
+    backward = Backward()
     for index, node in enumerate(nodes):
         infer_shapes(model)
-        _lower(model, node, index)
+        backward += _lower(model, node, index, options)
         model.graph.sort()
     if nodes:
         clean(model)
-        infer_shapes(model)
-    return model
+        recompute(model.graph, backward, options.recompute)
+    GradientOptions.remove(model.metadata_props)
+    return bool(nodes)
 
 
 def _is_gradient(node: ir.Node) -> bool:
@@ -54,7 +73,7 @@ def _check_nested(model: ir.Model) -> None:
         )
 
 
-def _lower(model: ir.Model, node: ir.Node, index: int) -> None:
+def _lower(model: ir.Model, node: ir.Node, index: int, options: GradientOptions) -> Backward:
     graph = model.graph
     x_names, z_names, y_name = _names(node)
     values = {value.name: value for value in _values(graph)}
@@ -83,12 +102,12 @@ def _lower(model: ir.Model, node: ir.Node, index: int) -> None:
         graph.sort()
         infer_shapes(model)
     wanted = [x for x, output in zip(xs, node.outputs, strict=False) if output.name]
-    engine = Engine(graph, graph.opset_imports, model.functions)
+    engine = Engine(graph, graph.opset_imports, model.functions, straight_through=options.straight_through)
     gradients = engine.gradients(Request(y, wanted, fixed=zs))
     outputs = [output for output in node.outputs if output.name]
-    for output, gradient in zip(outputs, gradients, strict=True):
-        replace_value(graph, output, gradient)
-    graph.remove(node, safe=True)
+    replace_values(graph, list(zip(outputs, gradients, strict=True)))
+    remove_nodes(graph, [node])
+    return engine.backward
 
 
 def _names(node: ir.Node) -> tuple[list[str], list[str], str]:
@@ -180,10 +199,13 @@ def _ancestors(y: ir.Value) -> set[ir.Node]:
     return found
 
 
-def gradient_model(model: ir.Model, y: ir.Value, xs: Sequence[ir.Value]) -> ir.Model:
+def gradient_model(
+    model: ir.Model, y: ir.Value, xs: Sequence[ir.Value], options: GradientOptions | None = None
+) -> ir.Model:
     """Append dy/dx for every x as graph outputs named ``{x}_grad``, in place."""
+    options = options or GradientOptions()
     graph = model.graph
-    engine = Engine(graph, graph.opset_imports, model.functions)
+    engine = Engine(graph, graph.opset_imports, model.functions, straight_through=options.straight_through)
     names = [x.name or "" for x in xs]
     gradients = engine.gradients(Request(y, xs))
     for name, gradient in zip(names, gradients, strict=True):
@@ -193,4 +215,5 @@ def gradient_model(model: ir.Model, y: ir.Value, xs: Sequence[ir.Value]) -> ir.M
         output.name, output.type, output.shape = f"{name}_grad", gradient.type, gradient.shape
         graph.outputs.append(output)
     clean(model)
+    recompute(graph, engine.backward, options.recompute)
     return infer_shapes(model)

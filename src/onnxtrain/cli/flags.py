@@ -100,12 +100,25 @@ class Training:
     clip_norm: Annotated[
         float | None, Parameter(help="Scale the gradients so that their global norm is at most this.")
     ] = None
+    straight_through: Annotated[
+        bool,
+        SWITCH,
+        Parameter(help="Train through operators that round or quantize as if they did not."),
+    ] = False
+    recompute: Annotated[
+        list[str] | None,
+        _PATTERNS,
+        Parameter(
+            help="Compute what nodes of such names give again in the backward pass: saves memory. May be repeated."
+        ),
+    ] = None
     seed: Annotated[int, Parameter(help="Seed of the order of the data and of dropout.")] = 0
 
     def arguments(self) -> dict[str, Any]:
         """These flags as arguments of :class:`onnxtrain.Trainer`."""
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         given["output"] = given.pop("prediction")
+        given["recompute"] = given["recompute"] or ()
         return given
 
 
@@ -188,6 +201,7 @@ def _optimizer_flags(default: str) -> type[OptimizerFlags]:
 
 
 if TYPE_CHECKING:
-    OptimizerSettings = PruningOptimizer = OptimizerFlags
+    OptimizerSettings = OptimizerFlags
+    PruningOptimizer = OptimizerFlags
 else:
     OptimizerSettings, PruningOptimizer = _optimizer_flags("adam"), _optimizer_flags("ssgd")

@@ -29,10 +29,11 @@ Examples
     onnxtrain prune model.onnx --data train.npz --validation 0.1 \\
         --loss softmax_cross_entropy --sparsity 0.98 --epochs 20 --rounds 20
     onnxtrain prune model.onnx --data train.npz --validation 0.1 \\
-        --loss softmax_cross_entropy --sparsity 0.98 --epochs 20 --rounds 20 --method magnitude
+        --loss softmax_cross_entropy --sparsity 0.98 --epochs 20 --rounds 20 \\
+        --method magnitude
 """
 
-PRUNING = Group("Pruning", sort_key=2.5)  # type: ignore[arg-type]
+PRUNING = Group("Pruning", sort_key=2.5)
 
 
 @Parameter(name="*", group=PRUNING)
@@ -40,9 +41,9 @@ PRUNING = Group("Pruning", sort_key=2.5)  # type: ignore[arg-type]
 class Pruning:
     """What is removed: arguments of :func:`onnxtrain.prune`."""
 
-    sparsity: Annotated[
-        float | None, Parameter(help="The fraction of weights to remove, at least 0 and below 1.")
-    ] = None
+    sparsity: Annotated[float | None, Parameter(help="The fraction of weights to remove, at least 0 and below 1.")] = (
+        None
+    )
     accuracy_drop: Annotated[
         float | None,
         Parameter(help="Instead: as many as keep the validation accuracy within this (0.01 is one point)."),

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from onnxtrain.graph.builder import NEVER_SHARED, attribute_key
+from onnxtrain.graph.replace import remove_nodes, substitute
 
 
 def clean(model: ir.Model) -> ir.Model:
@@ -27,21 +28,25 @@ def clean(model: ir.Model) -> ir.Model:
 def merge_common_subexpressions(graph: ir.Graph) -> None:
     """Let one node serve where several apply the same operator to the same values, in place."""
     seen: dict[Hashable, ir.Node] = {}
+    substitutes: dict[ir.Value, ir.Value] = {}
+    removed: list[ir.Node] = []
     for node in list(graph):
         attributes = attribute_key({name: a.value for name, a in node.attributes.items()})
         if attributes is None or node.op_type in NEVER_SHARED or any(a.is_ref() for a in node.attributes.values()):
             continue
-        key = (node.op_identifier(), len(node.outputs), tuple(map(id, node.inputs)), attributes)
-        first = seen.setdefault(key, node)
+        inputs = tuple(id(value if value is None else substitutes.get(value, value)) for value in node.inputs)
+        first = seen.setdefault((node.op_identifier(), len(node.outputs), inputs, attributes), node)
         if first is node:
             continue
+        removed.append(node)
         for old, new in zip(node.outputs, first.outputs, strict=True):
             new.shape = old.shape if new.shape is None else new.shape
-            if any(old is output for output in graph.outputs):
+            if old.is_graph_output():
                 _name_again(graph, node, old, new)
             else:
-                old.replace_all_uses_with(new)
-        graph.remove(node, safe=True)
+                substitutes[old] = new
+    substitute(graph, substitutes)
+    remove_nodes(graph, removed)
 
 
 def _name_again(graph: ir.Graph, before: ir.Node, old: ir.Value, new: ir.Value) -> None:
@@ -57,29 +62,35 @@ def _name_again(graph: ir.Graph, before: ir.Node, old: ir.Value, new: ir.Value) 
 
 def remove_identities(graph: ir.Graph) -> None:
     """Remove Identity nodes, in place, except those that give a graph output its name."""
-    for node in list(graph):
+    substitutes: dict[ir.Value, ir.Value] = {}
+    names: dict[ir.Value, str | None] = {}
+    removed: list[ir.Node] = []
+    for node in graph:
         if node.op_type != "Identity" or node.domain or node.inputs[0] is None:
             continue
-        source, result = node.inputs[0], node.outputs[0]
+        source, result = substitutes.get(node.inputs[0], node.inputs[0]), node.outputs[0]
         if result.is_graph_output():
-            if source.producer() is None or source.graph is not graph or source.is_graph_output():
+            if source.producer() is None or source.graph is not graph or source.is_graph_output() or source in names:
                 continue
-            name = result.name
-            result.replace_all_uses_with(source, replace_graph_outputs=True)
-            result.name = None
-            source.name = name
-        else:
-            result.replace_all_uses_with(source)
+            names[source] = result.name
+        substitutes[result] = source
+        removed.append(node)
         if source.shape is None:
             source.shape = result.shape
-        graph.remove(node, safe=True)
+    substitute(graph, substitutes)
+    for node in removed:
+        if substitutes[node.outputs[0]] in names:
+            node.outputs[0].name = None
+    for source, name in names.items():
+        source.name = name
+    remove_nodes(graph, removed)
 
 
 def remove_dead_nodes(graph: ir.Graph) -> None:
     """Remove the nodes of one graph that no output of it depends on, in place."""
     for node in reversed(list(graph)):
         if not any(output.uses() or output.is_graph_output() for output in node.outputs):
-            graph.remove(node, safe=True)
+            remove_nodes(graph, [node])
 
 
 def remove_unused(model: ir.Model) -> ir.Model:

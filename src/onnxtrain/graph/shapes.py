@@ -95,7 +95,8 @@ def _copy(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
             if value.type is None:
                 value.type = ir.serde.deserialize_type_proto_for_type(other)
             tensor = other.tensor_type
-            if tensor.HasField("shape"):
+            if tensor.HasField("shape") and not (node.op_type == "Attention" and not tensor.shape.dim):
+                # ONNX takes the matrix of an Attention of unknown shapes for a scalar.
                 value.shape = _better(value.shape, ir.serde.deserialize_type_proto_for_shape(other))
     for node, other_node in zip(graph, inferred.node, strict=False):
         for attribute in other_node.attribute:

@@ -69,6 +69,7 @@ def parameter_table(
     *,
     train: str | Sequence[str] | None = None,
     freeze: str | Sequence[str] | None = None,
+    straight_through: bool = False,
 ) -> list[Initializer]:
     """Sort the initializers of a model's main graph into parameters and constants.
 
@@ -82,6 +83,7 @@ def parameter_table(
         train: Glob patterns: only matching initializers are trained; a scalar or mask named here without a
             wildcard is trained, too.
         freeze: Glob patterns of what stays as it is; wins over ``train``.
+        straight_through: Whether gradients pass through operators that round or quantize.
 
     Raises:
         OptionError: A pattern matches no initializer.
@@ -91,7 +93,7 @@ def parameter_table(
     for option, given in patterns.items():
         _check_patterns(option, given, graph.initializers)
     candidates = [value for value in graph.initializers.values() if is_float(value)]
-    reached = _reached(model, loss, candidates)
+    reached = _reached(model, loss, candidates, straight_through)
     rows = []
     for name, value in graph.initializers.items():
         reason = _reason(name, value, reached, patterns["train"], patterns["freeze"])
@@ -119,11 +121,13 @@ def _check_patterns(option: str, patterns: list[str] | None, names: Iterable[str
             )
 
 
-def _reached(model: ir.Model, loss: ir.Value | None, candidates: list[ir.Value]) -> set[ir.Value]:
+def _reached(
+    model: ir.Model, loss: ir.Value | None, candidates: list[ir.Value], straight_through: bool
+) -> set[ir.Value]:
     if not candidates:
         return set()
     graph = model.graph
-    engine = Engine(graph, graph.opset_imports, model.functions)
+    engine = Engine(graph, graph.opset_imports, model.functions, straight_through=straight_through)
     targets = [value for value in graph.outputs if is_float(value)] if loss is None else [loss]
     reached: set[ir.Value] = set()
     for y in targets:

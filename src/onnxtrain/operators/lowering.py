@@ -10,7 +10,7 @@ from onnx_ir.passes import common
 from onnxtrain.errors import OperatorError
 from onnxtrain.graph import Builder
 from onnxtrain.graph.passes import clean
-from onnxtrain.graph.replace import replace_value
+from onnxtrain.graph.replace import remove_nodes, replace_values
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.operators.body import describe, emit
 from onnxtrain.operators.checks import check_output_count, check_scalars, check_variable, group
@@ -129,10 +129,9 @@ def _lower(builder: Builder, node: ir.Node, schema: OptimizerSchema) -> None:
     count = group(schema, attributes, len(tensors))
     results = emit(builder, schema, R, T, [tensors[index::count] for index in range(count)], attributes)
     news = [value for role in zip(*results, strict=True) for value in role]
-    for old, new in zip(node.outputs, news, strict=True):
-        if old.name:
-            replace_value(builder.graph, old, new.ir)
-    builder.graph.remove(node, safe=True)
+    pairs = [(old, new.ir) for old, new in zip(node.outputs, news, strict=True) if old.name]
+    replace_values(builder.graph, pairs)
+    remove_nodes(builder.graph, [node])
 
 
 def _attributes(node: ir.Node) -> dict[str, object]:

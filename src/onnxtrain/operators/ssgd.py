@@ -211,6 +211,11 @@ class SSGD(Optimizer):
     max_scale: float = 0.0
 
     @property
+    def native(self) -> bool:
+        """Whether the native kernels know the measure: those built in, not registered ones."""
+        return self.measure in BUILT_IN
+
+    @property
     def promotes_sparsity(self) -> bool:
         """Whether the measure is more than plain gradient descent's."""
         return not (self.measure == "p-norm" and self.p == (1.0 if self.reweighting == "l1" else 2.0))

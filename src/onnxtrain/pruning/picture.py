@@ -118,7 +118,7 @@ def _weights(axes: Axes, result: PruneResult) -> None:
     after = np.concatenate([result.values[name].ravel() for name in result.given]).astype(np.float64)
     after = after[after != 0]
     reach = max(np.abs(before).max(initial=0.0), np.abs(after).max(initial=0.0)) or 1.0
-    edges = np.linspace(-reach, reach, _BINS + 1)
+    edges = np.linspace(-reach, reach, _BINS + 1).tolist()
     axes.hist(before, bins=edges, color=_BEFORE, alpha=0.6, label="as given")
     axes.hist(after, bins=edges, color=_AFTER, histtype="step", linewidth=1.4, label="as saved, without its zeros")
     axes.set_yscale("log")
@@ -136,4 +136,4 @@ def _plain(axes: Axes) -> None:
 
 
 def _short(name: str, most: int = 28) -> str:
-    return name if len(name) <= most else f"...{name[-(most - 3):]}"
+    return name if len(name) <= most else f"...{name[-(most - 3) :]}"

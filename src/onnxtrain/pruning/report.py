@@ -159,7 +159,7 @@ class PruneResult:
         found = {}
         for storage in ("dense", "sparse"):
             with tempfile.TemporaryDirectory() as folder:
-                self.save(Path(folder) / "model.onnx", storage=storage)  # type: ignore[arg-type]
+                self.save(Path(folder) / "model.onnx", storage=storage)
                 files = [path for path in Path(folder).rglob("*") if path.is_file()]
                 found[storage] = sum(path.stat().st_size for path in files)
                 found[f"{storage}_gzip"] = sum(_gzip_size(path) for path in files)
@@ -207,9 +207,13 @@ class PruneResult:
         table.add_row("all", "", f"{self.size:,}", f"{self.non_zeros:,}", f"{self.sparsity:.2%}", "", "", style="bold")
         return table
 
+    def show(self, value: float) -> str:
+        """An accuracy in percent, a loss as it is."""
+        return f"{value:.2%}" if self.metric == "accuracy" else f"{value:.4f}"
+
     def summary(self) -> str:
         """Accuracies and sizes in lines."""
-        show = (lambda value: f"{value:.2%}") if self.metric == "accuracy" else (lambda value: f"{value:.4f}")
+        show = self.show
         lines = [
             f"method {self.method}, {self.scope} cut, {self.optimizer}",
             f"{self.metric} on {self.measured_on}: {show(self.accuracy_before)} as given, "
@@ -286,7 +290,7 @@ def _gzip_size(path: Path) -> int:
             return len(data)
 
     counter = Counter()
-    with path.open("rb") as file, gzip.GzipFile(fileobj=counter, mode="wb", mtime=0) as stream:  # type: ignore[call-overload]
+    with path.open("rb") as file, gzip.GzipFile(fileobj=counter, mode="wb", mtime=0) as stream:
         while chunk := file.read(_CHUNK):
             stream.write(chunk)
     return counter.count

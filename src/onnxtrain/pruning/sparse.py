@@ -70,7 +70,9 @@ def save_sparse(
         with AtomicFiles() as files, files.create(Path(path)) as stream:
             stream.write(data)
     except OSError as error:
-        raise ModelError(f"{str(path)!r} cannot be written: {error.strerror or error}; save it somewhere else.") from error
+        raise ModelError(
+            f"{str(path)!r} cannot be written: {error.strerror or error}; save it somewhere else."
+        ) from error
     return sparse
 
 
@@ -121,6 +123,4 @@ def _sparse(array: np.ndarray, tensor: TensorProto) -> onnx.SparseTensorProto:
     indices = np.flatnonzero(flat).astype(np.int64)
     values = numpy_helper.from_array(flat[indices], tensor.name)
     values.doc_string = tensor.doc_string
-    return onnx.SparseTensorProto(
-        values=values, indices=numpy_helper.from_array(indices), dims=list(tensor.dims)
-    )
+    return onnx.SparseTensorProto(values=values, indices=numpy_helper.from_array(indices), dims=list(tensor.dims))

@@ -87,13 +87,9 @@ def magnitude_cut(weights: Weights, sparsity: float, scope: Scope = "global") ->
     return _cut(weights, {name: np.abs(array) for name, array in weights.items()}, sparsity, scope)
 
 
-def random_cut(
-    weights: Weights, sparsity: float, scope: Scope = "global", *, generator: np.random.Generator
-) -> Cut:
+def random_cut(weights: Weights, sparsity: float, scope: Scope = "global", *, generator: np.random.Generator) -> Cut:
     """Keep weights at random, of those that are not zero: the baseline that a method has to beat."""
-    scores = {
-        name: np.where(array != 0, 1 - generator.random(array.shape), 0.0) for name, array in weights.items()
-    }
+    scores = {name: np.where(array != 0, 1 - generator.random(array.shape), 0.0) for name, array in weights.items()}
     return _cut(weights, scores, sparsity, scope)
 
 

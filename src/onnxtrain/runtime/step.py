@@ -98,7 +98,8 @@ def create_session(model: ir.Model, options: RuntimeOptions, *, kernels: bool = 
     """
     import onnxruntime
 
-    settings = options.session_options(kernels=kernels)
+    refuse_what_crashes(model.graph)
+    settings, providers = options.session_options(kernels=kernels), options.provider_list()
     keep_alive = _pass_large_tensors(model, settings)
     try:
         proto = ir.to_proto(model)
@@ -106,7 +107,7 @@ def create_session(model: ir.Model, options: RuntimeOptions, *, kernels: bool = 
         session = onnxruntime.InferenceSession(
             proto.SerializeToString(),
             settings,
-            options.provider_list(),
+            providers,
             disabled_optimizers=["EliminateDropout"],
         )
     except (RuntimeError, ValueError) as error:
@@ -120,6 +121,27 @@ def create_session(model: ir.Model, options: RuntimeOptions, *, kernels: bool = 
             value.const_value = tensor
     session._onnxtrain_tensors = keep_alive  # onnxruntime reads their memory as long as the session lives
     return session
+
+
+def refuse_what_crashes(graph: ir.Graph) -> None:
+    """Refuse nodes on which onnxruntime does not fail but takes the process with it.
+
+    Raises:
+        StepError: An Einsum has ellipses of different ranks.
+    """
+    for node in graph:
+        if node.op_type != "Einsum" or node.domain:
+            continue
+        equation = node.attributes["equation"].as_string().replace(" ", "")
+        ranks = set()
+        for term, value in zip(equation.split("->")[0].split(","), node.inputs, strict=False):
+            if "..." in term and value is not None and value.shape is not None:
+                ranks.add(len(value.shape) - len(term.replace("...", "")))
+        if len(ranks) > 1:
+            raise StepError(
+                f"The Einsum node {node.name!r} ({equation}) has ellipses of {' and '.join(map(str, sorted(ranks)))} "
+                "axes, on which ONNX Runtime crashes; write these axes as letters."
+            )
 
 
 _LARGE = 1 << 20

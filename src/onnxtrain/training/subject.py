@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.errors import OptionError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.shapes import infer_shapes
@@ -67,6 +68,8 @@ class Subject:
         target: The algorithm's input for targets, or ``None``.
         table: All initializers, trainable or not.
         statistics: Initializers of running statistics, to the values that replace them.
+        from_probabilities: Whether the prediction holds probabilities where the loss takes logits.
+        options: How gradients are built.
     """
 
     model: ir.Model
@@ -76,6 +79,7 @@ class Subject:
     table: list[Initializer]
     statistics: dict[str, str] = field(default_factory=dict)
     from_probabilities: bool = False
+    options: GradientOptions = field(default_factory=GradientOptions)
 
     @property
     def parameters(self) -> list[str]:
@@ -104,6 +108,7 @@ class Subject:
             accumulate=accumulate,
             statistics=self.statistics,
             names=names,
+            options=self.options,
         )
 
     def target_kind(self, dtype: np.dtype[Any], rank: int) -> TargetKind | None:
@@ -204,6 +209,7 @@ def prepare(
     modes: Modes | None = None,
     train: str | Sequence[str] | None = None,
     freeze: str | Sequence[str] | None = None,
+    options: GradientOptions | None = None,
 ) -> Subject:
     """Make a model ready for training on a loss.
 
@@ -216,6 +222,7 @@ def prepare(
         modes: Batch normalization and dropout.
         train: Patterns of what to train.
         freeze: Patterns of what not to train.
+        options: How gradients are built.
 
     Raises:
         OptionError: An unknown loss or output, a pattern that matches nothing, nothing to train.
@@ -238,6 +245,7 @@ def prepare(
             raise OptionError(f"The loss {resolved.name} takes targets as {resolved.target_kinds[0]}, not {kind}.")
         target = _target(resolved, prediction, kind, target_name)
         subject = Subject(model, resolved, prediction, target, [], statistics, probabilities)
+    subject.options = options or GradientOptions()
     subject.table = _table(subject, train, freeze)
     return subject
 
@@ -249,7 +257,13 @@ def _table(
     copy = subject.model.clone()
     values = {output.name: output for node in copy.graph for output in node.outputs}
     values |= {value.name: value for value in copy.graph.inputs}
-    return parameter_table(copy, values[subject.prediction.name], train=train, freeze=freeze)
+    return parameter_table(
+        copy,
+        values[subject.prediction.name],
+        train=train,
+        freeze=freeze,
+        straight_through=subject.options.straight_through,
+    )
 
 
 def _loss_output(graph: ir.Graph, name: str) -> ir.Value:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.errors import DataError, NumericalError, OptionError
 from onnxtrain.model.file import ModelFile
 from onnxtrain.model.inspection import hints
@@ -86,6 +87,10 @@ class Trainer:
         sparsify: Glob patterns of the parameters whose sparsity an optimizer such as ``SSGD`` promotes; by
             default those of rank 2 and more. The others take plain steps.
         accumulate: Split every batch into this many micro-batches; the step equals that of the whole batch.
+        straight_through: Train through operators that round or quantize, as if they did not
+            (quantization-aware training); see :func:`onnxtrain.gradient`.
+        recompute: Glob patterns of names of nodes whose results are computed again in the backward pass instead
+            of being kept: takes time, saves memory, changes no number.
         seed: Seed of the order of the data and of dropout.
         threads: Threads within an operator; default one per core.
         options: All other options of the sessions.
@@ -124,6 +129,8 @@ class Trainer:
         masks: Mapping[str, np.ndarray] | None = None,
         sparsify: str | Sequence[str] | None = None,
         accumulate: int = 1,
+        straight_through: bool = False,
+        recompute: str | Sequence[str] = (),
         seed: int = 0,
         threads: int | None = None,
         options: RuntimeOptions | None = None,
@@ -145,6 +152,7 @@ class Trainer:
         self._kind: TargetKind | None = targets
         self._masks: dict[str, np.ndarray] = {}
         self._sparsify = sparsify
+        self._gradient_options = GradientOptions.of(straight_through, recompute)
         self._build()
         if masks:
             self.set_masks(masks)
@@ -158,6 +166,7 @@ class Trainer:
             output=self._output,
             train=self._train,
             freeze=self._freeze,
+            options=self._gradient_options,
         )
         recipe = subject.recipe(self.optimizer, self._clipping, accumulate=self.accumulate > 1)
         shapes = {row.name: row.shape for row in subject.table if row.trainable}

@@ -29,6 +29,8 @@ def training_model(
     clip_value: float | None = None,
     clip_norm: float | None = None,
     accumulate: bool = False,
+    straight_through: bool = False,
+    recompute: str | Sequence[str] = (),
 ) -> onnx.ModelProto:
     """Write down the training of a model as the standard does: a model with ``training_info``.
 
@@ -53,6 +55,10 @@ def training_model(
         clip_norm: Clip gradients by their global norm.
         accumulate: Write two entries: the first adds up the gradients of micro-batches, the second applies
             them.
+        straight_through: Train through operators that round or quantize; see :func:`onnxtrain.gradient`. The
+            Gradient node cannot say so: the training model's metadata entry ``onnxtrain.straight_through`` does.
+        recompute: Glob patterns of names of nodes to compute again in the backward pass; likewise the entry
+            ``onnxtrain.recompute``, a JSON list.
 
     Returns:
         The training model: valid ONNX that can be saved, sent, lowered and resumed.
@@ -61,6 +67,7 @@ def training_model(
         ModelError: The model cannot be read.
         OptionError: An argument has a value that it cannot have; there is nothing to train.
     """
+    from onnxtrain.autodiff.options import GradientOptions
     from onnxtrain.errors import OptionError
     from onnxtrain.model.file import ModelFile
     from onnxtrain.model.untie import untied
@@ -77,6 +84,7 @@ def training_model(
         modes=Modes(batch_norm, dropout, seed),
         train=train,
         freeze=freeze,
+        options=GradientOptions.of(straight_through, recompute),
     )
     recipe = subject.recipe(optimizer, Clipping(clip_value, clip_norm), accumulate=accumulate)
     return build_training_model(recipe)

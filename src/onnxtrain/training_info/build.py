@@ -12,11 +12,13 @@ import onnx_ir as ir
 from onnx import helper, numpy_helper
 
 from onnxtrain.autodiff.operator import TRAINING_DOMAIN
+from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.errors import OptionError
 from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.replace import set_inputs
 from onnxtrain.operators.optimizer import Optimizer
-from onnxtrain.training_info.update import optimizer_nodes
 from onnxtrain.training.losses import LossTerms
+from onnxtrain.training_info.update import optimizer_nodes
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class Recipe:
         masks: Parameters of which a part stays zero: where the mask is false, the gradient is zero.
         sparsified: Parameters whose sparsity the optimizer promotes, where it does; by default those of rank 2
             and more. The others take plain steps: a bias that starts at zero would freeze under a p-norm.
+        options: How the gradients are built; stated in the training model's metadata.
     """
 
     model: ir.Model
@@ -90,6 +93,7 @@ class Recipe:
     names: Names = field(default_factory=Names)
     masks: Mapping[str, np.ndarray] = field(default_factory=dict)
     sparsified: Collection[str] | None = None
+    options: GradientOptions = field(default_factory=GradientOptions)
 
 
 @dataclass(frozen=True)
@@ -142,10 +146,15 @@ def build_skeleton(recipe: Recipe) -> Skeleton:
     writer = _Writer(recipe, values)
     entries = [writer.accumulating_entry(), writer.applying_entry()] if recipe.accumulate else [writer.entry()]
     proto.training_info.extend(entries)
+    helper.set_model_props(proto, _metadata(proto) | recipe.options.entries())
     domains = {entry.domain for entry in proto.opset_import}
     for domain in sorted({TRAINING_DOMAIN, recipe.optimizer.schema.domain} - domains):
         proto.opset_import.append(helper.make_opsetid(domain, 1))
     return Skeleton(proto, values)
+
+
+def _metadata(proto: onnx.ModelProto) -> dict[str, str]:
+    return {entry.key: entry.value for entry in proto.metadata_props}
 
 
 def _value(graph: ir.Graph, name: str) -> np.ndarray:
@@ -267,9 +276,7 @@ class _Writer:
             for name, value in self.values.items():
                 states[name].append(builder.state(f"{name}/{role.name}", _repeated(role.initial, value)))
         op.scope = "update"
-        variables = {
-            name: (xs[name], gradient, *states[name]) for name, gradient in zip(xs, gradients, strict=True)
-        }
+        variables = {name: (xs[name], gradient, *states[name]) for name, gradient in zip(xs, gradients, strict=True)}
         sparsified = self.recipe.sparsified
         if sparsified is None:
             sparsified = [name for name, value in self.values.items() if len(_shape(value)) >= 2]
@@ -308,7 +315,7 @@ class _Algorithm:
         self.op = Builder(self.graph, recipe.model.opset_imports[""])
         self.updates: dict[str, str] = {}
         self.states: dict[str, np.ndarray] = {}
-        self._results: list[ir.Value] = []
+        self._results: dict[ir.Value, None] = {}  # an ordered set
         self._inputs: list[ir.Value] = [] if alone or recipe.target is None else [recipe.target]
         self._before_nodes = set(self.graph)
         self._before_initializers = set(self.graph.initializers)
@@ -350,7 +357,7 @@ class _Algorithm:
         if new.ir.producer() is None or new.ir in self._results:  # an output needs a name of its own
             new = self.op.Identity(new)
         new.ir.name = f"{state.name}_new"
-        self._results.append(new.ir)
+        self._results[new.ir] = None
         self.updates[state.name] = new.name
 
     def result(self, name: str, value: Value) -> None:
@@ -358,7 +365,7 @@ class _Algorithm:
         value = self.op.Identity(value)
         value.ir.name = name
         value.with_shape(())
-        self._results.append(value.ir)
+        self._results[value.ir] = None
 
     def gradient(self, y: Value, xs: Sequence[ir.Value]) -> list[Value]:
         """The Gradient node."""
@@ -407,8 +414,7 @@ class _Algorithm:
 def _detach(graph: ir.Graph, nodes: Sequence[ir.Node]) -> None:
     graph.remove(nodes, safe=False)
     for node in nodes:
-        for index in range(len(node.inputs)):
-            node.replace_input_with(index, None)
+        set_inputs(node, [None] * len(node.inputs))
 
 
 def _info(value: ir.Value) -> onnx.ValueInfoProto:

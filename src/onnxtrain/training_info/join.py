@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 import onnx
 import onnx_ir as ir
 
+from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.errors import TrainingInfoError
 from onnxtrain.model.upgrade import upgrade_opset
 
@@ -46,6 +47,8 @@ def join(model: onnx.ModelProto, index: int, states: Iterable[str], *, folder: s
         folder: Where external data lies.
     """
     working = ir.from_proto(upgrade_opset(joined_model(model, index), MINIMUM_OPSET))
+    options = GradientOptions.read({entry.key: entry.value for entry in model.metadata_props})
+    working.metadata_props.update(options.entries())
     inputs = {value.name: value for value in working.graph.inputs}
     changing = set(states)
     for name, tensor in _initializers(model, index).items():

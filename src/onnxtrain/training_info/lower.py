@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from onnxtrain.autodiff.operator import TRAINING_DOMAIN, lower_gradients
+from onnxtrain.autodiff.operator import TRAINING_DOMAIN, replace_gradients
 from onnxtrain.errors import TrainingInfoError
 from onnxtrain.graph.passes import clean
 from onnxtrain.graph.shapes import infer_shapes
@@ -110,10 +110,10 @@ def lower_entry(
     states = state_tensors(training_model)
     working = join(training_model, index, states, folder=folder)
     graph = working.graph
-    returned = [output.name for output in info.algorithm.output if output.name not in updates.values()]
+    bound = set(updates.values())
+    returned = [output.name for output in info.algorithm.output if output.name not in bound]
     _choose_outputs(graph, [*returned, *results], updates)
-    infer_shapes(working)
-    lower_gradients(working)
+    replace_gradients(working)
     if not kernels:
         lower_optimizers(working)
     clean(working)

@@ -24,7 +24,7 @@ def optimizer_nodes(
         return _node(op, optimizer, rate, count, variables)
     chosen = {name: own for name, own in variables.items() if name in sparsified}
     others = {name: own for name, own in variables.items() if name not in sparsified}
-    news = {}
+    news: dict[str, tuple[Value, ...]] = {}
     if chosen:
         promote = _node if optimizer.sparsity_modifier is None else _scaled_node
         news |= promote(op, optimizer, rate, count, chosen)
@@ -71,9 +71,7 @@ def _scaled_node(
     modifier = optimizer.sparsity_modifier
     assert modifier is not None
     attributes = optimizer.node_attributes()
-    decay, shrinking = (
-        float(attributes.pop(name, 0.0)) for name in ("norm_coefficient", "norm_coefficient_post")
-    )
+    decay, shrinking = (float(attributes.pop(name, 0.0)) for name in ("norm_coefficient", "norm_coefficient_post"))
     stepped = {}
     for name, (x, gradient, *states) in variables.items():
         decayed = (x * decay + gradient).with_shape(x.shape) if decay else gradient

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from onnxtrain.autodiff.registry import no_gradient
 
-STEPS = ("Ceil", "Floor", "Round", "QuantizeLinear")
-"""Operators that round: their derivative is zero, and what stands in for it where one trains through them
-(straight-through) is that of the identity."""
+STEPS = ("Ceil", "Floor", "Round", "Sign", "QuantizeLinear")
+"""Operators that round: their derivative is zero; :mod:`onnxtrain.autodiff.rules.straight_through` has what stands
+in for it where one trains through them."""
 
 no_gradient(*STEPS, reason="the output is constant between steps: the derivative is zero wherever it exists")
-no_gradient(
-    *("Sign", "Hardmax"),
-    reason="the output is constant between jumps: the derivative is zero wherever it exists",
-)
+no_gradient("Hardmax", reason="the output is constant between jumps: the derivative is zero wherever it exists")
 no_gradient(
     *("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "IsNaN", "IsInf"),
     reason="the output is a truth value",

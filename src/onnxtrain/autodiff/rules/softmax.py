@@ -32,7 +32,18 @@ def _without_nan(node: Node) -> Value:
                 number = None if replacement is None else ir.convenience.get_const_tensor(replacement)
                 if number is not None and not number.numpy().any():
                     return node.op.wrap(choice.outputs[0]).with_shape(node.y.shape)
+    if _is_replaced(y):
+        op = node.op
+        return op.Where(op.IsNaN(node.y), op.scalar(0, node.y), node.y).with_shape(node.y.shape)
     return node.y
+
+
+def _is_replaced(y: ir.Value) -> bool:
+    """Whether the model puts something else for some y, as the body of Attention does for rows that are masked."""
+    readers = list(y.consumers())
+    if any(reader.op_type == "Where" and reader.inputs[2] is y for reader in readers):
+        return True
+    return any(reader.op_type == "Cast" and _is_replaced(reader.outputs[0]) for reader in readers)
 
 
 @register_gradient("LogSoftmax", since=13)

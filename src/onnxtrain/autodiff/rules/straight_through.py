@@ -34,7 +34,7 @@ def quantize(node: Node, dy: Value) -> Gradients:
     """y = clip(round(x / s) + z): dx = dy / s, ds = -Σ dy x / s^2, both zero where y is clipped."""
     op, x, scale = node.op, node.x, node.input_required(1)
     if not x.is_float:
-        return None
+        return None, None, None
     # Half precision holds neither the ends of 16-bit integers nor, exactly, what lies near them.
     dtype = ir.DataType.DOUBLE if x.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
     steps = quantization.along_input(node, scale)
@@ -44,7 +44,7 @@ def quantize(node: Node, dy: Value) -> Gradients:
     unclipped = op.Where(inside, _per_step(op.cast(dy, x.dtype), op.cast(steps, x.dtype)), op.scalar(0, x))
     dx = unclipped.with_shape(x.shape)
     products = op.cast(-(dx * op.cast(quotient, x.dtype)).with_shape(x.shape), scale.dtype)
-    return dx, quantization.sum_like_scale(node, products)
+    return dx, quantization.sum_like_scale(node, products), None
 
 
 @straight_through("DequantizeLinear")
@@ -52,8 +52,8 @@ def dequantize(node: Node, dy: Value) -> Gradients:
     """y = (x - z) s: dx = dy s, ds as it is without passing through."""
     op = node.op
     steps = op.cast(quantization.along_input(node, node.input_required(1)), dy.dtype)
-    _, ds, *_ = quantization.dequantize(node, dy)  # type: ignore[misc, union-attr]
-    return (dy * steps).with_shape(node.x.shape), ds
+    _, ds, *_ = quantization.dequantize(node, dy)  # type: ignore[misc]
+    return (dy * steps).with_shape(node.x.shape), ds, None
 
 
 def _per_step(dy: Value, steps: Value) -> Value:
