@@ -153,9 +153,7 @@ MODELS: dict[str, BenchmarkModel] = {
     for model in (
         BenchmarkModel("mlp", "MLP 784-512-512-10", _mlp, {"image": (784,)}),
         BenchmarkModel("lenet5", "LeNet-5, 28x28", _architecture("LeNet5"), {"image": (1, 28, 28)}),
-        BenchmarkModel(
-            "conv6", "six convolutions with strides, 32x32", _architecture("StridedConvNet"), _IMAGE
-        ),
+        BenchmarkModel("conv6", "six convolutions with strides, 32x32", _architecture("StridedConvNet"), _IMAGE),
         BenchmarkModel("resnet18", "ResNet-18, 32x32", _architecture("ResNet"), _IMAGE),
         BenchmarkModel("mobilenet_v2", "MobileNetV2, 32x32", _architecture("MobileNetV2"), _IMAGE),
         BenchmarkModel(
@@ -165,8 +163,6 @@ MODELS: dict[str, BenchmarkModel] = {
             _TEXT,
             vocabulary=_VOCABULARY,
         ),
-        BenchmarkModel(
-            "vit_tiny", "ViT-tiny, 12 layers, 192 wide, patch 4 on 32x32", _architecture("vit"), _IMAGE
-        ),
+        BenchmarkModel("vit_tiny", "ViT-tiny, 12 layers, 192 wide, patch 4 on 32x32", _architecture("vit"), _IMAGE),
     )
 }

@@ -78,9 +78,7 @@ class BasicBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(filters)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or channels != filters:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(channels, filters, 1, stride, bias=False), nn.BatchNorm2d(filters)
-            )
+            self.shortcut = nn.Sequential(nn.Conv2d(channels, filters, 1, stride, bias=False), nn.BatchNorm2d(filters))
 
     def forward(self, x: Tensor) -> Tensor:
         y = torch.relu(self.bn1(self.conv1(x)))
@@ -264,9 +262,7 @@ def distilbert(attention: str = "sdpa", layers: int = 2, width: int = 32, heads:
     return Logits(DistilBertForSequenceClassification(config), ["input_ids", "attention_mask"])
 
 
-def gpt2(
-    attention: str = "sdpa", masked: bool = True, layers: int = 2, width: int = 32, heads: int = 4
-) -> nn.Module:
+def gpt2(attention: str = "sdpa", masked: bool = True, layers: int = 2, width: int = 32, heads: int = 4) -> nn.Module:
     """A GPT-2 language model of (token ids [N, S], attention mask [N, S]) with random weights.
 
     Its embedding is also its last layer. Without a mask (``masked=False``) the library looks for packed
@@ -289,9 +285,7 @@ def gpt2(
     return Logits(GPT2LMHeadModel(config), names)
 
 
-def bert(
-    layers: int = 4, width: int = 256, heads: int = 4, vocabulary: int = 30522, classes: int = 10
-) -> nn.Module:
+def bert(layers: int = 4, width: int = 256, heads: int = 4, vocabulary: int = 30522, classes: int = 10) -> nn.Module:
     """A BERT sequence classifier of (token ids [N, S], attention mask [N, S]); the default is BERT-mini."""
     from transformers import BertConfig, BertForSequenceClassification
 

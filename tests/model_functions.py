@@ -34,21 +34,22 @@ def in_functions(model: onnx.ModelProto, length: int = 5) -> onnx.ModelProto:
 
 
 def _read(nodes: Sequence[onnx.NodeProto]) -> set[str]:
-    """All that the nodes and their subgraphs read."""
-    names = {name for node in nodes for name in node.input}
+    """All that the nodes and their subgraphs read from around them."""
+    names = {name for node in nodes for name in node.input if name}
     for node in nodes:
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.GRAPH:
-                names |= _read(attribute.g.node) | {value.name for value in attribute.g.output}
+                body = attribute.g
+                own = {name for inner in body.node for name in inner.output}
+                own |= {value.name for value in (*body.input, *body.initializer)}
+                names |= (_read(body.node) | {value.name for value in body.output}) - own
     return names
 
 
 def _interface(run: Sequence[onnx.NodeProto], read_later: set[str]) -> tuple[list[str], list[str]]:
     """What comes from before the run, and what of it is read after it."""
     made = [name for node in run for name in node.output if name]
-    inner = {name for node in run for attribute in node.attribute for body in attribute.g.node for name in body.output}
-    inputs = sorted(_read(run) - set(made) - inner - {""})
-    return inputs, [name for name in made if name in read_later]
+    return sorted(_read(run) - set(made)), [name for name in made if name in read_later]
 
 
 def _call(model: onnx.ModelProto, node: onnx.NodeProto, name: str) -> onnx.NodeProto:

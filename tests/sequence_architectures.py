@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import torch
 from torch import Tensor, nn
@@ -355,4 +356,6 @@ class TracedScan(nn.Module):
 
 def scripted(module: nn.Module) -> nn.Module:
     """The module compiled, so that the exporter keeps its control flow."""
-    return torch.jit.script(module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(module)

@@ -6,10 +6,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from sklearn_zoo import sklearn_models
 
 import onnxtrain
 from onnxtrain.errors import OptionError
+from sklearn_zoo import sklearn_models
 
 pytest.importorskip("skl2onnx")
 pytestmark = pytest.mark.torch

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from zoo import ZOO, export, match_parameters, torch_loss
 
 import onnxtrain
+from zoo import ZOO, export, match_parameters, torch_loss
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -100,4 +100,3 @@ def _copy_weights(module, trained, before) -> None:
         for key, match in trained.items():
             array = before[key].T if match.transposed else before[key]
             parameters[match.name].copy_(torch.from_numpy(np.array(array)).reshape(parameters[match.name].shape))
-

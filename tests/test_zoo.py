@@ -77,9 +77,7 @@ def test_unoptimized_export_keeps_batch_normalization(name, training_mode, tmp_p
     norms = [node for node in nodes if node.op_type == "BatchNormalization"]
     assert norms
     for node in norms:
-        attributes = {
-            attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute
-        }
+        attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
         assert attributes.get("training_mode", 0) == training_mode
 
 
@@ -109,9 +107,7 @@ def test_targets_fit_the_loss(entry):
     assert any(gradient.any() for gradient in oracle.gradients.values())
 
 
-@pytest.mark.parametrize(
-    "loss", [None, "binary_cross_entropy", "mean_squared_error", "mean_absolute_error", "huber"]
-)
+@pytest.mark.parametrize("loss", [None, "binary_cross_entropy", "mean_squared_error", "mean_absolute_error", "huber"])
 def test_torch_gradients_agree_with_finite_differences(loss):
     entry = ZOO["mlp_regression"]
     oracle = torch_gradients(entry, loss)
@@ -123,8 +119,7 @@ def test_torch_gradients_agree_with_finite_differences(loss):
     direction = {key: generator.standard_normal(value.shape) for key, value in oracle.gradients.items()}
     for step in (1e-6, -1e-6):
         moved = {
-            key: value.detach() + step * torch.from_numpy(direction[key])
-            for key, value in module.named_parameters()
+            key: value.detach() + step * torch.from_numpy(direction[key]) for key, value in module.named_parameters()
         }
         output = torch.func.functional_call(module, moved, inputs.double())
         target = torch.from_numpy(entry.targets(tuple(output.shape)))

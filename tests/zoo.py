@@ -189,9 +189,7 @@ def _entries() -> Iterator[ZooEntry]:
         # What exporters make of it by default, with weights that torch knows too.
         yield ZooEntry(f"{name}_folded", _folded(*sizes), _IMAGE)
         # The dynamo exporter writes inference batch normalization for a module in training mode.
-        yield ZooEntry(
-            f"{name}_train", _architecture(*sizes), _IMAGE, training=True, exporters=("torchscript",)
-        )
+        yield ZooEntry(f"{name}_train", _architecture(*sizes), _IMAGE, training=True, exporters=("torchscript",))
     for upsampling in ("transpose", "nearest", "bilinear"):
         unet = _architecture("UNet", upsampling, 1, 4)
         yield ZooEntry(f"unet_{upsampling}", unet, ((1, 16, 16),), classes=3)
@@ -328,17 +326,13 @@ def torch_gradients(
     import torch
 
     module = copy.deepcopy(entry.build() if module is None else module).double().train(entry.training)
-    inputs = [
-        tensor.double() if tensor.is_floating_point() else tensor for tensor in entry.example(batch, seed)
-    ]
+    inputs = [tensor.double() if tensor.is_floating_point() else tensor for tensor in entry.example(batch, seed)]
     output = module(*inputs)
     target = torch.from_numpy(entry.targets(tuple(output.shape)))
     name = loss or ("mean_squared_error" if entry.target == "value" else "softmax_cross_entropy")
     value = torch_loss(name, output, target, entry.class_axis)
     parameters = dict(module.named_parameters())
-    gradients = torch.autograd.grad(
-        value, list(parameters.values()), allow_unused=True, materialize_grads=True
-    )
+    gradients = torch.autograd.grad(value, list(parameters.values()), allow_unused=True, materialize_grads=True)
     named = zip(parameters, gradients, strict=True)
     return TorchGradients(value.item(), {name: gradient.numpy() for name, gradient in named})
 

@@ -267,7 +267,7 @@ def _check_forward(found: Arrays, expected: Arrays, limit: float) -> None:
         if not error <= limit:
             raise GradientMismatchError(
                 f"The output {name!r} of the gradient model (shape {found[name].shape}) differs by {error:.2g} of its "
-                f"largest value from that of the model itself (shape {wanted.shape}); differentiation must not change it."
+                f"largest value from the model's own (shape {wanted.shape}); differentiation must not change it."
             )
 
 

@@ -24,9 +24,8 @@ def model(text: str) -> ir.Model:
 
 
 def fresh(**shapes: tuple[int | str, ...]) -> tuple[ir.Graph, Builder, list]:
-    values = [
-        ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(shape)) for name, shape in shapes.items()
-    ]
+    kind = ir.TensorType(ir.DataType.FLOAT)
+    values = [ir.Value(name=name, type=kind, shape=ir.Shape(shape)) for name, shape in shapes.items()]
     graph = ir.Graph(values, [], nodes=[], opset_imports={"": 18}, name="g")
     op = Builder(graph, 18)
     return graph, op, [op.wrap(value) for value in values]

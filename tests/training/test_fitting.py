@@ -94,7 +94,7 @@ def test_resume_of_another_training_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_with_checkpoints_is_not_overwritten(tmp_path: Path) -> None:
     trainer().fit(data(), epochs=1, checkpoint=tmp_path)
-    with pytest.raises(CheckpointError, match="holds checkpoints of an earlier training .*resume it, or give another"):
+    with pytest.raises(CheckpointError, match=r"holds checkpoints of an earlier training .*resume it, or give another"):
         trainer().fit(data(), epochs=1, checkpoint=tmp_path)
 
 

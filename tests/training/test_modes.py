@@ -27,9 +27,7 @@ def normalized(momentum: float = 0.8) -> onnx.ModelProto:
 
 
 def trainer(**options) -> onnxtrain.Trainer:
-    return onnxtrain.Trainer(
-        normalized(), loss="mean_squared_error", optimizer=onnxtrain.Momentum(0.01), **options
-    )
+    return onnxtrain.Trainer(normalized(), loss="mean_squared_error", optimizer=onnxtrain.Momentum(0.01), **options)
 
 
 def batch(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

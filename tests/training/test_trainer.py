@@ -142,7 +142,7 @@ def test_train_and_freeze_patterns() -> None:
     assert list(trainer(freeze=names[0]).parameters) == names[1:]
     with pytest.raises(OptionError, match="train='nothing\\*' matches no initializer; the model has"):
         trainer(train="nothing*")
-    with pytest.raises(OptionError, match="The model has no trainable parameter: .*frozen"):
+    with pytest.raises(OptionError, match=r"The model has no trainable parameter: .*frozen"):
         trainer(freeze="*")
 
 

@@ -131,8 +131,10 @@ def test_step_graph_runs_on_a_bare_session(batch) -> None:
 
 def test_training_models_of_older_opsets_are_upgraded(batch) -> None:
     x, t = batch
-    older = SGD.replace("loss = ReduceMean<keepdims = 0>(s)", "m = ReduceMean<axes = [0, 1], keepdims = 0>(s)  loss = Squeeze<axes = [0]>(u)")
-    older = older.replace("loss = Squeeze", "u = Unsqueeze<axes = [0]>(m)  loss = Squeeze")
+    older = SGD.replace(
+        "loss = ReduceMean<keepdims = 0>(s)",
+        "m = ReduceMean<axes = [0, 1], keepdims = 0>(s)  u = Unsqueeze<axes = [0]>(m)  loss = Squeeze<axes = [0]>(u)",
+    )
     training = model(graph(MAIN), [entry(graph(older), {"w": "w_next"})], [initializer("w", WEIGHT)])
     training.opset_import[0].version = 11
     session = onnxtrain.TrainingSession(training)
@@ -233,7 +235,7 @@ def test_missing_feed_is_named(batch) -> None:
 def test_failure_inside_the_runtime_names_the_node(batch) -> None:
     x, t = batch
     session = onnxtrain.TrainingSession(plain_sgd())
-    with pytest.raises(StepError, match="ONNX Runtime failed in the Sub node|ONNX Runtime refused"):
+    with pytest.raises(StepError, match=r"ONNX Runtime failed in the Sub node|ONNX Runtime refused"):
         session.step({"x": x, "t": t[:2], "rate": np.asarray(0.1, np.float32)})
 
 

@@ -4,6 +4,9 @@ Copies of forward nodes must neither run before the backward pass arrives at the
 this package, by ONNX Runtime's elimination of common subexpressions, or by any other runtime that is given the
 graph. So a copy reads its input through a Reshape to its own shape, the shape being that of the input plus a zero
 that the graph computes from a gradient. ONNX Runtime gives a Reshape the memory of its input: nothing is copied.
+
+A value that gradients do not read any more could be fused away with its reader, and a fused operator rounds
+otherwise than those it is made of. A Reshape before the reader keeps ONNX Runtime from that: numbers stay as they are.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder
 from onnxtrain.graph.builder import RANDOM
 from onnxtrain.graph.clone import Values, captured_values, clone_nodes, subgraphs
+from onnxtrain.graph.replace import set_inputs
 from onnxtrain.graph.value import is_float
 
 _ONCE = RANDOM | {"Dropout"}
@@ -30,9 +34,9 @@ _SHAPES_ONLY = frozenset({"Shape", "Size"})
 def recompute(graph: ir.Graph, backward: Backward, patterns: Sequence[str]) -> None:
     """Let gradient nodes read copies of the forward nodes whose names match a pattern, in place.
 
-    Neighbouring matching nodes are recomputed together, from what enters the first of them. Nothing that draws
-    random numbers is recomputed. Requires: a sorted graph without dead nodes. Ensures: the same, and every
-    output equal bit by bit.
+    Neighbouring matching nodes are recomputed together, from what enters the first of them. What is not floating
+    (shapes, indices) and what draws random numbers is not recomputed. Requires: a sorted graph without dead nodes.
+    Ensures: the same, and every output equal bit by bit.
 
     Args:
         graph: The main graph.
@@ -66,7 +70,7 @@ def _choose(forward: Sequence[ir.Node], patterns: Sequence[str]) -> set[ir.Node]
             raise GradientError(
                 f"recompute={pattern!r} matches the name of no node; the model has {shown or 'no node with a name'}."
             )
-        chosen.update(node for node in matching if not _draws(node))
+        chosen.update(node for node in matching if any(map(is_float, node.outputs)) and not _draws(node))
     return chosen
 
 
@@ -165,10 +169,26 @@ class _Segment:
                 mapping[source] = _behind(op, source, trigger)
             copies = clone_nodes([node], mapping, rename=lambda name: f"again/{name}")
             self.graph.insert_before(first, copies)
+        own = {output for node in self.nodes for output in node.outputs}
+        copied = {old: new for old, new in mapping.items() if old in own and new is not None}
+        lost: dict[ir.Value, None] = {}
         for reader in readers:
-            for index, value in enumerate(reader.inputs):
-                if value in mapping and value.producer() in self.nodes:
-                    reader.replace_input_with(index, mapping[value])
+            lost.update((value, None) for value in reader.inputs if value in copied)
+            set_inputs(reader, [value if value is None else copied.get(value, value) for value in reader.inputs])
+        for value in lost:
+            self._keep_apart(value)
+
+    def _keep_apart(self, value: ir.Value) -> None:
+        """Let the forward nodes read a value that gradients do not read any more through a Reshape."""
+        readers = {node for node in value.consumers() if node in self.order}
+        if not readers - set(self.backward):
+            return
+        op = Builder(self.graph, self.graph.opset_imports.get("", 1), before=min(readers, key=self.order.__getitem__))
+        op.scope = f"apart: {value.name}"
+        same = op.Reshape(op.wrap(value), op.Shape(op.wrap(value)), allowzero=1).ir
+        same.type, same.shape = value.type, value.shape
+        for reader in readers:
+            set_inputs(reader, [same if old is value else old for old in reader.inputs])
 
     def _needed(self, readers: Iterable[ir.Node]) -> list[ir.Node]:
         """What of the segment the readers depend on."""

@@ -74,10 +74,12 @@ def _head(console: Console, name: str, found: Inspection) -> None:
 
 
 def _initializers(console: Console, found: Inspection) -> None:
-    table = terminal.table("name", "shape", "type", "size", "trainable", "why not", right=("size",))
+    table = terminal.table("name", "shape", "type", "size", "zeros", "trainable", "why not", right=("size", "zeros"))
     for row in found.initializers:
         trainable = "yes" if row.trainable else "no"
-        table.add_row(row.name, _shape(row.shape), row.dtype, terminal.count(row.size), trainable, in_flags(row.reason))
+        zeros = f"{row.sparsity:.1%}" if row.sparsity else ""
+        size = terminal.count(row.size)
+        table.add_row(row.name, _shape(row.shape), row.dtype, size, zeros, trainable, in_flags(row.reason))
     console.print(table)
 
 

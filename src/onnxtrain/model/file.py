@@ -143,7 +143,8 @@ class ModelFile:
 
         Initializers keep their names. Large ones are not copied: they refer to the tensors of this model, or to
         its data files, which are mapped when they are read. Those that are listed as graph inputs too are no
-        inputs any more. A ZipMap hands the tensor through that it was given. Sparse ones are dense. The domain "ai.onnx" is written "". Functions stay.
+        inputs any more. A ZipMap hands the tensor through that it was given. Sparse ones are dense. The domain
+        "ai.onnx" is written "". Functions stay.
 
         Args:
             minimum_opset: The opset that the copy has at least.

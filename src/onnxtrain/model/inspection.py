@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -117,11 +118,19 @@ def inspect(
         ir_version=file.proto.ir_version,
         inputs=ports[0],
         outputs=ports[1],
-        initializers=tuple(table),
+        initializers=tuple(_counted(row, working.graph) for row in table),
         operators=operators,
         missing=tuple(_missing(copy, names)),
         hints=tuple(hints(working, names)),
     )
+
+
+def _counted(row: Initializer, graph: ir.Graph) -> Initializer:
+    """The row with the fraction of zeros of its values."""
+    tensor = graph.initializers[row.name].const_value if row.name in graph.initializers else None
+    if tensor is None or not row.size or tensor.dtype == ir.DataType.STRING:
+        return row
+    return replace(row, sparsity=1 - int(np.count_nonzero(tensor.numpy())) / row.size)
 
 
 def _port(value: ir.Value) -> Port:

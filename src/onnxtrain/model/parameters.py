@@ -26,6 +26,7 @@ class Initializer:
         trainable: Whether training changes it.
         reason: Why it is not trainable; "" when it is.
         uses: The operators that read it.
+        sparsity: The fraction of its elements that are zero, where it was counted.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Initializer:
     trainable: bool
     reason: str
     uses: tuple[str, ...]
+    sparsity: float = 0.0
 
 
 # Inputs that configure an operator rather than weigh its data: (operator, input index) -> what they are.

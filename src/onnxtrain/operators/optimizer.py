@@ -54,7 +54,6 @@ class Optimizer:
         """What is kept for each parameter, with initial values, in the order of the operator's inputs."""
         return self.schema.used_states(self.schema.complete(self.node_attributes()))
 
-
     @property
     def sparsity_modifier(self) -> Sparsity | None:
         """How the rule is modified to promote sparsity; ``None`` where it is not."""
