@@ -83,7 +83,7 @@ def prepare(tasks: Sequence[Task], interpreters: Interpreters) -> dict[str, str]
 
 def last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "no message"
+    return lines[-1][:200] if lines else "no message"
 
 
 class Worker:

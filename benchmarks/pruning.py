@@ -78,12 +78,12 @@ RECIPES = [
     Recipe(
         model="lenet5_caffe",
         weights=430_500,
-        ssgd=SSGD(0.01, epsilon=1e-2, max_scale=5.0, alpha=0.9, regularization=1e-4),
-        magnitude=Momentum(0.01, norm_coefficient=5e-4),
-        fine_tune=Momentum(0.02, norm_coefficient=1e-4),
-        epochs=16,
-        fine_tune_epochs=8,
-        compressions=(12, 111, 200, 280),
+        ssgd=SSGD(0.02, epsilon=1e-2, max_scale=5.0, alpha=0.9, regularization=1e-4),
+        magnitude=Momentum(0.02, norm_coefficient=5e-4),
+        fine_tune=Momentum(0.05, norm_coefficient=1e-4),
+        epochs=18,
+        fine_tune_epochs=12,
+        compressions=(30, 111, 280),
         goal=(280, 0.75),
     ),
 ]
@@ -136,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verdict, reached = judge(outcomes, options.data, recipes)
     note = "A quick run: few epochs, part of the data; it says nothing about the goal." if options.quick else verdict
     settings = "\n".join(
-        f"{r.model}: SSGD by {r.ssgd}; magnitude by {r.magnitude}; then {r.fine_tune} with a cosine schedule; "
+        f"{r.model}: SSGD by {r.ssgd}; magnitude by {r.magnitude}; then {r.fine_tune} on a cosine schedule; "
         f"{r.epochs} + {r.fine_tune_epochs} epochs, {r.epochs} cuts, batches of {r.batch_size}."
         for r in recipes
     )
@@ -221,6 +221,8 @@ def run(task: Task) -> Outcome:
             epochs=recipe.epochs,
             fine_tune_epochs=recipe.fine_tune_epochs,
             rounds=recipe.epochs,
+            schedule="warmup(400)+constant",
+            fine_tune_schedule="warmup(100)+cosine",
             batch_size=recipe.batch_size,
             seed=task.seed,
             threads=1,

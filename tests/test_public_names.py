@@ -55,7 +55,8 @@ SIGNATURES = {
     ),
     "Trainer": (
         "(model, *, loss, optimizer=None, train=None, freeze=None, output=None, targets=None, batch_norm='frozen', "
-        "dropout=False, untie=False, clip_value=None, clip_norm=None, accumulate=1, seed=0, threads=None, options=None)"
+        "dropout=False, untie=False, clip_value=None, clip_norm=None, masks=None, sparsify=None, "
+        "accumulate=1, seed=0, threads=None, options=None)"
     ),
     "Trainer.train_step": "(self, inputs, targets=None)",
     "Trainer.evaluate": "(self, data, *, target=None, batch_size=256, metrics=())",

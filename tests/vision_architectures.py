@@ -271,7 +271,7 @@ class Capsules(nn.Module):
         return x * square / (1 + square) / (square + 1e-7).sqrt()
 
     def forward(self, x: Tensor) -> Tensor:
-        primary = self._squashed(self.first(x).unflatten(-1, self.shape))
+        primary = self._squashed(self.first(x).view(-1, *self.shape))
         predictions = torch.einsum("nis,icso->nico", primary, self.weight)
         logits = torch.zeros_like(predictions[..., 0])
         for _ in range(2):

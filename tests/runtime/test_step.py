@@ -34,7 +34,7 @@ def test_unknown_provider() -> None:
         onnxtrain.Trainer(onnxtrain.examples.mlp((4, 3)), loss="softmax_cross_entropy", options=options)
 
 
-@pytest.mark.parametrize("options", [{"memory_pattern": False}, {"threads": 1}, {"threads": 2}, {"kernels": False}])
+@pytest.mark.parametrize("options", [{"memory_pattern": True}, {"threads": 1}, {"threads": 2}, {"kernels": False}])
 def test_options_do_not_change_the_result(options: dict[str, object]) -> None:
     losses = []
     for settings in (onnxtrain.RuntimeOptions(), onnxtrain.RuntimeOptions(**options)):

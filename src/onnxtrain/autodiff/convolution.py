@@ -94,10 +94,10 @@ def _per_position(windows: Windows, x: Value, dy: Value, static: tuple[int, ...]
     left = op.reshape(op.Transpose(dy, perm=[1, 0, *windows.axes]), (outputs, -1))
     padded = windows.padded(op.Transpose(x, perm=[0, *windows.axes, 1]), axes)
     products = [
-        op.Unsqueeze(op.Gemm(left, op.reshape(windows.at(padded, position, axes), (-1, inputs))), op.ints(0))
-        for position in windows.positions
+        op.Gemm(left, op.reshape(windows.at(padded, position, axes), (-1, inputs))) for position in windows.positions
     ]
-    return op.reshape(op.Transpose(op.Concat(*products, axis=0), perm=[1, 2, 0]), static)
+    stacked = op.reshape(op.Concat(*products, axis=0), (len(products), outputs, inputs))
+    return op.reshape(op.Transpose(stacked, perm=[1, 2, 0]), static)
 
 
 def _grouped_per_position(windows: Windows, x: Value, dy: Value, static: tuple[int, ...], group: int) -> Value:
@@ -112,8 +112,9 @@ def _grouped_per_position(windows: Windows, x: Value, dy: Value, static: tuple[i
     products = []
     for position in windows.positions:
         rows = op.reshape(windows.at(padded, position, axes), (group, -1, inputs))
-        products.append(op.Unsqueeze(op.MatMul(left, rows), op.ints(0)))
-    stacked = op.Concat(*products, axis=0) if len(products) > 1 else products[0]
+        products.append(op.MatMul(left, rows))
+    together = op.Concat(*products, axis=0) if len(products) > 1 else products[0]
+    stacked = op.reshape(together, (len(products), group, outputs // group, inputs))
     return op.reshape(op.Transpose(stacked, perm=[1, 2, 3, 0]), static)
 
 

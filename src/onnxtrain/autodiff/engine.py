@@ -18,6 +18,7 @@ from onnxtrain.autodiff.registry import Node, describe
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.clone import captured_values, subgraphs
+from onnxtrain.graph.inference import infer_outputs
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import is_float
 
@@ -197,7 +198,7 @@ class Engine:
                 body = find_body(node, self.opsets, self.functions)
                 written = registry.find_registered_body(node.op_type, node.domain)
                 if body is not None:
-                    expand(node, body, self._renamed)
+                    expand(node, body, self._renamed, self.functions)
                 elif written is not None:
                     expand_registered(node, written, self.opsets.get("", 1), self._renamed)
                 else:
@@ -208,6 +209,10 @@ class Engine:
                 return missing
             if self.graph.opset_imports:  # a main graph: rules profit from the shapes inside the bodies
                 infer_shapes(ir.Model(self.graph, ir_version=10, functions=list(self.functions.values())))
+            else:  # behind calls in the body of an operator
+                for node in self.graph:
+                    if any(output.type is None for output in node.outputs):
+                        infer_outputs(node)
 
     def _entry(self, node: ir.Node) -> registry.Entry | None:
         if node.op_identifier() in self.functions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import onnx
@@ -109,11 +109,16 @@ def _upgrade(proto: onnx.FunctionProto, version: int) -> None:
         proto.node.extend(converted.graph.node)
 
 
-def expand(node: ir.Node, body: ir.Function, renamed: dict[ir.Value, ir.Value]) -> list[ir.Node]:
+def expand(
+    node: ir.Node,
+    body: ir.Function,
+    renamed: dict[ir.Value, ir.Value],
+    functions: Collection[ir.OperatorIdentifier] = (),
+) -> list[ir.Node]:
     """Put a function's nodes in the place of a node that calls it.
 
     The values that the node gave keep their names, types and shapes; since they become other objects,
-    ``renamed`` is told (old value to new).
+    ``renamed`` is told (old value to new). What a call of one of ``functions`` inside gives is not known yet.
 
     Returns:
         The new nodes, in order.
@@ -127,7 +132,8 @@ def expand(node: ir.Node, body: ir.Function, renamed: dict[ir.Value, ir.Value]) 
     new = clone_nodes(body, values, rename=lambda name: f"{prefix}/{name}", attributes={**defaults, **node.attributes})
     graph.insert_before(node, new)
     for made in new:
-        infer_outputs(made)
+        if made.op_identifier() not in functions:
+            infer_outputs(made)
     for old, formal in zip(node.outputs, body.outputs, strict=False):
         result = values[formal]
         if result is None:

@@ -28,6 +28,9 @@ from onnxtrain.graph.value import is_float
 _ONCE = RANDOM | {"Dropout"}
 """Operators that give something else the next time."""
 
+_FUSED_ANYWAY = frozenset({"MatMul"})
+"""Operators with which ONNX Runtime fuses what they read, however many others read it, too."""
+
 _SHAPES_ONLY = frozenset({"Shape", "Size"})
 
 
@@ -180,7 +183,7 @@ class _Segment:
 
     def _keep_apart(self, value: ir.Value) -> None:
         """Let the forward nodes read a value that gradients do not read any more through a Reshape."""
-        readers = {node for node in value.consumers() if node in self.order}
+        readers = {node for node in value.consumers() if node in self.order and node.op_type not in _FUSED_ANYWAY}
         if not readers - set(self.backward):
             return
         op = Builder(self.graph, self.graph.opset_imports.get("", 1), before=min(readers, key=self.order.__getitem__))

@@ -19,7 +19,8 @@ Examples
 
   Train with SSGD, remove 95 % of the weights, fine-tune the others:
     onnxtrain prune model.onnx --data train.npz --validation val.npz \\
-        --loss softmax_cross_entropy --sparsity 0.95 -o pruned.onnx --report report
+        --loss softmax_cross_entropy --sparsity 0.95 -o pruned.onnx \\
+        --report report
 
   As many weights as cost at most one point of accuracy; a sparse file:
     onnxtrain prune model.onnx --data train.npz --validation val.npz \\

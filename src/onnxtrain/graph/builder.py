@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -49,6 +50,7 @@ class Builder:
         self._before = before
         self._shared: dict[tuple[Any, ...], tuple[ir.Value, ...]] = {}
         self._constants: dict[tuple[Any, ...], ir.Value] = {}
+        self._sizes: dict[str, Value] = {}
         self._counter = 0
         self._node_names = {node.name for node in graph}
 
@@ -67,6 +69,8 @@ class Builder:
     ) -> tuple[Value, ...]:
         """Emit one node of any operator and return all its outputs; attributes that are ``None`` are left out."""
         given = {key: _plain(item) for key, item in attributes.items() if item is not None}
+        if operator == "Pad" and not domain and len(inputs) == 4:
+            inputs = self._padded_on_every_axis(*inputs)
         values = [None if value is None else value.ir for value in inputs]
         while values and values[-1] is None:
             values.pop()
@@ -80,6 +84,25 @@ class Builder:
             if shareable:
                 self._shared[key] = made
         return tuple(Value(value, self) for value in made)
+
+    def _padded_on_every_axis(
+        self, x: Value | None, pads: Value | None, fill: Value | None, axes: Value | None
+    ) -> tuple[Value | None, ...]:
+        """Pad's inputs without its axes, where the rank is known.
+
+        ONNX Runtime moves transpositions across Pad as if it had no axes, and then fails (seen in 1.31).
+        """
+        listed = None if axes is None else axes.constant()
+        if x is None or x.rank is None or pads is None or listed is None:
+            return x, pads, fill, axes
+        begins = listed % x.rank
+        positions = np.concatenate([begins, begins + x.rank]).astype(np.int64)
+        known = pads.constant()
+        every = np.zeros(2 * x.rank, np.int64)
+        if known is None:
+            return x, self.ScatterElements(self.constant(every), self.constant(positions), pads), fill
+        every[positions] = known
+        return x, self.constant(every), fill
 
     def _emit(
         self, operator: str, values: list[ir.Value | None], outputs: int, domain: str, given: dict[str, Any]
@@ -188,21 +211,28 @@ class Builder:
         return self.Shape(value)
 
     def dimension(self, value: Value, axis: int) -> Value:
-        """The size of one axis as a one-element int64 tensor."""
-        shape = value.shape
-        if shape is not None:
-            size = shape[axis]
-            if isinstance(size, int):
-                return self.ints(size)
-        return self.Shape(value, start=axis, end=axis + 1 if axis != -1 else None)
+        """The size of one axis as a one-element int64 tensor; what a symbol stands for is found out once."""
+        size = None if value.shape is None else value.shape[axis]
+        if isinstance(size, int):
+            return self.ints(size)
+        if isinstance(size, str) and size in self._sizes:
+            return self._sizes[size]
+        found = self.Shape(value, start=axis, end=axis + 1 if axis != -1 else None)
+        if isinstance(size, str):
+            self._sizes[size] = found
+        return found
 
     def count(self, value: Value, axes: Sequence[int] | None = None) -> Value:
         """The number of elements over ``axes`` (all by default) as a 0-d value of the type of ``value``."""
         static = value.shape
         if static is not None:
-            sizes = [static[a] for a in (range(len(static)) if axes is None else axes)]
-            if all(isinstance(s, int) for s in sizes):
-                return self.scalar(int(np.prod([s for s in sizes if isinstance(s, int)])), value)
+            places = list(range(len(static)) if axes is None else axes)
+            number = math.prod(size for a in places if isinstance(size := static[a], int))
+            unknown = [a for a in places if not isinstance(static[a], int)]
+            if not unknown:
+                return self.scalar(number, value)
+            if len(unknown) == 1 and isinstance(static[unknown[0]], str):
+                return self.cast(self.Squeeze(self.dimension(value, unknown[0])), value.dtype) * number
         if axes is None:
             return self.cast(self.Size(value), value.dtype)
         chosen = self.Gather(self.Shape(value), self.ints(*axes))

@@ -89,6 +89,11 @@ def infer_outputs(node: ir.Node) -> None:
         node.outputs[1].dtype = ir.DataType.INT64
 
 
+def is_elementwise(operator: str) -> bool:
+    """Whether a standard operator has one output, to whose shape its inputs broadcast."""
+    return operator in _ELEMENTWISE
+
+
 _SEQUENCES = frozenset({"SequenceConstruct", "SequenceInsert", "SequenceErase", "SplitToSequence", "SequenceMap"})
 
 
@@ -119,10 +124,12 @@ def _dtype(node: ir.Node) -> ir.DataType | None:
         return ir.DataType.INT64
     if node.op_type == "Cast":
         return ir.DataType(node.attributes["to"].as_int())
+    if node.op_type == "EyeLike" and "dtype" in node.attributes:
+        return ir.DataType(node.attributes["dtype"].as_int())
     if node.op_type == "ConstantOfShape":
         value = node.attributes.get("value")
         return ir.DataType.FLOAT if value is None else value.as_tensor().dtype
-    position = 2 if node.op_type == "OneHot" else 1 if node.op_type in ("Where", "CastLike") else 0
+    position = 2 if node.op_type == "OneHot" else 1 if node.op_type in ("Where", "CastLike", "DequantizeLinear") else 0
     source = node.inputs[position] if position < len(node.inputs) else None
     return None if source is None else source.dtype
 

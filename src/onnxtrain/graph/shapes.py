@@ -5,6 +5,9 @@ from __future__ import annotations
 import onnx
 import onnx_ir as ir
 
+from onnxtrain.graph.declared import contradictions, forget_shapes
+from onnxtrain.graph.symbols import resolve_symbols
+
 
 def infer_shapes(model: ir.Model) -> ir.Model:
     """Fill in types and shapes of all values of a model, in place; what cannot be found stays unknown.
@@ -16,14 +19,28 @@ def infer_shapes(model: ir.Model) -> ir.Model:
 
     skipped = [output for node in model.graph for output in name_skipped_outputs(node)]
     try:
-        _infer(model)
+        _infer_consistently(model)
         learned = [infer_optimizer_types(node) for node in model.graph]
         if any(learned):
             _infer(model)
+        resolve_symbols(model.graph)
     finally:
         for output in skipped:
             output.name = ""
     return model
+
+
+def _infer_consistently(model: ir.Model) -> None:
+    """Where declared shapes contradict each other, infer again without them."""
+    _infer(model)
+    before = contradictions(model.graph)
+    if not before:
+        return
+    removed = forget_shapes(model.graph)
+    _infer(model)
+    if contradictions(model.graph) >= before:  # that was not the reason
+        for value, shape in removed.items():
+            value.shape = shape
 
 
 def _infer(model: ir.Model) -> None:

@@ -180,6 +180,15 @@ class ModelFile:
                 model.graph.initializers[tensor.name].const_value = ir.serde.deserialize_tensor(tensor, folder)
         return model
 
+    def dense(self) -> ModelFile:
+        """The model with its sparse initializers stored dense; itself where it has none."""
+        if not self.proto.graph.sparse_initializer:
+            return self
+        proto = ModelProto()
+        proto.CopyFrom(self.proto)
+        _make_sparse_dense(proto.graph)
+        return ModelFile.load(proto, folder=self.folder)
+
     def check_writable(self, path: str | os.PathLike[str]) -> None:
         """Find out before training whether `save` will be able to write here.
 
@@ -207,11 +216,15 @@ class ModelFile:
 
         Args:
             path: The new file.
-            values: New arrays by initializer name, of the initializers' types and shapes.
+            values: New arrays by initializer name, of the initializers' types and shapes. With a value for a
+                sparse initializer, all sparse ones are written dense.
 
         Raises:
             ModelError: A value does not fit its initializer, or the file cannot be written.
         """
+        if any(sparse.values.name in values for sparse in self.proto.graph.sparse_initializer):
+            self.dense().save(path, values)
+            return
         inline: dict[int, npt.NDArray[np.generic]] = {}
         changes: dict[str, list[tuple[int, memoryview | bytes]]] = {}
         for name, array in values.items():

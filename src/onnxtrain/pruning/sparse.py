@@ -80,6 +80,7 @@ def sparse_model(
     file: ModelFile, values: Mapping[str, np.ndarray], names: Collection[str] | None = None
 ) -> tuple[onnx.ModelProto, list[str]]:
     """The model of :func:`save_sparse`, and the names of the initializers that are sparse in it."""
+    file = file.dense()
     proto = onnx.ModelProto()
     proto.CopyFrom(file.proto)
     external_data_helper.load_external_data_for_model(proto, str(file.folder or ""))

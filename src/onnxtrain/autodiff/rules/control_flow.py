@@ -137,8 +137,8 @@ def scan(node: Node, *dys: Value | None) -> Gradients:
 
 def _know_type(inner: ir.Value, outer: ir.Value) -> None:
     """The inputs of a body may be untyped: they have the types of what is handed in."""
-    if inner.dtype is None and outer.dtype is not None:
-        inner.dtype = outer.dtype
+    if inner.type is None:
+        inner.type = outer.type
 
 
 def _axes(node: Node, kind: str, count: int) -> tuple[list[int], list[int]]:
@@ -156,15 +156,15 @@ def loop(node: Node, *dys: Value | None) -> Gradients:
     graph = node.ir.attributes["body"].as_graph()
     states, next_states = list(graph.inputs[2:]), list(graph.outputs[1 : len(graph.inputs) - 1])
     count = len(states)
+    for value, initial in zip(states, node.ir.inputs[2:], strict=True):
+        if initial is not None:
+            _know_type(value, initial)
     for value in states:
         if isinstance(value.type, (ir.SequenceType, ir.OptionalType)):
             raise GradientError(
                 f"{describe(node.ir)}: its state {value.name!r} is a sequence; the gradient needs states that "
                 "are tensors of one shape in all steps; use a scan output to collect values."
             )
-    for value, initial in zip(states, node.ir.inputs[2:], strict=True):
-        if initial is not None:
-            _know_type(value, initial)
     given = [_Slice(y, dy) for y, dy in zip(graph.outputs[1 + count :], dys[count:], strict=True) if dy is not None]
     steps = _Steps(graph, states, next_states, list(dys[:count]), [], given)
     iteration, condition = graph.inputs[:2]

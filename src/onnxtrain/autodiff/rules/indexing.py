@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
 from onnxtrain.autodiff.rules.placement import (
@@ -100,6 +101,17 @@ def top_k(node: Node, dvalues: Value, dindices: None) -> Gradients:
     op = node.op
     axis = node.attribute("axis", -1)
     return op.ScatterElements(op.zeros_like(node.x), node.outputs[1], dvalues, axis=axis), None
+
+
+@register_gradient("Unique")
+def unique(node: Node, dy: Value, *_positions: None) -> Gradients:
+    """y = x at the first places of its distinct elements (or slices along an axis): dx = zeros with dy put there."""
+    op, x, axis = node.op, node.x, node.attribute("axis")
+    first = node.output_required(1, ir.DataType.INT64, (None,))
+    if axis is not None:
+        return _put_back_rows(node, dy, first, axis)
+    zeros = op.reshape(op.zeros_like(x), op.ints(-1))
+    return op.reshape_like(op.ScatterElements(zeros, first, dy, axis=0), x)
 
 
 @register_gradient("OneHot")

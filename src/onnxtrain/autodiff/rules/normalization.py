@@ -34,7 +34,7 @@ def batch_normalization(node: Node, dy: Value, *_running: Value | None) -> Gradi
         channels = op.ints(-1)
         dscale = op.Reshape(dscale, channels).with_shape(scale.shape)
         gradients = [dscale, op.Reshape(db, channels).with_shape(scale.shape), None, None]
-        return [op.reshape_like(dx, node.x), *gradients]
+        return [_image_like(dx, node.x), *gradients]
     mean, variance = node.input_required(3), node.input_required(4)
     factor = op.cast(scale, variance.dtype) * _inverse_root(variance + epsilon)
     dx = dy * op.cast(_column(op, factor, rank), dy.dtype)
@@ -45,12 +45,17 @@ def batch_normalization(node: Node, dy: Value, *_running: Value | None) -> Gradi
     dmean = -(factor * op.cast(db, factor.dtype))
     wide = op.cast(dscale, factor.dtype) * op.cast(scale, factor.dtype)
     dvariance = wide * -0.5 / (variance + epsilon)
-    return op.reshape_like(dx, node.x), dscale, db, dmean, dvariance
+    return _image_like(dx, node.x), dscale, db, dmean, dvariance
 
 
 def _flat_images(x: Value) -> Value:
     """[batch, channels, pixels], whatever the rank."""
     return x.op.Reshape(x, x.op.ints(0, 0, -1)).with_shape((None, None, None))
+
+
+def _image_like(dx: Value, x: Value) -> Value:
+    """In the shape of x, from which it differs where :func:`_flat_images` had to be used."""
+    return dx.op.reshape_like(dx, x) if x.rank is None else dx
 
 
 def _column(op: Builder, per_channel: Value, rank: int) -> Value:
@@ -87,7 +92,7 @@ def instance_normalization(node: Node, dy: Value) -> Gradients:
     dx, dscale, db = _per_channel(op, images, dy, scale, axes, node.attribute("epsilon", 1e-5))
     over = op.ints(0, *axes)
     return (
-        op.reshape_like(dx, x),
+        _image_like(dx, x),
         op.ReduceSum(dscale, over, keepdims=0),
         op.ReduceSum(db, over, keepdims=0),
     )

@@ -1,0 +1,325 @@
+"""One pruning: the plan, the training that is cut, and the fine-tuning."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+
+from onnxtrain.errors import OptionError
+from onnxtrain.operators import Optimizer
+from onnxtrain.operators.arithmetic import Tensor
+from onnxtrain.operators.sparsity import Layer
+from onnxtrain.pruning.fresh import fresh_values
+from onnxtrain.pruning.masks import choose_tensors
+from onnxtrain.pruning.measures import measure as find_measure
+from onnxtrain.pruning.report import LayerRow, Point, PruneResult
+from onnxtrain.pruning.thresholds import Cut, Probe, Scope, check_sparsity, cubic, magnitude_cut, random_cut, search
+from onnxtrain.training.callbacks import Callback, TrainingState
+from onnxtrain.training.data import split_validation
+from onnxtrain.training.losses import BinaryCrossEntropy, SoftmaxCrossEntropy
+from onnxtrain.training.schedules import Schedule
+from onnxtrain.training.subject import LossLike
+from onnxtrain.training.trainer import Source, Trainer
+
+Method = Literal["ssgd", "magnitude", "random"]
+
+_CURVE = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995)
+"""Where the curve of accuracy over sparsity is measured."""
+
+
+class PruningWarning(UserWarning):
+    """A cut did what was asked, but hardly what was meant."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a model is pruned; the arguments of :func:`prune`.
+
+    Raises:
+        OptionError: An argument has a value that it cannot have.
+    """
+
+    method: Method
+    sparsity: float | None
+    accuracy_drop: float | None
+    scope: Scope
+    optimizer: Optimizer
+    fine_tune_optimizer: Optimizer
+    tensors: str | Sequence[str] | None
+    epochs: int
+    fine_tune_epochs: int
+    rounds: int
+    fresh: bool
+    batch_size: int
+    schedule: str | Schedule | None
+    fine_tune_schedule: str | Schedule | None
+    seed: int
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("method", ("ssgd", "magnitude", "random")), ("scope", ("global", "layer"))):
+            if getattr(self, name) not in allowed:
+                listed = ", ".join(map(repr, allowed))
+                raise OptionError(f"{name} is {getattr(self, name)!r}; it needs to be one of {listed}.")
+        if (self.sparsity is None) == (self.accuracy_drop is None):
+            raise OptionError("Pruning needs either sparsity= or accuracy_drop=, not both and not none.")
+        if self.sparsity is not None:
+            check_sparsity(self.sparsity)
+        if self.accuracy_drop is not None and not 0 <= self.accuracy_drop < 1:
+            raise OptionError(f"accuracy_drop is {self.accuracy_drop}; it needs a fraction of at least 0 and below 1.")
+        for name, least in (("epochs", 0), ("fine_tune_epochs", 0), ("rounds", 1)):
+            if getattr(self, name) < least:
+                raise OptionError(f"{name} is {getattr(self, name)}; it needs a number of at least {least}.")
+        if self.rounds > max(self.epochs, 1):
+            raise OptionError(
+                f"rounds is {self.rounds}, but there are {self.epochs} epochs to cut after; give at least as many."
+            )
+
+    def cut(self, weights: Mapping[str, np.ndarray], sparsity: float) -> Cut:
+        """The cut of this method at a sparsity."""
+        if self.method == "random":
+            # The same scores at every sparsity: what survives a deeper cut survives this one.
+            return random_cut(weights, sparsity, self.scope, generator=np.random.default_rng(self.seed))
+        return magnitude_cut(weights, sparsity, self.scope)
+
+
+class Job:
+    """One call of :func:`prune`."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: str | os.PathLike[str] | onnx.ModelProto,
+        loss: LossLike,
+        target: str | None,
+        options: dict[str, Any],
+        say: Callable[[str], None],
+    ) -> None:
+        self.plan, self.target, self.say = plan, target, say
+        self._model, self._loss, self._options = model, loss, options
+        self.trainer = Trainer(model, loss=loss, optimizer=plan.optimizer, seed=plan.seed, **options)
+        shapes = {name: array.shape for name, array in self.trainer.parameters.items()}
+        self.names = choose_tensors(shapes, plan.tensors, "tensors")
+        if plan.tensors is not None and "sparsify" not in options:
+            # What is pruned is what is sparsified; only now the patterns are known to fit.
+            self._options = {**options, "sparsify": plan.tensors}
+            self.trainer = Trainer(model, loss=loss, optimizer=plan.optimizer, seed=plan.seed, **self._options)
+        if not self.names:
+            raise OptionError(
+                "The model has nothing to prune: no parameter that is trained has rank 2 or more; "
+                "choose others with tensors=."
+            )
+        classifies = isinstance(self.trainer._subject.loss, (SoftmaxCrossEntropy, BinaryCrossEntropy))
+        self.metric = "accuracy" if classifies else "loss"
+        if plan.accuracy_drop is not None and not classifies:
+            raise OptionError("accuracy_drop= needs a loss of a classifier; for this loss give sparsity=.")
+        self.probes: list[Probe] = []
+        self.points: list[Point] = []
+        self.curve: list[Point] = []
+        self.reference: float | None = None
+        self.max_scales: dict[str, float | None] = {}
+        self.cut: Cut | None = None
+
+    def run(self, data: Source, validation: Source | float | None) -> PruneResult:
+        plan, trainer = self.plan, self.trainer
+        measured_on = "training data" if validation is None else "validation data"
+        if isinstance(validation, float):
+            parts = split_validation(trainer.open(data, target=self.target), validation, plan.seed)
+            data, validation = parts.train, parts.validation
+        self.measured: Source = data if validation is None else validation
+        before = self.measure(trainer)
+        given = self._weights()
+        if plan.fresh:
+            for name, value in fresh_values(trainer._subject.model, trainer.parameters, plan.seed).items():
+                trainer.parameters[name] = value
+        trained = self._train(data)
+        self._fine_tune(data)
+        after = self.measure(self.trainer)
+        self.say(f"result: {self.metric} {after:.4f} at {self._cut().sparsity:.2%} zeros")
+        return PruneResult(
+            method=plan.method,
+            optimizer=repr(plan.optimizer),
+            scope=plan.scope,
+            metric=self.metric,
+            measured_on=measured_on,
+            accuracy_before=before,
+            accuracy_trained=trained,
+            accuracy_after=after,
+            layers=tuple(self._row(name) for name in self.names),
+            points=tuple(self.points),
+            curve=tuple(self.curve),
+            probes=tuple(self.probes),
+            masks=self._cut().masks,
+            given=given,
+            values={name: np.array(array) for name, array in self.trainer.trained_values().items()},
+            file=self.trainer.file,
+        )
+
+    def measure(self, trainer: Trainer) -> float:
+        """Accuracy, or the loss where that has no meaning."""
+        metrics = ["accuracy"] if self.metric == "accuracy" else []
+        return trainer.evaluate(self.measured, target=self.target, metrics=metrics)[self.metric]
+
+    def _train(self, data: Source) -> float:
+        """Train and cut; returns the accuracy before the last cut."""
+        plan, cutter = self.plan, _Cutter(self)
+        if plan.epochs == 0:
+            cutter.cut(1)
+        else:
+            self.trainer.fit(
+                data,
+                target=self.target,
+                epochs=plan.epochs,
+                batch_size=plan.batch_size,
+                schedule=plan.schedule,
+                callbacks=[cutter],
+            )
+        return cutter.accuracy
+
+    def _fine_tune(self, data: Source) -> None:
+        """Train the survivors with the plain rule: from here on a new trainer, with states that start at zero."""
+        plan, trained = self.plan, self.trainer
+        if plan.fine_tune_epochs == 0:
+            return
+        options = {**self._options, "targets": trained._kind}
+        self.trainer = Trainer(
+            self._model, loss=self._loss, optimizer=plan.fine_tune_optimizer, seed=plan.seed + 1, **options
+        )
+        for name, array in trained.trained_values().items():
+            self.trainer.session.state[name] = array
+        self.trainer.set_masks(trained.masks)
+        self.trainer.fit(
+            data,
+            target=self.target,
+            epochs=plan.fine_tune_epochs,
+            batch_size=plan.batch_size,
+            schedule=plan.fine_tune_schedule,
+            callbacks=[_Lines(self, "fine-tuning")],
+        )
+
+    def _weights(self) -> dict[str, np.ndarray]:
+        return {name: np.array(self.trainer.parameters[name]) for name in self.names}
+
+    def _cut(self) -> Cut:
+        assert self.cut is not None
+        return self.cut
+
+    def apply(self, cut: Cut) -> None:
+        """Set the masks of a cut."""
+        for name in cut.emptied:
+            warnings.warn(
+                f"The cut to {cut.sparsity:.2%} zeros leaves nothing of {name!r}, so that the model may be constant; "
+                "lower the sparsity, leave the tensor out with tensors=, or use scope='layer'.",
+                PruningWarning,
+                stacklevel=2,
+            )
+        self.cut = cut
+        self.trainer.set_masks({**self.trainer.masks, **cut.masks})
+
+    def accuracy_of(self, weights: Mapping[str, np.ndarray], cut: Cut) -> float:
+        """The accuracy that a cut leaves, without fine-tuning; the weights stay as they are."""
+        try:
+            for name, mask in cut.masks.items():
+                self.trainer.parameters[name] = np.where(mask, weights[name], np.zeros_like(weights[name]))
+            return self.measure(self.trainer)
+        finally:
+            for name, array in weights.items():
+                self.trainer.parameters[name] = array
+
+    def note_scales(self) -> None:
+        """Remember the largest step of every tensor, as it is before a cut."""
+        layer_of, cap = _scaling(self.plan.optimizer)
+        for name in self.names:
+            promoted = layer_of is not None and name in self.trainer.sparsified
+            scale = layer_of(self.trainer.parameters[name]).scale(cap).data if promoted and layer_of else None
+            self.max_scales[name] = None if scale is None else float(np.max(np.asarray(scale), initial=0.0))
+
+    def _row(self, name: str) -> LayerRow:
+        array = self.trainer.parameters[name]
+        return LayerRow(
+            name=name,
+            shape=array.shape,
+            size=array.size,
+            non_zeros=int(np.count_nonzero(array)),
+            threshold=self._cut().thresholds[name],
+            max_scale=self.max_scales.get(name),
+        )
+
+
+def _scaling(optimizer: Optimizer) -> tuple[Callable[[np.ndarray], Layer] | None, float]:
+    """How an optimizer scales the step of a layer, and its cap."""
+    if not optimizer.promotes_sparsity:
+        return None, 0.0
+    source: Any = optimizer.sparsity_modifier or optimizer
+    found = find_measure(source.measure, reweighting=source.reweighting, epsilon=source.epsilon, p=source.p)
+    return (lambda array: Layer.of(Tensor(array), found)), float(source.max_scale)
+
+
+class _Lines(Callback):
+    """A line after every epoch."""
+
+    def __init__(self, job: Job, phase: str) -> None:
+        self.job, self.phase = job, phase
+
+    def on_epoch_end(self, state: TrainingState) -> None:
+        self.job.say(f"{self.phase}: epoch {state.epoch + 1} of {state.epochs}, loss {state.loss:.4f}")
+
+
+class _Cutter(_Lines):
+    """Cuts at the ends of epochs, as often as the plan has rounds."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job, "training")
+        self.done = 0
+        self.accuracy = float("nan")
+
+    def on_epoch_end(self, state: TrainingState) -> None:
+        super().on_epoch_end(state)
+        plan = self.job.plan
+        due = (state.epoch + 1) * plan.rounds // plan.epochs
+        if due > self.done:
+            self.cut(due)
+            self.done = due
+
+    def cut(self, part: int) -> None:
+        """Cut number ``part`` of the plan's rounds."""
+        job, plan = self.job, self.job.plan
+        weights = job._weights()
+        self.accuracy = job.measure(job.trainer)
+        job.note_scales()
+        zeros = 1 - sum(int(np.count_nonzero(w)) for w in weights.values()) / sum(w.size for w in weights.values())
+        if part == plan.rounds:
+            for sparsity in (zeros, *(s for s in _CURVE if s > zeros)):
+                cut = plan.cut(weights, sparsity)
+                job.curve.append(Point(cut.sparsity, job.accuracy_of(weights, cut)))
+        if plan.sparsity is not None:
+            cut = plan.cut(weights, max(zeros, cubic(plan.sparsity, part, plan.rounds)))
+        else:
+            cut = self._search(weights, zeros)
+        job.apply(cut)
+        accuracy = job.measure(job.trainer)
+        job.points.append(Point(cut.sparsity, accuracy))
+        job.say(
+            f"cut {part} of {plan.rounds}: {cut.sparsity:.2%} zeros, "
+            f"{job.metric} {self.accuracy:.4f} before, {accuracy:.4f} after"
+        )
+
+    def _search(self, weights: Mapping[str, np.ndarray], zeros: float) -> Cut:
+        job, plan = self.job, self.job.plan
+        assert plan.accuracy_drop is not None
+        if job.reference is None:
+            job.reference = self.accuracy
+        cut, probes = search(
+            lambda sparsity: plan.cut(weights, sparsity),
+            lambda cut: job.accuracy_of(weights, cut),
+            bound=job.reference - plan.accuracy_drop,
+            size=sum(array.size for array in weights.values()),
+            least=zeros,
+        )
+        job.probes += probes
+        return cut

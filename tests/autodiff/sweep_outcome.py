@@ -1,0 +1,33 @@
+"""The result of one check of the sweep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Variant = Literal["static", "dynamic", "unknown", "constant", "second order"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of one check.
+
+    Attributes:
+        test: Name of ONNX's test.
+        operator: Its operator.
+        opset: Where it was checked.
+        variant: What the gradient builder knew of shapes and integer inputs.
+        worst: The largest relative error; NaN where nothing was compared.
+        runtime: Whether ONNX Runtime has kernels for the operator and was compared.
+        excuse: What the rule needs and did not get: a key of ``EXCUSES``.
+        failure: What went wrong.
+    """
+
+    test: str
+    operator: str
+    opset: int
+    variant: Variant
+    worst: float = float("nan")
+    runtime: bool = False
+    excuse: str = ""
+    failure: str = ""

@@ -1,0 +1,143 @@
+"""Values that are computed again in the backward pass: the same numbers, in less memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper, parser
+
+import onnxtrain
+
+CHAIN = ("Tanh", "Sin", "Softplus", "Sigmoid", "Tanh")
+
+
+def blocks(count: int, width: int, *, static: int | None = None) -> onnx.ModelProto:
+    """Residual blocks of a product and a chain of activations."""
+    nodes, weights, last = [], [], "x"
+    generator = np.random.default_rng(0)
+    for index in range(count):
+        weight = generator.normal(size=(width, width)).astype(np.float32) / width**0.5
+        weights.append(numpy_helper.from_array(weight, f"w{index}"))
+        current = f"{index}/product"
+        nodes.append(helper.make_node("MatMul", [last, f"w{index}"], [current], name=f"block{index}/product"))
+        for place, operator in enumerate(CHAIN):
+            source, current = current, f"{index}/{place}"
+            nodes.append(helper.make_node(operator, [source], [current], name=f"block{index}/chain{place}"))
+        source, current = current, f"{index}/sum"
+        nodes.append(helper.make_node("Add", [source, last], [current], name=f"block{index}/sum"))
+        last = current
+    nodes.append(helper.make_node("ReduceMean", [last], ["y"], keepdims=0))
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [static or "n", width])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [])
+    graph = helper.make_graph(nodes, "blocks", [x], [y], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def session(model: onnx.ModelProto, optimized: Path | None = None) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    if optimized is not None:
+        options.optimized_model_filepath = str(optimized)
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def count(model: onnx.ModelProto, operator: str) -> int:
+    return sum(node.op_type == operator for node in model.graph.node)
+
+
+@pytest.mark.parametrize("static", [None, 5])
+@pytest.mark.parametrize("patterns", ["*/chain*", ["block0/*", "*/product"], ["*/chain1", "*/chain2"]])
+def test_gradients_are_equal_bit_by_bit(patterns, static) -> None:
+    model = blocks(3, 8, static=static)
+    x = np.random.default_rng(1).normal(size=(5, 8)).astype(np.float32)
+    plain, again = onnxtrain.gradient(model), onnxtrain.gradient(model, recompute=patterns)
+    assert len(again.graph.node) > len(plain.graph.node)
+    onnx.checker.check_model(again, full_check=True)
+    for one, other in zip(session(plain).run(None, {"x": x}), session(again).run(None, {"x": x}), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("static", [None, 5])
+def test_no_optimizer_merges_the_copies(tmp_path, static) -> None:
+    model = onnxtrain.gradient(blocks(3, 8, static=static), recompute="*/chain*")
+    session(model, tmp_path / "optimized.onnx")
+    optimized = onnx.load(tmp_path / "optimized.onnx")
+    # Not those of the last block, which would be computed again at once: no gradient arrives before.
+    for operator, forward, again in (("Sin", 3, 2), ("Softplus", 3, 2), ("Tanh", 6, 4)):
+        assert count(model, operator) == forward + again
+        assert count(optimized, operator) == forward + again
+
+
+def test_copies_wait_for_the_gradient() -> None:
+    """Each copy depends on what the backward pass has computed before it."""
+    model = onnxtrain.gradient(blocks(3, 8), recompute="*/chain*")
+    depends: dict[str, set[str]] = {}
+    for node in model.graph.node:
+        found = set().union(*({name} | depends.get(name, set()) for name in node.input))
+        for name in node.output:
+            depends[name] = found
+    copies = [node for node in model.graph.node if node.name.startswith("again/block0/")]
+    assert len(copies) == len(CHAIN)
+    later = [node for node in model.graph.node if node.name.startswith("again/block1/")]
+    for node in copies:
+        assert any(set(other.output) & depends[node.output[0]] for other in later)
+
+
+def test_random_numbers_are_drawn_once() -> None:
+    model = parser.parse_model(
+        '<ir_version: 9, opset_import: ["" : 18]> g (float[64] x) => (float y)'
+        '{ ["a"] noise = RandomNormalLike(x) ["b"] noisy = Mul(x, noise) ["c"] wave = Exp(noisy)'
+        ' ["d"] limited = Tanh(wave) square = Mul(limited, limited) ["e"] y = ReduceSum<keepdims=0>(square) }'
+    )
+    again = onnxtrain.gradient(model, xs="x", recompute=["a", "b", "c"])
+    assert count(again, "RandomNormalLike") == 1
+    assert count(again, "Exp") == 2
+
+
+def test_a_pattern_that_matches_no_node_is_refused() -> None:
+    with pytest.raises(
+        onnxtrain.errors.GradientError, match=r"recompute='layer\*' matches the name of no node.*'block0/product'"
+    ):
+        onnxtrain.gradient(blocks(1, 4), recompute=["block*", "layer*"])
+
+
+def test_training_steps_are_equal_bit_by_bit() -> None:
+    losses = []
+    x = np.random.default_rng(1).normal(size=(6, 8)).astype(np.float32)
+    for patterns in ((), "*/chain*"):
+        trainer = onnxtrain.Trainer(
+            blocks(3, 8), loss="output:y", optimizer=onnxtrain.Adam(0.01), recompute=patterns, threads=1
+        )
+        losses.append([trainer.train_step(x) for _ in range(4)])
+    assert losses[0] == losses[1]
+
+
+MEASURE = """
+import resource, sys
+sys.path.insert(0, {folder!r})
+import numpy as np, onnxtrain
+from test_recompute import blocks, session
+made = session(onnxtrain.gradient(blocks(8, 128), recompute={patterns!r}))
+x = np.ones((4096, 128), np.float32)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+made.run(None, {{"x": x}})
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no getrusage")
+def test_memory_falls() -> None:
+    """2 MiB an activation, 56 of them: of each block's seven values one is left."""
+    peaks = []
+    for patterns in ((), ("*/chain*", "*/product")):
+        code = MEASURE.format(folder=str(Path(__file__).parent), patterns=patterns)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        peaks.append(int(done.stdout))
+    assert peaks[1] < 0.6 * peaks[0]
