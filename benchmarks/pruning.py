@@ -207,6 +207,7 @@ def run(task: Task) -> Outcome:
     recipe, begin = task.recipe, time.perf_counter()
     train, test = (read_digits(task.data, part) for part in ("train", "t10k"))
     train = tuple(array[: recipe.examples] for array in train)
+    steps = -(-len(train[0]) // recipe.batch_size)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # at 150x little may be left of a layer: the error shows it
         result = onnxtrain.prune(
@@ -221,8 +222,8 @@ def run(task: Task) -> Outcome:
             epochs=recipe.epochs,
             fine_tune_epochs=recipe.fine_tune_epochs,
             rounds=recipe.epochs,
-            schedule="warmup(400)+constant",
-            fine_tune_schedule="warmup(100)+cosine",
+            schedule=f"warmup({min(400, steps * recipe.epochs // 4)})+constant",
+            fine_tune_schedule=f"warmup({min(100, steps * recipe.fine_tune_epochs // 4)})+cosine",
             batch_size=recipe.batch_size,
             seed=task.seed,
             threads=1,

@@ -30,11 +30,16 @@ NO_NUMPY_TYPE = "ONNX Runtime's Python interface takes no NumPy arrays of this t
 NO_KERNEL = "ONNX Runtime's CPU provider has no kernel for this type"
 OTHER_RESULT = "ONNX Runtime's kernel gives another result"
 REDEFINED = "the operator was defined anew after opset 26, the newest that ONNX Runtime has"
+LESS_EXACT = "ONNX Runtime's kernel errs by 1e-4 around zero, the runner allows 1e-7"
+NOT_COMPARABLE = "ONNX's runner cannot compare an optional sequence"
 
 # What ONNX Runtime 1.31 itself cannot run. Each is expected to fail: one that passes fails the suite.
 EXCLUDED = {
     r"(?i)_(bfloat16|float8e\w*|float4e2m1|e4m3\w*|e5m2|u?int[24])(_|\b)": NO_NUMPY_TYPE,
-    r"^test_(mod|range|spacetodepth)_": REDEFINED,
+    r"^test_(mod|spacetodepth)_": REDEFINED,
+    r"^test_range_(?!.*_expanded_)": REDEFINED,
+    r"^test_dft_": LESS_EXACT,
+    r"^test_loop16_seq_none_": NOT_COMPARABLE,
     r"^test_(max|min)_u?int16_": NO_KERNEL,
     r"^test_pow_types_float32_uint(32|64)_": NO_KERNEL,
     r"^test_top_k_uint64_": NO_KERNEL,

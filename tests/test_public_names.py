@@ -42,7 +42,7 @@ PUBLIC = {
 }
 
 SIGNATURES = {
-    "gradient": "(model, y=None, xs=None)",
+    "gradient": "(model, y=None, xs=None, *, straight_through=False, recompute=())",
     "inspect": "(model, *, train=None, freeze=None, output=None)",
     "lower": "(training_model, *, entry=None, kernels=False, folder='')",
     "no_gradient": "(*operators, domain='', reason)",
@@ -51,12 +51,13 @@ SIGNATURES = {
     "custom_ops_library": "()",
     "training_model": (
         "(model, *, loss, optimizer, train=None, freeze=None, output=None, targets=None, batch_norm='frozen', "
-        "dropout=False, seed=0, untie=False, clip_value=None, clip_norm=None, accumulate=False)"
+        "dropout=False, seed=0, untie=False, clip_value=None, clip_norm=None, accumulate=False, "
+        "straight_through=False, recompute=())"
     ),
     "Trainer": (
         "(model, *, loss, optimizer=None, train=None, freeze=None, output=None, targets=None, batch_norm='frozen', "
         "dropout=False, untie=False, clip_value=None, clip_norm=None, masks=None, sparsify=None, "
-        "accumulate=1, seed=0, threads=None, options=None)"
+        "accumulate=1, straight_through=False, recompute=(), seed=0, threads=None, options=None)"
     ),
     "Trainer.train_step": "(self, inputs, targets=None)",
     "Trainer.evaluate": "(self, data, *, target=None, batch_size=256, metrics=())",
@@ -67,7 +68,7 @@ SIGNATURES = {
     "TrainingSession.initialize": "(self)",
     "TrainingSession.step": "(self, feeds, *, entry=None)",
     "RuntimeOptions": (
-        "(threads=None, providers=('CPUExecutionProvider',), memory_pattern=True, kernels=None, profile=None)"
+        "(threads=None, providers=('CPUExecutionProvider',), memory_pattern=False, kernels=None, profile=None)"
     ),
     "Adam": (
         "(learning_rate=0.001, alpha=0.9, beta=0.999, epsilon=1e-06, norm_coefficient=0.0, norm_coefficient_post=0.0)"

@@ -62,9 +62,7 @@ def run(subject: Subject, variant: Variant, directions: int = 1) -> Outcome:
         worst = _worst_error(subject, variant, runtime, directions)
     except GradientError as error:
         excuse = next((name for name, words in EXCUSES.items() if re.search(words, str(error))), "")
-        allowed = (excuse == "rank" and variant in ("dynamic", "unknown")) or (
-            excuse == "constants" and variant != "constant"
-        )
+        allowed = variant in EXCUSED.get(excuse, ())
         return outcome(excuse=excuse) if allowed else outcome(failure=f"{type(error).__name__}: {error}")
     except Exception as error:  # whatever a rule does wrong is a result of the sweep
         return outcome(failure=f"{type(error).__name__}: {error}")

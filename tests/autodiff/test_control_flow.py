@@ -83,6 +83,16 @@ def test_sequence_as_state_is_refused():
         onnxtrain.gradient(model(SEQUENCE), "y", ["x"])
 
 
+def test_sequence_as_state_of_an_untyped_body_is_refused():
+    untyped = model(SEQUENCE)
+    loop = next(node for node in untyped.graph.node if node.op_type == "Loop")
+    body = next(attribute.g for attribute in loop.attribute if attribute.name == "body")
+    for value in body.input[2:]:
+        value.ClearField("type")
+    with pytest.raises(GradientError, match=r"Loop node .*: its state 'before' is a sequence"):
+        onnxtrain.gradient(untyped, "y", ["x"])
+
+
 def test_missing_rules_in_bodies_are_reported():
     text = UNKNOWN
     given = parser.parse_model('<ir_version: 10, opset_import: ["" : 21, "my.domain" : 1]>\n' + text)

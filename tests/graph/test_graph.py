@@ -166,3 +166,20 @@ def test_builder_refuses_attributes_that_are_no_operators() -> None:
     _, op, _ = fresh(x=(2,))
     with pytest.raises(AttributeError, match="Builder has no attribute 'relu'"):
         _ = op.relu
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_pad_gets_pads_for_every_axis_where_the_rank_is_known(known: bool) -> None:
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": 18}, name="pads")
+    op = Builder(graph, 18)
+    x = op.constant(np.arange(6, dtype=np.float32).reshape(1, 2, 3))
+    pads = op.ints(1, 2) if known else op.Identity(op.ints(1, 2))
+    y = op.Pad(x, pads, None, op.ints(-1))
+    y.ir.name = "y"
+    graph.outputs.append(y.ir)
+    (pad,) = [node for node in graph if node.op_type == "Pad"]
+    assert len([value for value in pad.inputs if value is not None]) == 2
+    y.ir.dtype = ir.DataType.FLOAT
+    model = ir.to_proto(ir.Model(graph, ir_version=10))
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    np.testing.assert_array_equal(session.run(None, {})[0], np.pad(x.constant(), ((0, 0), (0, 0), (1, 2))))

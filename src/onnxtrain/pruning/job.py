@@ -89,7 +89,16 @@ class Plan:
 
 
 class Job:
-    """One call of :func:`prune`."""
+    """One pruning.
+
+    Args:
+        plan: What to do.
+        model: The model.
+        loss: What to minimise.
+        target: Name of the target array.
+        options: Further arguments of the trainers.
+        say: Takes a line after every epoch and cut.
+    """
 
     def __init__(
         self,
@@ -126,6 +135,7 @@ class Job:
         self.cut: Cut | None = None
 
     def run(self, data: Source, validation: Source | float | None) -> PruneResult:
+        """Train, cut, fine-tune, and gather the report."""
         plan, trainer = self.plan, self.trainer
         measured_on = "training data" if validation is None else "validation data"
         if isinstance(validation, float):

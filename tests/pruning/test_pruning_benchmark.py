@@ -1,0 +1,62 @@
+"""benchmarks/pruning.py on a few made-up digits: every table is there, and the goal is judged."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "pruning.py"
+
+
+def write_idx(path: Path, array: np.ndarray) -> None:
+    header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+    path.write_bytes(gzip.compress(header + array.tobytes()))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    random = np.random.default_rng(0)
+    for part, count in (("train", 500), ("t10k", 300)):
+        labels = random.integers(0, 10, count).astype(np.uint8)
+        images = random.integers(0, 60, (count, 28, 28)).astype(np.uint8)
+        for image, label in zip(images, labels, strict=True):
+            image[2 * label : 2 * label + 8, 4:24] = 255
+        write_idx(tmp_path / f"{part}-images-idx3-ubyte.gz", images)
+        write_idx(tmp_path / f"{part}-labels-idx1-ubyte.gz", labels)
+    return tmp_path
+
+
+def run(*arguments: object, expected: int) -> str:
+    result = subprocess.run([sys.executable, SCRIPT, *map(str, arguments)], capture_output=True, text=True)
+    assert result.returncode == expected, result.stderr
+    return result.stdout + result.stderr
+
+
+def test_quick_run(folder: Path, tmp_path: Path) -> None:
+    picture, report = tmp_path / "curve.png", tmp_path / "report.md"
+    options = ("--quick", "--workers", 1, "--models", "lenet_300_100", "--picture", picture, "--output", report)
+    run("--data", folder, *options, expected=0)
+    text = report.read_text()
+    rows = {
+        (cells[0], cells[1]): float(cells[2])
+        for line in text.splitlines()
+        if len(cells := [cell.strip() for cell in line.strip("|").split("|")]) == 5 and cells[1].endswith("x")
+    }
+    assert {("dense", "1.0x"), ("magnitude", "68.0x"), ("ssgd", "68.0x")} <= rows.keys()
+    assert rows["dense", "1.0x"] < 5
+    assert all(0 <= rows[method, "68.0x"] <= 100 for method in ("magnitude", "ssgd"))
+    for wanted in ("Published on MNIST", "sparse_initializer", "it says nothing about the goal", "12 + 6 epochs"):
+        assert wanted in text
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_bad_arguments(folder: Path, tmp_path: Path) -> None:
+    assert "there is no model resnet" in run("--data", folder, "--models", "resnet", expected=2)
+    (tmp_path / "empty").mkdir()
+    assert "has neither t10k-images" in run("--data", tmp_path / "empty", expected=2)
