@@ -34,7 +34,7 @@ class MatrixFactorization(nn.Module):
         super().__init__()
         self.user, self.item = nn.Embedding(users, width), nn.Embedding(items, width)
         self.user_bias, self.item_bias = nn.Embedding(users, 1), nn.Embedding(items, 1)
-        self.mean = nn.Parameter(torch.tensor([0.3]))  # a scalar would not be trained
+        self.register_buffer("mean", torch.tensor(0.3))
 
     def forward(self, user: Tensor, item: Tensor) -> Tensor:
         product = (self.user(user) * self.item(item)).sum(-1)

@@ -59,7 +59,7 @@ def test_command_lines_parse(page):
 def test_readme_shows_the_two_commands():
     first, second = blocks(ROOT / "README.md", "sh")[:2]
     assert first.rstrip().endswith('pip install ".[demo]" && .venv/bin/onnxtrain demo')
-    assert second.rstrip() == '.venv/bin/pip install ".[test]" && .venv/bin/pytest -n 2'
+    assert second.rstrip() == 'python3 -m venv .venv && .venv/bin/pip install ".[test]" && .venv/bin/pytest -n 2'
 
 
 def test_readme_example_has_ten_lines_at_most():

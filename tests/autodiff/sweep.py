@@ -138,8 +138,8 @@ def second_order_subject(operator: str) -> Subject:
 
 
 def _check_model(model: onnx.ModelProto) -> None:
-    """What was built is valid; the checker wants outputs to have shapes."""
-    if all(output.type.tensor_type.HasField("shape") for output in model.graph.output):
+    """What was built is valid; the checker wants inputs and outputs to have shapes."""
+    if all(info.type.tensor_type.HasField("shape") for info in (*model.graph.input, *model.graph.output)):
         onnx.checker.check_model(model)
 
 
