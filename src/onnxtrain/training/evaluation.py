@@ -17,8 +17,8 @@ from onnxtrain.runtime.step import StepSession
 from onnxtrain.training.data import Batch, Dataset
 from onnxtrain.training.metrics import MeanAccumulator
 from onnxtrain.training.subject import Subject
-from onnxtrain.training_info.build import Names
 from onnxtrain.training_info.lower import StepGraph, drop_unused_inputs
+from onnxtrain.training_info.recipe import Names
 
 _WEIGHT = "loss_weight"
 

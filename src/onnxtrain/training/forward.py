@@ -17,7 +17,7 @@ from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.training.data import ArrayDataset, TensorSpec, open_dataset
 from onnxtrain.training.evaluation import Evaluator
 from onnxtrain.training.subject import LossLike, Subject, prepare, tensor_spec
-from onnxtrain.training_info.build import Names
+from onnxtrain.training_info.recipe import Names
 
 
 def evaluate(

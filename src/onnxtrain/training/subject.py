@@ -33,7 +33,7 @@ from onnxtrain.training.losses import (
 )
 from onnxtrain.training.metrics import NamedMetric, resolve_metric
 from onnxtrain.training.model_loss import ModelLoss
-from onnxtrain.training_info.build import Clipping, Names, Recipe
+from onnxtrain.training_info.recipe import Clipping, Names, Recipe
 
 LossLike = str | Loss | Callable[[Builder, Value, Value], Value] | os.PathLike[str]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,39 +22,17 @@ from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.pruning.masks import check_masks, choose_tensors, set_to_zero
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.session import TrainingSession
-from onnxtrain.training.data import ArrayDataset, Batch, Dataset, TensorSpec, open_dataset
+from onnxtrain.training.data import ArrayDataset, Batch, Dataset, open_dataset
 from onnxtrain.training.evaluation import Evaluator
+from onnxtrain.training.feeding import Parameters, by_input_name, fit_to_spec
 from onnxtrain.training.fitting import fit
 from onnxtrain.training.losses import TargetKind
 from onnxtrain.training.subject import LossLike, Modes, prepare, tensor_spec
-from onnxtrain.training_info.build import Clipping, build_skeleton
+from onnxtrain.training_info.build import build_skeleton
+from onnxtrain.training_info.recipe import Clipping
 
 Source = Any
 """Data in any form that :func:`onnxtrain.training.data.open_dataset` takes."""
-
-
-class Parameters(Mapping[str, np.ndarray]):
-    """The live parameters by name: arrays to read and to write; assigning copies into them."""
-
-    def __init__(self, session: TrainingSession, names: Sequence[str]) -> None:
-        self._states = session.state
-        self._names = dict.fromkeys(names)
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        if name not in self._names:
-            raise KeyError(name)
-        return self._states[name]
-
-    def __setitem__(self, name: str, value: np.ndarray) -> None:
-        if name not in self._names:
-            raise OptionError(f"{name!r} is not a parameter; they are {', '.join(list(self._names)[:8])}.")
-        self._states[name] = value
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 class Trainer:
@@ -278,13 +256,13 @@ class Trainer:
     def _feeds(self, inputs: Any, targets: Any) -> dict[str, np.ndarray]:
         """Arrays by the names of the step graph, of its types."""
         arrays = by_input_name(self._inputs, inputs)
-        feeds = {spec.name: _fit(arrays[spec.name], spec) for spec in self._inputs}
+        feeds = {spec.name: fit_to_spec(arrays[spec.name], spec) for spec in self._inputs}
         if self._target_spec is not None:
             if targets is None:
                 raise DataError("This loss needs targets; give them to train_step(inputs, targets).")
             targets = np.asarray(targets)
             self._choose_target_kind(targets.dtype, targets.ndim)
-            feeds[self._names.target] = _fit(targets, self._target_spec)
+            feeds[self._names.target] = fit_to_spec(targets, self._target_spec)
         return feeds
 
     def _choose_target_kind(self, dtype: np.dtype[Any], rank: int) -> None:
@@ -400,38 +378,3 @@ class Trainer:
                 f"The loss became {loss} at step {step} (learning rate {self.learning_rate:g}); "
                 f"lower the learning rate or clip gradients (clip_norm=1.0). {hint}".strip()
             )
-
-
-def by_input_name(specs: Sequence[TensorSpec], inputs: Any) -> dict[str, Any]:
-    """Inputs given in any form, by the names of the model.
-
-    Raises:
-        DataError: An input is missing, or there are too many.
-    """
-    if isinstance(inputs, Mapping):
-        missing = [spec.name for spec in specs if spec.name not in inputs]
-        if missing:
-            raise DataError(f"The inputs {missing} are missing; got {', '.join(map(str, inputs)) or 'none'}.")
-        return dict(inputs)
-    positional = isinstance(inputs, tuple) or (isinstance(inputs, list) and len(specs) > 1)
-    arrays = list(inputs) if positional else [inputs]
-    if len(arrays) != len(specs):
-        names = ", ".join(spec.name for spec in specs)
-        raise DataError(f"The model has {len(specs)} inputs ({names}), but {len(arrays)} arrays were given.")
-    return {spec.name: array for spec, array in zip(specs, arrays, strict=True)}
-
-
-def _fit(value: Any, spec: TensorSpec) -> np.ndarray:
-    """An array of the type of an input; ranks and fixed sizes checked."""
-    array = np.asarray(value)
-    if array.dtype != spec.dtype:
-        if array.dtype.kind == "f" and spec.dtype.kind in "iub":
-            raise DataError(f"{spec.name!r} needs {spec.dtype}, but got {array.dtype}.")
-        array = array.astype(spec.dtype)
-    shape = spec.shape
-    if shape is not None and (
-        array.ndim != len(shape)
-        or any(isinstance(size, int) and size != got for size, got in zip(shape, array.shape, strict=True))
-    ):
-        raise DataError(f"{spec.name!r} needs shape {spec.describe_shape()}, but got {array.shape}.")
-    return array

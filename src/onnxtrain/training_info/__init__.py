@@ -72,7 +72,8 @@ def training_model(
     from onnxtrain.model.file import ModelFile
     from onnxtrain.model.untie import untied
     from onnxtrain.training.subject import Modes, prepare
-    from onnxtrain.training_info.build import Clipping, build_training_model
+    from onnxtrain.training_info.build import build_training_model
+    from onnxtrain.training_info.recipe import Clipping
 
     if targets not in (None, "indices", "values"):
         raise OptionError(f"targets is {targets!r}; it is 'indices' or 'values'.")

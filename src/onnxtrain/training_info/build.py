@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,88 +12,10 @@ import onnx_ir as ir
 from onnx import helper, numpy_helper
 
 from onnxtrain.autodiff.operator import TRAINING_DOMAIN
-from onnxtrain.autodiff.options import GradientOptions
-from onnxtrain.errors import OptionError
 from onnxtrain.graph import Builder, Value
-from onnxtrain.graph.replace import set_inputs
-from onnxtrain.operators.optimizer import Optimizer
-from onnxtrain.training.losses import LossTerms
+from onnxtrain.training_info.algorithm import Algorithm, placeholder
+from onnxtrain.training_info.recipe import Recipe
 from onnxtrain.training_info.update import optimizer_nodes
-
-
-@dataclass(frozen=True)
-class Names:
-    """What the algorithms call their own inputs, results and update count."""
-
-    target: str = "target"
-    learning_rate: str = "learning_rate"
-    loss: str = "loss"
-    count: str = "T"
-
-    @classmethod
-    def beside(cls, graph: ir.Graph) -> Names:
-        """The usual names, with underscores behind those that the graph has given away."""
-        taken = {value.name for value in (*graph.inputs, *graph.initializers.values())}
-        taken |= {output.name for node in graph for output in node.outputs}
-
-        def free(name: str) -> str:
-            while name in taken:
-                name += "_"
-            return name
-
-        return cls(*(free(name) for name in ("target", "learning_rate", "loss", "T")))
-
-
-@dataclass(frozen=True)
-class Clipping:
-    """What happens to gradients before the update: first by value, then by global norm.
-
-    Attributes:
-        value: Each element is clipped to [-value, value].
-        norm: All gradients are scaled by min(1, norm / ||g||), the norm taken over all of them together.
-    """
-
-    value: float | None = None
-    norm: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("value", "norm"):
-            bound = getattr(self, name)
-            if bound is not None and not (bound > 0 and np.isfinite(bound)):
-                raise OptionError(f"clip_{name} is {bound}; it needs a finite number above 0.")
-
-
-@dataclass
-class Recipe:
-    """All that a training model is made from.
-
-    Attributes:
-        model: The main graph: a working copy with shapes inferred; algorithms are built beside its nodes.
-        build_loss: Emits the loss in the algorithm; returns its terms.
-        target: The target that the algorithm takes as an input; ``None`` where the loss needs none.
-        parameters: Names of the initializers that are trained.
-        optimizer: Update rule with its attributes.
-        clipping: What is done to gradients.
-        accumulate: Write two entries: one that adds a micro-batch's gradients up, one that applies them.
-        statistics: Running statistics of batch normalization: initializer to the main graph's new value.
-        masks: Parameters of which a part stays zero: where the mask is false, the gradient is zero.
-        sparsified: Parameters whose sparsity the optimizer promotes, where it does; by default those of rank 2
-            and more. The others take plain steps: a bias that starts at zero would freeze under a p-norm.
-        options: How the gradients are built; stated in the training model's metadata.
-    """
-
-    model: ir.Model
-    build_loss: Callable[[Builder], LossTerms]
-    target: ir.Value | None
-    parameters: Sequence[str]
-    optimizer: Optimizer
-    clipping: Clipping = field(default_factory=Clipping)
-    accumulate: bool = False
-    statistics: dict[str, str] = field(default_factory=dict)
-    names: Names = field(default_factory=Names)
-    masks: Mapping[str, np.ndarray] = field(default_factory=dict)
-    sparsified: Collection[str] | None = None
-    options: GradientOptions = field(default_factory=GradientOptions)
 
 
 @dataclass(frozen=True)
@@ -163,12 +85,6 @@ def _value(graph: ir.Graph, name: str) -> np.ndarray:
     return np.asarray(tensor.numpy())
 
 
-def _placeholder(name: str, array: np.ndarray) -> ir.ExternalTensor:
-    """A tensor without data: a reference to a file that nobody opens."""
-    dtype = ir.DataType.from_numpy(array.dtype)
-    return ir.ExternalTensor("state", 0, array.nbytes, dtype, shape=ir.Shape(array.shape), name=name, base_dir="")
-
-
 def _main_model(recipe: Recipe, values: Mapping[str, np.ndarray]) -> onnx.ModelProto:
     """The main graph with placeholders for its states."""
     model = recipe.model
@@ -180,7 +96,7 @@ def _main_model(recipe: Recipe, values: Mapping[str, np.ndarray]) -> onnx.ModelP
     tensors = {name: model.graph.initializers[name].const_value for name in values}
     try:
         for name, array in values.items():
-            model.graph.initializers[name].const_value = _placeholder(name, array)
+            model.graph.initializers[name].const_value = placeholder(name, array)
         return ir.to_proto(model)
     finally:
         for name, tensor in tensors.items():
@@ -199,7 +115,7 @@ class _Writer:
 
     def entry(self) -> onnx.TrainingInfoProto:
         """Loss, gradient and update in one."""
-        builder = _Algorithm(self.recipe, self.first_values)
+        builder = Algorithm(self.recipe, self.first_values)
         terms = builder.loss()
         gradients = self._masked(builder, builder.gradient(terms.loss, list(self.values.values())))
         self._update(builder, self._clip(builder.op, gradients))
@@ -209,7 +125,7 @@ class _Writer:
 
     def accumulating_entry(self) -> onnx.TrainingInfoProto:
         """accumulator += weight * gradient, total += weight, loss_total += weight * loss."""
-        builder = _Algorithm(self.recipe, self.first_values)
+        builder = Algorithm(self.recipe, self.first_values)
         op = builder.op
         terms = builder.loss()
         scaled = terms.loss * terms.weight
@@ -226,7 +142,7 @@ class _Writer:
 
     def applying_entry(self) -> onnx.TrainingInfoProto:
         """gradient = accumulator / total; update; clear the accumulators."""
-        builder = _Algorithm(self.recipe, self.first_values, alone=True)
+        builder = Algorithm(self.recipe, self.first_values, alone=True)
         op = builder.op
         weight = builder.state("accumulated_weight", np.zeros((), np.float64))
         total = builder.state("accumulated_loss", np.zeros((), np.float64))
@@ -241,7 +157,7 @@ class _Writer:
             builder.update(state, op.scalar(0.0, state))
         return builder.finish("apply", self._initialization(builder))
 
-    def _masked(self, builder: _Algorithm, gradients: list[Value]) -> list[Value]:
+    def _masked(self, builder: Algorithm, gradients: list[Value]) -> list[Value]:
         """Zero where the mask is false: every update rule then keeps a zero weight and its states at zero."""
         op = builder.op
         masked = []
@@ -265,7 +181,7 @@ class _Writer:
             gradients = [(g * op.cast(factor, g.dtype)).with_shape(g.shape) for g in gradients]
         return gradients
 
-    def _update(self, builder: _Algorithm, gradients: Sequence[Value]) -> None:
+    def _update(self, builder: Algorithm, gradients: Sequence[Value]) -> None:
         """One optimizer node over all parameters (two where only some are sparsified), and T + 1."""
         op = builder.op
         rate = builder.input(self.recipe.names.learning_rate, ir.DataType.FLOAT, ())
@@ -287,7 +203,7 @@ class _Writer:
         builder.update(count, count + 1)
         op.scope = ""
 
-    def _initialization(self, builder: _Algorithm) -> tuple[onnx.GraphProto, dict[str, str]] | None:
+    def _initialization(self, builder: Algorithm) -> tuple[onnx.GraphProto, dict[str, str]] | None:
         """A graph that sets every state of the algorithm to its first value."""
         if not builder.states:
             return None
@@ -303,128 +219,6 @@ class _Writer:
             infos.append(helper.make_tensor_value_info(output, kind, array.shape))
             binding[name] = output
         return helper.make_graph(nodes, "initialization", [], infos), binding
-
-
-class _Algorithm:
-    """An algorithm graph under construction, beside a copy of the main graph that it may read."""
-
-    def __init__(self, recipe: Recipe, first_values: dict[str, np.ndarray], *, alone: bool = False) -> None:
-        self.recipe = recipe
-        self._first_values = first_values
-        self.graph = recipe.model.graph
-        self.op = Builder(self.graph, recipe.model.opset_imports[""])
-        self.updates: dict[str, str] = {}
-        self.states: dict[str, np.ndarray] = {}
-        self._results: dict[ir.Value, None] = {}  # an ordered set
-        self._inputs: list[ir.Value] = [] if alone or recipe.target is None else [recipe.target]
-        self._before_nodes = set(self.graph)
-        self._before_initializers = set(self.graph.initializers)
-        self._before_inputs = list(self.graph.inputs)
-        self._before_outputs = list(self.graph.outputs)
-
-    def loss(self) -> LossTerms:
-        """Emit the loss and give it its name."""
-        self.op.scope = "loss"
-        terms = self.recipe.build_loss(self.op)
-        self.op.scope = ""
-        return terms
-
-    def input(self, name: str, dtype: ir.DataType, shape: tuple[int, ...]) -> Value:
-        """An input of the algorithm."""
-        value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
-        self._inputs.append(value)
-        return self.op.wrap(value)
-
-    def state(self, name: str, array: np.ndarray) -> Value:
-        """A state tensor of the algorithm with its first value."""
-        placeholder = _placeholder(name, array)
-        value = ir.Value(name=name, const_value=placeholder)
-        value.dtype, value.shape = placeholder.dtype, ir.Shape(array.shape)
-        self.graph.register_initializer(value)
-        self.states[name] = self._first_values[name] = array
-        return self.op.wrap(value)
-
-    def constant(self, name: str, array: np.ndarray) -> Value:
-        """An initializer of the algorithm that nothing changes."""
-        value = ir.Value(name=name, const_value=ir.tensor(np.ascontiguousarray(array), name=name))
-        assert value.const_value is not None
-        value.dtype, value.shape = value.const_value.dtype, ir.Shape(array.shape)
-        self.graph.register_initializer(value)
-        return self.op.wrap(value)
-
-    def update(self, state: Value, new: Value) -> None:
-        """Bind a state to its next value."""
-        if new.ir.producer() is None or new.ir in self._results:  # an output needs a name of its own
-            new = self.op.Identity(new)
-        new.ir.name = f"{state.name}_new"
-        self._results[new.ir] = None
-        self.updates[state.name] = new.name
-
-    def result(self, name: str, value: Value) -> None:
-        """An output that is returned, not bound."""
-        value = self.op.Identity(value)
-        value.ir.name = name
-        value.with_shape(())
-        self._results[value.ir] = None
-
-    def gradient(self, y: Value, xs: Sequence[ir.Value]) -> list[Value]:
-        """The Gradient node."""
-        names = [x.name or "" for x in xs]
-        y.ir.name = y.name or "objective"
-        gradients = self.op.several(
-            "Gradient", *map(self.op.wrap, xs), outputs=len(xs), domain=TRAINING_DOMAIN, xs=names, y=y.name
-        )
-        for x, gradient in zip(xs, gradients, strict=True):
-            gradient.ir.type, gradient.ir.shape = x.type, x.shape
-            gradient.ir.name = f"{x.name}_gradient"
-        return list(gradients)
-
-    def finish(
-        self, name: str, initialization: tuple[onnx.GraphProto, dict[str, str]] | None
-    ) -> onnx.TrainingInfoProto:
-        """Cut what was added off the graph and return it as an entry."""
-        graph = self.graph
-        nodes = self._live_nodes()
-        added = [v for k, v in graph.initializers.items() if k not in self._before_initializers]
-        algorithm = onnx.GraphProto(name=name)
-        algorithm.node.extend(ir.serde.serialize_node(node) for node in nodes)
-        algorithm.input.extend(_info(value) for value in self._inputs)
-        algorithm.output.extend(_info(value) for value in self._results)
-        algorithm.initializer.extend(ir.serde.serialize_tensor(v.const_value) for v in added if v.const_value)
-        entry = onnx.TrainingInfoProto(algorithm=algorithm)
-        entry.update_binding.extend(_pairs(self.updates.items()))
-        if initialization is not None:
-            entry.initialization.CopyFrom(initialization[0])
-            entry.initialization_binding.extend(_pairs(initialization[1].items()))
-        _detach(graph, nodes)
-        for value in added:
-            graph.initializers.pop(value.name or "")
-        return entry
-
-    def _live_nodes(self) -> list[ir.Node]:
-        """What was added and leads to a result; the rest is removed."""
-        results = set(self._results)
-        added = [node for node in self.graph if node not in self._before_nodes]
-        for node in reversed(added):
-            if not any(output.uses() or output in results for output in node.outputs):
-                _detach(self.graph, [node])
-        return [node for node in added if node.graph is self.graph]
-
-
-def _detach(graph: ir.Graph, nodes: Sequence[ir.Node]) -> None:
-    graph.remove(nodes, safe=False)
-    for node in nodes:
-        set_inputs(node, [None] * len(node.inputs))
-
-
-def _info(value: ir.Value) -> onnx.ValueInfoProto:
-    proto = onnx.ValueInfoProto()
-    ir.serde.serialize_value_into(proto, value)
-    return proto
-
-
-def _pairs(items: Iterable[tuple[str, str]]) -> list[onnx.StringStringEntryProto]:
-    return [onnx.StringStringEntryProto(key=key, value=value) for key, value in items]
 
 
 def _shape(value: ir.Value) -> tuple[int, ...]:

@@ -1,0 +1,71 @@
+"""What goes into a trainer and what can be seen of it: arrays by name, fitted to the model; live parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from onnxtrain.errors import DataError, OptionError
+from onnxtrain.runtime.session import TrainingSession
+from onnxtrain.training.data import TensorSpec
+
+
+class Parameters(Mapping[str, np.ndarray]):
+    """The live parameters by name: arrays to read and to write; assigning copies into them."""
+
+    def __init__(self, session: TrainingSession, names: Sequence[str]) -> None:
+        self._states = session.state
+        self._names = dict.fromkeys(names)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._states[name]
+
+    def __setitem__(self, name: str, value: np.ndarray) -> None:
+        if name not in self._names:
+            raise OptionError(f"{name!r} is not a parameter; they are {', '.join(list(self._names)[:8])}.")
+        self._states[name] = value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def by_input_name(specs: Sequence[TensorSpec], inputs: Any) -> dict[str, Any]:
+    """Inputs given in any form, by the names of the model.
+
+    Raises:
+        DataError: An input is missing, or there are too many.
+    """
+    if isinstance(inputs, Mapping):
+        missing = [spec.name for spec in specs if spec.name not in inputs]
+        if missing:
+            raise DataError(f"The inputs {missing} are missing; got {', '.join(map(str, inputs)) or 'none'}.")
+        return dict(inputs)
+    positional = isinstance(inputs, tuple) or (isinstance(inputs, list) and len(specs) > 1)
+    arrays = list(inputs) if positional else [inputs]
+    if len(arrays) != len(specs):
+        names = ", ".join(spec.name for spec in specs)
+        raise DataError(f"The model has {len(specs)} inputs ({names}), but {len(arrays)} arrays were given.")
+    return {spec.name: array for spec, array in zip(specs, arrays, strict=True)}
+
+
+def fit_to_spec(value: Any, spec: TensorSpec) -> np.ndarray:
+    """An array of the type of an input; ranks and fixed sizes checked."""
+    array = np.asarray(value)
+    if array.dtype != spec.dtype:
+        if array.dtype.kind == "f" and spec.dtype.kind in "iub":
+            raise DataError(f"{spec.name!r} needs {spec.dtype}, but got {array.dtype}.")
+        array = array.astype(spec.dtype)
+    shape = spec.shape
+    if shape is not None and (
+        array.ndim != len(shape)
+        or any(isinstance(size, int) and size != got for size, got in zip(shape, array.shape, strict=True))
+    ):
+        raise DataError(f"{spec.name!r} needs shape {spec.describe_shape()}, but got {array.shape}.")
+    return array

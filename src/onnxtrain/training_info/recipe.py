@@ -1,0 +1,90 @@
+"""All that a training model is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.autodiff.options import GradientOptions
+from onnxtrain.errors import OptionError
+from onnxtrain.graph import Builder
+from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.training.losses import LossTerms
+
+
+@dataclass(frozen=True)
+class Names:
+    """What the algorithms call their own inputs, results and update count."""
+
+    target: str = "target"
+    learning_rate: str = "learning_rate"
+    loss: str = "loss"
+    count: str = "T"
+
+    @classmethod
+    def beside(cls, graph: ir.Graph) -> Names:
+        """The usual names, with underscores behind those that the graph has given away."""
+        taken = {value.name for value in (*graph.inputs, *graph.initializers.values())}
+        taken |= {output.name for node in graph for output in node.outputs}
+
+        def free(name: str) -> str:
+            while name in taken:
+                name += "_"
+            return name
+
+        return cls(*(free(name) for name in ("target", "learning_rate", "loss", "T")))
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """What happens to gradients before the update: first by value, then by global norm.
+
+    Attributes:
+        value: Each element is clipped to [-value, value].
+        norm: All gradients are scaled by min(1, norm / ||g||), the norm taken over all of them together.
+    """
+
+    value: float | None = None
+    norm: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("value", "norm"):
+            bound = getattr(self, name)
+            if bound is not None and not (bound > 0 and np.isfinite(bound)):
+                raise OptionError(f"clip_{name} is {bound}; it needs a finite number above 0.")
+
+
+@dataclass
+class Recipe:
+    """All that a training model is made from.
+
+    Attributes:
+        model: The main graph: a working copy with shapes inferred; algorithms are built beside its nodes.
+        build_loss: Emits the loss in the algorithm; returns its terms.
+        target: The target that the algorithm takes as an input; ``None`` where the loss needs none.
+        parameters: Names of the initializers that are trained.
+        optimizer: Update rule with its attributes.
+        clipping: What is done to gradients.
+        accumulate: Write two entries: one that adds a micro-batch's gradients up, one that applies them.
+        statistics: Running statistics of batch normalization: initializer to the main graph's new value.
+        masks: Parameters of which a part stays zero: where the mask is false, the gradient is zero.
+        sparsified: Parameters whose sparsity the optimizer promotes, where it does; by default those of rank 2
+            and more. The others take plain steps: a bias that starts at zero would freeze under a p-norm.
+        options: How the gradients are built; stated in the training model's metadata.
+    """
+
+    model: ir.Model
+    build_loss: Callable[[Builder], LossTerms]
+    target: ir.Value | None
+    parameters: Sequence[str]
+    optimizer: Optimizer
+    clipping: Clipping = field(default_factory=Clipping)
+    accumulate: bool = False
+    statistics: dict[str, str] = field(default_factory=dict)
+    names: Names = field(default_factory=Names)
+    masks: Mapping[str, np.ndarray] = field(default_factory=dict)
+    sparsified: Collection[str] | None = None
+    options: GradientOptions = field(default_factory=GradientOptions)
