@@ -254,7 +254,8 @@ def _with_shapes(model: onnx.ModelProto, shapes: str, feeds: Arrays) -> onnx.Mod
         tensor = info.type.tensor_type
         if shapes == "unknown" or info in result.graph.output:
             tensor.ClearField("shape")
-        else:
+        elif len(tensor.shape.dim) > 1 or tensor.elem_type not in (onnx.TensorProto.INT32, onnx.TensorProto.INT64):
+            # A list of integers keeps its length: that of sizes or axes is a rank, which is no secret here.
             for axis, dimension in enumerate(tensor.shape.dim):
                 dimension.dim_param = f"{info.name}_{axis}"
     return result

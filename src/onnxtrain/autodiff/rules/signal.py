@@ -105,7 +105,11 @@ def _multiplicity(op: Builder, bins: Value, axis: int, length: Size, x: Value) -
     behind = -axis - 1 if axis < 0 else None
     if behind is None:
         rank = bins.rank if bins.rank is not None else x.rank
-        assert rank is not None
+        if rank is None:
+            raise GradientError(
+                f"DFT: the gradient of a one-sided transform along axis {axis} needs the rank of {x.name!r}, which "
+                "shape inference could not find; count the axis from the end, or add its shape to the model's value_info."
+            )
         behind = rank - axis - 1
     return op.Reshape(factor, op.ints(-1, *[1] * behind))
 
