@@ -108,7 +108,7 @@ def _multiplicity(op: Builder, bins: Value, axis: int, length: Size, x: Value) -
         if rank is None:
             raise GradientError(
                 f"DFT: the gradient of a one-sided transform along axis {axis} needs the rank of {x.name!r}, which "
-                "shape inference could not find; count the axis from the end, or add its shape to the model's value_info."
+                "shape inference could not find; count it from the end, or add its shape to value_info."
             )
         behind = rank - axis - 1
     return op.Reshape(factor, op.ints(-1, *[1] * behind))
