@@ -45,6 +45,7 @@ class BenchmarkModel:
         inputs: Shape of each input without the batch dimension, by the name of the graph input.
         classes: The number of logits.
         vocabulary: Token inputs hold indices below it; 0 where inputs are floats.
+        labels: Shape of the labels of one example: () for one label, (height, width) for one of every pixel.
     """
 
     name: str
@@ -53,6 +54,7 @@ class BenchmarkModel:
     inputs: dict[str, tuple[int, ...]]
     classes: int = 10
     vocabulary: int = 0
+    labels: tuple[int, ...] = ()
 
     def module(self, seed: int = 0) -> torch.nn.Module:
         """The torch module in training mode; the same seed gives the same weights, no two tensors equal."""
@@ -67,7 +69,7 @@ class BenchmarkModel:
             return module
 
     def batch(self, size: int, seed: int = 0) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Random inputs by name (a token model's mask is all ones) and int64 class indices [size]."""
+        """Random inputs by name (a token model's mask is all ones) and int64 class indices [size, *labels]."""
         generator = np.random.default_rng(seed)
         inputs = {}
         for name, shape in self.inputs.items():
@@ -77,14 +79,15 @@ class BenchmarkModel:
                 inputs[name] = generator.integers(0, self.vocabulary, (size, *shape))
             else:
                 inputs[name] = generator.standard_normal((size, *shape)).astype(np.float32)
-        return inputs, generator.integers(0, self.classes, size)
+        return inputs, generator.integers(0, self.classes, (size, *self.labels))
 
     @staticmethod
     def torch_loss(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """``LOSS`` as torch computes it."""
         from torch.nn import functional
 
-        return functional.cross_entropy(logits, target)
+        # Of tokens, [size, length, classes], torch wants the classes in second place.
+        return functional.cross_entropy(logits.movedim(-1, 1) if logits.dim() == 3 else logits, target)
 
     def onnx(self, folder: str | os.PathLike[str], seed: int = 0) -> Path:
         """The path of the exported model in ``folder``, which is written there unless it is there already.
@@ -162,6 +165,29 @@ MODELS: dict[str, BenchmarkModel] = {
             _architecture("bert", vocabulary=_VOCABULARY),
             _TEXT,
             vocabulary=_VOCABULARY,
+        ),
+        BenchmarkModel(
+            "unet",
+            "U-Net, two levels, 32 wide, 64x64",
+            _architecture("UNet", "transpose", channels=3, width=32, classes=10),
+            {"image": (3, 64, 64)},
+            labels=(64, 64),
+        ),
+        BenchmarkModel(
+            "distilbert",
+            "DistilBERT, 3 layers, 128 wide, sequences of 64",
+            _architecture("distilbert", vocabulary=5000, width=128, layers=3, length=64, classes=10),
+            {"input_ids": (64,), "attention_mask": (64,)},
+            vocabulary=5000,
+        ),
+        BenchmarkModel(
+            "gpt2",
+            "GPT-2, 3 layers, 128 wide, sequences of 64",
+            _architecture("gpt2", vocabulary=1000, width=128, layers=3, length=64, tied=False),
+            {"input_ids": (64,), "attention_mask": (64,)},
+            classes=1000,
+            vocabulary=1000,
+            labels=(64,),
         ),
         BenchmarkModel("vit_tiny", "ViT-tiny, 12 layers, 192 wide, patch 4 on 32x32", _architecture("vit"), _IMAGE),
     )

@@ -54,7 +54,7 @@ def sections(environments: Sequence[str], mnist: str | None) -> dict[str, list[s
     given = {entry.split("=", 1)[0] for entry in environments}
     peers += [peer for peer in ("onnxruntime-training", "onnxsim") if peer in given]
     places = [word for entry in environments for word in ("--environment", entry)]
-    models = "mlp,lenet5,conv6,resnet18,mobilenet_v2,bert_mini,vit_tiny"
+    models = "mlp,lenet5,conv6,resnet18,mobilenet_v2,unet,bert_mini,distilbert,gpt2,vit_tiny"
     commands = {
         "step": ["step.py", "--peers", ",".join(peers), *places],
         "startup": ["startup.py", "--imports"],

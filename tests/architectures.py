@@ -245,39 +245,63 @@ class Logits(nn.Module):
         return self.model(**dict(zip(self.argument_names, arguments, strict=True))).logits
 
 
-def distilbert(attention: str = "sdpa", layers: int = 2, width: int = 32, heads: int = 4) -> nn.Module:
+def distilbert(
+    attention: str = "sdpa",
+    layers: int = 2,
+    width: int = 32,
+    heads: int = 4,
+    vocabulary: int = 100,
+    length: int = 32,
+    classes: int = 3,
+) -> nn.Module:
     """A DistilBERT sequence classifier of (token ids [N, S], attention mask [N, S]) with random weights."""
     from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
     config = DistilBertConfig(
-        vocab_size=100,
-        max_position_embeddings=32,
+        vocab_size=vocabulary,
+        max_position_embeddings=length,
         n_layers=layers,
         n_heads=heads,
         dim=width,
         hidden_dim=2 * width,
-        num_labels=3,
+        num_labels=classes,
+        dropout=0.0,
+        attention_dropout=0.0,
+        seq_classif_dropout=0.0,
         attn_implementation=attention,
     )
     return Logits(DistilBertForSequenceClassification(config), ["input_ids", "attention_mask"])
 
 
-def gpt2(attention: str = "sdpa", masked: bool = True, layers: int = 2, width: int = 32, heads: int = 4) -> nn.Module:
+def gpt2(
+    attention: str = "sdpa",
+    masked: bool = True,
+    layers: int = 2,
+    width: int = 32,
+    heads: int = 4,
+    vocabulary: int = 100,
+    length: int = 32,
+    tied: bool = True,
+) -> nn.Module:
     """A GPT-2 language model of (token ids [N, S], attention mask [N, S]) with random weights.
 
-    Its embedding is also its last layer. Without a mask (``masked=False``) the library looks for packed
+    Its embedding is also its last layer where ``tied``. Without a mask (``masked=False``) the library looks for packed
     sequences in the positions, which only the dynamo exporter can write.
     """
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
-        vocab_size=100,
-        n_positions=32,
+        vocab_size=vocabulary,
+        n_positions=length,
         n_layer=layers,
         n_head=heads,
         n_embd=width,
         bos_token_id=0,
         eos_token_id=0,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        tie_word_embeddings=tied,
         use_cache=False,
         attn_implementation=attention,
     )
