@@ -111,7 +111,6 @@ class SoftmaxCrossEntropy(Loss):
         self, op: Builder, total: Value, log_probability: Value, target: Value, weights: Value | None
     ) -> Value:
         """(1 - e) sum_i -w_t log p_t + e / C sum_i sum_c -w_c log p_c over the labels that count."""
-        classes = op.dimension(log_probability, 1)
         terms = log_probability
         if weights is not None:
             shape = [1, -1] + [1] * ((log_probability.rank or 2) - 2)
@@ -120,7 +119,7 @@ class SoftmaxCrossEntropy(Loss):
         if self.ignore_index is not None:
             counts = op.cast(op.Not(op.Equal(target, op.scalar(self.ignore_index, target))), total.dtype)
             uniform = uniform * counts
-        spread = op.ReduceSum(uniform, keepdims=0) / op.cast(op.reshape(classes, []), total.dtype)
+        spread = op.ReduceSum(uniform, keepdims=0) / _size(op, log_probability, 1)
         return total * (1.0 - self.label_smoothing) - spread * self.label_smoothing
 
     def _label_weight(self, op: Builder, prediction: Value, target: Value, weights: Value | None) -> Value:
@@ -142,17 +141,15 @@ class SoftmaxCrossEntropy(Loss):
         if self.ignore_index is not None:
             raise OptionError("ignore_index needs class indices as targets; got a distribution over classes.")
         log_probability = op.LogSoftmax(prediction, axis=axis)
+        classes = _size(op, prediction, axis)
         if self.label_smoothing:
-            classes = op.cast(op.reshape(op.dimension(prediction, axis), []), prediction.dtype)
             target = target * (1.0 - self.label_smoothing) + op.scalar(self.label_smoothing, prediction) / classes
         terms = target * log_probability
         if self.class_weights is not None:
             shape = [1] * node_rank(prediction)
             shape[axis] = -1
             terms = terms * op.reshape(op.constant(self.class_weights, prediction.dtype), shape)
-        rows = _count(op, prediction, prediction) / op.cast(
-            op.reshape(op.dimension(prediction, axis), []), prediction.dtype
-        )
+        rows = _count(op, prediction, prediction) / classes
         total = -op.ReduceSum(terms, keepdims=0).with_shape(())
         return LossTerms((total / rows).with_shape(()), rows)
 
@@ -315,7 +312,7 @@ LOSSES: dict[str, type[Loss]] = {
 
 def examples(op: Builder, batch: Value) -> Value:
     """The size of the first axis as a 0-d value of the type of ``batch``."""
-    return op.cast(op.reshape(op.dimension(batch, 0), []), batch.dtype).with_shape(())
+    return _size(op, batch, 0)
 
 
 def node_rank(value: Value) -> int:
@@ -336,6 +333,11 @@ def _classes_second(op: Builder, logits: Value, axis: int) -> Value:
         return logits
     order = [0, axis, *(index for index in range(1, rank) if index != axis)]
     return op.Transpose(logits, perm=order)
+
+
+def _size(op: Builder, value: Value, axis: int) -> Value:
+    """The size of one axis as a 0-d value of the type of ``value``."""
+    return op.cast(op.reshape(op.dimension(value, axis), []), value.dtype).with_shape(())
 
 
 def _count(op: Builder, counted: Value, like: Value) -> Value:

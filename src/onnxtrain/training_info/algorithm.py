@@ -35,8 +35,6 @@ class Algorithm:
         self._inputs: list[ir.Value] = [] if alone or recipe.target is None else [recipe.target]
         self._before_nodes = set(self.graph)
         self._before_initializers = set(self.graph.initializers)
-        self._before_inputs = list(self.graph.inputs)
-        self._before_outputs = list(self.graph.outputs)
 
     def loss(self) -> LossTerms:
         """Emit the loss and give it its name."""
