@@ -97,6 +97,7 @@ inline constexpr int kTypeDouble = 11;
 inline constexpr int kTypeBfloat16 = 16;
 
 inline constexpr int kRequired = 0;
+inline constexpr int kOptional = 1;
 inline constexpr int kVariadic = 2;
 inline constexpr int kMemoryDefault = 0;
 
@@ -123,9 +124,12 @@ using KernelInfoGetAttribute_float = Function<85, OrtStatus*(const OrtKernelInfo
 using KernelInfoGetAttribute_int64 = Function<86, OrtStatus*(const OrtKernelInfo*, const char* name, std::int64_t*)>;
 using KernelInfoGetAttribute_string =
     Function<87, OrtStatus*(const OrtKernelInfo*, const char* name, char* text, std::size_t* size)>;
+using KernelInfoGetAttributeArray_int64 =
+    Function<163, OrtStatus*(const OrtKernelInfo*, const char* name, std::int64_t*, std::size_t* size)>;
 using KernelInfo_GetInputCount = Function<230, OrtStatus*(const OrtKernelInfo*, std::size_t*)>;
 using KernelInfo_GetOutputCount = Function<231, OrtStatus*(const OrtKernelInfo*, std::size_t*)>;
 
+using KernelContext_GetInputCount = Function<88, OrtStatus*(const OrtKernelContext*, std::size_t*)>;
 using KernelContext_GetInput = Function<90, OrtStatus*(const OrtKernelContext*, std::size_t, const OrtValue**)>;
 using KernelContext_GetOutput =
     Function<91, OrtStatus*(OrtKernelContext*, std::size_t, const std::int64_t* shape, std::size_t rank, OrtValue**)>;

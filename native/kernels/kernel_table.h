@@ -66,6 +66,8 @@ struct KernelTable {
   ElementwiseKernel nesterov[kElementTypes];
   ElementwiseKernel ssgd[kElementTypes][kMeasures];
   LayerSumKernel layer_sum[kElementTypes][kMeasures];
+  // Inputs dy and y, output dx.
+  ElementwiseKernel relu_gradient[kElementTypes];
   // The speed limit for the others: reads `count` elements of inputs[0] and adds them to one, two or three outputs.
   void (*stream)(std::size_t arrays, std::size_t count, const float* input, float* const* outputs);
 };

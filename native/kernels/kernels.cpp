@@ -6,6 +6,7 @@
 #include "kernel_table.h"
 
 #include "elementwise.h"
+#include "activations.h"
 #include "transcendental.h"
 
 #include "ssgd.h"
@@ -33,6 +34,7 @@ const KernelTable ONNXTRAIN_JOIN(kKernels_, ONNXTRAIN_INSTRUCTION_SET) = {
     {momentum<float, true>, momentum<double, true>},
     {ONNXTRAIN_MEASURES(ssgd, float), ONNXTRAIN_MEASURES(ssgd, double)},
     {ONNXTRAIN_MEASURES(layer_sum, float), ONNXTRAIN_MEASURES(layer_sum, double)},
+    {relu_gradient<float>, relu_gradient<double>},
     stream,
 };
 

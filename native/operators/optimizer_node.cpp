@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "fused_node.h"
+
 namespace onnxtrain {
 namespace {
 
@@ -9,23 +11,6 @@ std::string groups(const std::string& letters) {
   std::string text;
   for (const char letter : letters) text += (text.empty() ? "" : ", ") + std::string(1, letter) + "...";
   return text;
-}
-
-std::string type_name(int type) {
-  switch (type) {
-    case ort::kTypeFloat:
-      return "float";
-    case ort::kTypeDouble:
-      return "double";
-    case ort::kTypeInt64:
-      return "int64";
-    case ort::kTypeFloat16:
-      return "float16";
-    case ort::kTypeBfloat16:
-      return "bfloat16";
-    default:
-      return "number " + std::to_string(type) + " of ONNX's TensorProto";
-  }
 }
 
 }  // namespace

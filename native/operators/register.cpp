@@ -2,8 +2,11 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <type_traits>
 
 #include "../optimizers.h"
+#include "activation_gradient.h"
+#include "fused_node.h"
 #include "optimizer_node.h"
 
 namespace onnxtrain {
@@ -93,9 +96,10 @@ class SsgdNode final : public OptimizerNode {
 };
 
 // The runtime gives a kernel no way back to its table of functions, so an instance carries it.
+template <typename Node>
 struct Kernel {
   const OrtApi* api;
-  std::unique_ptr<OptimizerNode> node;
+  Node node;
 };
 
 // The message of a failed construction names the operator; OptimizerNode's own messages do so already.
@@ -104,19 +108,27 @@ std::string named(const std::string& name, const std::string& message) {
 }
 
 template <typename Node>
-OrtStatus* create_kernel(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* info, void** kernel) {
-  return status_of(api, [&] {
-    try {
-      *kernel = new Kernel{api, std::make_unique<Node>(Attributes(api, info))};
-    } catch (const std::invalid_argument& error) {
-      throw std::invalid_argument(named(Node::kGrouping.operator_name, error.what()));
-    }
-  });
+constexpr bool kIsOptimizer = std::is_base_of_v<OptimizerNode, Node>;
+
+template <typename Node>
+const char* name_of() {
+  if constexpr (kIsOptimizer<Node>) {
+    return Node::kGrouping.operator_name.c_str();
+  } else {
+    return Node::kSignature.name;
+  }
 }
 
-OrtStatus* compute(void* kernel, OrtKernelContext* context) {
-  const auto& instance = *static_cast<const Kernel*>(kernel);
-  return status_of(instance.api, [&] { instance.node->compute(Call(instance.api, context)); });
+// Runs `work`; a refusal gets the operator's name in front.
+template <typename Node, typename Work>
+OrtStatus* named_status_of(const OrtApi* api, Work work) {
+  return status_of(api, [&] {
+    try {
+      work();
+    } catch (const std::invalid_argument& error) {
+      throw std::invalid_argument(named(name_of<Node>(), error.what()));
+    }
+  });
 }
 
 // The description of one operator for one runtime. Shape inference is handed nothing but this.
@@ -124,13 +136,65 @@ struct Operator : OrtCustomOp {
   const OrtApi* api = nullptr;
 };
 
+// What does not depend on how inputs and outputs are listed.
 template <typename Node>
-Operator custom_operator(const OrtApi* api) {
+Operator described_operator(const OrtApi* api) {
   Operator op = {};
   op.api = api;
   op.version = ort::kApiVersion;
-  op.GetName = [](const OrtCustomOp*) { return Node::kGrouping.operator_name.c_str(); };
+  op.GetName = [](const OrtCustomOp*) { return name_of<Node>(); };
   op.GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return nullptr; };
+  op.GetInputMemoryType = [](const OrtCustomOp*, std::size_t) { return ort::kMemoryDefault; };
+  op.GetStartVersion = [](const OrtCustomOp*) { return 1; };
+  op.GetEndVersion = [](const OrtCustomOp*) { return 1; };
+  op.CreateKernelV2 = [](const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* info, void** kernel) {
+    return named_status_of<Node>(api, [&] { *kernel = new Kernel<Node>{api, Node(Attributes(api, info))}; });
+  };
+  op.KernelComputeV2 = [](void* kernel, OrtKernelContext* context) {
+    const auto& instance = *static_cast<const Kernel<Node>*>(kernel);
+    return named_status_of<Node>(instance.api, [&] { instance.node.compute(Call(instance.api, context)); });
+  };
+  op.KernelDestroy = [](void* kernel) { delete static_cast<Kernel<Node>*>(kernel); };
+  return op;
+}
+
+template <typename Node>
+Operator fused_operator(const OrtApi* api) {
+  Operator op = described_operator<Node>(api);
+  op.GetInputTypeCount = [](const OrtCustomOp*) { return Node::kSignature.inputs.size(); };
+  op.GetInputType = [](const OrtCustomOp*, std::size_t) { return ort::kTypeUndefined; };
+  op.GetInputCharacteristic = [](const OrtCustomOp*, std::size_t index) {
+    return index < Node::kSignature.required_inputs ? ort::kRequired : ort::kOptional;
+  };
+  op.GetOutputTypeCount = [](const OrtCustomOp*) { return Node::kSignature.outputs; };
+  op.GetOutputType = [](const OrtCustomOp*, std::size_t) { return ort::kTypeUndefined; };
+  op.GetOutputCharacteristic = [](const OrtCustomOp*, std::size_t) {
+    return Node::kSignature.outputs == 1 ? ort::kRequired : ort::kOptional;
+  };
+  op.GetMayInplace = [](int** inputs, int** outputs) {
+    const auto& pairs = Node::kSignature.in_place;
+    *inputs = new int[pairs.size()];
+    *outputs = new int[pairs.size()];
+    for (std::size_t i = 0; i < pairs.size(); ++i) {
+      (*inputs)[i] = pairs[i].first;
+      (*outputs)[i] = pairs[i].second;
+    }
+    return pairs.size();
+  };
+  op.ReleaseMayInplace = [](int* inputs, int* outputs) {
+    delete[] inputs;
+    delete[] outputs;
+  };
+  op.InferOutputShapeFn = [](const OrtCustomOp* self, OrtShapeInferContext* context) {
+    const OrtApi* api = static_cast<const Operator*>(self)->api;
+    return status_of(api, [&] { infer_shapes(api, Node::kSignature, context); });
+  };
+  return op;
+}
+
+template <typename Node>
+Operator optimizer_operator(const OrtApi* api) {
+  Operator op = described_operator<Node>(api);
   op.GetInputTypeCount = [](const OrtCustomOp*) { return std::size_t{3}; };  // R, T, the tensors
   op.GetInputType = [](const OrtCustomOp*, std::size_t index) {
     return index == 1 ? ort::kTypeInt64 : ort::kTypeUndefined;
@@ -138,7 +202,6 @@ Operator custom_operator(const OrtApi* api) {
   op.GetInputCharacteristic = [](const OrtCustomOp*, std::size_t index) {
     return index == 2 ? ort::kVariadic : ort::kRequired;
   };
-  op.GetInputMemoryType = [](const OrtCustomOp*, std::size_t) { return ort::kMemoryDefault; };
   op.GetVariadicInputMinArity = [](const OrtCustomOp*) { return 1; };
   op.GetVariadicInputHomogeneity = [](const OrtCustomOp*) { return 0; };
   op.GetOutputTypeCount = [](const OrtCustomOp*) { return std::size_t{1}; };
@@ -146,15 +209,10 @@ Operator custom_operator(const OrtApi* api) {
   op.GetOutputCharacteristic = [](const OrtCustomOp*, std::size_t) { return ort::kVariadic; };
   op.GetVariadicOutputMinArity = [](const OrtCustomOp*) { return static_cast<int>(Node::kGrouping.outputs.size()); };
   op.GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 0; };
-  op.CreateKernelV2 = create_kernel<Node>;
-  op.KernelComputeV2 = compute;
-  op.KernelDestroy = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
   op.InferOutputShapeFn = [](const OrtCustomOp* self, OrtShapeInferContext* context) {
     const OrtApi* api = static_cast<const Operator*>(self)->api;
     return status_of(api, [&] { infer_shapes(api, Node::kGrouping, context); });
   };
-  op.GetStartVersion = [](const OrtCustomOp*) { return 1; };
-  op.GetEndVersion = [](const OrtCustomOp*) { return 1; };
   return op;
 }
 
@@ -166,7 +224,13 @@ struct Domains {
 
 template <typename Node>
 void add_operator(const OrtApi* api, OrtCustomOpDomain* domain) {
-  require(api, ort::CustomOpDomain_Add::call(api, domain, new Operator(custom_operator<Node>(api))));
+  Operator op;
+  if constexpr (kIsOptimizer<Node>) {
+    op = optimizer_operator<Node>(api);
+  } else {
+    op = fused_operator<Node>(api);
+  }
+  require(api, ort::CustomOpDomain_Add::call(api, domain, new Operator(op)));
 }
 
 Domains create_domains(const OrtApi* api) {
@@ -177,6 +241,7 @@ Domains create_domains(const OrtApi* api) {
   add_operator<MomentumNode>(api, domains.training);
   require(api, ort::CreateCustomOpDomain::call(api, "onnxtrain", &domains.own));
   add_operator<SsgdNode>(api, domains.own);
+  add_operator<ReluGradientNode>(api, domains.own);
   return domains;
 }
 

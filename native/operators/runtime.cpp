@@ -67,6 +67,24 @@ std::string Attributes::text(const char* name, std::optional<std::string> otherw
   return *otherwise;
 }
 
+std::int64_t Attributes::integer(const char* name, std::optional<std::int64_t> otherwise) const {
+  std::int64_t value = 0;
+  if (succeeded(api_, ort::KernelInfoGetAttribute_int64::call(api_, info_, name, &value))) return value;
+  if (!otherwise) {
+    throw std::invalid_argument(std::string("attribute '") + name +
+                                "' is missing: it is required and must be an integer.");
+  }
+  return *otherwise;
+}
+
+std::vector<std::int64_t> Attributes::integers(const char* name) const {
+  std::size_t size = 0;
+  if (!succeeded(api_, ort::KernelInfoGetAttributeArray_int64::call(api_, info_, name, nullptr, &size))) return {};
+  std::vector<std::int64_t> values(size);
+  require(api_, ort::KernelInfoGetAttributeArray_int64::call(api_, info_, name, values.data(), &size));
+  return values;
+}
+
 std::size_t Attributes::input_count() const {
   std::size_t count = 0;
   require(api_, ort::KernelInfo_GetInputCount::call(api_, info_, &count));
@@ -83,6 +101,18 @@ std::size_t Tensor::count() const {
   std::size_t product = 1;
   for (const std::int64_t size : shape) product *= static_cast<std::size_t>(size);
   return product;
+}
+
+std::size_t Call::input_count() const {
+  std::size_t count = 0;
+  require(api_, ort::KernelContext_GetInputCount::call(api_, context_, &count));
+  return count;
+}
+
+bool Call::has_input(std::size_t index) const {
+  const OrtValue* value = nullptr;
+  require(api_, ort::KernelContext_GetInput::call(api_, context_, index, &value));
+  return value != nullptr;
 }
 
 void Call::input(std::size_t index, Tensor& tensor) const {

@@ -35,6 +35,9 @@ class Attributes {
 
   double number(const char* name, std::optional<double> otherwise = std::nullopt) const;
   std::string text(const char* name, std::optional<std::string> otherwise = std::nullopt) const;
+  std::int64_t integer(const char* name, std::optional<std::int64_t> otherwise = std::nullopt) const;
+  // Empty where the attribute is left out.
+  std::vector<std::int64_t> integers(const char* name) const;
 
   std::size_t input_count() const;
   std::size_t output_count() const;
@@ -61,6 +64,9 @@ class Call {
  public:
   Call(const OrtApi* api, OrtKernelContext* context) : api_(api), context_(context) {}
 
+  std::size_t input_count() const;
+  // Whether input `index` is there: an optional one may be left out.
+  bool has_input(std::size_t index) const;
   // Reads input `index` into `tensor`, whose storage is used again.
   void input(std::size_t index, Tensor& tensor) const;
   // The buffer of output `index`, null where it is not wanted.

@@ -12,11 +12,13 @@ import onnx_ir as ir
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from onnxtrain.autodiff.fused import DOMAIN
 from onnxtrain.autodiff.operator import gradient_model
 from onnxtrain.errors import GradientError
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import is_float
 from onnxtrain.reference import evaluator
+from onnxtrain.runtime.native import custom_ops_library, kernels_available
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -59,7 +61,8 @@ def check_gradient(
     All floating outputs are projected on random weights p to one number, L = sum_k sum(p_k y_k); then for
     random directions d and each input x, <dL/dx, d> must equal (L(x + h d) - L(x - h d)) / 2h. The
     differences and the gradient graph are evaluated in float64 by ONNX's reference evaluator; the gradient
-    graph also runs on ONNX Runtime in float32 and must agree.
+    graph also runs on ONNX Runtime in float32 and must agree, and once more with native kernels where there
+    are some for its operators.
 
     Args:
         model: A model, or one node (its non-empty inputs are then fed in order by ``inputs``).
@@ -98,7 +101,8 @@ def check_gradient(
     names = [name for name, a in feeds.items() if a.dtype == dtype] if wrt is None else list(wrt)
     outputs = _reference(subject, feeds)
     projections = {k: rng.normal(size=y.shape).astype(y.dtype) for k, y in outputs.items() if y.dtype == dtype}
-    built = projected_gradient(subject, names, projections, shapes, feeds)
+    fused = projected_gradient(subject, names, projections, shapes, feeds, kernels=True)
+    built = projected_gradient(subject, names, projections, shapes, feeds) if _has_fused(fused) else fused
     evaluated = _reference(built, feeds)
     _check_forward(evaluated, outputs, 1e-6 if precision == "double" else 1e-4)
     worst = 0.0
@@ -112,6 +116,8 @@ def check_gradient(
             worst = max(worst, _compare(objective, feeds, projections, name, gradient, rng, h, limit))
     if runtime:
         _check_runtime(built, feeds, evaluated, names, dtype)
+        if _has_fused(fused) and kernels_available():
+            _check_runtime(fused, feeds, evaluated, names, dtype)
     return GradientCheck(tuple(names), worst, built)
 
 
@@ -184,6 +190,8 @@ def _retype_graph(graph: onnx.GraphProto, kind: int, dtype: np.dtype[Any]) -> No
 
 def _retype_nodes(nodes: Sequence[onnx.NodeProto], kind: int, dtype: np.dtype[Any]) -> None:
     for node in nodes:
+        if node.op_type == "SequenceEmpty" and not node.attribute:
+            node.attribute.append(helper.make_attribute("dtype", onnx.TensorProto.FLOAT))
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.TENSOR:
                 _retype_tensor(attribute.t, dtype)
@@ -210,8 +218,10 @@ def projected_gradient(
     projections: Arrays,
     shapes: Literal["static", "dynamic", "unknown"] = "static",
     feeds: Arrays | None = None,
+    *,
+    kernels: bool = False,
 ) -> onnx.ModelProto:
-    """The gradient of sum_k sum(projection_k * output_k) by the named inputs."""
+    """The gradient of sum_k sum(projection_k * output_k) by the named inputs; ``kernels``: with fused operators."""
     working = ir.from_proto(_with_shapes(model, shapes, feeds or {}))
     infer_shapes(working)
     graph = working.graph
@@ -229,7 +239,7 @@ def projected_gradient(
         total.append(_append(graph, "ReduceSum", [product], keepdims=0))
     objective = total[0] if len(total) == 1 else _append(graph, "Sum", total)
     inputs = {value.name: value for value in graph.inputs} | dict(graph.initializers)
-    gradient_model(working, objective, [inputs[name] for name in names])
+    gradient_model(working, objective, [inputs[name] for name in names], kernels=kernels)
     return ir.to_proto(working)
 
 
@@ -341,6 +351,8 @@ def _check_runtime(
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
+    if _has_fused(model):
+        options.register_custom_ops_library(str(custom_ops_library()))
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     outputs = session.run([f"{name}_grad" for name in names], {k: _as(v, single) for k, v in feeds.items()})
     for name, found in zip(names, outputs, strict=True):
@@ -351,3 +363,7 @@ def _check_runtime(
                 f"On ONNX Runtime in float32 the gradient of {name!r} (shape {found.shape}) differs by "
                 f"{error:.2g} of its largest value from the float64 result (shape {wanted.shape})."
             )
+
+
+def _has_fused(model: onnx.ModelProto) -> bool:
+    return any(entry.domain == DOMAIN for entry in model.opset_import)

@@ -200,7 +200,8 @@ class Engine:
                 if body is not None:
                     expand(node, body, self._renamed, self.functions)
                 elif written is not None:
-                    expand_registered(node, written, self.opsets.get("", 1), self._renamed)
+                    op = Builder(self.graph, self.opsets.get("", 1), before=node)
+                    expand_registered(node, written, op, self._renamed)
                 else:
                     missing.append(node)
                     continue

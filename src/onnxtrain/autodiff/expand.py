@@ -150,11 +150,20 @@ def expand(
     return new
 
 
-def expand_registered(node: ir.Node, body: Body, opset: int, renamed: dict[ir.Value, ir.Value]) -> None:
-    """Put the nodes that a registered body writes in the place of a node; ``renamed`` as in :func:`expand`."""
+def expand_registered(node: ir.Node, body: Body, op: Builder, renamed: dict[ir.Value, ir.Value]) -> list[ir.Node]:
+    """Put the nodes that a registered body writes in the place of a node.
+
+    Args:
+        node: The node.
+        body: Writes it in other operators.
+        op: A builder that inserts before the node.
+        renamed: As in :func:`expand`.
+
+    Returns:
+        The new nodes, in order.
+    """
     graph = node.graph
-    assert isinstance(graph, ir.Graph)
-    op = Builder(graph, opset, before=node)
+    assert graph is not None
     op.scope = f"{node.name or node.op_type}/{next(_names)}"
     op.prefix = f"{op.scope}/"
     for old, result in zip(node.outputs, body(Node(node, op)), strict=False):
@@ -164,6 +173,7 @@ def expand_registered(node: ir.Node, body: Body, opset: int, renamed: dict[ir.Va
         _take_place(old, named)
         renamed[old] = named
     graph.remove(node, safe=True)
+    return op.emitted
 
 
 def _take_place(old: ir.Value, new: ir.Value) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnxtrain.autodiff.engine import Backward, Engine, Request
+from onnxtrain.autodiff.fused import resolve_fused
 from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.autodiff.recompute import recompute
 from onnxtrain.errors import GradientError
@@ -37,8 +38,12 @@ def lower_gradients(model: ir.Model) -> ir.Model:
     return model
 
 
-def replace_gradients(model: ir.Model) -> bool:
+def replace_gradients(model: ir.Model, *, kernels: bool = False) -> bool:
     """What :func:`lower_gradients` does, without inferring the shapes of the result.
+
+    Args:
+        model: The model.
+        kernels: Whether to keep fused operators as nodes, for a session that loads the native kernels.
 
     Returns:
         Whether there was a Gradient node.
@@ -52,6 +57,7 @@ def replace_gradients(model: ir.Model) -> bool:
         backward += _lower(model, node, index, options)
         model.graph.sort()
     if nodes:
+        resolve_fused(model, backward, kernels=kernels)
         clean(model)
         recompute(model.graph, backward, options.recompute)
     GradientOptions.remove(model.metadata_props)
@@ -200,9 +206,14 @@ def _ancestors(y: ir.Value) -> set[ir.Node]:
 
 
 def gradient_model(
-    model: ir.Model, y: ir.Value, xs: Sequence[ir.Value], options: GradientOptions | None = None
+    model: ir.Model,
+    y: ir.Value,
+    xs: Sequence[ir.Value],
+    options: GradientOptions | None = None,
+    *,
+    kernels: bool = False,
 ) -> ir.Model:
-    """Append dy/dx for every x as graph outputs named ``{x}_grad``, in place."""
+    """Append dy/dx for every x as graph outputs named ``{x}_grad``, in place; ``kernels`` as in the function above."""
     options = options or GradientOptions()
     graph = model.graph
     engine = Engine(graph, graph.opset_imports, model.functions, straight_through=options.straight_through)
@@ -214,6 +225,7 @@ def gradient_model(
         output = identity.outputs[0]
         output.name, output.type, output.shape = f"{name}_grad", gradient.type, gradient.shape
         graph.outputs.append(output)
+    resolve_fused(model, engine.backward, kernels=kernels)
     clean(model)
     recompute(graph, engine.backward, options.recompute)
     return infer_shapes(model)

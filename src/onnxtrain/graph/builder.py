@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.graph.inference import infer_outputs
+from onnxtrain.graph.sequences import Placed, map_sequences, sum_of_sequences
 from onnxtrain.graph.value import Dimension, Operand, Value
 
 RANDOM = frozenset(
@@ -46,11 +48,14 @@ class Builder:
         self.variables: set[ir.Value] = set() if outer is None else outer.variables
         """Initializers whose values change: no rule may take them for constants."""
         self.prefix = "" if outer is None else outer.unique_prefix()
+        self.emitted: list[ir.Node] = []
+        """The nodes that were emitted, in order."""
         self._outer = outer
         self._before = before
         self._shared: dict[tuple[Any, ...], tuple[ir.Value, ...]] = {}
         self._constants: dict[tuple[Any, ...], ir.Value] = {}
         self._sizes: dict[str, Value] = {}
+        self._placed: Placed = {}
         self._counter = 0
         self._node_names = {node.name for node in graph}
 
@@ -118,6 +123,7 @@ class Builder:
             for index, output in enumerate(node.outputs):
                 output.name = f"{self.prefix}{operator}_{self._counter}_{index}"
         infer_outputs(node)
+        self.emitted.append(node)
         return tuple(node.outputs)
 
     def _node_name(self, operator: str) -> str | None:
@@ -128,6 +134,19 @@ class Builder:
         while (name := f"{self.scope}/{operator}_{self._counter}") in self._node_names:
             self._counter += 1
         return name
+
+    def before(self, node: ir.Node) -> Builder:
+        """A builder that inserts before a node of the same graph; constants are shared with this one."""
+        other = copy.copy(self)
+        other._before, other._shared, other._sizes, other.emitted = node, {}, {}, []
+        return other
+
+    def import_domain(self, domain: str, version: int) -> None:
+        """Let the main graph import an operator set, where it does not do so yet."""
+        outermost = self
+        while outermost._outer is not None:
+            outermost = outermost._outer
+        outermost.graph.opset_imports.setdefault(domain, version)
 
     def body(self, inputs: Sequence[ir.Value], name: str) -> Builder:
         """A builder for the body of an operator with subgraphs, which may read values of this graph."""
@@ -277,7 +296,7 @@ class Builder:
         if len(values) == 1:
             return values[0]
         if values[0].is_sequence:
-            return self.map_sequences(values, lambda items: items[0].op.sum_of(items))
+            return sum_of_sequences(self, values, self._placed)
         if len(values) == 2:
             return values[0] + values[1]
         result = self.Sum(*values)
@@ -285,14 +304,14 @@ class Builder:
 
     def map_sequences(self, values: Sequence[Value], function: Callable[[list[Value]], Value]) -> Value:
         """A sequence of what a function makes of the items, one of each of some sequences of equal length."""
-        body = self.body([], "item")
-        items = []
-        for value in values:
-            item = ir.Value(name=f"{body.unique_prefix()}item", type=ir.TensorType(value.dtype))
-            body.graph.inputs.append(item)
-            items.append(body.wrap(item))
-        body.output(function(items))
-        return self.SequenceMap(*values, body=body.graph)
+        return map_sequences(self, values, function)
+
+    def placed(self, item: Value, place: Value, like: Value) -> Value:
+        """A sequence like another, of zeros but for one item at a place counted from the start."""
+        others = self.SequenceErase(self.zeros_like(like), place)
+        result = self.SequenceInsert(others, item, place)
+        self._placed[result.ir] = item, place
+        return result
 
     def transpose_last(self, value: Value) -> Value:
         """Swap the last two axes; works for an unknown rank, too."""

@@ -113,7 +113,7 @@ def lower_entry(
     bound = set(updates.values())
     returned = [output.name for output in info.algorithm.output if output.name not in bound]
     _choose_outputs(graph, [*returned, *results], updates)
-    replace_gradients(working)
+    replace_gradients(working, kernels=kernels)
     if not kernels:
         lower_optimizers(working)
     clean(working)

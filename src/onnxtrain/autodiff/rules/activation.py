@@ -6,9 +6,11 @@ At a kink the gradient is PyTorch's: relu'(0) = 0, and x = 0 belongs to the nega
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
 from onnxtrain.graph import Value
 
@@ -35,7 +37,13 @@ def _slope(value: Value, negative: float = 0.0) -> Value:
 @register_gradient("Relu")
 def relu(node: Node, dy: Value) -> Gradients:
     """y = max(x, 0): dx = dy where y > 0, else 0 dy."""
-    return dy * _slope(node.y)
+    return emit(node.op, "ReluGradient", dy, node.y, like=[dy])
+
+
+@register_fused("ReluGradient")
+def relu_gradient(node: Node) -> Sequence[Value]:
+    """From dy and y: dx = dy where y > 0, else 0 dy."""
+    return [node.x * _slope(node.input_required(1))]
 
 
 @register_gradient("LeakyRelu")

@@ -1,0 +1,19 @@
+// Gradients of activations, element by element.
+//
+// Included by kernels.cpp only, after elementwise.h.
+#pragma once
+
+namespace onnxtrain {
+namespace {
+
+// dx = dy where y > 0, else 0 dy: a NaN in dy stays one, as with standard operators.
+template <typename T>
+void relu_gradient(const void*, std::size_t count, const void* const* inputs, void* const* outputs) {
+  const T *dy = static_cast<const T*>(inputs[0]), *y = static_cast<const T*>(inputs[1]);
+  T* dx = static_cast<T*>(outputs[0]);
+  ONNXTRAIN_VECTORIZE
+  for (std::size_t i = 0; i < count; ++i) dx[i] = dy[i] * (y[i] > T(0) ? T(1) : T(0));
+}
+
+}  // namespace
+}  // namespace onnxtrain

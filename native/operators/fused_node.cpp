@@ -1,0 +1,72 @@
+#include "fused_node.h"
+
+namespace onnxtrain {
+
+void infer_shapes(const OrtApi* api, const Signature& signature, OrtShapeInferContext* context) {
+  if (signature.like.empty() || signature.like[0] < 0) return;
+  OrtTensorTypeAndShapeInfo* info = nullptr;  // stays the runtime's
+  const auto index = static_cast<std::size_t>(signature.like[0]);
+  require(api, ort::ShapeInferContext_GetInputTypeShape::call(api, context, index, &info));
+  std::size_t rank = 0;
+  require(api, ort::GetDimensionsCount::call(api, info, &rank));
+  // The runtime shows an unknown shape as that of a scalar: say nothing rather than something false.
+  if (rank > 0) require(api, ort::ShapeInferContext_SetOutputTypeShape::call(api, context, 0, info));
+}
+
+Inputs::Inputs(const Signature& signature, const Call& call) : signature_(signature), tensors_(call.input_count()) {
+  for (std::size_t index = 0; index < tensors_.size(); ++index) {
+    if (!call.has_input(index)) {
+      if (index >= signature.required_inputs) continue;
+      throw std::invalid_argument(label(index) + " is missing, and is required.");
+    }
+    call.input(index, tensors_[index]);
+  }
+}
+
+std::string Inputs::label(std::size_t index) const {
+  return std::string("input ") + std::to_string(index) + " (" + signature_.inputs[index] + ")";
+}
+
+ElementType Inputs::element_type(std::size_t index) const {
+  const int type = tensors_[index].type;
+  if (type == ort::kTypeFloat) return kFloat;
+  if (type == ort::kTypeDouble) return kDouble;
+  throw std::invalid_argument(label(index) + " has type " + type_name(type) + ", and must be float or double.");
+}
+
+void Inputs::require_same_type(std::size_t index, std::size_t other) const {
+  if (tensors_[index].type == tensors_[other].type) return;
+  throw std::invalid_argument(label(index) + " has type " + type_name(tensors_[index].type) + " and " + label(other) +
+                              " has type " + type_name(tensors_[other].type) + ": they must have one type.");
+}
+
+void Inputs::require_same_shape(std::size_t index, std::size_t other) const {
+  if (tensors_[index].shape == tensors_[other].shape) return;
+  throw std::invalid_argument(label(index) + " has shape " + text_of(tensors_[index].shape) + " and " + label(other) +
+                              " has shape " + text_of(tensors_[other].shape) + ": they must have one shape.");
+}
+
+void Inputs::require_shape(std::size_t index, const std::vector<std::int64_t>& shape) const {
+  if (tensors_[index].shape == shape) return;
+  throw std::invalid_argument(label(index) + " has shape " + text_of(tensors_[index].shape) + ", and must have shape " +
+                              text_of(shape) + ".");
+}
+
+std::string type_name(int type) {
+  switch (type) {
+    case ort::kTypeFloat:
+      return "float";
+    case ort::kTypeDouble:
+      return "double";
+    case ort::kTypeInt64:
+      return "int64";
+    case ort::kTypeFloat16:
+      return "float16";
+    case ort::kTypeBfloat16:
+      return "bfloat16";
+    default:
+      return "number " + std::to_string(type) + " of ONNX's TensorProto";
+  }
+}
+
+}  // namespace onnxtrain
