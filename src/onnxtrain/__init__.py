@@ -8,7 +8,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from onnxtrain.deferred import defer_imports
+
 __version__ = "0.1.0"
+
+defer_imports()
 
 if TYPE_CHECKING:
     from onnxtrain import backend, errors, examples, kernels, operators, testing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -15,16 +15,36 @@ from onnxtrain.training.losses import LossTerms
 from onnxtrain.training_info.recipe import Recipe
 
 
-def placeholder(name: str, array: np.ndarray) -> ir.ExternalTensor:
-    """A tensor without data: a reference to a file that nobody opens."""
-    dtype = ir.DataType.from_numpy(array.dtype)
-    return ir.ExternalTensor("state", 0, array.nbytes, dtype, shape=ir.Shape(array.shape), name=name, base_dir="")
+def placeholder(name: str, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
+    """A tensor without data, like another one: a reference to a file that nobody opens."""
+    shape = ir.Shape(tensor.shape.numpy())
+    return ir.ExternalTensor("state", 0, tensor.nbytes, tensor.dtype, shape=shape, name=name, base_dir="")
+
+
+class FirstValues(Mapping[str, np.ndarray]):
+    """The values that states start from, by name; each is read when it is asked for, and not kept.
+
+    Args:
+        tensors: Where they are: in a model, in its data files, or arrays of one repeated number.
+    """
+
+    def __init__(self, tensors: Mapping[str, ir.TensorProtocol]) -> None:
+        self.tensors = dict(tensors)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return np.asarray(self.tensors[name].numpy())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
 
 
 class Algorithm:
     """An algorithm graph under construction, beside a copy of the main graph that it may read."""
 
-    def __init__(self, recipe: Recipe, first_values: dict[str, np.ndarray], *, alone: bool = False) -> None:
+    def __init__(self, recipe: Recipe, first_values: FirstValues, *, alone: bool = False) -> None:
         self.recipe = recipe
         self._first_values = first_values
         self.graph = recipe.model.graph
@@ -51,11 +71,12 @@ class Algorithm:
 
     def state(self, name: str, array: np.ndarray) -> Value:
         """A state tensor of the algorithm with its first value."""
-        tensor = placeholder(name, array)
+        first = ir.tensor(array, name=name)
+        tensor = placeholder(name, first)
         value = ir.Value(name=name, const_value=tensor)
         value.dtype, value.shape = tensor.dtype, ir.Shape(array.shape)
         self.graph.register_initializer(value)
-        self.states[name] = self._first_values[name] = array
+        self.states[name], self._first_values.tensors[name] = array, first
         return self.op.wrap(value)
 
     def constant(self, name: str, array: np.ndarray) -> Value:

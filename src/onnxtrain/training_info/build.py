@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 
 from onnxtrain.autodiff.operator import TRAINING_DOMAIN
 from onnxtrain.graph import Builder, Value
-from onnxtrain.training_info.algorithm import Algorithm, placeholder
+from onnxtrain.training_info.algorithm import Algorithm, FirstValues, placeholder
 from onnxtrain.training_info.recipe import Recipe
 from onnxtrain.training_info.update import optimizer_nodes
 
@@ -24,11 +24,11 @@ class Skeleton:
 
     Attributes:
         proto: The training model; the initializers of states are placeholders.
-        values: First values by name. Arrays of one repeated number take no memory.
+        values: First values by name.
     """
 
     proto: onnx.ModelProto
-    values: dict[str, np.ndarray]
+    values: FirstValues
 
     def filled(self) -> onnx.ModelProto:
         """The training model with all its data."""
@@ -63,8 +63,10 @@ def build_skeleton(recipe: Recipe) -> Skeleton:
     micro-batch to accumulators, the second divides, updates and clears them: several micro-batches make
     exactly the step of the large batch.
     """
-    values = {name: _value(recipe.model.graph, name) for name in (*recipe.parameters, *recipe.statistics)}
-    proto = _main_model(recipe, values)
+    initializers = recipe.model.graph.initializers
+    tensors = {name: initializers[name].const_value for name in (*recipe.parameters, *recipe.statistics)}
+    values = FirstValues({name: tensor for name, tensor in tensors.items() if tensor is not None})
+    proto = _main_model(recipe, values.tensors)
     writer = _Writer(recipe, values)
     entries = [writer.accumulating_entry(), writer.applying_entry()] if recipe.accumulate else [writer.entry()]
     proto.training_info.extend(entries)
@@ -79,13 +81,7 @@ def _metadata(proto: onnx.ModelProto) -> dict[str, str]:
     return {entry.key: entry.value for entry in proto.metadata_props}
 
 
-def _value(graph: ir.Graph, name: str) -> np.ndarray:
-    tensor = graph.initializers[name].const_value
-    assert tensor is not None
-    return np.asarray(tensor.numpy())
-
-
-def _main_model(recipe: Recipe, values: Mapping[str, np.ndarray]) -> onnx.ModelProto:
+def _main_model(recipe: Recipe, tensors: Mapping[str, ir.TensorProtocol]) -> onnx.ModelProto:
     """The main graph with placeholders for its states."""
     model = recipe.model
     outputs = [value.name for value in model.graph.outputs]
@@ -93,10 +89,9 @@ def _main_model(recipe: Recipe, values: Mapping[str, np.ndarray]) -> onnx.ModelP
     for name in recipe.statistics.values():
         if name not in outputs:
             model.graph.outputs.append(by_name[name])
-    tensors = {name: model.graph.initializers[name].const_value for name in values}
     try:
-        for name, array in values.items():
-            model.graph.initializers[name].const_value = placeholder(name, array)
+        for name, tensor in tensors.items():
+            model.graph.initializers[name].const_value = placeholder(name, tensor)
         return ir.to_proto(model)
     finally:
         for name, tensor in tensors.items():
@@ -106,7 +101,7 @@ def _main_model(recipe: Recipe, values: Mapping[str, np.ndarray]) -> onnx.ModelP
 class _Writer:
     """Builds entries: a copy of the graph is extended, and what was added becomes the algorithm."""
 
-    def __init__(self, recipe: Recipe, first_values: dict[str, np.ndarray]) -> None:
+    def __init__(self, recipe: Recipe, first_values: FirstValues) -> None:
         self.recipe = recipe
         self.first_values = first_values
         self.schema = recipe.optimizer.schema

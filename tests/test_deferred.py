@@ -1,0 +1,41 @@
+"""What a dependency imports and training does not need is imported when it is used, and not before."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+TRAIN = """
+import sys
+import numpy as np
+import onnxtrain
+model = onnxtrain.examples.mlp((4, 8, 3))
+trainer = onnxtrain.Trainer(model, loss="softmax_cross_entropy")
+trainer.train_step(np.eye(4, dtype=np.float32)[:3], np.arange(3))
+assert "sympy.core" not in sys.modules, "sympy was imported"
+"""
+
+ARITHMETIC = """
+import onnx_ir
+total = onnx_ir.SymbolicDim("rows") + 1
+assert str(total.value) == "rows + 1", total
+"""
+
+REAL_MODULE = """
+import sympy
+from sympy import Symbol
+import sympy.core.numbers
+assert isinstance(Symbol("a"), sympy.Expr) and sys.modules["sympy"].Integer(2) + 1 == 3
+"""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [TRAIN, TRAIN + ARITHMETIC, TRAIN + REAL_MODULE, "import sys, sympy, onnxtrain\n" + ARITHMETIC + REAL_MODULE],
+    ids=["training", "symbolic sizes", "a user of sympy", "sympy first"],
+)
+def test_sympy_is_imported_when_it_is_used(program):
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
