@@ -3,8 +3,8 @@
     python benchmarks/profile_step.py --models lenet5,resnet18,bert_mini --against-torch
 
 "Part" is who wrote the node: the model's forward pass, the gradient of one kind of operator, the loss, the
-update. PyTorch's time by operator, from its own profiler, stands beside it for comparison. Profiling adds a few
-microseconds to every node.
+update. The limit is what the matrix products of the step would take at the rate of a large one. PyTorch's time by
+operator, from its own profiler, stands beside it for comparison. Profiling adds a few microseconds to every node.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from arithmetic import PASSES, fastest_rate, forward_operations
 from harness import (
     ForeignLoad,
     Interpreters,
@@ -73,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     steps = options.steps or (2 if options.quick else 20)
     warn_when_busy()
-    parts = []
+    parts, rate = [], fastest_rate(options.threads)
     with ForeignLoad() as foreign:
         for name in options.models.split(","):
             task = Task("onnxtrain", name, options.batch, options.threads, options.folder)
@@ -83,6 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parts.append(f"### {MODELS[name].description}, batch {options.batch}\n")
             profile = profile_onnxtrain(task, steps, kernels=False if options.bodies else None)
             parts += describe(profile, options.longest, single_nodes=options.nodes)
+            parts.append(limit_line(task, profile, rate))
             if options.against_torch:
                 parts.append(profile_torch(task, steps, options.longest))
     parts.append(f"{machine_line()} {options.threads} threads; medians of {steps} steps. {load_line(foreign)}")
@@ -164,6 +166,17 @@ def describe(profile: Profile, longest: int, *, single_nodes: bool) -> list[str]
         named = [(f"{node.name} ({node.operator})", node.seconds) for node in profile.nodes]
         lines += [ranked("node", named, longest), ""]
     return lines
+
+
+def limit_line(task: Task, profile: Profile, rate: float) -> str:
+    """How far a step is from the time that its matrix products need."""
+    operations = PASSES * forward_operations(task.model_path, batches(task)(0)[0])
+    limit = operations / rate
+    return (
+        f"Arithmetic limit: {operations / 1e9:.3g} GFLOP in matrix products and convolutions, at the "
+        f"{rate / 1e9:.0f} GFLOP/s of a large product {milliseconds(limit)} ms: the step takes "
+        f"{profile.step_seconds / limit:.1f} times that.\n"
+    )
 
 
 def ranked(title: str, entries: Iterable[tuple[str, float]], longest: int) -> str:

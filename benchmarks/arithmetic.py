@@ -1,0 +1,79 @@
+"""The arithmetic limit of a training step: what its matrix products would take at the fastest rate of the machine."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+PASSES = 3
+"""A product of the forward pass comes back twice: for the gradient of either factor."""
+
+_PRODUCT = (1024, 1024, 4096)
+_REPEATS = 10
+
+
+def forward_operations(path: Path, inputs: Mapping[str, np.ndarray]) -> float:
+    """Multiplications and additions of the matrix products and convolutions of one forward pass.
+
+    Args:
+        path: The model.
+        inputs: A batch, whose shapes the count is for.
+    """
+    model = onnx.load(path)
+    initializers = {tensor.name for tensor in model.graph.initializer}
+    for info in model.graph.input:
+        if info.name not in initializers:
+            for dimension, size in zip(info.type.tensor_type.shape.dim, inputs[info.name].shape, strict=True):
+                dimension.dim_value = size
+    del model.graph.value_info[:]
+    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    shapes = {tensor.name: list(tensor.dims) for tensor in inferred.initializer}
+    for info in (*inferred.input, *inferred.value_info, *inferred.output):
+        shapes[info.name] = [dimension.dim_value for dimension in info.type.tensor_type.shape.dim]
+    return 2.0 * sum(_multiplications(node, shapes) for node in inferred.node)
+
+
+def _multiplications(node: onnx.NodeProto, shapes: Mapping[str, list[int]]) -> int:
+    if node.op_type in ("Conv", "ConvTranspose"):
+        # Each output of a convolution, and each input of a transposed one, meets one filter of one group.
+        data = shapes[node.output[0] if node.op_type == "Conv" else node.input[0]]
+        return math.prod(data) * math.prod(shapes[node.input[1]][1:])
+    if node.op_type == "Gemm":
+        turned = any(attribute.name == "transA" and attribute.i for attribute in node.attribute)
+        return math.prod(shapes[node.output[0]]) * shapes[node.input[0]][0 if turned else 1]
+    if node.op_type == "MatMul":
+        return math.prod(shapes[node.output[0]]) * shapes[node.input[0]][-1]
+    return 0
+
+
+def fastest_rate(threads: int) -> float:
+    """Operations per second of a large float32 product by onnxruntime, the best of several."""
+    import onnxruntime
+
+    rows, columns, inner = _PRODUCT
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["a", "b"], ["c"])],
+        "product",
+        [
+            helper.make_tensor_value_info("a", TensorProto.FLOAT, [rows, inner]),
+            helper.make_tensor_value_info("b", TensorProto.FLOAT, [inner, columns]),
+        ],
+        [helper.make_tensor_value_info("c", TensorProto.FLOAT, [rows, columns])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    feeds = {"a": np.ones((rows, inner), np.float32), "b": np.ones((inner, columns), np.float32)}
+    seconds = []
+    for _ in range(_REPEATS):
+        begin = time.perf_counter()
+        session.run(None, feeds)
+        seconds.append(time.perf_counter() - begin)
+    return 2.0 * rows * columns * inner / min(seconds)
