@@ -17,6 +17,7 @@ from onnxtrain.graph.passes import clean
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.operators import lower_optimizers
 from onnxtrain.training_info.check import check_training_model
+from onnxtrain.training_info.fusion import fuse_activations
 from onnxtrain.training_info.join import bindings, join, state_tensors
 
 STATES_KEY = "onnxtrain.states"
@@ -113,6 +114,8 @@ def lower_entry(
     bound = set(updates.values())
     returned = [output.name for output in info.algorithm.output if output.name not in bound]
     _choose_outputs(graph, [*returned, *results], updates)
+    if kernels:
+        fuse_activations(working)
     replace_gradients(working, kernels=kernels)
     if not kernels:
         lower_optimizers(working)

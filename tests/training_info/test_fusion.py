@@ -1,0 +1,128 @@
+"""Gelu as exporters write it becomes one node of ONNX Runtime's, where nobody looks inside."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from onnx import helper, parser
+
+import onnxtrain
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.training_info.fusion import fuse_activations
+
+ROOT_HALF, ROOT_TWO, ROOT_2_PI = 0.7071067811865476, 1.4142135623730951, 0.7978845608028654
+
+EXACT = {
+    "as PyTorch writes it": "s = Div(x, two) e = Erf(s) a = Add(e, one) m = Mul(x, a) y = Mul(m, half)",
+    "half of x first": "s = Mul(x, root) h = Mul(half, x) e = Erf(s) a = Add(one, e) y = Mul(h, a)",
+    "half of the sum first": "s = Mul(root, x) e = Erf(s) a = Add(e, one) m = Mul(half, a) y = Mul(m, x)",
+    "divided by 2": "s = Div(x, two) e = Erf(s) a = Add(e, one) m = Mul(x, a) y = Div(m, number)",
+}
+TANH = {
+    "as PyTorch writes it": "c = Pow(x, three) k = Mul(c, small) i = Add(x, k) s = Mul(i, pi) t = Tanh(s) "
+    "a = Add(t, one) h = Mul(x, half) y = Mul(h, a)",
+    "cube of products": "q = Mul(x, x) c = Mul(q, x) k = Mul(small, c) i = Add(k, x) s = Mul(pi, i) t = Tanh(s) "
+    "a = Add(one, t) m = Mul(a, x) y = Mul(half, m)",
+}
+CONSTANTS = (
+    f"float two = {{{ROOT_TWO}}}, float root = {{{ROOT_HALF}}}, float one = {{1}}, float half = {{0.5}}, "
+    f"float number = {{2}}, float three = {{3}}, float small = {{0.044715}}, float pi = {{{ROOT_2_PI}}}"
+)
+
+
+def model(nodes: str, more_outputs: str = "", constants: str = CONSTANTS):
+    return parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 18]> f (float[2, 5] x) => (float[2, 5] y{more_outputs}) '
+        f"<{constants}> {{ {nodes} }}"
+    )
+
+
+def fused(proto):
+    working = infer_shapes(ir.from_proto(proto))
+    fuse_activations(working)
+    return ir.to_proto(working)
+
+
+def operators(proto):
+    return [node.op_type for node in proto.graph.node]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "operator"),
+    [*((nodes, "Gelu") for nodes in EXACT.values()), *((nodes, "FastGelu") for nodes in TANH.values())],
+    ids=[*EXACT, *(f"tanh, {name}" for name in TANH)],
+)
+def test_pattern_becomes_one_node(nodes, operator):
+    given = model(nodes)
+    found = fused(given)
+    assert operators(found) == [operator]
+    x = np.random.default_rng(0).normal(0, 2, (2, 5)).astype(np.float32)
+    before, after = (
+        onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x})
+        for proto in (given, found)
+    )
+    np.testing.assert_allclose(after[0], before[0], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "reason"),
+    [
+        ("s = Div(x, two) e = Erf(s) a = Add(e, half) m = Mul(x, a) y = Mul(m, half)", "0.5 is added"),
+        ("s = Div(x, number) e = Erf(s) a = Add(e, one) m = Mul(x, a) y = Mul(m, half)", "x / 2 is its argument"),
+        ("s = Div(x, two) e = Erf(s) a = Add(e, one) m = Mul(x, a) y = Mul(m, number)", "doubled"),
+        ("s = Div(x, two) e = Erf(s) a = Add(e, one) m = Mul(s, a) y = Mul(m, half)", "not times x"),
+        ("s = Div(two, x) e = Erf(s) a = Add(e, one) m = Mul(x, a) y = Mul(m, half)", "divided by x"),
+        ("s = Div(x, two) e = Erf(s) a = Add(e, one) m = Mul(x, a) n = Mul(m, half) y = Add(n, e)", "read outside"),
+    ],
+)
+def test_others_stay(nodes, reason):
+    assert "Erf" in operators(fused(model(nodes))), reason
+
+
+def test_output_inside_stays():
+    nodes = EXACT["as PyTorch writes it"]
+    assert "Erf" in operators(fused(model(nodes, ", float[2, 5] e")))
+
+
+def test_constant_of_higher_rank_stays():
+    constants = CONSTANTS.replace("float half = {0.5}", "float[1, 1, 1] half = {0.5}")
+    given = model(EXACT["as PyTorch writes it"], constants=constants)
+    given.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", 1, [1, 2, 5]))
+    assert "Erf" in operators(fused(given))
+
+
+def test_value_that_a_gradient_names_stays():
+    given = model(EXACT["as PyTorch writes it"], ", float[2, 5] de")
+    given.opset_import.append(helper.make_opsetid("ai.onnx.preview.training", 1))
+    given.graph.node.append(
+        helper.make_node("Gradient", ["e"], ["de"], domain="ai.onnx.preview.training", xs=["e"], y="y")
+    )
+    working = ir.from_proto(given)
+    fuse_activations(working)
+    assert "Erf" in [node.op_type for node in working.graph]
+
+
+@pytest.mark.parametrize("nodes", [EXACT["as PyTorch writes it"], TANH["as PyTorch writes it"]], ids=["erf", "tanh"])
+def test_training_is_the_same(nodes):
+    constants = f"{CONSTANTS}, float[3, 5] w = {{{', '.join(str(i / 7 - 1) for i in range(15))}}}"
+    proto = parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> f (float[n, 3] inputs) => (float[n, 5] y) '
+        f"<{constants}> {{ x = MatMul(inputs, w) {nodes} }}"
+    )
+    rng = np.random.default_rng(1)
+    inputs, targets = (rng.normal(size=(8, size)).astype(np.float32) for size in (3, 5))
+    trained = []
+    for kernels in (False, None):
+        trainer = onnxtrain.Trainer(
+            proto,
+            loss="mean_squared_error",
+            optimizer=onnxtrain.Momentum(0.05, 0.9),
+            train="w",
+            options=onnxtrain.RuntimeOptions(kernels=kernels),
+        )
+        losses = [trainer.train_step(inputs, targets) for _ in range(10)]
+        trained.append((losses, trainer.parameters["w"].copy()))
+    np.testing.assert_allclose(trained[1][0], trained[0][0], rtol=1e-5)
+    np.testing.assert_allclose(trained[1][1], trained[0][1], atol=1e-5)
