@@ -61,6 +61,7 @@ def sections(environments: Sequence[str], mnist: str | None) -> dict[str, list[s
         "overhead": ["overhead.py"],
         "gradient-cost": ["gradient_cost.py"],
         "optimizers": ["optimizers.py"],
+        "fused": ["fused.py"],
         "profile": ["profile_step.py", "--models", models, "--against-torch"],
     }
     if mnist is not None:

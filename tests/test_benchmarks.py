@@ -16,11 +16,14 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 BENCHMARKS = REPOSITORY / "benchmarks"
 sys.path.append(str(BENCHMARKS))
 
+import fused  # noqa: E402
 import harness  # noqa: E402
 import idx  # noqa: E402
 import profile_step  # noqa: E402
 import report  # noqa: E402
 import step  # noqa: E402
+
+from onnxtrain.autodiff.fused import fused_operators  # noqa: E402
 
 
 def run(script: str, *arguments: str, expected: int = 0) -> str:
@@ -83,6 +86,20 @@ def test_gradient_cost_counts_nodes(models: str) -> None:
     assert int(nodes) == 5  # three Gemm, two Relu
     assert int(standard) > 2 * int(nodes)
     assert all(float(second) >= 0 for second in seconds)
+
+
+@pytest.mark.torch
+def test_fused_compares_kernel_body_and_torch() -> None:
+    text = run("fused.py", "--quick", "--threads", "1", "--only", "ReluGradient,ConvWeightGradient")
+    found = rows(text)[1:]
+    assert {row[0] for row in found} == {"`ReluGradient`", "`ConvWeightGradient`"}
+    assert all(float(cell) > 0 for row in found for cell in row[2:5])
+
+
+@pytest.mark.torch
+def test_fused_measures_every_operator() -> None:
+    measured = {case.operator for case in fused.cases()}
+    assert measured == {operator.name for operator in fused_operators()}
 
 
 @pytest.mark.torch

@@ -1,0 +1,335 @@
+"""Fused operators: the native kernel, its body in standard operators, and PyTorch's kernel for the same gradient.
+
+    python benchmarks/fused.py [--only ReluGradient,ConvWeightGradient]
+
+Sizes are those of layers in the benchmark models. The three take turns; a figure is the median over the rounds. The
+body runs as ONNX Runtime optimizes it. PyTorch's kernels are called directly, without its autograd.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from harness import (
+    SETTLE_SECONDS,
+    ForeignLoad,
+    load_line,
+    machine_line,
+    milliseconds,
+    table,
+    warn_when_busy,
+    write_report,
+)
+
+import onnxtrain
+from onnxtrain.autodiff.engine import Backward
+from onnxtrain.autodiff.fused import emit, fused_operators, resolve_fused
+from onnxtrain.graph import Builder
+from onnxtrain.graph.passes import clean
+from onnxtrain.runtime.step import create_session
+
+OPSET = 18
+BEST_OF = 5
+SECONDS_A_ROUND = 0.05
+
+Run = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One gradient of one layer.
+
+    Attributes:
+        operator: The fused operator.
+        layer: What it is the gradient of, for the table.
+        inputs: Its inputs.
+        like: Per output, the index of the input whose type and shape it has, or a shape.
+        torch: Makes PyTorch's call from the inputs as tensors.
+        attributes: Its attributes.
+        constants: Indices of the inputs that a model would have as constants.
+    """
+
+    operator: str
+    layer: str
+    inputs: Sequence[np.ndarray]
+    like: Sequence[int | tuple[int, ...]]
+    torch: Callable[..., Run]
+    attributes: dict[str, Any] = field(default_factory=dict)
+    constants: Sequence[int] = ()
+
+
+def normal(*shape: int) -> np.ndarray:
+    """Seeded normal numbers."""
+    return np.random.default_rng(shape).normal(size=shape).astype(np.float32)
+
+
+def cases() -> list[Case]:
+    """The layers that are measured."""
+    import torch
+    from torch.nn import functional
+
+    aten = torch.ops.aten
+    found: list[Case] = []
+
+    def relu(dy: Any, y: Any) -> Run:
+        return lambda: aten.threshold_backward(dy, y, 0.0)
+
+    large = (32, 64, 32, 32)
+    found.append(Case("ReluGradient", text(large), [normal(*large), np.maximum(normal(*large), 0)], [0], relu))
+
+    def clip(dy: Any, x: Any, low: Any, high: Any) -> Run:
+        return lambda: aten.hardtanh_backward(dy, x, 0.0, 6.0)
+
+    bounds = [np.float32(0), np.float32(6)]
+    found.append(
+        Case("ClipGradient", text(large), [normal(*large), 4 * normal(*large), *bounds], [0], clip, constants=(2, 3))
+    )
+
+    wide = (1024, 1024)
+    for approximate in ("none", "tanh"):
+
+        def gelu(dy: Any, x: Any, approximate: str = approximate) -> Run:
+            return lambda: aten.gelu_backward(dy, x, approximate=approximate)
+
+        name = f"{text(wide)}, {'erf' if approximate == 'none' else approximate}"
+        found.append(Case("GeluGradient", name, [normal(*wide)] * 2, [0], gelu, {"approximate": approximate}))
+
+    scores = (8, 4, 128, 128)
+    rows = np.exp(normal(*scores))
+    rows /= rows.sum(-1, keepdims=True)
+
+    def softmax(dy: Any, y: Any) -> Run:
+        return lambda: aten._softmax_backward_data(dy, y, -1, torch.float32)
+
+    def log_softmax(dy: Any, y: Any) -> Run:
+        return lambda: aten._log_softmax_backward_data(dy, y, -1, torch.float32)
+
+    found.append(Case("SoftmaxGradient", text(scores), [normal(*scores), rows], [0], softmax, {"axis": -1}))
+    found.append(
+        Case("LogSoftmaxGradient", text(scores), [normal(*scores), np.log(rows)], [0], log_softmax, {"axis": -1})
+    )
+
+    tokens, scale = (1024, 256), normal(256)
+
+    def layer_norm(dy: Any, x: Any, scale: Any) -> Run:
+        _, mean, inverse = aten.native_layer_norm(x, [256], scale, scale, 1e-5)
+        return lambda: aten.native_layer_norm_backward(dy, x, [256], mean, inverse, scale, scale, [True] * 3)
+
+    settings = {"axis": -1, "epsilon": 1e-5}
+    inputs = [normal(*tokens), normal(*tokens), scale]
+    found.append(Case("LayerNormalizationGradient", text(tokens), inputs, [0, 2, 2], layer_norm, settings))
+
+    def rms_norm(dy: Any, x: Any, scale: Any) -> Run:
+        x, scale = x.requires_grad_(), scale.requires_grad_()
+        y = functional.rms_norm(x, [256], scale, 1e-5)
+        return lambda: torch.autograd.grad(y, [x, scale], dy, retain_graph=True)
+
+    found.append(Case("RMSNormalizationGradient", text(tokens), inputs, [0, 2], rms_norm, settings))
+
+    for size in ((32, 64, 32, 32), (32, 384, 4, 4)):
+        channel = normal(size[1])
+
+        def batch_norm(dy: Any, x: Any, scale: Any) -> Run:
+            _, mean, inverse = aten.native_batch_norm(x, scale, scale, None, None, True, 0.1, 1e-5)
+            return lambda: aten.native_batch_norm_backward(
+                dy, x, scale, None, None, mean, inverse, True, 1e-5, [True] * 3
+            )
+
+        inputs = [normal(*size), normal(*size), channel]
+        found.append(Case("BatchNormalizationGradient", text(size), inputs, [0, 2, 2], batch_norm, {"epsilon": 1e-5}))
+
+    image = (64, 6, 28, 28)
+
+    def max_pool(dy: Any, x: Any) -> Run:
+        _, indices = aten.max_pool2d_with_indices(x, [2, 2], [2, 2])
+        return lambda: aten.max_pool2d_with_indices_backward(dy, x, [2, 2], [2, 2], [0, 0], [1, 1], False, indices)
+
+    settings = {"kernel_shape": [2, 2], "strides": [2, 2], "dilations": [1, 1], "pads": [0] * 4}
+    found.append(
+        Case(
+            "MaxPoolGradient", f"{text(image)}, 2 x 2", [normal(64, 6, 14, 14), normal(*image)], [1], max_pool, settings
+        )
+    )
+
+    vocabulary, width = 30522, 256
+    indices = np.random.default_rng(0).integers(0, vocabulary, (8, 128))
+
+    def embedding(dy: Any, indices: Any, shape: Any) -> Run:
+        return lambda: aten.embedding_dense_backward(dy, indices, vocabulary, -1, False)
+
+    inputs = [normal(8, 128, width), indices, np.array([vocabulary, width])]
+    layer = f"{vocabulary} x {width}, 1024 rows"
+    found.append(Case("GatherGradient", layer, inputs, [(vocabulary, width)], embedding, {"axis": 0}, constants=(2,)))
+    return found + convolutions(aten)
+
+
+CONVOLUTIONS = (
+    # batch, channels, size, filters, kernel, stride, groups
+    (32, 64, 32, 64, 3, 1, 1),
+    (32, 128, 16, 128, 3, 1, 1),
+    (32, 256, 8, 256, 3, 1, 1),
+    (32, 512, 4, 512, 3, 1, 1),
+    (32, 128, 16, 256, 3, 2, 1),
+    (32, 144, 32, 24, 1, 1, 1),
+    (32, 384, 4, 96, 1, 1, 1),
+    (32, 144, 32, 144, 3, 1, 144),
+    (32, 384, 4, 384, 3, 1, 384),
+    (32, 144, 32, 144, 3, 2, 144),
+)
+
+
+def convolutions(aten: Any) -> list[Case]:
+    """Both gradients of convolutions as in ResNet-18 and MobileNetV2."""
+    found = []
+    for batch, channels, size, filters, kernel, stride, groups in CONVOLUTIONS:
+        pad = kernel // 2
+        x, weight = normal(batch, channels, size, size), normal(filters, channels // groups, kernel, kernel)
+        dy = normal(batch, filters, size // stride, size // stride)
+        settings: dict[str, Any] = {
+            "kernel_shape": [kernel] * 2,
+            "strides": [stride] * 2,
+            "dilations": [1, 1],
+            "pads": [pad] * 4,
+            "group": groups,
+        }
+        layer = f"{text(x.shape)}, {kernel} x {kernel}, {filters} filters"
+        layer += (f", stride {stride}" if stride > 1 else "") + (", depthwise" if groups > 1 else "")
+
+        def both(dy: Any, x: Any, weight: Any, mask: list[bool], stride: int = stride, settings: Any = settings) -> Run:
+            return lambda: aten.convolution_backward(
+                dy, x, weight, None, [stride] * 2, settings["pads"][:2], [1, 1], False, [0, 0], settings["group"], mask
+            )
+
+        def by_input(
+            dy: Any, weight: Any, shape: Any, size: tuple[int, ...] = x.shape, both: Callable[..., Run] = both
+        ) -> Run:
+            return both(dy, dy.new_zeros(size), weight, [True, False, False])
+
+        def by_weight(dy: Any, x: Any, size: tuple[int, ...] = weight.shape, both: Callable[..., Run] = both) -> Run:
+            return both(dy, x, dy.new_zeros(size), [False, True, False])
+
+        shape = np.array(x.shape)
+        found.append(Case("ConvInputGradient", layer, [dy, weight, shape], [x.shape], by_input, settings, (2,)))
+        found.append(Case("ConvWeightGradient", layer, [dy, x], [weight.shape], by_weight, settings))
+    return found
+
+
+def text(shape: Sequence[int]) -> str:
+    """A shape as people write it."""
+    return " x ".join(map(str, shape))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", help="operators, separated by commas")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, help="rounds of turns (15)")
+    parser.add_argument("--quick", action="store_true", help="one round: a test run")
+    parser.add_argument("--output", help="also write the report to this Markdown file")
+    options = parser.parse_args(arguments)
+    rounds = options.rounds or (1 if options.quick else 15)
+    import torch
+
+    torch.set_num_threads(options.threads)
+    chosen = set(options.only.split(",")) if options.only else {operator.name for operator in fused_operators()}
+    warn_when_busy()
+    with ForeignLoad() as foreign:
+        rows = [row(case, options.threads, rounds) for case in cases() if case.operator in chosen]
+    header = ["operator", "layer", "kernel, ms", "body, ms", "PyTorch, ms", "kernel / body", "kernel / PyTorch"]
+    write_report(
+        f"{table(header, rows)}\n\n{machine_line()} {options.threads} threads; medians of {rounds} rounds, ratios "
+        f"within rounds. {load_line(foreign)}",
+        options.output,
+    )
+    return 0
+
+
+def row(case: Case, threads: int, rounds: int) -> list[str]:
+    """Milliseconds of all three, and ratios."""
+    import torch
+
+    tensors = [torch.from_numpy(np.asarray(array).copy()) for array in case.inputs]
+    runs = [session(case, threads, kernels=True), session(case, threads, kernels=False), case.torch(*tensors)]
+    repeats = [calls_in_a_round(run) for run in runs]
+    seconds: list[list[float]] = [[] for _ in runs]
+    for _ in range(rounds):
+        for measured, run, count in zip(seconds, runs, repeats, strict=True):
+            time.sleep(SETTLE_SECONDS)
+            measured.append(best(run, count))
+    kernel, body, torch_seconds = seconds
+    ratios = [statistics.median(a / b for a, b in zip(kernel, other, strict=True)) for other in (body, torch_seconds)]
+    return [
+        f"`{case.operator}`",
+        case.layer,
+        *(milliseconds(statistics.median(measured)) for measured in seconds),
+        *(f"{ratio:.2f}" for ratio in ratios),
+    ]
+
+
+def calls_in_a_round(run: Run) -> int:
+    """How many calls fill a round, after two to warm up."""
+    run()
+    begin = time.perf_counter()
+    run()
+    return max(1, min(200, int(SECONDS_A_ROUND / BEST_OF / (time.perf_counter() - begin))))
+
+
+def best(run: Run, count: int) -> float:
+    """Seconds of one call: the best of a few averages over ``count`` calls."""
+    averages = []
+    for _ in range(BEST_OF):
+        begin = time.perf_counter()
+        for _ in range(count):
+            run()
+        averages.append((time.perf_counter() - begin) / count)
+    return min(averages)
+
+
+def session(case: Case, threads: int, *, kernels: bool) -> Run:
+    """A session of one node, or of its body, with inputs and outputs bound."""
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="gradient")
+    op = Builder(graph, OPSET)
+    arrays = {}
+    values = []
+    for index, array in enumerate(case.inputs):
+        array = np.asarray(array)
+        if index in case.constants:
+            values.append(op.constant(array))
+            continue
+        value = ir.Value(name=f"input{index}", shape=ir.Shape(array.shape), type=ir.TensorType(ir.tensor(array).dtype))
+        graph.inputs.append(value)
+        arrays[f"input{index}"] = array
+        values.append(op.wrap(value))
+    like = [values[item] if isinstance(item, int) else op.constant(np.zeros(item, np.float32)) for item in case.like]
+    outputs = emit(op, case.operator, *values, like=like, **case.attributes)
+    for index, output in enumerate(outputs):
+        output.ir.name = f"output{index}"
+        graph.outputs.append(output.ir)
+    model = ir.Model(graph, ir_version=8)
+    resolve_fused(model, Backward(), kernels=kernels)
+    clean(model)
+    made = create_session(model, onnxtrain.RuntimeOptions(threads=threads), kernels=kernels)
+    binding = made.io_binding()
+    for name, array in arrays.items():
+        binding.bind_cpu_input(name, array)
+    results = [np.empty([int(size) for size in value.shape], np.float32) for value in graph.outputs]
+    for value, result in zip(graph.outputs, results, strict=True):
+        binding.bind_output(str(value.name), "cpu", 0, np.float32, result.shape, result.ctypes.data)
+    keep = (arrays, results)
+
+    def run(keep: Any = keep) -> None:
+        made.run_with_iobinding(binding)
+
+    return run
+
+
+if __name__ == "__main__":
+    sys.exit(main())
