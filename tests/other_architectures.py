@@ -159,9 +159,9 @@ class FactorizationMachine(nn.Module):
 class BagOfWords(nn.Module):
     """``torch.nn.EmbeddingBag`` and a linear layer."""
 
-    def __init__(self, vocabulary: int = 20, width: int = 6) -> None:
+    def __init__(self, mode: str, vocabulary: int = 20, width: int = 6) -> None:
         super().__init__()
-        self.bag = nn.EmbeddingBag(vocabulary, width, mode="mean")
+        self.bag = nn.EmbeddingBag(vocabulary, width, mode=mode)
         self.head = nn.Linear(width, 3)
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -311,6 +311,71 @@ class ScriptedLoop(nn.Module):
         return self.head(x)
 
 
+class ScriptedRecurrence(nn.Module):
+    """A list of inputs, a list of results, and the loop between them: sequences in the graph."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, width)
+        self.head = nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps = x.split(1, 1)
+        state = torch.zeros_like(steps[0])
+        collected: list[Tensor] = []
+        for index in range(len(steps)):
+            state = torch.tanh(self.inner(state) + steps[index])
+            collected.append(state.squeeze(1))
+        return self.head(torch.stack(collected, 1))
+
+
+class ScriptedLayers(nn.Module):
+    """Two recurrent layers whose states are a list that each step changes in place."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(width, width), nn.Linear(width, width)
+        self.head = nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = [torch.zeros_like(x[:, 0]), torch.zeros_like(x[:, 0])]
+        for index in range(x.shape[1]):
+            states[0] = torch.tanh(self.first(states[0]) + x[:, index])
+            states[1] = torch.tanh(self.second(states[1]) + states[0])
+        return self.head(states[0] + states[1])
+
+
+class ScriptedHistory(nn.Module):
+    """Each step reads what the one before appended to a list."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, width)
+        self.head = nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        history = [x[:, 0]]
+        for index in range(1, x.shape[1]):
+            history.append(torch.tanh(self.inner(history[-1]) * x[:, index]))
+        return self.head(torch.cat(history, 0))
+
+
+class ScriptedContext(nn.Module):
+    """Each step reads all before it and appends itself: a tensor that grows from step to step."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, width)
+        self.head = nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        context = x[:, :1]
+        for index in range(1, x.shape[1]):
+            step = torch.tanh(self.inner(context.mean(1)) + x[:, index])
+            context = torch.cat([context, step.unsqueeze(1)], 1)
+        return self.head(context)
+
+
 class ScriptedBranch(nn.Module):
     """One of two layers, whichever the data choose: a branch in the graph."""
 

@@ -29,6 +29,8 @@ QUICK = [
     ("graph_scatter_add", "dynamo", True),
     ("variational_autoencoder", "torchscript", False),
     ("scripted_loop", "torchscript", True),
+    ("scripted_layers", "torchscript", True),
+    ("bag_of_words_mean", "dynamo", True),
 ]
 
 
@@ -120,7 +122,6 @@ def test_gradients_through_model_functions_equal_torch(name: str, exporter: str,
 NOT_IN_FUNCTIONS = {
     "mixed_unet": "ONNX Runtime takes no Resize to computed sizes in a function",
     "dense_pyramid": "ONNX Runtime takes no Resize to computed sizes in a function",
-    "spatial_transformer": "in a function AffineGrid has an output of unknown rank, which its gradient needs",
 }
 
 
@@ -130,6 +131,46 @@ def test_gradients_through_model_functions_equal_torch_for_every_model(name: str
     entry = ARCHITECTURES[name]
     exporter = entry.exporters[0]
     model = in_functions(onnx.load(export(entry, tmp_path / "model.onnx", exporter, dynamic=True)))
+    assert worst_error(entry, model, entry.other_sizes(exporter)) < 2e-3
+
+
+def optimized(path: Path) -> onnx.ModelProto:
+    """The model as ONNX Runtime's own optimizer writes it, with operators of its own."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(path.with_suffix(".optimized.onnx"))
+    options.log_severity_level = 3
+    onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return onnx.load(options.optimized_model_filepath)
+
+
+@pytest.mark.parametrize(
+    ("name", "operator"),
+    [
+        ("vision_transformer", "BiasGelu"),
+        ("transformer_decoder", "FusedMatMul"),
+        ("text_conv_net", "FusedConv"),
+        ("highway", "FusedGemm"),
+        ("llama", "QuickGelu"),
+    ],
+)
+def test_gradients_of_what_the_runtime_optimized_equal_torch(name: str, operator: str, tmp_path: Path) -> None:
+    entry = ARCHITECTURES[name]
+    model = optimized(export(entry, tmp_path / "model.onnx", "torchscript", dynamic=True))
+    assert operator in {node.op_type for node in model.graph.node if node.domain}
+    assert worst_error(entry, model, entry.other_sizes("torchscript")) < 2e-3
+
+
+FOLDED = ("separable_net", "decoder", "radial_basis")
+"""The optimizer merges weights of these into others."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in FOLDED])
+def test_gradients_of_what_the_runtime_optimized_equal_torch_for_every_model(name: str, tmp_path: Path) -> None:
+    entry = ARCHITECTURES[name]
+    exporter = entry.exporters[0]
+    model = optimized(export(entry, tmp_path / "model.onnx", exporter, dynamic=True))
     assert worst_error(entry, model, entry.other_sizes(exporter)) < 2e-3
 
 

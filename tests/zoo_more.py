@@ -330,6 +330,9 @@ def _sequences() -> Iterator[Architecture]:
     x, steps = Input("x", ("batch", 4)), Input("steps", (), "index", 5)
     script: dict[str, Any] = {"exporters": ("torchscript",)}  # dynamo exports no compiled module
     yield Architecture("scripted_loop", of("ScriptedLoop", compiled=True), (x, steps), **script)
+    series = Input("x", ("batch", "sequence", 4))
+    for name in ("Recurrence", "Layers", "History", "Context"):
+        yield Architecture(f"scripted_{name.lower()}", of(f"Scripted{name}", compiled=True), (series,), **script)
     yield Architecture("scripted_branch", of("ScriptedBranch", compiled=True), (x,), **script)
     traced: dict[str, Any] = {"exporters": ("dynamo",)}  # TorchScript has no such operators
     yield Architecture("traced_branch", of("TracedBranch"), (x,), **traced)
@@ -389,8 +392,8 @@ def _others() -> Iterator[Architecture]:
     bag = Input("features", ("batch", 4), "index", 15)
     yield Architecture("factorization_machine", of("FactorizationMachine"), (bag,), "binary_cross_entropy")
     words = Input("words", ("batch", "sequence"), "index", 20)
-    # The dynamo exporter collects the bags in a sequence that a loop carries along.
-    yield Architecture("bag_of_words", of("BagOfWords"), (words,), exporters=("torchscript",))
+    for mode in ("mean", "sum", "max"):
+        yield Architecture(f"bag_of_words_{mode}", of("BagOfWords", mode), (words,))
     yield Architecture("coupling", of("Coupling"), (table,), "output")
     density = (Input("x", ("batch", 4)), Input("y", ("batch", 1)))
     yield Architecture("mixture_density", of("MixtureDensity"), density, "output")

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace onnxtrain {
 
@@ -53,9 +54,64 @@ struct SsgdScalars {
   bool momentum;
 };
 
+struct ClipScalars {
+  double low, high;
+};
+
+// x and dy are [batch, channels, size]; scale, mean and variance have one element per channel. Results that are null
+// are not wanted. dx may be the buffer of dy or of x.
+struct BatchNormalizationCall {
+  std::size_t batch, channels, size;
+  double epsilon;
+  const void *dy, *x, *scale;
+  const void *mean, *variance;  // null: those of the batch
+  void *dx, *dscale, *dbias;
+};
+
+// x and dy are [rows, size], scale is [size]. dx may be the buffer of dy or of x, or null.
+struct LayerNormalizationCall {
+  std::size_t size;
+  bool centred;  // whether the mean is subtracted
+  double epsilon;
+  const void *dy, *x, *scale;
+  void* dx;
+};
+
+// x is [images, size...], dy is [images, windows...]: three spatial axes, the first of them of size 1 where there are
+// fewer. A window reaches from its number * strides - begin over `kernel` positions that are `dilations` apart.
+struct MaxPoolCall {
+  std::int64_t size[3], windows[3], kernel[3], strides[3], dilations[3], begin[3];
+  const void *dy, *x;
+  void* dx;
+};
+
+// dy, y and dx are [outer, size, inner]; dx may be the buffer of dy or of y.
+struct SoftmaxCall {
+  std::size_t size, inner;
+  const void *dy, *y;
+  void* dx;
+};
+
+// Row r of the table is the sum of the rows at places[starts[r]] ... places[starts[r + 1] - 1].
+struct RowSumsCall {
+  std::size_t width;
+  const void* rows;
+  const std::size_t *starts, *places;
+  void* table;
+};
+
 using ElementwiseKernel = void (*)(const void* scalars, std::size_t count, const void* const* inputs,
                                    void* const* outputs);
 using LayerSumKernel = LayerSum (*)(const MeasureScalars& measure, std::size_t count, const void* x);
+
+// Kernels of a whole call, which work on channels, images or rows [first, last) of it.
+template <typename Call>
+using RangeKernel = void (*)(const Call& call, std::size_t first, std::size_t last);
+// `products` has room for one row; dscale and dbias get the sums over the rows added, null where not wanted.
+using LayerNormalizationKernel = void (*)(const LayerNormalizationCall& call, std::size_t first, std::size_t last,
+                                          void* products, double* dscale, double* dbias);
+
+struct ConvolutionTable;
 
 struct KernelTable {
   const char* instruction_set;
@@ -68,8 +124,19 @@ struct KernelTable {
   LayerSumKernel layer_sum[kElementTypes][kMeasures];
   // Inputs dy and y, output dx.
   ElementwiseKernel relu_gradient[kElementTypes];
+  // Inputs dy and x, output dx.
+  ElementwiseKernel clip_gradient[kElementTypes];
+  ElementwiseKernel gelu_gradient[kElementTypes];
+  ElementwiseKernel gelu_tanh_gradient[kElementTypes];
+  RangeKernel<BatchNormalizationCall> batch_normalization_gradient[kElementTypes];
+  LayerNormalizationKernel layer_normalization_gradient[kElementTypes];
+  RangeKernel<MaxPoolCall> max_pool_gradient[kElementTypes];
+  RangeKernel<SoftmaxCall> softmax_gradient[kElementTypes];
+  RangeKernel<SoftmaxCall> log_softmax_gradient[kElementTypes];
+  RangeKernel<RowSumsCall> row_sums[kElementTypes];
   // The speed limit for the others: reads `count` elements of inputs[0] and adds them to one, two or three outputs.
   void (*stream)(std::size_t arrays, std::size_t count, const float* input, float* const* outputs);
+  const ConvolutionTable* convolution;
 };
 
 // The best table for this processor, or the one that the environment variable ONNXTRAIN_INSTRUCTION_SET names. Null

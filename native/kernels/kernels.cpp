@@ -9,6 +9,12 @@
 #include "activations.h"
 #include "transcendental.h"
 
+#include "gelu.h"
+#include "lanes.h"
+#include "normalization.h"
+#include "pooling.h"
+#include "rows.h"
+#include "softmax.h"
 #include "ssgd.h"
 
 #define ONNXTRAIN_JOIN_(a, b) a##b
@@ -18,6 +24,7 @@
 
 namespace onnxtrain {
 
+extern const ConvolutionTable ONNXTRAIN_JOIN(kConvolution_, ONNXTRAIN_INSTRUCTION_SET);
 extern const KernelTable ONNXTRAIN_JOIN(kKernels_, ONNXTRAIN_INSTRUCTION_SET);
 
 #define ONNXTRAIN_MEASURES(kernel, T)                                                                       \
@@ -35,7 +42,17 @@ const KernelTable ONNXTRAIN_JOIN(kKernels_, ONNXTRAIN_INSTRUCTION_SET) = {
     {ONNXTRAIN_MEASURES(ssgd, float), ONNXTRAIN_MEASURES(ssgd, double)},
     {ONNXTRAIN_MEASURES(layer_sum, float), ONNXTRAIN_MEASURES(layer_sum, double)},
     {relu_gradient<float>, relu_gradient<double>},
+    {clip_gradient<float>, clip_gradient<double>},
+    {gelu_gradient<float, false>, gelu_gradient<double, false>},
+    {gelu_gradient<float, true>, gelu_gradient<double, true>},
+    {batch_normalization_gradient<float>, batch_normalization_gradient<double>},
+    {layer_normalization_gradient<float>, layer_normalization_gradient<double>},
+    {max_pool_gradient<float>, max_pool_gradient<double>},
+    {softmax_gradient<float, false>, softmax_gradient<double, false>},
+    {softmax_gradient<float, true>, softmax_gradient<double, true>},
+    {row_sums<float>, row_sums<double>},
     stream,
+    &ONNXTRAIN_JOIN(kConvolution_, ONNXTRAIN_INSTRUCTION_SET),
 };
 
 }  // namespace onnxtrain

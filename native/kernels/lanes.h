@@ -1,6 +1,6 @@
 // Sums in float64, in lanes that are combined in a fixed order: the same bits for every vector width.
 //
-// Included by kernels.cpp only. Element i of a sum goes to lane i % kLanes; the compiler sees vectors as wide as the
+// Included by kernels.cpp only. Element i of a sum goes to lane i % kSumLanes; the compiler sees vectors as wide as the
 // instruction set has them.
 #pragma once
 
@@ -26,15 +26,15 @@ inline void load(const float* source, WideVector& value) {
 
 inline void load(const double* source, WideVector& value) { value = *reinterpret_cast<const DoubleVector*>(source); }
 
-constexpr std::size_t kLanes = 8;
-constexpr std::size_t kLaneVectors = kLanes / kVectorWidth;
+constexpr std::size_t kSumLanes = 8;
+constexpr std::size_t kLaneVectors = kSumLanes / kVectorWidth;
 
 // One sum in the making.
 struct LaneSum {
   WideVector lanes[kLaneVectors] = {};
 
   double total() const {
-    double each[kLanes];
+    double each[kSumLanes];
     for (std::size_t v = 0; v < kLaneVectors; ++v) {
       for (std::size_t i = 0; i < kVectorWidth; ++i) each[v * kVectorWidth + i] = lanes[v][i];
     }
@@ -45,7 +45,7 @@ struct LaneSum {
 // The last elements of a run as a full set of lanes: those that are missing are `fill`.
 template <typename T>
 inline void pad_lanes(const T* source, std::size_t count, T fill, T* lanes) {
-  for (std::size_t i = 0; i < kLanes; ++i) lanes[i] = i < count ? source[i] : fill;
+  for (std::size_t i = 0; i < kSumLanes; ++i) lanes[i] = i < count ? source[i] : fill;
 }
 
 // A float64 number as a sum of two of the tensor's type, so that x - value keeps its digits where x is near it.

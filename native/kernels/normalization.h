@@ -17,7 +17,7 @@ struct MomentSums {
 template <bool statistics, typename T>
 void add_moments(MomentSums& total, double near, const T* x, const T* g, std::size_t count) {
   MomentSums sums = total;  // in registers
-  for (std::size_t i = 0; i < count; i += kLanes) {
+  for (std::size_t i = 0; i < count; i += kSumLanes) {
     for (std::size_t v = 0; v < kLaneVectors; ++v) {
       WideVector d, slope;
       load(x + i + v * kVectorWidth, d);
@@ -36,13 +36,13 @@ void add_moments(MomentSums& total, double near, const T* x, const T* g, std::si
 
 template <bool statistics, typename T>
 void add_run(MomentSums& sums, T near, const T* x, const T* g, std::size_t count) {
-  const std::size_t whole = count / kLanes * kLanes;
+  const std::size_t whole = count / kSumLanes * kSumLanes;
   add_moments<statistics>(sums, static_cast<double>(near), x, g, whole);
   if (whole < count) {
-    T last_x[kLanes], last_g[kLanes];
+    T last_x[kSumLanes], last_g[kSumLanes];
     pad_lanes(x + whole, count - whole, near, last_x);
     pad_lanes(g + whole, count - whole, T(0), last_g);
-    add_moments<statistics>(sums, static_cast<double>(near), last_x, last_g, kLanes);
+    add_moments<statistics>(sums, static_cast<double>(near), last_x, last_g, kSumLanes);
   }
 }
 
@@ -67,7 +67,7 @@ class ChannelRuns {
   template <bool statistics>
   void add_to(MomentSums& sums, T near) const {
     const T *x = static_cast<const T*>(call_.x) + first_, *dy = static_cast<const T*>(call_.dy) + first_;
-    if (call_.size >= 2 * kLanes) {
+    if (call_.size >= 2 * kSumLanes) {
       for (std::size_t n = 0; n < call_.batch; ++n) {
         add_run<statistics>(sums, near, x + n * step_, dy + n * step_, call_.size);
       }
@@ -125,13 +125,15 @@ inline double reciprocal_root(double value) { return 1.0 / square_root(value); }
 template <typename T>
 void batch_normalization_channel(const BatchNormalizationCall& call, std::size_t channel) {
   const ChannelRuns<T> runs(call, channel);
+  const auto count = static_cast<double>(call.batch * call.size);
   const double scale = static_cast<double>(static_cast<const T*>(call.scale)[channel]);
   MomentSums sums;
   Moments moments = {};
   double inverse = 0.0;
-  if (call.mean == nullptr) {
+  if (count == 0.0) {
+    // Sums of nothing, and no elements to normalize.
+  } else if (call.mean == nullptr) {
     const T near = runs.first_x();
-    const auto count = static_cast<double>(call.batch * call.size);
     runs.template add_to<true>(sums, near);
     moments = moments_of(sums, static_cast<double>(near), count);
     inverse = reciprocal_root(moments.variance + call.epsilon);

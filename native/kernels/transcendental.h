@@ -100,5 +100,25 @@ inline double power_of_float(double z, double exponent) {
   return z > 0.0 && z < kInfinity ? value : special;
 }
 
+// e**t in single precision, relative error below 3e-7, for t up to 80; 0 where it is below 1e-37. NaN stays NaN.
+inline float exp_single(float t) {
+  const float clamped = t < -87.0f ? -87.0f : t;
+  const float shifted = clamped * 0x1.715476p0f + 0x1.8p23f;  // rounds to an integer, in the low bits
+  const float k = shifted - 0x1.8p23f;
+  const float r = (clamped - k * 0x1.62e400p-1f) - k * 0x1.7f7d1cp-20f;
+  float sum = 1.0f / 5040.0f;
+  sum = sum * r + 1.0f / 720.0f;
+  sum = sum * r + 1.0f / 120.0f;
+  sum = sum * r + 1.0f / 24.0f;
+  sum = sum * r + 1.0f / 6.0f;
+  sum = sum * r + 0.5f;
+  std::uint32_t bits;
+  __builtin_memcpy(&bits, &shifted, sizeof bits);
+  bits = (bits << 23) + (std::uint32_t{127} << 23);
+  float power;
+  __builtin_memcpy(&power, &bits, sizeof power);
+  return t < -87.0f ? 0.0f : (1.0f + (r + r * r * sum)) * power;
+}
+
 }  // namespace
 }  // namespace onnxtrain

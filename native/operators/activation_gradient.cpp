@@ -1,6 +1,20 @@
 #include "activation_gradient.h"
 
+#include <limits>
+
 namespace onnxtrain {
+namespace {
+
+// The one element of an optional input.
+double number_or(const Inputs& inputs, std::size_t index, double otherwise) {
+  if (!inputs.has(index)) return otherwise;
+  inputs.require_same_type(index, 0);
+  if (inputs[index].count() != 1) inputs.require_shape(index, {});
+  return inputs.element_type(index) == kFloat ? static_cast<double>(*static_cast<const float*>(inputs[index].data))
+                                              : *static_cast<const double*>(inputs[index].data);
+}
+
+}  // namespace
 
 void run_elementwise(const ElementwiseKernel (&kernels)[kElementTypes], const void* scalars, ElementType type,
                      std::size_t count, std::initializer_list<const void*> inputs,
@@ -29,6 +43,42 @@ void ReluGradientNode::compute(const Call& call) const {
   void* dx = call.output(0, inputs[0].shape);
   run_elementwise(kernels()->relu_gradient, nullptr, type, inputs[0].count(), {inputs[0].data, inputs[1].data}, {dx},
                   call.parallel_for());
+}
+
+const Signature ClipGradientNode::kSignature = {
+    "ClipGradient", {"dy", "x", "min", "max"}, 2, 1, {0}, {{0, 0}, {1, 0}}};
+
+void ClipGradientNode::compute(const Call& call) const {
+  const Inputs inputs(kSignature, call);
+  const ElementType type = inputs.element_type(0);
+  inputs.require_same_type(1, 0);
+  inputs.require_same_shape(1, 0);
+  constexpr double kInfinite = std::numeric_limits<double>::infinity();
+  const ClipScalars bounds = {number_or(inputs, 2, -kInfinite), number_or(inputs, 3, kInfinite)};
+  void* dx = call.output(0, inputs[0].shape);
+  run_elementwise(kernels()->clip_gradient, &bounds, type, inputs[0].count(), {inputs[0].data, inputs[1].data}, {dx},
+                  call.parallel_for());
+}
+
+const Signature GeluGradientNode::kSignature = {"GeluGradient", {"dy", "x"}, 2, 1, {0}, {{0, 0}, {1, 0}}};
+
+GeluGradientNode::GeluGradientNode(const Attributes& attributes) {
+  const std::string approximate = attributes.text("approximate", "none");
+  if (approximate != "none" && approximate != "tanh") {
+    throw std::invalid_argument("attribute 'approximate' is '" + approximate + "': it must be 'none' or 'tanh'.");
+  }
+  by_tanh_ = approximate == "tanh";
+}
+
+void GeluGradientNode::compute(const Call& call) const {
+  const Inputs inputs(kSignature, call);
+  const ElementType type = inputs.element_type(0);
+  inputs.require_same_type(1, 0);
+  inputs.require_same_shape(1, 0);
+  const KernelTable& table = *kernels();
+  void* dx = call.output(0, inputs[0].shape);
+  run_elementwise(by_tanh_ ? table.gelu_tanh_gradient : table.gelu_gradient, nullptr, type, inputs[0].count(),
+                  {inputs[0].data, inputs[1].data}, {dx}, call.parallel_for());
 }
 
 }  // namespace onnxtrain

@@ -20,6 +20,8 @@ struct Signature {
   std::vector<int> like;
   // Pairs of an input and an output that may share a buffer, where nothing else reads the input afterwards.
   std::vector<std::pair<int, int>> in_place;
+  // Element types of the first inputs; those that follow may be of any type, which is that of the outputs, too.
+  std::vector<int> types = {};
 };
 
 // Tells the runtime types and shapes of the outputs that are like an input, while it loads a model. Only that of the

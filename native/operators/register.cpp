@@ -6,8 +6,13 @@
 
 #include "../optimizers.h"
 #include "activation_gradient.h"
+#include "convolution_node.h"
 #include "fused_node.h"
+#include "gather_gradient.h"
+#include "max_pool_gradient.h"
+#include "normalization_gradient.h"
 #include "optimizer_node.h"
+#include "softmax_gradient.h"
 
 namespace onnxtrain {
 namespace {
@@ -162,7 +167,10 @@ template <typename Node>
 Operator fused_operator(const OrtApi* api) {
   Operator op = described_operator<Node>(api);
   op.GetInputTypeCount = [](const OrtCustomOp*) { return Node::kSignature.inputs.size(); };
-  op.GetInputType = [](const OrtCustomOp*, std::size_t) { return ort::kTypeUndefined; };
+  op.GetInputType = [](const OrtCustomOp*, std::size_t index) {
+    const auto& types = Node::kSignature.types;
+    return index < types.size() ? types[index] : ort::kTypeUndefined;
+  };
   op.GetInputCharacteristic = [](const OrtCustomOp*, std::size_t index) {
     return index < Node::kSignature.required_inputs ? ort::kRequired : ort::kOptional;
   };
@@ -241,7 +249,19 @@ Domains create_domains(const OrtApi* api) {
   add_operator<MomentumNode>(api, domains.training);
   require(api, ort::CreateCustomOpDomain::call(api, "onnxtrain", &domains.own));
   add_operator<SsgdNode>(api, domains.own);
+  add_operator<BatchNormalizationGradientNode>(api, domains.own);
+  add_operator<ClipGradientNode>(api, domains.own);
+  add_operator<ConvNode>(api, domains.own);
+  add_operator<ConvInputGradientNode>(api, domains.own);
+  add_operator<ConvWeightGradientNode>(api, domains.own);
+  add_operator<GatherGradientNode>(api, domains.own);
+  add_operator<GeluGradientNode>(api, domains.own);
+  add_operator<LayerNormalizationGradientNode>(api, domains.own);
+  add_operator<LogSoftmaxGradientNode>(api, domains.own);
+  add_operator<MaxPoolGradientNode>(api, domains.own);
+  add_operator<RMSNormalizationGradientNode>(api, domains.own);
   add_operator<ReluGradientNode>(api, domains.own);
+  add_operator<SoftmaxGradientNode>(api, domains.own);
   return domains;
 }
 

@@ -150,7 +150,9 @@ ParallelFor Call::parallel_for() const {
       (*static_cast<const std::function<void(std::size_t)>*>(data))(index);
     };
     auto* data = const_cast<std::function<void(std::size_t)>*>(&task);
-    require(api, ort::KernelContext_ParallelFor::call(api, context, run, total, 0, data));
+    // As many batches as tasks: threads take one after the other, where 0 would give each thread an equal share at once,
+    // and the slowest would keep all others waiting.
+    require(api, ort::KernelContext_ParallelFor::call(api, context, run, total, total, data));
   };
 }
 

@@ -80,6 +80,27 @@ class SequenceInsert(OpRun):
         return (made,)
 
 
+class SequenceMap(OpRun):
+    """SequenceMap over any number of sequences; ONNX's own knows no second one and no values from outside."""
+
+    def need_context(self) -> bool:
+        """Its body may read values of the surrounding graph."""
+        return True
+
+    def _run(
+        self, items: list[np.ndarray], *others: Any, context: dict[str, Any] | None = None, **options: Any
+    ) -> tuple[Any, ...]:
+        node: Any = self
+        names = node.body.input_names
+        made: list[list[np.ndarray]] = [[] for _ in node.body.output_names]
+        for index, item in enumerate(items):
+            values = [item, *(other[index] if isinstance(other, list) else other for other in others)]
+            feeds = {**(context or {}), **dict(zip(names, values, strict=True))}
+            for parts, result in zip(made, node._run_body(feeds, bindings=options.get("bindings")), strict=True):
+                parts.append(result)
+        return tuple(made)
+
+
 class Optional(OpRun):
     """Optional of a value that is there; ONNX's own makes a sequence of it."""
 
@@ -121,8 +142,19 @@ class LpNormalization(OpRun):
         return (np.divide(x, norm, out=np.zeros_like(x), where=norm != 0),)
 
 
+_OPERATORS: list[type[OpRun]] = [
+    Erf,
+    Gelu,
+    GridSample,
+    Loop,
+    LpNormalization,
+    Optional,
+    Scan,
+    SequenceInsert,
+    SequenceMap,
+]
+
+
 def evaluator(model: onnx.ModelProto) -> ReferenceEvaluator:
     """A reference evaluator of a model."""
-    return ReferenceEvaluator(
-        model, new_ops=[Erf, Gelu, GridSample, Loop, LpNormalization, Optional, Scan, SequenceInsert]
-    )
+    return ReferenceEvaluator(model, new_ops=_OPERATORS)

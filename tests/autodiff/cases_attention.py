@@ -37,7 +37,7 @@ PAST = [heads(HEADS, 2, SIZE, 4), heads(HEADS, 2, VALUE_SIZE, 5)]
 COSINES, SINES = np.cos(normal(8, 2)), np.sin(normal(8, 2))
 POSITIONS = np.array([[0, 2, 1], [5, 7, 3]])
 
-# Whether the body of RotaryEmbedding splits the last axis into heads follows from the rank.
+# Where angles are differentiated, the rule has to know whether heads are an axis of their own.
 RANK_KNOWN = ("static", "dynamic")
 
 CASES = [
@@ -86,5 +86,28 @@ CASES = [
         opset=23,
         label="no-positions",
         shapes=RANK_KNOWN,
+    ),
+    case(
+        "RotaryEmbedding",
+        normal(2, 3, 12),
+        COSINES,
+        SINES,
+        POSITIONS,
+        opset=23,
+        label="flat-partial",
+        shapes=RANK_KNOWN,
+        num_heads=2,
+        rotary_embedding_dim=4,
+    ),
+    case(
+        "RotaryEmbedding",
+        normal(2, 3, 8),
+        COSINES,
+        SINES,
+        POSITIONS,
+        opset=23,
+        label="constant-angles",
+        wrt=["a"],
+        num_heads=2,
     ),
 ]

@@ -32,6 +32,19 @@ def with_known_scales(row):
     return type(row)(**{**vars(made), "inputs": [feeds["a"]], "shapes": ("static", "dynamic", "unknown")})
 
 
+def rounded_up(mode, label="", **attributes):
+    """Sizes that keep the aspect ratio, one of them an element more than the size times the scale."""
+    return resize(
+        X,
+        sizes=(8, 11),
+        mode=mode,
+        axes=[2, 3],
+        keep_aspect_ratio_policy="not_smaller",
+        label=f"rounded-up-{mode}{label and '-'}{label}",
+        **attributes,
+    )
+
+
 X = normal(1, 2, 4, 5)
 TRANSFORMATIONS = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")
 NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
@@ -96,6 +109,33 @@ CASES = [
             [
                 resize(X, sizes=(8, 20), mode="linear", axes=[2, 3], keep_aspect_ratio_policy="not_larger"),
                 resize(X, sizes=(8, 9), mode="nearest", axes=[2, 3], keep_aspect_ratio_policy="not_smaller"),
+                *(rounded_up(mode) for mode in ("nearest", "linear", "cubic")),
+                rounded_up("nearest", "floor", nearest_mode="floor", coordinate_transformation_mode="asymmetric"),
+                # Where the last element of the result is, ONNX Runtime and ONNX's evaluator see differently.
+                rounded_up("linear", "corners", coordinate_transformation_mode="align_corners", runtime=False),
+                rounded_up("cubic", "exclude", exclude_outside=1),
+                rounded_up("linear", "symmetric", coordinate_transformation_mode="half_pixel_symmetric"),
+                resize(
+                    normal(1, 1, 5, 9),
+                    **{"sizes": (3, 5), "mode": "linear", "antialias": 1, "axes": [2, 3]},
+                    keep_aspect_ratio_policy="not_smaller",
+                    label="rounded-up-antialias",
+                ),
+                resize(
+                    normal(1, 2, 5, 6),
+                    **{"sizes": (10, 11), "mode": "nearest", "axes": [2, 3]},
+                    keep_aspect_ratio_policy="not_larger",
+                    label="rounded-up-to-twice",
+                ),
+                resize(
+                    normal(1, 2, 5, 6),
+                    **{"sizes": (9, 11), "mode": "linear", "axes": [2, 3]},
+                    roi=(0.1, 0.2, 0.8, 1.3),
+                    coordinate_transformation_mode="tf_crop_and_resize",
+                    keep_aspect_ratio_policy="not_smaller",
+                    label="rounded-up-crop",
+                    runtime=False,
+                ),
             ],
         )
     ),

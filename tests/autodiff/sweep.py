@@ -11,22 +11,24 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib.util
 import re
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 from sweep_document import operators_document, with_generated_part
 from sweep_outcome import Outcome, Variant
 from sweep_subjects import NodeTest, Subject, node_tests, refusal, subjects
-from sweep_tables import BY_RUNTIME, EXCUSES, NOT_BY_RUNTIME, SECOND_ORDER, SINGLE, matching
+from sweep_tables import BY_RUNTIME, EXCUSES, NOT_BY_RUNTIME, NOT_TWICE, SINGLE, matching
 
 from onnxtrain import testing
 from onnxtrain.errors import GradientError
@@ -36,12 +38,14 @@ DOUBLE, FLOAT = np.dtype(np.float64), np.dtype(np.float32)
 EXCUSED = {
     "rank": ("dynamic", "unknown"),
     "constants": ("static", "dynamic", "unknown"),
-    "states that are tensors": ("static", "dynamic", "unknown", "constant"),
 }
 """In which checks a rule may refuse what."""
 
 TOLERANCE_BY_RUNTIME = 1e-3
 """Against differences in double, of a gradient that ONNX Runtime computed in single precision."""
+
+TOLERANCE_OF_TORCH = 1e-6
+"""Of the largest value, where both compute in double precision."""
 
 
 def checks(test: NodeTest) -> Iterator[tuple[Subject, Variant]]:
@@ -121,11 +125,50 @@ def run_second_order(subject: Subject, directions: int = 1) -> Outcome:
         gradients = [info for info in first.graph.output if info.name.endswith("_grad")]
         del first.graph.output[:]
         first.graph.output.extend(gradients)
-        first = onnx.compose.add_prefix(first, "first/", rename_inputs=False)
+        working = ir.from_proto(first)
+        for output in working.graph.outputs:
+            output.name = f"first/{output.name}"
+        first = ir.to_proto(working)
         result = testing.check_gradient(first, feeds, wrt=subject.wrt, directions=directions, tolerance=1e-5)
     except Exception as error:  # as in run
         return outcome(failure=f"{type(error).__name__}: {error}")
     return outcome(worst=result.worst, runtime=True)
+
+
+def run_torch(subject: Subject) -> Outcome | None:
+    """Compare a gradient with PyTorch's; ``None`` where that is not installed or has no such operator."""
+    if importlib.util.find_spec("torch") is None:
+        return None
+    from sweep_torch import torch_gradients
+
+    outcome = functools.partial(Outcome, subject.test, subject.operator, subject.opset, "PyTorch")
+    single = subject.operator in SINGLE or matching(BY_RUNTIME, subject.test) is not None
+    try:
+        model = testing.with_float_type(subject.model, FLOAT if single else DOUBLE)
+        feeds = {name: _as(array, FLOAT if single else DOUBLE) for name, array in subject.feeds.items()}
+        outputs = _evaluated(model, feeds, single)
+        rng = np.random.default_rng(2)
+        projections = {n: rng.normal(size=y.shape).astype(y.dtype) for n, y in outputs.items() if y.dtype.kind == "f"}
+        reference = torch_gradients(subject, projections)
+        if reference is None:
+            return None
+        found = _evaluated(testing.projected_gradient(model, subject.wrt, projections), feeds, single)
+        expected = {**reference[0], **{f"{name}_grad": gradient for name, gradient in reference[1].items()}}
+        errors = {name: testing._relative_error(found[name], wanted) for name, wanted in expected.items()}
+    except Exception as error:  # as in run
+        return outcome(failure=f"{type(error).__name__}: {error}")
+    name, worst = max(errors.items(), key=lambda item: item[1])
+    limit = TOLERANCE_BY_RUNTIME if single else TOLERANCE_OF_TORCH
+    return outcome(worst=worst, failure="" if worst <= limit else f"{name} differs by {worst:.2g} from PyTorch's")
+
+
+def _evaluated(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], single: bool) -> dict[str, np.ndarray]:
+    """The outputs by ONNX Runtime in single precision, or by the reference evaluator."""
+    if single:
+        return _run_feeds(model, feeds)
+    with np.errstate(all="ignore"):
+        arrays = evaluator(model).run(None, dict(feeds))
+    return dict(zip((output.name for output in model.graph.output), arrays, strict=True))
 
 
 def second_order_subject(operator: str) -> Subject:
@@ -163,12 +206,16 @@ def _has_kernel(model: bytes, subject: Subject) -> bool:
 
 
 def _run_single(model: onnx.ModelProto, subject: Subject) -> dict[str, np.ndarray]:
+    return _run_feeds(model, subject.feeds)
+
+
+def _run_feeds(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
     serialized = testing.with_float_type(model, FLOAT).SerializeToString()
     session = onnxruntime.InferenceSession(serialized, options, providers=["CPUExecutionProvider"])
-    arrays = session.run(None, {name: _as(array, FLOAT) for name, array in subject.feeds.items()})
+    arrays = session.run(None, {name: _as(array, FLOAT) for name, array in feeds.items()})
     return dict(zip((output.name for output in model.graph.output), arrays, strict=True))
 
 
@@ -184,7 +231,10 @@ def sweep(operator: str) -> list[Outcome]:
         warnings.simplefilter("ignore")  # NumPy's, of infinities on the way
         for test in usable_tests(operator):
             outcomes += [run(subject, variant) for subject, variant in checks(test)]
-        if operator in SECOND_ORDER:
+            first = next(subjects(test), None)
+            compared = None if first is None else run_torch(first)
+            outcomes += [] if compared is None else [compared]
+        if outcomes and operator not in NOT_TWICE:
             outcomes.append(run_second_order(second_order_subject(operator)))
     return outcomes
 

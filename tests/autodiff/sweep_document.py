@@ -39,6 +39,8 @@ single precision where it has the operator.
   precision where marked with an asterisk.
 - **needs**: what the gradient cannot do without: the rank (if shape inference does not find it), constants (axes
   that are computed are refused).
+- **PyTorch**: the largest difference, of the largest value, from PyTorch's gradient in double precision, where it
+  has the operator.
 - **twice**: whether the gradient of the gradient is checked, too.
 
 {summary}
@@ -103,12 +105,13 @@ def operators_document(outcomes: Sequence[Outcome]) -> str:
         counts = f"{used[name]} of {tests[name]}" if tests[name] else "none"
         cells = [f"`{name}`", versions(name), ways[name], counts, str(rows["", name]), *_figures(name, found)]
         lines.append(_row(cells))
-    titles = ["operator", "versions", "by", "tests", "rows", "checks", "opsets", "worst error", "needs", "twice"]
+    titles = ["operator", "versions", "by", "tests", "rows"]
+    titles += ["checks", "opsets", "worst error", "PyTorch", "needs", "twice"]
     text = _HEAD.format(
         newest=sweep_tables.NEWEST, opsets=", ".join(map(str, sweep_tables.OPSETS)), summary=_summary(outcomes, ways)
     )
     text += "## Differentiable\n\n" + _table(titles, lines)
-    text += "\n## Of other domains\n\n" + _table(["operator", "domain", "rows"], _other_domains(rows))
+    text += "\n## Of other domains\n\n" + _table(["operator", "domain", "by", "rows"], _other_domains(rows))
     text += "\n## Without a gradient\n\n" + no_gradient_table()
     return text + "\n## What the sweep leaves out or changes\n\n" + _exceptions()
 
@@ -120,17 +123,21 @@ def versions(operator: str) -> str:
 
 
 def _figures(operator: str, outcomes: Sequence[Outcome]) -> list[str]:
-    first = [outcome for outcome in outcomes if outcome.variant != "second order" and not math.isnan(outcome.worst)]
+    measured = [outcome for outcome in outcomes if not math.isnan(outcome.worst)]
+    first = [outcome for outcome in measured if outcome.variant not in ("second order", "PyTorch")]
     opsets = sorted({outcome.opset for outcome in first})
     single = operator in sweep_tables.SINGLE or any(
         sweep_tables.matching(sweep_tables.BY_RUNTIME, outcome.test) for outcome in first
     )
     worst = f"{max(outcome.worst for outcome in first):.0e}{'*' if single else ''}" if first else ""
+    beside = [outcome.worst for outcome in measured if outcome.variant == "PyTorch"]
+    difference = f"{max(beside):.0e}{'*' if single else ''}" if beside else ""
     needs = ", ".join(sorted({outcome.excuse for outcome in outcomes if outcome.excuse}))
     failures = sum(bool(outcome.failure) for outcome in outcomes)
     twice = any(outcome.variant == "second order" and not outcome.failure for outcome in outcomes)
     checks = f"{len(first)}" + (f", {failures} fail" if failures else "")
-    return [checks if outcomes else "", ", ".join(map(str, opsets)), worst, needs, "yes" if twice else ""]
+    places = ", ".join(map(str, opsets))
+    return [checks if outcomes else "", places, worst, difference, needs, "yes" if twice else ""]
 
 
 def _summary(outcomes: Sequence[Outcome], ways: dict[str, str]) -> str:
@@ -147,8 +154,15 @@ def _summary(outcomes: Sequence[Outcome], ways: dict[str, str]) -> str:
 
 
 def _other_domains(rows: Counter[tuple[str, str]]) -> list[str]:
-    found = sorted({(entry.operator, entry.domain) for entry in registry.entries() if entry.domain})
-    return [_row([f"`{name}`", f"`{domain}`", str(rows[domain, name])]) for name, domain in found]
+    from test_microsoft import ROWS  # it imports ONNX Runtime
+
+    counts = rows + Counter((row.values[3], row.values[0]) for row in ROWS)
+    ways = dict.fromkeys(registry.registered_bodies(), "body")
+    ways |= {(entry.domain, entry.operator): "rule" for entry in registry.entries() if entry.domain}
+    found = sorted(ways.items(), key=lambda item: (item[0][1].lower(), item[0][0]))
+    return [
+        _row([f"`{name}`", f"`{domain or 'ai.onnx'}`", way, str(counts[domain, name])]) for (domain, name), way in found
+    ]
 
 
 def no_gradient_table() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Variant = Literal["static", "dynamic", "unknown", "constant", "second order"]
+Variant = Literal["static", "dynamic", "unknown", "constant", "second order", "PyTorch"]
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Outcome:
         test: Name of ONNX's test.
         operator: Its operator.
         opset: Where it was checked.
-        variant: What the gradient builder knew of shapes and integer inputs.
+        variant: What the gradient builder knew of shapes and integer inputs; or what else was checked.
         worst: The largest relative error; NaN where nothing was compared.
         runtime: Whether ONNX Runtime has kernels for the operator and was compared.
         excuse: What the rule needs and did not get: a key of ``EXCUSES``.

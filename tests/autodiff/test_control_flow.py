@@ -1,4 +1,4 @@
-"""What tables of cases cannot say about If, Loop and Scan: no steps at all, and what is refused."""
+"""What tables of cases cannot say about If, Loop and Scan: no steps at all, what is kept, and what is refused."""
 
 import numpy as np
 import onnxruntime
@@ -29,6 +29,21 @@ agraph (int64 count, float[2] x) => (float[n] y)
         after = SequenceInsert (before, x)
     }> (count, , empty)
     y = ConcatFromSequence <axis = 0> (all)
+}
+"""
+
+OPTIONAL = """
+agraph (int64 count, float[2] x) => (float[2] y)
+{
+    first = Optional (x)
+    last = Loop <body = step (int64 number, bool condition, optional(float[2]) before)
+        => (bool again, optional(float[2]) after) {
+        again = Identity (condition)
+        value = OptionalGetElement (before)
+        twice = Add (value, value)
+        after = Optional (twice)
+    }> (count, , first)
+    y = OptionalGetElement (last)
 }
 """
 
@@ -78,19 +93,37 @@ def test_random_numbers_in_a_body_are_refused():
         onnxtrain.gradient(model(RANDOM), "last", ["s"])
 
 
-def test_sequence_as_state_is_refused():
-    with pytest.raises(GradientError, match=r"Loop node .*: its state 'before' is a sequence"):
-        onnxtrain.gradient(model(SEQUENCE), "y", ["x"])
-
-
-def test_sequence_as_state_of_an_untyped_body_is_refused():
+def test_sequence_as_state_of_an_untyped_body() -> None:
     untyped = model(SEQUENCE)
     loop = next(node for node in untyped.graph.node if node.op_type == "Loop")
     body = next(attribute.g for attribute in loop.attribute if attribute.name == "body")
     for value in body.input[2:]:
         value.ClearField("type")
-    with pytest.raises(GradientError, match=r"Loop node .*: its state 'before' is a sequence"):
-        onnxtrain.gradient(untyped, "y", ["x"])
+    built = onnxtrain.gradient(untyped, "y", ["x"])
+    (dx,) = run(built, {"count": np.array(3), "x": np.ones(2, np.float32)}, "x_grad")
+    np.testing.assert_array_equal(dx, [3, 3])
+
+
+def test_no_step_leaves_the_first_sequence_alone() -> None:
+    text = SEQUENCE.replace("SequenceEmpty ()", "SequenceConstruct (x)")
+    built = onnxtrain.gradient(model(text), "y", ["x"])
+    (dx,) = run(built, {"count": np.array(0), "x": np.ones(2, np.float32)}, "x_grad")
+    np.testing.assert_array_equal(dx, [1, 1])
+
+
+def test_a_loop_that_only_appends_keeps_no_sequence_of_any_step() -> None:
+    built = onnxtrain.gradient(model(SEQUENCE), "y", ["x"])
+    assert sum(node.op_type == "Loop" for node in built.graph.node) == 2
+    backward = [node for node in built.graph.node if node.op_type == "Loop"][-1]
+    body = next(attribute.g for attribute in backward.attribute if attribute.name == "body")
+    assert sum(info.type.HasField("sequence_type") for info in body.input) == 1
+
+
+def test_optional_value_as_state_is_refused() -> None:
+    with pytest.raises(
+        GradientError, match=r"Loop node .*: its state 'before' is an optional value; .* hand in a tensor"
+    ):
+        onnxtrain.gradient(model(OPTIONAL), "y", ["x"])
 
 
 def test_missing_rules_in_bodies_are_reported():

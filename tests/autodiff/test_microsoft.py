@@ -1,14 +1,16 @@
 """ONNX Runtime's own operators: their bodies give what its kernels give, and gradients that fit the kernels."""
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from case import normal
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper, parser
 
 import onnxtrain
 from onnxtrain.autodiff import registry
 from onnxtrain.errors import GradientError
+from onnxtrain.runtime.native import custom_ops_library, kernels_available
 from onnxtrain.testing import projected_gradient
 
 X = normal(2, 3, 4)
@@ -23,6 +25,16 @@ HEADS = {"num_heads": 2}
 WIDE = normal(2, 2, 5, 2, seed=1), normal(2, 2, 5, 2, seed=2)
 LENGTHS = np.array([3, 5], dtype=np.int32)
 KEYS = np.array([[1, 1, 0, 1, 1], [1, 0, 1, 1, 0]], dtype=np.int32)
+PADDED_LEFT = np.array([[0, 0, 1], [1, 0, 1]], dtype=np.int32)
+ENDS = np.array([3, 2, 1, 0], dtype=np.int32)
+SUMS = np.array([2, 3, 0, 2, 5, 0, 3, 6], dtype=np.int32)
+PAST = normal(2, 2, 2, 4, 2, seed=9)
+PAST_KEYS = normal(2, 2, 4, 2, seed=5), normal(2, 2, 4, 2, seed=6)
+PRESENT = {"outputs": ("y", "present")}
+PRESENT_KEYS = {"outputs": ("y", "keys", "values")}
+IMAGE, KERNEL = normal(2, 2, 5, 5), normal(3, 2, 3, 3, seed=1, scale=0.3)
+ROTATIONS = np.cos(normal(10, 2)), np.sin(normal(10, 2))
+POSITIONS = np.array([[0, 3, 1], [4, 5, 2]])
 
 
 def row(operator, *inputs, outputs=("y",), domain="com.microsoft", label="plain", **attributes):
@@ -32,6 +44,29 @@ def row(operator, *inputs, outputs=("y",), domain="com.microsoft", label="plain"
 ROWS = [
     row("FusedMatMul", normal(2, 3, 4), normal(4, 5, seed=1), alpha=0.5),
     row("FusedMatMul", normal(4, 3), normal(5, 4, seed=1), transA=1, transB=1, label="transposed"),
+    row("FusedMatMul", normal(2, 3, 4), normal(3, 4, 5, seed=1), transBatchA=1, label="rows-first"),
+    row("FusedMatMul", normal(3, 2, 4), normal(2, 3, 5, seed=1), transBatchB=1, transA=1, label="rows-first-of-B"),
+    row(
+        *("FusedMatMul", normal(2, 5, 3, 4), normal(6, 5, 3, 2, seed=1)),
+        **{"transBatchA": 1, "transA": 1, "transBatchB": 1, "transB": 1, "alpha": 0.5},
+        label="all-transposed",
+    ),
+    row("FusedGemm", normal(3, 4), normal(4, 5, seed=1), normal(5), activation="Relu", alpha=0.5, beta=2.0),
+    row("FusedGemm", normal(4, 3), normal(5, 4), transA=1, transB=1, activation="Tanh", label="transposed"),
+    row("FusedGemm", normal(3, 4), normal(4, 5), activation="LeakyRelu", activation_alpha=0.2, label="slope"),
+    row(
+        *("FusedGemm", normal(3, 4), normal(4, 5)),
+        **{"activation": "HardSigmoid", "activation_alpha": 0.1, "activation_beta": 0.4},
+        label="two-numbers",
+    ),
+    row("FusedConv", IMAGE, KERNEL, normal(3), activation="Sigmoid"),
+    row("FusedConv", IMAGE, KERNEL, normal(3), normal(2, 3, 3, 3), activation="Tanh", label="sum"),
+    row(
+        *("FusedConv", 0.1 * IMAGE, KERNEL, np.array([-3.0, 0.0, 3.0])),
+        **{"activation": "Clip", "activation_params": [-1.5, 1.5]},
+        label="clip",
+    ),
+    row("FusedConv", IMAGE, KERNEL, pads=[1, 0, 1, 1], strides=[2, 1], dilations=[1, 2], label="padded"),
     row("Gelu", X),
     row("BiasGelu", X, BETA),
     row("FastGelu", X, BETA),
@@ -56,6 +91,16 @@ ROWS = [
     row("Attention", X, WEIGHTS, BIAS, None, None, normal(2, 2, 3, 3, seed=9), **HEADS, label="bias"),
     row("Attention", X, WEIGHTS, BIAS, unidirectional=1, scale=0.3, **HEADS, label="causal"),
     row("Attention", X, normal(4, 10, seed=3), normal(10), qkv_hidden_sizes=[4, 4, 2], **HEADS, label="sizes"),
+    row("Attention", X, WEIGHTS, BIAS, PADDED_LEFT, unidirectional=1, **HEADS, label="causal-mask"),
+    row("Attention", X, WEIGHTS, BIAS, ENDS, **HEADS, label="begins-and-ends"),
+    row("Attention", X, WEIGHTS, BIAS, ENDS, unidirectional=1, **HEADS, label="causal-begins-and-ends"),
+    row("Attention", X, WEIGHTS, BIAS, SUMS, **HEADS, label="sums-of-lengths"),
+    row("Attention", X, WEIGHTS, BIAS, MASK[:, None] * np.ones((2, 3, 1), np.int32), **HEADS, label="mask-per-query"),
+    row("Attention", X, WEIGHTS, BIAS, **PRESENT, **HEADS, label="present"),
+    row("Attention", X, WEIGHTS, BIAS, None, PAST, **PRESENT, **HEADS, label="past"),
+    row("Attention", X, WEIGHTS, BIAS, None, PAST, unidirectional=1, **PRESENT, **HEADS, label="causal-past"),
+    row("Attention", X, WEIGHTS, BIAS, np.ones((2, 7), np.int32), PAST, **PRESENT, **HEADS, label="past-mask"),
+    row("Attention", X, WEIGHTS, BIAS, np.array([6, 7, 1, 0], np.int32), PAST, **PRESENT, **HEADS, label="past-ends"),
     row("MultiHeadAttention", QUERY, KEY, VALUE, **HEADS),
     row("MultiHeadAttention", QUERY, KEY, VALUE, BIAS, **HEADS, label="bias"),
     row("MultiHeadAttention", QUERY, KEY, VALUE, None, KEYS, **HEADS, label="mask"),
@@ -63,6 +108,27 @@ ROWS = [
     row("MultiHeadAttention", QUERY, KEY, VALUE, None, None, normal(1, 2, 3, 5), **HEADS, label="attention-bias"),
     row("MultiHeadAttention", QUERY, *WIDE, **HEADS, label="split-heads"),
     row("MultiHeadAttention", QUERY, KEY[:, :3], VALUE[:, :3], unidirectional=1, **HEADS, label="causal"),
+    row("MultiHeadAttention", QUERY, KEY, VALUE, unidirectional=1, **HEADS, label="causal-more-keys"),
+    row("MultiHeadAttention", QUERY, *WIDE, BIAS, **HEADS, label="split-heads-bias"),
+    row("MultiHeadAttention", QUERY, KEY, VALUE, None, KEYS, outputs=("y", "", "", "qk"), **HEADS, label="scores"),
+    row("MultiHeadAttention", *[QUERY] * 3, None, None, None, *PAST_KEYS, **PRESENT_KEYS, **HEADS, label="past"),
+    row("MultiHeadAttention", *[QUERY] * 3, BIAS, None, None, *PAST_KEYS, **PRESENT_KEYS, **HEADS, label="past-bias"),
+    row(
+        *("MultiHeadAttention", QUERY, QUERY, QUERY, None, np.ones((2, 7), np.int32), None, *PAST_KEYS),
+        **PRESENT_KEYS,
+        **HEADS,
+        unidirectional=1,
+        label="causal-past",
+    ),
+    row("RotaryEmbedding", X, POSITIONS, *ROTATIONS),
+    row("RotaryEmbedding", normal(2, 3, 8), POSITIONS, *ROTATIONS, interleaved=1, label="interleaved"),
+    row("RotaryEmbedding", X, np.array([2]), *ROTATIONS, label="offset"),
+    row("RotaryEmbedding", normal(2, 2, 3, 4), POSITIONS, *ROTATIONS, label="heads"),
+    row(
+        *("RotaryEmbedding", normal(2, 3, 12), POSITIONS, *ROTATIONS),
+        **{"num_heads": 2, "rotary_embedding_dim": 4},
+        label="part",
+    ),
 ]
 
 
@@ -71,7 +137,9 @@ def model(operator, inputs, outputs, domain, attributes, opset=18):
     names = ["" if array is None else f"x{i}" for i, array in enumerate(inputs)]
     node = helper.make_node(operator, names, list(outputs), domain=domain, **attributes)
     infos = [
-        helper.make_tensor_value_info(n, TensorProto.INT32 if a.dtype.kind == "i" else TensorProto.FLOAT, a.shape)
+        helper.make_tensor_value_info(
+            n, 1 if a.dtype.kind == "f" else helper.np_dtype_to_tensor_dtype(a.dtype), a.shape
+        )
         for n, a in feeds.items()
     ]
     given = [
@@ -119,6 +187,26 @@ def test_body_equals_kernel(operator, inputs, outputs, domain, attributes, opset
         assert abs(np.sum(gradient * direction) - measured / h) < 2e-2 * scale, name
 
 
+@pytest.mark.parametrize(
+    ("operator", "bias"), [("Gelu", []), ("BiasGelu", [BETA]), ("FastGelu", []), ("FastGelu", [BETA])]
+)
+def test_gelu_stays_a_node_where_kernels_are(operator, bias):
+    given, feeds = model(operator, [X, *bias], ("y",), "com.microsoft", {})
+    projections = {"y": normal(*X.shape, seed=8).astype(np.float32)}
+    kept = projected_gradient(given, list(feeds), projections, kernels=True)
+    operators = {(node.domain, node.op_type) for node in kept.graph.node}
+    assert {("com.microsoft", operator), ("onnxtrain", "GeluGradient")} <= operators
+    if not kernels_available():
+        pytest.skip("the native kernels are not installed")
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(str(custom_ops_library()))
+    session = onnxruntime.InferenceSession(kept.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    found = session.run(None, {name: array.astype(np.float32) for name, array in feeds.items()})
+    wanted = run(projected_gradient(given, list(feeds), projections), feeds)
+    for output, array in zip(session.get_outputs(), found, strict=True):
+        np.testing.assert_allclose(array, wanted[output.name], atol=2e-5)
+
+
 def test_every_body_has_a_row():
     covered = {(values[3], values[0]) for values in (parameters.values for parameters in ROWS)}
     assert not {
@@ -128,14 +216,116 @@ def test_every_body_has_a_row():
     } - {("com.microsoft", "SimplifiedLayerNormalization")}  # ONNX Runtime has it in ONNX's domain
 
 
-def test_past_is_refused():
-    past = normal(2, 2, 2, 1, 2)
-    given, _ = model("Attention", (X, WEIGHTS, BIAS, None, past), ("y", "present"), "com.microsoft", HEADS)
-    with pytest.raises(GradientError, match=r"Attention node .* it has a past, which its body .* does not cover"):
-        onnxtrain.gradient(given, "y", ["x1"])
+CHAIN = """
+    <ir_version: 10, opset_import: ["" : 18, "com.microsoft" : 1]>
+    chain (float[batch, seq, 4] x) => (float y)
+    <float[4] w = {1, 2, 3, 4}, float[4] b = {0.1, -0.2, 0.3, 0}>
+    {
+        a = SimplifiedLayerNormalization(x, w)
+        c = com.microsoft.Attention<num_heads = 2>(a, qkv, shift)
+        d = com.microsoft.SkipLayerNormalization(c, a, w, b)
+        e = MatMul(d, m)
+        f = com.microsoft.BiasGelu(e, b)
+        g = com.microsoft.FusedMatMul<alpha = 0.5>(f, m)
+        y = ReduceSum<keepdims = 0>(g)
+    }
+"""
 
 
-def test_transposed_batch_axes_are_refused():
-    given, _ = model("FusedMatMul", (X, X), ("y",), "com.microsoft", {"transBatchA": 1})
-    with pytest.raises(GradientError, match="transBatchA=1 is not covered"):
+def test_one_after_the_other_have_types_and_shapes():
+    """ONNX infers nothing behind operators that it does not know."""
+    chain = parser.parse_model(CHAIN)
+    arrays = {"qkv": WEIGHTS, "shift": BIAS, "m": normal(4, 4)}
+    weights = {name: array.astype(np.float32) for name, array in arrays.items()}
+    chain.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    built = onnxtrain.gradient(chain)
+    assert all(not node.domain for node in built.graph.node)
+    found = run(built, {"x": X})
+    direction = normal(4, 12, seed=5).astype(np.float32)
+
+    def moved(step):
+        changed = onnx.ModelProto()
+        changed.CopyFrom(chain)
+        tensor = next(tensor for tensor in changed.graph.initializer if tensor.name == "qkv")
+        tensor.CopyFrom(numpy_helper.from_array(weights["qkv"] + np.float32(step) * direction, "qkv"))
+        return float(run(changed, {"x": X})["y"])
+
+    measured = (moved(1e-2) - moved(-1e-2)) / 2e-2
+    np.testing.assert_allclose(np.sum(found["qkv_grad"] * direction), measured, rtol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("operator", "inputs", "attributes", "message"),
+    [
+        ("Attention", (X, WEIGHTS, BIAS), {"do_rotary": 1, **HEADS}, "rotary embedding inside"),
+        ("Attention", (X, WEIGHTS, BIAS), {"past_present_share_buffer": 1, **HEADS}, "one buffer for past and present"),
+        (
+            "MultiHeadAttention",
+            (QUERY, QUERY, QUERY, None, None, None, *PAST_KEYS, np.array([1], np.int32)),
+            HEADS,
+            "one buffer for past and present",
+        ),
+        ("RotaryEmbedding", (X, POSITIONS, *ROTATIONS), {"is_packed_batching": 1}, "a packed batch"),
+    ],
+)
+def test_what_bodies_do_not_cover_is_refused(operator, inputs, attributes, message):
+    given, _ = model(operator, inputs, ("y",), "com.microsoft", attributes)
+    with pytest.raises(GradientError, match=rf"{operator} node .* it has {message}, which its body .* does not cover"):
         onnxtrain.gradient(given, "y", ["x0"])
+
+
+def test_an_unknown_activation_is_refused():
+    given, _ = model("FusedGemm", (X[0], normal(4, 5)), ("y",), "com.microsoft", {"activation": "ScaledTanh"})
+    with pytest.raises(GradientError, match=r"its activation is 'ScaledTanh', which its body .* does not cover"):
+        onnxtrain.gradient(given, "y", ["x0"])
+
+
+def gradient_of(operator, inputs, attributes):
+    """The output and the gradients of the body, for what ONNX Runtime has no kernel for on the CPU."""
+    given, feeds = model(operator, inputs, ("y",), "com.microsoft", attributes)
+    wrt = [name for name, array in feeds.items() if array.dtype.kind == "f"]
+    built = projected_gradient(given, wrt, {"y": normal(2, 3, 4, seed=8).astype(np.float32)})
+    return run(built, feeds)
+
+
+def test_a_packed_query_key_and_value_are_what_they_are_apart():
+    parts = [normal(2, 3, 4, seed=seed) for seed in (1, 2, 3)]
+    apart = gradient_of("MultiHeadAttention", (*parts, BIAS), HEADS)
+    packed = np.stack([part.reshape(2, 3, 2, 2) for part in parts], axis=3)
+    found = gradient_of("MultiHeadAttention", (packed, None, None, BIAS), HEADS)
+    np.testing.assert_allclose(found["y"], apart["y"], atol=1e-6)
+    for index in range(3):
+        gradient = found["x0_grad"][:, :, :, index].reshape(2, 3, 4)
+        np.testing.assert_allclose(gradient, apart[f"x{index}_grad"], atol=1e-5)
+    np.testing.assert_allclose(found["x3_grad"], apart["x3_grad"], atol=1e-5)
+
+
+def test_a_packed_key_and_value_are_what_they_are_apart():
+    apart = gradient_of("MultiHeadAttention", (QUERY, KEY, VALUE), HEADS)
+    packed = np.stack([part.reshape(2, 5, 2, 2) for part in (KEY, VALUE)], axis=3)
+    found = gradient_of("MultiHeadAttention", (QUERY, packed, None), HEADS)
+    np.testing.assert_allclose(found["y"], apart["y"], atol=1e-6)
+    np.testing.assert_allclose(found["x0_grad"], apart["x0_grad"], atol=1e-5)
+    for index in range(2):
+        gradient = found["x1_grad"][:, :, :, index].reshape(2, 5, 4)
+        np.testing.assert_allclose(gradient, apart[f"x{index + 1}_grad"], atol=1e-5)
+
+
+def test_a_mask_of_the_longest_sequence_is_cut():
+    rows = np.tril(np.ones((2, 1, 6, 6), np.int32))
+    causal = gradient_of("Attention", (X, WEIGHTS, BIAS, None), {"unidirectional": 1, **HEADS})
+    masked = gradient_of("Attention", (X, WEIGHTS, BIAS, rows), HEADS)
+    for name, array in causal.items():
+        np.testing.assert_allclose(masked[name], array, atol=1e-5)
+
+
+@pytest.mark.parametrize("mask", [LENGTHS - 2, ENDS, SUMS], ids=["lengths", "ends", "sums"])
+def test_masks_of_unknown_size_are_told_apart_in_the_graph(mask):
+    given, feeds = model("Attention", (X, WEIGHTS, BIAS, mask), ("y",), "com.microsoft", HEADS)
+    expected = run(given, feeds)["y"]
+    for info in given.graph.input:
+        for axis, dimension in enumerate(info.type.tensor_type.shape.dim):
+            if info.name in ("x0", "x3"):
+                dimension.dim_param = f"{info.name}_{axis}"
+    built = projected_gradient(given, ["x0"], {"y": np.ones((2, 3, 4), np.float32)})
+    np.testing.assert_allclose(run(built, feeds)["y"], expected, atol=2e-6)

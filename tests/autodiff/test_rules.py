@@ -43,6 +43,7 @@ def test_gradient_equals_central_differences(case: Case, shapes: str) -> None:
 def test_every_rule_has_a_case() -> None:
     covered = set().union(*(case.operators for case in CASES))
     rules = {(e.domain, e.operator) for e in registry.entries() if e.function is not None}
+    rules = {rule for rule in rules if rule[0] != "com.microsoft"}  # those are in test_microsoft.py
     assert not sorted(rules - covered)
 
 

@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
+from onnxtrain.model.upgrade import upgrade_opset
 from onnxtrain.testing import projected_gradient
 
 INF, NAN = np.inf, np.nan
@@ -22,19 +23,26 @@ def _run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.n
 
 
 def gradients(
-    operator: str, *inputs: Any, dy: Any = None, wrt: Sequence[int] = (0,), opset: int = 18, **attributes: Any
+    operator: str,
+    *inputs: Any,
+    dy: Any = None,
+    wrt: Sequence[int] = (0,),
+    opset: int = 18,
+    outputs: Sequence[str] = ("y",),
+    **attributes: Any,
 ) -> list[np.ndarray]:
-    """dL/dx of one node for L = sum(dy y), dy of ones where it is not given."""
+    """dL/dx of one node for L = sum(dy y), dy of ones where it is not given; y is the first output."""
     arrays = [np.asarray(x, dtype=np.float32) if np.asarray(x).dtype.kind == "f" else np.asarray(x) for x in inputs]
-    names = ["abcd"[i] for i in range(len(arrays))]
+    names = ["abcde"[i] for i in range(len(arrays))]
     infos = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)
         for name, x in zip(names, arrays, strict=True)
     ]
-    node = helper.make_node(operator, names, ["y"], **attributes)
+    node = helper.make_node(operator, names, list(outputs), **attributes)
     output = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
     graph = helper.make_graph([node], "special", infos, [output])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    model = upgrade_opset(model, 18)
     feeds = dict(zip(names, arrays, strict=True))
     y = _run(model, feeds)["y"]
     projection = np.ones_like(y) if dy is None else np.asarray(dy, dtype=np.float32)

@@ -34,6 +34,12 @@ TAKEN_APART = "s = Shape(x) b = Gather(s, zero) n = Gather(s, one) b1 = Unsqueez
         ("s = Shape(x) t = Slice(s, first, four) u = Mul(t, one) y = ConstantOfShape(u)", ("batch", "seq", 8)),
         ("s = Shape(x) t = Add(s, zero) y = Reshape(other, t)", ("batch", "seq", 8)),
         ("a = Reshape(x, four) y = Add(a, a)", (4,)),
+        # A slice up to a computed size is no list of sizes, and another slice of it is not taken for one either.
+        (
+            "n = Shape<start = 2>(x) t = Slice(x, first, n, first) c = ConstantOfShape(four) n4 = Shape(c)"
+            " u = Slice(t, first, n4, minus) y = Identity(u)",
+            (None, "seq", 4),
+        ),
         (
             "s = Shape(x) three = Shape(s) filled = ConstantOfShape<value = int64[1] {1}>(three)"
             " m = Mul(filled, minus) e = Equal(s, m) t = Where(e, filled, s) y = Expand(x, t)",

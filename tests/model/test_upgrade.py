@@ -214,6 +214,18 @@ def test_functions_that_cannot_be_upgraded_are_named() -> None:
         upgrade_opset(model, TARGET)
 
 
+def test_operators_that_only_the_runtime_has_are_left_alone() -> None:
+    """ONNX Runtime had LayerNormalization in ONNX's domain before ONNX had."""
+    model = parse(
+        "(float[2,4] x) => (float[2] y) <float[4] w = {1, 2, 3, 4}>"
+        " { a = LayerNormalization<epsilon = 0.1>(x, w, w) b = SimplifiedLayerNormalization(a, w)"
+        " y = ReduceSum<axes = [1], keepdims = 0>(b) }",
+        12,
+    )
+    upgraded = assert_same_results(model, random_feeds(model))
+    assert [node for node in upgraded.graph.node if "Layer" in node.op_type] == list(model.graph.node[:2])
+
+
 def test_large_tensors_are_left_alone() -> None:
     """Weights of the graph, of a subgraph and of a Constant, and external ones, return as they were."""
     model = parse(

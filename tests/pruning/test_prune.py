@@ -86,6 +86,13 @@ def test_rounds_cut_on_a_cubic_schedule():
     assert result.sparsity == pytest.approx(0.9)
 
 
+def test_rounds_start_from_the_zeros_of_the_model():
+    first = prune(sparsity=0.5, epochs=1, fine_tune_epochs=0)
+    result = prune(model=first.model(), rounds=3)
+    wanted = [0.9 - 0.4 * (1 - part / 3) ** 3 for part in (1, 2, 3)]
+    assert [point.sparsity for point in result.points] == pytest.approx(wanted, abs=2e-3)
+
+
 def test_the_sparsest_model_within_an_accuracy_drop():
     result = prune(accuracy_drop=0.02)
     kept = [probe for probe in result.probes if probe.accepted]

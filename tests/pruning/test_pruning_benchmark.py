@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "pruning.py"
+sys.path.append(str(SCRIPT.parent))
+
+import shifted  # noqa: E402
 
 
 def write_idx(path: Path, array: np.ndarray) -> None:
@@ -56,7 +59,44 @@ def test_quick_run(folder: Path, tmp_path: Path) -> None:
     assert picture.read_bytes()[:4] == b"\x89PNG"
 
 
+def test_held_out_images_take_the_place_of_the_test_images(folder: Path) -> None:
+    for path in folder.glob("t10k-labels*"):
+        write_idx(path, np.full(300, 9, dtype=np.uint8))  # nine in ten of the test images have a wrong label
+    options = ("--quick", "--workers", 1, "--models", "lenet_300_100", "--methods", "dense", "--held-out", 100)
+    text = run("--data", folder, *options, expected=0)
+    row = next(line for line in text.splitlines() if line.startswith("| dense") and "1.0x" in line)
+    assert float(row.split("|")[3]) < 5
+    assert "| ssgd" not in text
+    assert "says nothing about the goal" in text
+
+
+def test_shifted_images_move_by_whole_pixels_and_differ_every_epoch() -> None:
+    images = np.zeros((7, 1, 5, 5), np.float32)
+    images[np.arange(7), 0, 2, 2] = np.arange(1, 8)
+    source = shifted.ShiftedImages(images, np.arange(7), batch_size=3, reach=1, seed=0)
+    places = []
+    for _ in range(2):
+        batches = list(source)
+        assert [len(labels) for _, labels in batches] == [3, 3, 1]
+        assert len(source) == 3
+        moved, labels = (np.concatenate(arrays) for arrays in zip(*batches, strict=True))
+        assert sorted(labels) == list(range(7))
+        number, _, row, column = np.nonzero(moved)
+        assert np.array_equal(number, np.arange(7))
+        assert np.array_equal(moved.max(axis=(1, 2, 3)), labels + 1)
+        assert row.min() >= 1
+        assert row.max() <= 3
+        assert column.min() >= 1
+        assert column.max() <= 3
+        places.append([labels.tolist(), row.tolist(), column.tolist()])
+    assert places[0] != places[1]
+    still = shifted.ShiftedImages(images, np.arange(7), batch_size=7, reach=0, seed=0)
+    moved, labels = next(iter(still))
+    assert np.array_equal(moved, images[labels])
+
+
 def test_bad_arguments(folder: Path, tmp_path: Path) -> None:
     assert "there is no model resnet" in run("--data", folder, "--models", "resnet", expected=2)
+    assert "there is no method lottery" in run("--data", folder, "--methods", "lottery", expected=2)
     (tmp_path / "empty").mkdir()
     assert "has neither t10k-images" in run("--data", tmp_path / "empty", expected=2)

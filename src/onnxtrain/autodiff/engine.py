@@ -194,6 +194,8 @@ class Engine:
             for node in self._path(route):
                 if self._entry(node) is not None:
                     missing += self._missing_inside(node, route) if subgraphs(node) else []
+                    if any(output.type is None for output in node.outputs):
+                        infer_outputs(node)  # it reads what came of a node that was expanded before
                     continue
                 body = find_body(node, self.opsets, self.functions)
                 written = registry.find_registered_body(node.op_type, node.domain)

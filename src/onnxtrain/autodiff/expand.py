@@ -12,7 +12,7 @@ from onnx import defs, version_converter
 
 from onnxtrain.autodiff.registry import Body, Node
 from onnxtrain.graph import Builder
-from onnxtrain.graph.clone import Values, clone_nodes
+from onnxtrain.graph.clone import Values, captured_values, clone_nodes
 from onnxtrain.graph.inference import infer_outputs
 
 _names = itertools.count()
@@ -60,6 +60,8 @@ def _type_bytes(value: ir.Value | None) -> bytes:
 def _deserialize(body: bytes, node: ir.Node, opsets: Mapping[str, int]) -> ir.Function:
     proto = onnx.FunctionProto.FromString(body)
     _trim_outputs(proto)
+    # What the subgraphs of the node read by name, which become part of the body, is handed in, too.
+    proto.input.extend(value.name or "" for value in captured_values(node))
     _upgrade(proto, opsets.get("", 1))
     function = ir.serde.deserialize_function(proto)
     schema = defs.get_schema(node.op_type, opsets[node.domain], node.domain)
@@ -127,6 +129,10 @@ def expand(
     assert graph is not None
     values: Values = dict.fromkeys(body.inputs)
     values.update(zip(body.inputs, node.inputs, strict=False))
+    captured = captured_values(node)
+    last = body.inputs[len(body.inputs) - len(captured) :]
+    if [formal.name for formal in last] == [value.name for value in captured]:
+        values.update(zip(last, captured, strict=True))
     prefix = f"{node.name or node.op_type}/{next(_names)}"
     defaults = {a.name: a for a in body.attributes.values() if a.value is not None}
     new = clone_nodes(body, values, rename=lambda name: f"{prefix}/{name}", attributes={**defaults, **node.attributes})

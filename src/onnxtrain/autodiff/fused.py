@@ -30,34 +30,40 @@ class FusedOperator:
     """An operator with a native kernel.
 
     Attributes:
-        name: Its name in the domain ``onnxtrain``.
+        name: Its name.
+        domain: Its domain: ``onnxtrain``, or that of ONNX Runtime's own operators, whose kernels it has itself.
         has_kernel: Whether the kernel can run a node, beyond float and double being the only types it has.
     """
 
     name: str
+    domain: str
     has_kernel: Callable[[ir.Node], bool]
 
 
-_operators: dict[str, FusedOperator] = {}
+_operators: dict[tuple[str, str], FusedOperator] = {}
 
 
-def register_fused(name: str, *, has_kernel: Callable[[ir.Node], bool] = lambda node: True) -> Callable[[Body], Body]:
+def register_fused(
+    name: str, *, domain: str = DOMAIN, has_kernel: Callable[[ir.Node], bool] = lambda node: True
+) -> Callable[[Body], Body]:
     """Register the body of an operator that has a native kernel, too.
 
-    The body gets the node and returns its outputs, as with ``register_body``; through it goes the second derivative.
+    The body gets the node and returns its outputs, as with ``register_body``; through it goes the second derivative,
+    unless a rule is registered for the operator.
 
     Args:
         name: The operator's name.
+        domain: Its domain.
         has_kernel: Which nodes the kernel can run, where it is not all of type float or double.
     """
-    _operators[name] = FusedOperator(name, has_kernel)
-    return register_body(name, domain=DOMAIN)
+    _operators[domain, name] = FusedOperator(name, domain, has_kernel)
+    return register_body(name, domain=domain)
 
 
 def fused_operators() -> list[FusedOperator]:
-    """All operators with a native kernel that gradient rules emit."""
+    """All operators with a native kernel of this project that gradient rules emit."""
     find_registered_body("", DOMAIN)  # loads the rules
-    return list(_operators.values())
+    return [operator for operator in _operators.values() if operator.domain == DOMAIN]
 
 
 def emit(
@@ -89,20 +95,23 @@ def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool) -> None
         backward: What the engine emitted; bodies take the place of their nodes in it.
         kernels: Whether the model is for a session that loads the native kernels.
     """
+    fused_operators()  # loads the rules
     kept, renamed = False, dict[ir.Value, ir.Value]()
     opset = model.graph.opset_imports.get("", 1)
     main = Builder(model.graph, opset)
     for graph in [model.graph, *model.graph.subgraphs()]:
-        nodes = [node for node in graph if node.domain == DOMAIN and node.op_type in _operators]
+        nodes = [node for node in graph if (node.domain, node.op_type) in _operators]
         for node in nodes:
             if kernels and _runs(node):
-                kept = True
+                kept = kept or node.domain == DOMAIN
                 continue
             assert isinstance(graph, ir.Graph)
-            body = find_registered_body(node.op_type, DOMAIN)
+            body = find_registered_body(node.op_type, node.domain)
             assert body is not None
             op = main.before(node) if graph is model.graph else Builder(graph, opset, before=node, outer=main)
-            backward.nodes += expand_registered(node, body, op, renamed)
+            written = expand_registered(node, body, op, renamed)
+            if node.domain == DOMAIN:  # the others are the model's own
+                backward.nodes += written
     backward.arriving = {renamed.get(value, value) for value in backward.arriving}
     others = any(node.domain == DOMAIN for node in model.graph.all_nodes())
     if not kept and not others:
@@ -111,4 +120,4 @@ def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool) -> None
 
 def _runs(node: ir.Node) -> bool:
     floating = [value.dtype for value in node.inputs if value is not None and is_float(value)]
-    return all(dtype in _KERNEL_TYPES for dtype in floating) and _operators[node.op_type].has_kernel(node)
+    return all(dtype in _KERNEL_TYPES for dtype in floating) and _operators[node.domain, node.op_type].has_kernel(node)

@@ -90,8 +90,13 @@ class Windows:
         steps = None if set(self.strides) == {1} else op.ints(*self.strides)
         return op.Slice(padded, op.ints(*offsets), ends, op.ints(*axes), steps)
 
-    def scatter(self, dy: Value, weight: Value, group: int = 1, like: Value | None = None) -> Value:
-        """The transposed convolution of ``dy`` that has exactly the spatial size of ``like`` (or ``x``)."""
+    def scatter(
+        self, dy: Value, weight: Value, group: int = 1, like: Value | None = None, shape: Value | None = None
+    ) -> Value:
+        """The transposed convolution of ``dy`` that has exactly the spatial size of ``like`` (or ``x``).
+
+        ``shape`` is that of ``like``, where the graph must not read ``like`` itself.
+        """
         like = self.x if like is None else like
         sizes, counts = spatial_sizes(like), spatial_sizes(dy)
         if self.pads is not None and self.kernel is not None and sizes is not None and counts is not None:
@@ -102,7 +107,9 @@ class Windows:
             return self._transposed(dy, weight, group, [max(s, 0) for s in surplus], [max(-s, 0) for s in surplus])
         if self.pads is not None and self.exact_end and set(self.strides) == {1}:
             return self._transposed(dy, weight, group, self.pads[self.rank :], [0] * self.rank)
-        return self._cropped(dy, weight, group, like)
+        op = self.op
+        size = op.Shape(like, start=2) if shape is None else op.Slice(shape, op.ints(2), op.ints(END))
+        return self._cropped(dy, weight, group, size)
 
     def _transposed(self, dy: Value, weight: Value, group: int, end: Sequence[int], more: Sequence[int]) -> Value:
         begin = [0] * self.rank if self.pads is None else self.pads[: self.rank]
@@ -117,7 +124,7 @@ class Windows:
             kernel_shape=self.kernel,
         )
 
-    def _cropped(self, dy: Value, weight: Value, group: int, like: Value) -> Value:
+    def _cropped(self, dy: Value, weight: Value, group: int, size: Value) -> Value:
         """Where sizes are not known: as large as it can be, then cut to size in the graph."""
         op = self.op
         most = self._transposed(dy, weight, group, [0] * self.rank, [s - 1 for s in self.strides])
@@ -125,7 +132,6 @@ class Windows:
             start = op.ints(*[0] * self.rank)
         else:
             start = self.begin if isinstance(self.begin, Value) else op.ints(*self.begin)
-        size = op.Shape(like, start=2)
         end = size if self.pads is not None else start + size
         return op.Slice(most, start, end, op.ints(*self.axes))
 
@@ -143,13 +149,13 @@ def _unless_all(numbers: Sequence[int], default: int) -> list[int] | None:
     return None if set(numbers) <= {default} else list(numbers)
 
 
-def windows_of(node: Node, weight: Value | None = None) -> Windows:
-    """The windows of a Conv or pooling node over its first input."""
-    x = node.x
+def windows_of(node: Node, weight: Value | None = None, x: Value | None = None) -> Windows:
+    """The windows of a Conv or pooling node, or one with their attributes, over ``x`` (by default its first input)."""
+    x = node.x if x is None else x
     kernel, rank = kernel_of(node, weight)
     strides = tuple(node.attribute("strides") or [1] * rank)
     dilations = tuple(node.attribute("dilations") or [1] * rank)
-    begin, end = _padding(node, weight, kernel, strides, dilations)
+    begin, end = _padding(node, x, weight, kernel, strides, dilations)
     exact = not node.attribute("ceil_mode", 0)
     return Windows(node.op, x, kernel, strides, dilations, begin, end, exact)
 
@@ -173,6 +179,7 @@ def kernel_of(node: Node, weight: Value | None) -> tuple[tuple[int, ...] | None,
 
 def _padding(
     node: Node,
+    x: Value,
     weight: Value | None,
     kernel: tuple[int, ...] | None,
     strides: tuple[int, ...],
@@ -182,7 +189,7 @@ def _padding(
     if mode in ("NOTSET", "VALID"):
         pads = (node.attribute("pads") if mode == "NOTSET" else None) or [0] * (2 * rank)
         return tuple(pads[:rank]), tuple(pads[rank:])
-    sizes = spatial_sizes(node.x)
+    sizes = spatial_sizes(x)
     if kernel is not None and (sizes is not None or set(strides) == {1}):
         totals = [
             max(s * (math.ceil(size / s) - 1) + d * (k - 1) + 1 - size, 0)
@@ -191,18 +198,19 @@ def _padding(
         small = tuple(total // 2 for total in totals)
         large = tuple(total - total // 2 for total in totals)
         return (small, large) if mode == "SAME_UPPER" else (large, small)
-    return _padding_in_graph(node, weight, kernel, strides, dilations)
+    return _padding_in_graph(node, x, weight, kernel, strides, dilations)
 
 
 def _padding_in_graph(
     node: Node,
+    x: Value,
     weight: Value | None,
     kernel: tuple[int, ...] | None,
     strides: tuple[int, ...],
     dilations: tuple[int, ...],
 ) -> tuple[Value, Value]:
     """What auto_pad adds to axes whose size is not known."""
-    op, size, step = node.op, node.op.Shape(node.x, start=2), node.op.ints(*strides)
+    op, size, step = node.op, node.op.Shape(x, start=2), node.op.ints(*strides)
     if kernel is not None:
         positions = op.ints(*kernel)
     else:

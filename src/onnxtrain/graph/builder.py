@@ -136,9 +136,12 @@ class Builder:
         return name
 
     def before(self, node: ir.Node) -> Builder:
-        """A builder that inserts before a node of the same graph; constants are shared with this one."""
+        """A builder that inserts before a node of the same graph; constants are shared with this one.
+
+        So are sizes that were found out: go through the nodes in the order of the graph.
+        """
         other = copy.copy(self)
-        other._before, other._shared, other._sizes, other.emitted = node, {}, {}, []
+        other._before, other._shared, other.emitted = node, {}, []
         return other
 
     def import_domain(self, domain: str, version: int) -> None:
@@ -235,7 +238,7 @@ class Builder:
         if isinstance(size, int):
             return self.ints(size)
         if isinstance(size, str) and size in self._sizes:
-            return self._sizes[size]
+            return self.wrap(self._sizes[size].ir)
         found = self.Shape(value, start=axis, end=axis + 1 if axis != -1 else None)
         if isinstance(size, str):
             self._sizes[size] = found

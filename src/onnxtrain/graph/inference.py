@@ -94,7 +94,14 @@ def is_elementwise(operator: str) -> bool:
     return operator in _ELEMENTWISE
 
 
-_SEQUENCES = frozenset({"SequenceConstruct", "SequenceInsert", "SequenceErase", "SplitToSequence", "SequenceMap"})
+def keeps_shape(operator: str) -> bool:
+    """Whether the result of a standard operator has the shape of its first input, or that to which all broadcast."""
+    return operator in _ELEMENTWISE or operator in _SAME_SHAPE
+
+
+_SEQUENCES = frozenset(
+    {"SequenceConstruct", "SequenceEmpty", "SequenceInsert", "SequenceErase", "SplitToSequence", "SequenceMap"}
+)
 
 
 def _infer_sequence(node: ir.Node) -> None:
@@ -102,6 +109,9 @@ def _infer_sequence(node: ir.Node) -> None:
     sources = [value.dtype for value in node.inputs if value is not None]
     if node.op_type == "SequenceMap":
         sources = [value.dtype for value in node.attributes["body"].as_graph().outputs]
+    if node.op_type == "SequenceEmpty":
+        given = node.attributes.get("dtype")
+        sources = [ir.DataType.FLOAT if given is None else ir.DataType(given.as_int())]
     for output, dtype in zip(node.outputs, sources, strict=False):
         if dtype is not None:
             output.type = ir.SequenceType(ir.TensorType(dtype))

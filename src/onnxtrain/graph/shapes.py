@@ -81,7 +81,8 @@ def _hide_computed_slices(graph: onnx.GraphProto) -> None:
     # What is propagated has one axis and holds sizes; its rank may not be declared yet.
     integers: set[str] = set()
     for node in graph.node:
-        if node.op_type == "Shape" or (node.op_type in _OF_SIZES and any(name in integers for name in node.input)):
+        read = node.input[:1] if node.op_type == "Slice" else node.input  # bounds are sizes of whatever is sliced
+        if node.op_type == "Shape" or (node.op_type in _OF_SIZES and any(name in integers for name in read)):
             integers.add(node.output[0])
     ranks = {info.name: len(info.type.tensor_type.shape.dim) for info in (*graph.value_info, *graph.input)}
     ranks.update((tensor.name, len(tensor.dims)) for tensor in graph.initializer)

@@ -10,7 +10,7 @@ from onnx import ModelProto, TensorProto
 
 from onnxtrain.errors import ModelError
 from onnxtrain.model.external import ExternalData, data_bytes, locate
-from onnxtrain.model.skeleton import all_tensors, default_opset, skeleton, unify_default_domain
+from onnxtrain.model.skeleton import all_tensors, default_opset, hide_runtime_operators, skeleton, unify_default_domain
 from onnxtrain.model.wire import Template
 
 MINIMUM_OPSET = 7
@@ -130,6 +130,7 @@ def _elements(tensor: TensorProto) -> int:
 def _check_specification(label: str, proto: ModelProto) -> None:
     light = skeleton(proto)
     unify_default_domain(light)  # the checker knows only one spelling
+    hide_runtime_operators(light)
     for value in (*light.graph.input, *light.graph.output):
         # The checker wants shapes here; the runtime does not, and exporters leave unknown ones out.
         if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):

@@ -14,6 +14,9 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 STAND_IN_DOMAIN = "onnxtrain.stand_in"
 """The domain of nodes that stand for something that a conversion must leave alone."""
 
+RUNTIME_OPERATORS = {"SimplifiedLayerNormalization": None, "LayerNormalization": 17}
+"""Operators that ONNX Runtime put into ONNX's own domain, and the opset from which ONNX has them, too."""
+
 LARGE = 1024
 """Tensors above this many bytes are left out; smaller ones may be shapes or axes that a conversion reads."""
 
@@ -82,6 +85,25 @@ def unify_default_domain(proto: ModelProto) -> None:
     for node in (node for holder in (proto.graph, *proto.functions) for node in _nodes(holder)):
         if node.domain == "ai.onnx":
             node.domain = ""
+
+
+def hide_runtime_operators(proto: ModelProto) -> None:
+    """Let a stand-in domain have the operators that only ONNX Runtime knows in ONNX's own, in place."""
+    for holder in (proto, *proto.functions):
+        opset = default_opset(holder.opset_import) or 0
+        for node in _nodes(proto.graph if holder is proto else holder):
+            if is_runtime_operator(node, opset):
+                node.domain = STAND_IN_DOMAIN
+    if all(item.domain != STAND_IN_DOMAIN for item in proto.opset_import):
+        proto.opset_import.add(domain=STAND_IN_DOMAIN, version=1)
+
+
+def is_runtime_operator(node: NodeProto, opset: int) -> bool:
+    """Whether a node is of ONNX's own domain by ONNX Runtime's account only."""
+    if not is_default_domain(node.domain) or node.op_type not in RUNTIME_OPERATORS:
+        return False
+    since = RUNTIME_OPERATORS[node.op_type]
+    return since is None or opset < since
 
 
 def _nodes(holder: GraphProto | FunctionProto) -> Iterator[NodeProto]:

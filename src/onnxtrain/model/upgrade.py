@@ -23,6 +23,7 @@ from onnxtrain.model.skeleton import (
     default_opset,
     graph_skeleton,
     is_default_domain,
+    is_runtime_operator,
     stand_in,
     subgraphs,
     without_data,
@@ -157,7 +158,7 @@ def _upgrade_graph(graph: GraphProto, imports: Iterable[OperatorSetIdProto], min
     model.opset_import.add(domain="", version=opset)
     model.opset_import.add(domain=STAND_IN_DOMAIN, version=1)
     repair_graph(model.graph, opset)
-    _protect_references(model.graph)
+    _protect(model.graph, opset)
     try:
         converted = onnx.version_converter.convert_version(model, minimum)
     except _FAILURES as error:
@@ -166,13 +167,16 @@ def _upgrade_graph(graph: GraphProto, imports: Iterable[OperatorSetIdProto], min
     return converted.graph
 
 
-def _protect_references(graph: GraphProto) -> None:
-    """Put a stand-in for each node that refers to its function's attributes: the converter drops references."""
+def _protect(graph: GraphProto, opset: int) -> None:
+    """Put a stand-in for each node that the converter would spoil or refuse.
+
+    It drops references to attributes of a function, and does not know operators that only ONNX Runtime has.
+    """
     for node in graph.node:
-        if _refers(node):
+        if _refers(node) or is_runtime_operator(node, opset):
             node.CopyFrom(stand_in(node.op_type, node.output, node.input))
         for inner in subgraphs(node):
-            _protect_references(inner)
+            _protect(inner, opset)
 
 
 def _restore(original: GraphProto, converted: GraphProto, before: int, after: int) -> None:

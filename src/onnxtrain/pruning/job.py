@@ -270,6 +270,11 @@ def _scaling(optimizer: Optimizer) -> tuple[Callable[[np.ndarray], Layer] | None
     return (lambda array: Layer.of(Tensor(array), found)), float(source.max_scale)
 
 
+def _zeros(weights: Mapping[str, np.ndarray]) -> float:
+    """The fraction of weights that are zero."""
+    return 1 - sum(int(np.count_nonzero(w)) for w in weights.values()) / sum(w.size for w in weights.values())
+
+
 class _Lines(Callback):
     """A line after every epoch."""
 
@@ -285,6 +290,7 @@ class _Cutter(_Lines):
 
     def __init__(self, job: Job) -> None:
         super().__init__(job, "training")
+        self.first = _zeros(job._weights())
         self.done = 0
         self.accuracy = float("nan")
 
@@ -302,13 +308,13 @@ class _Cutter(_Lines):
         weights = job._weights()
         self.accuracy = job.measure(job.trainer)
         job.note_scales()
-        zeros = 1 - sum(int(np.count_nonzero(w)) for w in weights.values()) / sum(w.size for w in weights.values())
+        zeros = _zeros(weights)
         if part == plan.rounds:
             for sparsity in (zeros, *(s for s in _CURVE if s > zeros)):
                 cut = plan.cut(weights, sparsity)
                 job.curve.append(Point(cut.sparsity, job.accuracy_of(weights, cut)))
         if plan.sparsity is not None:
-            cut = plan.cut(weights, max(zeros, cubic(plan.sparsity, part, plan.rounds)))
+            cut = plan.cut(weights, max(zeros, cubic(plan.sparsity, part, plan.rounds, first=self.first)))
         else:
             cut = self._search(weights, zeros)
         job.apply(cut)

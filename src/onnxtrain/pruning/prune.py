@@ -60,8 +60,8 @@ def prune(
     2. Cut: the weights of smallest magnitude become zero (``"random"``: any).
     3. Fine-tune the survivors with the plain rule under a fixed mask.
 
-    With ``rounds`` above 1 the training is cut that many times, at sparsities that rise by a cubic schedule, and goes
-    on under each mask.
+    With ``rounds`` above 1 the training is cut that many times, at sparsities that rise from the model's own by a cubic
+    schedule, and goes on under each mask.
 
     Args:
         model: A path or a loaded model; never changed.

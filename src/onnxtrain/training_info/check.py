@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx
 
 from onnxtrain.errors import TrainingInfoError
+from onnxtrain.model.skeleton import hide_runtime_operators
 from onnxtrain.training_info.join import bindings, joined_model, state_tensors
 
 Type = tuple[int, tuple[int | str | None, ...] | None]
@@ -94,6 +95,7 @@ def _check_initialization(label: str, entry: onnx.TrainingInfoProto, states: dic
 
 def _check_updates(label: str, model: onnx.ModelProto, index: int, states: dict[str, onnx.TensorProto]) -> None:
     joined = joined_model(model, index)
+    hide_runtime_operators(joined)
     try:
         onnx.checker.check_model(joined)
         inferred = onnx.shape_inference.infer_shapes(joined, data_prop=True)

@@ -17,6 +17,7 @@ from onnxtrain.graph.passes import clean
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.operators import lower_optimizers
 from onnxtrain.training_info.check import check_training_model
+from onnxtrain.training_info.convolution import use_convolution_kernels
 from onnxtrain.training_info.fusion import fuse_activations
 from onnxtrain.training_info.join import bindings, join, state_tensors
 
@@ -117,6 +118,8 @@ def lower_entry(
     if kernels:
         fuse_activations(working)
     replace_gradients(working, kernels=kernels)
+    if kernels:
+        use_convolution_kernels(working)
     if not kernels:
         lower_optimizers(working)
     clean(working)

@@ -174,17 +174,24 @@ def gelu(node: Node, dy: Value) -> Gradients:
     With approximate="tanh", P(x) = sigmoid(v), v = 2 sqrt(2 / pi) (x + 0.044715 x^3), and
     dx = dy (P + y (1 - P) v').
     """
-    op, x, y = node.op, node.x, node.y
-    if node.attribute("approximate", "none") == "tanh":
+    approximate = node.attribute("approximate", "none")
+    return emit(node.op, "GeluGradient", dy, node.x, like=[dy], approximate=approximate)
+
+
+@register_fused("GeluGradient")
+def gelu_gradient(node: Node) -> Sequence[Value]:
+    """From dy and x: dx = dy (P(x) + x p(x)), exact or approximated by tanh."""
+    op, dy, x = node.op, node.x, node.input_required(1)
+    if node.attribute("approximate") == "tanh":
         factor = 2 * math.sqrt(2 / math.pi)
         square = x * x
         probability = op.Sigmoid(x * (square * (0.044715 * factor) + factor))
         inner = square * (3 * 0.044715 * factor) + factor
-        return dy * (probability + y * (1 - probability) * inner)
+        return [dy * (probability + x * probability * (1 - probability) * inner)]
     # In s = x / sqrt(2): 2 dx = dy (1 + erf(s) + 2 / sqrt(pi) s exp(-s^2)), the factor in the exponent.
     s = x * math.sqrt(0.5)
     density = s * op.Exp(math.log(2 / math.sqrt(math.pi)) - s * s)
-    return dy * 0.5 * (op.Erf(s) + 1 + density)
+    return [dy * 0.5 * (op.Erf(s) + 1 + density)]
 
 
 @register_gradient("Dropout", since=12)

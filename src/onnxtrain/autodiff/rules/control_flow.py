@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.autodiff.bodies import copy_body, input_like, new_input
 from onnxtrain.autodiff.registry import Gradients, Node, describe, register_gradient
+from onnxtrain.autodiff.sequence_states import Carried, changes_shape, forget_sizes, record_tapes, taken_back, undone
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder, Value
-from onnxtrain.graph.builder import RANDOM
-from onnxtrain.graph.clone import Values, clone_nodes
+from onnxtrain.graph.clone import Values
 from onnxtrain.graph.passes import remove_dead_nodes
 
 
@@ -35,43 +36,13 @@ def if_(node: Node, *dys: Value | None) -> Gradients:
 
 def _branch(node: Node, name: str, dys: Sequence[Value | None], wanted: Sequence[Value]) -> ir.Graph:
     op = node.op.body([], name)
-    outputs = _copy(node.ir.attributes[name].as_graph(), op, {})
+    outputs = copy_body(node.ir.attributes[name].as_graph(), op, {})
     seeds = [(y, op.wrap(dy.ir)) for y, dy in zip(outputs, dys, strict=True) if dy is not None]
     xs = [op.wrap(value.ir) for value in wanted]
     for x, dx in zip(xs, node.pull_back(op, seeds, xs), strict=True):
         op.output(op.zeros_like(x) if dx is None else dx)
     remove_dead_nodes(op.graph)
     return op.graph
-
-
-def _copy(graph: ir.Graph, op: Builder, values: Values) -> list[Value]:
-    """Copy the nodes of a body to another; ``values`` says what stands for its inputs. Returns its outputs.
-
-    Raises:
-        GradientError: A node draws random numbers: the copy would draw others.
-    """
-    for inner in graph:
-        if draws(inner):
-            raise GradientError(
-                f"{describe(inner)} draws random numbers in the body of an operator, which the gradient computes "
-                "again and would draw differently; draw outside of the body and hand the numbers in."
-            )
-    for initializer in graph.initializers.values():
-        tensor = initializer.const_value
-        assert tensor is not None
-        values[initializer] = op.constant(tensor.numpy()).ir
-    op.graph.extend(clone_nodes(graph, values, rename=lambda name: op.prefix + name))
-    outputs = [values.get(value, value) for value in graph.outputs]
-    return [op.wrap(value) for value in outputs if value is not None]
-
-
-def draws(node: ir.Node) -> bool:
-    """Whether a node gives other values each time that it runs."""
-    if node.op_type == "Dropout" and not node.domain:
-        training = node.inputs[2] if len(node.inputs) > 2 else None
-        known = None if training is None else ir.convenience.get_const_tensor(training)
-        return training is not None and (known is None or bool(known.numpy()))
-    return node.op_type in RANDOM and not node.domain
 
 
 @dataclass
@@ -96,6 +67,7 @@ class _Steps:
         taken: Inputs of the body that are slices of tensors.
         given: Floating outputs of the body that are slices of tensors, with the gradients of those.
         constants: Inputs of the body that are the same in every step.
+        unstacked: States that have no common shape in all steps, or are sequences.
     """
 
     graph: ir.Graph
@@ -105,6 +77,7 @@ class _Steps:
     taken: list[_Slice]
     given: list[_Slice]
     constants: Values = field(default_factory=dict)
+    unstacked: set[ir.Value] = field(default_factory=set)
 
 
 @dataclass
@@ -150,8 +123,10 @@ def _axes(node: Node, kind: str, count: int) -> tuple[list[int], list[int]]:
 def loop(node: Node, *dys: Value | None) -> Gradients:
     """(s_t, y_t) = f(t, s_t-1, c) while a condition holds: ds_t-1 = fᵀ(ds_t, dy_t) backwards; dc = sum.
 
+    A state may be a sequence; its gradient is one, too. Or a tensor that grows or shrinks.
+
     Raises:
-        GradientError: A state is a sequence.
+        GradientError: A state is an optional value.
     """
     graph = node.ir.attributes["body"].as_graph()
     states, next_states = list(graph.inputs[2:]), list(graph.outputs[1 : len(graph.inputs) - 1])
@@ -160,13 +135,17 @@ def loop(node: Node, *dys: Value | None) -> Gradients:
         if initial is not None:
             _know_type(value, initial)
     for value in states:
-        if isinstance(value.type, (ir.SequenceType, ir.OptionalType)):
+        if isinstance(value.type, ir.OptionalType):
             raise GradientError(
-                f"{describe(node.ir)}: its state {value.name!r} is a sequence; the gradient needs states that "
-                "are tensors of one shape in all steps; use a scan output to collect values."
+                f"{describe(node.ir)}: its state {value.name!r} is an optional value; the gradient needs states "
+                "that are tensors or sequences; hand in a tensor, and whether it counts as a further state."
             )
     given = [_Slice(y, dy) for y, dy in zip(graph.outputs[1 + count :], dys[count:], strict=True) if dy is not None]
     steps = _Steps(graph, states, next_states, list(dys[:count]), [], given)
+    sequences = {value for value in states if isinstance(value.type, ir.SequenceType)}
+    resized = {value for value, after in zip(states, next_states, strict=True) if changes_shape(value, after)}
+    forget_sizes(graph, resized)
+    steps.unstacked |= sequences | resized
     iteration, condition = graph.inputs[:2]
     iteration.dtype = ir.DataType.INT64
     # The numbers of the steps are always recorded: they tell how many there were.
@@ -202,13 +181,13 @@ def _reversed(node: Node, steps: _Steps) -> _Found:
     """Write the Scan or Loop that goes through the steps in reverse order."""
     op = node.op.body([], "gradient")
     values: Values = dict(steps.constants)
-    records = [_input(op, state, values) for state in steps.states]
-    slices = [_input(op, item.inner, values) for item in steps.taken]
-    outputs = dict(zip(steps.graph.outputs, _copy(steps.graph, op, values), strict=True))
+    records = [input_like(op, state, values) for state in steps.states]
+    slices = [input_like(op, item.inner, values) for item in steps.taken]
+    outputs = dict(zip(steps.graph.outputs, copy_body(steps.graph, op, values), strict=True))
     carried = [
-        _input(op, state) if dy is not None else None for state, dy in zip(steps.states, steps.dstates, strict=True)
+        input_like(op, state) if dy is not None else None for state, dy in zip(steps.states, steps.dstates, strict=True)
     ]
-    arriving = [_input(op, item.inner) for item in steps.given]
+    arriving = [input_like(op, item.inner) for item in steps.given]
     pairs = zip(steps.next_states, carried, strict=True)
     seeds = [(outputs[state], op.wrap(dy)) for state, dy in pairs if dy is not None]
     seeds += [(outputs[item.inner], op.wrap(dy)) for item, dy in zip(steps.given, arriving, strict=True)]
@@ -231,14 +210,6 @@ class _Inner:
     gradients: dict[ir.Value, Value | None]
 
 
-def _input(op: Builder, like: ir.Value, values: Values | None = None) -> ir.Value:
-    """A new value with the type and shape of another, to become an input of the body."""
-    made = ir.Value(name=f"{op.unique_prefix()}{like.name}", type=like.type, shape=like.shape)
-    if values is not None:
-        values[like] = made
-    return made
-
-
 def _emit(node: Node, steps: _Steps, op: Builder, inner: _Inner) -> _Found:
     """Give the body its outputs, and emit the Scan or Loop with it."""
     initial: list[Value] = []
@@ -252,9 +223,9 @@ def _emit(node: Node, steps: _Steps, op: Builder, inner: _Inner) -> _Found:
             initial.append(dy)
     summed = [value for value in node.captured if inner.gradients.get(value.ir) is not None]
     for value in summed:
-        total, gradient = _input(op, value.ir), inner.gradients[value.ir]
+        total, gradient = input_like(op, value.ir), inner.gradients[value.ir]
         assert gradient is not None
-        results.append(op.wrap(total) + gradient)
+        results.append(op.sum_of([op.wrap(total), gradient]))
         inputs.append(total)
         initial.append(node.op.zeros_like(node.op.wrap(value.ir)))
     sent = [
@@ -266,6 +237,10 @@ def _emit(node: Node, steps: _Steps, op: Builder, inner: _Inner) -> _Found:
         op.output(result)
     remove_dead_nodes(op.graph)
     read = _read_slices(node, steps, inner)
+    for item in _restore_states(node, steps, op, inner, read):
+        op.output(item.result)
+        inputs.append(item.inner.ir)
+        initial.append(item.initial)
     write = _loop_node if node.operator == "Loop" else _scan_node
     remaining = iter(write(node, op, initial, inputs, read, [item for item, _ in sent]))
     dstates = [None if carry is None else next(remaining) for carry in inner.carried]
@@ -305,9 +280,9 @@ def _loop_node(
     recorded = next(item.outer for item in read if item.outer.dtype == ir.DataType.INT64)
     count = outer.Reshape(outer.dimension(recorded, 0), outer.ints())
     last = outer.Sub(count, outer.constant(1, np.int64))
-    number = op.wrap(ir.Value(name=f"{op.unique_prefix()}number", type=ir.TensorType(ir.DataType.INT64)))
-    condition = op.wrap(ir.Value(name=f"{op.unique_prefix()}condition", type=ir.TensorType(ir.DataType.BOOL)))
-    op.graph.inputs.extend([number.with_shape(()).ir, condition.with_shape(()).ir, *inputs])
+    number = new_input(op, "number", ir.DataType.INT64, scalar=True)
+    condition = new_input(op, "condition", ir.DataType.BOOL, scalar=True)
+    op.graph.inputs.extend(inputs)
     results = list(op.graph.outputs)
     op.graph.outputs.clear()
     op.output(condition)
@@ -324,10 +299,41 @@ def _read_slices(node: Node, steps: _Steps, inner: _Inner) -> list[_Slice]:
     """What the body that goes backwards reads in each step: records, slices, gradients that arrive."""
     read = []
     for state, record in zip(steps.states, inner.records, strict=True):
-        if record.uses() or record.is_graph_output():
+        if _is_read(record) and state not in steps.unstacked:
             read.append(_Slice(record, _recorded(node, steps.graph, state)))
     for item, value in zip(steps.taken, inner.slices, strict=True):
         read.append(_Slice(value, item.outer, item.axis, item.direction))
     for item, value in zip(steps.given, inner.arriving, strict=True):
         read.append(_Slice(value, item.outer, item.axis, item.direction))
     return read
+
+
+def _is_read(value: ir.Value) -> bool:
+    return bool(value.uses()) or value.is_graph_output()
+
+
+def _restore_states(node: Node, steps: _Steps, op: Builder, inner: _Inner, read: list[_Slice]) -> list[Carried]:
+    """Let the body that goes backwards find out what its states were that are not stacked, where it reads them."""
+    carried, recorded = [], []
+    for index, (state, record) in enumerate(zip(steps.states, inner.records, strict=True)):
+        if state not in steps.unstacked or not _is_read(record):
+            continue
+        after = op.wrap(input_like(op, state))
+        before = undone(op, state, steps.next_states[index], after) if after.is_sequence else None
+        if before is None:
+            recorded.append((state, record))
+        else:
+            record.replace_all_uses_with(before.ir, replace_graph_outputs=True)
+            carried.append(Carried(node.outputs[index], after, before))
+    tapes = record_tapes(node, steps.graph, [state for state, _ in recorded]) if recorded else []
+    for (_, record), tape in zip(recorded, tapes, strict=True):
+        if tape.lengths is None:
+            before = op.SequenceAt(op.wrap(tape.items.ir), op.wrap(inner.slices[0]))  # the number of the step
+        else:
+            rest = op.wrap(input_like(op, tape.items.ir))
+            length = op.wrap(input_like(op, tape.lengths.ir)).with_shape(())
+            before, shorter = taken_back(op, rest, length)
+            read.append(_Slice(length.ir, tape.lengths))
+            carried.append(Carried(tape.items, rest, shorter))
+        record.replace_all_uses_with(before.ir, replace_graph_outputs=True)
+    return carried

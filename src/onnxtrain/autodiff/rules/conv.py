@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxtrain.autodiff.convolution import weight_gradient
+from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
 from onnxtrain.autodiff.windows import Windows, kernel_of, spatial_sizes, split_padding, windows_of
 from onnxtrain.graph import Builder, Value
@@ -22,9 +26,48 @@ def convolution(node: Node, dy: Value) -> Gradients:
     op, x, weight = node.op, node.x, node.input_required(1)
     group = node.attribute("group", 1)
     windows = windows_of(node, weight)
-    dx = _input_gradient(windows, dy, weight, group)
-    dw = weight_gradient(windows, x, dy, weight, group)
-    return dx, dw, _bias_gradient(op, dy, windows.rank) if node.input(2) is not None else None
+    db = _bias_gradient(op, dy, windows.rank) if node.input(2) is not None else None
+    attributes = _fused_attributes(windows, group)
+    if attributes is None:
+        return _input_gradient(windows, dy, weight, group), weight_gradient(windows, x, dy, weight, group), db
+    (dx,) = emit(op, "ConvInputGradient", dy, weight, op.shape_of(x), like=[x], **attributes)
+    (dw,) = emit(op, "ConvWeightGradient", dy, x, like=[weight], **attributes)
+    return dx, dw, db
+
+
+_MOST_AXES = 3  # that the kernels have
+
+
+def _fused_attributes(windows: Windows, group: int) -> dict[str, Any] | None:
+    """What describes a convolution to a fused operator; ``None`` where only the graph can tell."""
+    if windows.kernel is None or windows.pads is None:
+        return None
+    return {
+        "kernel_shape": windows.kernel,
+        "strides": windows.strides,
+        "dilations": windows.dilations,
+        "pads": windows.pads,
+        "group": group,
+    }
+
+
+def _has_kernel(node: ir.Node) -> bool:
+    attributes = node.attributes
+    return len(attributes["kernel_shape"].as_ints()) <= _MOST_AXES and min(attributes["pads"].as_ints()) >= 0
+
+
+@register_fused("ConvInputGradient", has_kernel=_has_kernel)
+def convolution_input_gradient(node: Node) -> Sequence[Value]:
+    """From dy, w and the shape of x, with Conv's attributes: dx = dy transposed-* w."""
+    weight, x_shape, group = node.input_required(1), node.input_required(2), node.attribute("group", 1)
+    return [_input_gradient(windows_of(node, weight, x=node.y), node.x, weight, group, x_shape)]
+
+
+@register_fused("ConvWeightGradient", has_kernel=_has_kernel)
+def convolution_weight_gradient(node: Node) -> Sequence[Value]:
+    """From dy and x, with Conv's attributes: dw = Σ over windows of dy xᵀ."""
+    dy, x = node.x, node.input_required(1)
+    return [weight_gradient(windows_of(node, node.y, x=x), x, dy, node.y, node.attribute("group", 1))]
 
 
 def _bias_gradient(op: Builder, dy: Value, rank: int) -> Value:
@@ -45,7 +88,7 @@ LARGE_IMAGE = 784
 """Pixels from which the flipped kernel is faster."""
 
 
-def _input_gradient(windows: Windows, dy: Value, weight: Value, group: int) -> Value:
+def _input_gradient(windows: Windows, dy: Value, weight: Value, group: int, x_shape: Value | None = None) -> Value:
     if _prefers_flipped(windows, dy, weight):
         assert windows.pads is not None
         rank = windows.rank
@@ -59,7 +102,7 @@ def _input_gradient(windows: Windows, dy: Value, weight: Value, group: int) -> V
                 pads=pads if any(pads) else None,
                 kernel_shape=windows.kernel,
             )
-    return windows.scatter(dy, weight, group)
+    return windows.scatter(dy, weight, group, shape=x_shape)
 
 
 def _prefers_flipped(windows: Windows, dy: Value, weight: Value) -> bool:
@@ -104,7 +147,11 @@ def convolution_transpose(node: Node, dy: Value) -> Gradients:
         pads=pads if pads is not None and any(pads) else None,
         kernel_shape=windows.kernel,
     )
-    dw = weight_gradient(windows, dy, x, weight, group)
+    attributes = _fused_attributes(windows, group)
+    if attributes is None:
+        dw = weight_gradient(windows, dy, x, weight, group)
+    else:
+        (dw,) = emit(op, "ConvWeightGradient", x, dy, like=[weight], **attributes)
     return dx, dw, _bias_gradient(op, dy, rank) if node.input(2) is not None else None
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
 from onnxtrain.graph import Value
 
@@ -150,9 +152,7 @@ def clip(node: Node, dy: Value) -> Gradients:
     if low is None and high is None:
         return dy
     zero = op.scalar(0, dy)
-    # x = y says that x is within the bounds, without reading them again. A choice instead of a product:
-    # dy is infinite in sqrt(clip(x, 0)) where x < 0, and the gradient there is zero.
-    dx = op.Where(op.Equal(x, node.y), dy, zero)
+    (dx,) = emit(op, "ClipGradient", dy, x, low, high, like=[x])
     d_low = d_high = None
     if low is not None:
         below = op.Less(x, low)
@@ -165,6 +165,16 @@ def clip(node: Node, dy: Value) -> Gradients:
             above = op.Or(above, op.Greater(low, high))
         d_high = _total(op.Where(above, dy, zero), high)
     return dx, d_low, d_high
+
+
+@register_fused("ClipGradient")
+def clip_gradient(node: Node) -> Sequence[Value]:
+    """From dy, x, and the bounds where they are given: dx = dy where l <= x <= h, else 0."""
+    op, dy, x = node.op, node.x, node.input_required(1)
+    # The forward node is found again by what it computes; x = y says that x is within the bounds. A choice instead
+    # of a product: dy is infinite in sqrt(clip(x, 0)) where x < 0, and the gradient there is zero.
+    y = op.Clip(x, node.input(2), node.input(3))
+    return [op.Where(op.Equal(x, y), dy, op.scalar(0, dy))]
 
 
 def _total(value: Value, bound: Value) -> Value:

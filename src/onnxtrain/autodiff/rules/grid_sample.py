@@ -83,12 +83,22 @@ def affine_grid(node: Node, dy: Value) -> Gradients:
     The places are what AffineGrid makes of the identity.
     """
     op, theta, size = node.op, node.x, node.input_required(1)
-    rank = size.shape[0] - 2 if size.shape is not None and isinstance(size.shape[0], int) else node.rank(node.y) - 2
-    single = op.Concat(op.ints(1), op.Slice(size, op.ints(1), op.ints(LAST)), axis=0)
-    identity = op.constant(np.eye(rank, rank + 1)[None], theta.dtype)
+    one, axes = op.ints(1), op.dimension(theta, 1)
+    known = axes.constant()
+    rank = None if known is None else int(known.item())
+    if rank is not None:
+        identity = op.constant(np.eye(rank, rank + 1)[None], theta.dtype)
+    else:
+        zeros_of_one = op.ConstantOfShape(op.Concat(axes, op.Add(axes, one), axis=0))
+        identity = op.Unsqueeze(op.EyeLike(zeros_of_one, dtype=int(theta.dtype)), op.ints(0))
+
+    def before_axes(*sizes: int) -> Value:
+        return op.Concat(op.ints(*sizes), axes, axis=0) if rank is None else op.ints(*sizes, rank)
+
+    single = op.Concat(one, op.Slice(size, one, op.ints(LAST)), axis=0)
     grid = op.AffineGrid(identity, single, align_corners=node.attribute("align_corners"))
-    places = op.Reshape(grid, op.ints(-1, rank)).with_shape((None, rank))
-    flat_dy = op.Reshape(dy, op.ints(0, -1, rank)).with_shape((None, None, rank))
+    places = op.Reshape(grid, before_axes(-1)).with_shape((None, rank))
+    flat_dy = op.Reshape(dy, before_axes(0, -1)).with_shape((None, None, rank))
     linear = op.Transpose(flat_dy, perm=[0, 2, 1]) @ places
     moved = op.Unsqueeze(op.ReduceSum(flat_dy, op.ints(1), keepdims=0), op.ints(2))
     return op.Concat(linear, moved, axis=2), None

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
 from onnxtrain.autodiff.rules.placement import (
+    LAST,
     Size,
     add,
     as_value,
     flat_positions,
     flat_scatter,
     place,
-    product_between,
     scatter_rows,
     shaped,
     size_of,
 )
 from onnxtrain.graph import Value
+from onnxtrain.graph.value import Dimension
 
 
 @register_gradient("Gather")
@@ -49,13 +54,39 @@ def _put_back_one(node: Node, dy: Value, index: Value, axis: int) -> Value:
 
 
 def _put_back_rows(node: Node, dy: Value, indices: Value, axis: int) -> Value:
-    """The gradient of taking rows along an axis: as [before, rows, after], rows are added to zeros."""
+    """The gradient of taking rows along an axis."""
     op, x = node.op, node.x
+    wide = op.cast(indices, ir.DataType.INT64)
+    return emit(op, "GatherGradient", dy, wide, op.shape_of(x), like=[x], axis=axis)[0]
+
+
+@register_fused("GatherGradient")
+def gather_gradient(node: Node) -> Sequence[Value]:
+    """From dy, indices and the shape of the data: zeros of that shape with dy added at the indices along an axis.
+
+    As [before, rows, after], rows are added to zeros.
+    """
+    op, dy, indices, shape = node.op, node.x, node.input_required(1), node.input_required(2)
+    axis, known = node.attribute("axis"), node.y.shape
     flat = _flat(indices)
-    before = product_between(x, 0, axis)
-    after = product_between(x, axis + 1, None) if axis != -1 else 1
-    rows = shaped(dy, [before, size_of(flat, 0), after])
-    return op.reshape_like(scatter_rows(rows, flat, size_of(x, axis)), x)
+    before = _product_of(shape, known, 0, axis)
+    after = _product_of(shape, known, axis + 1, None) if axis != -1 else 1
+    size = known[axis] if known is not None else None
+    count = size if isinstance(size, int) else op.Gather(shape, op.ints(axis))
+    rows = scatter_rows(shaped(dy, [before, size_of(flat, 0), after]), flat, count)
+    return [op.reshape(rows, shape, known)]
+
+
+def _product_of(shape: Value, known: tuple[Dimension, ...] | None, start: int, end: int | None) -> Size:
+    """The number of elements over the axes start to end of a shape, of which some sizes may be known."""
+    if start == 0 and end == 0:
+        return 1
+    sizes = () if known is None else known[start:end]
+    if known is not None and all(isinstance(size, int) for size in sizes):
+        return math.prod(size for size in sizes if isinstance(size, int))
+    op = shape.op
+    ends = op.ints(LAST if end is None else end)
+    return op.ReduceProd(op.Slice(shape, op.ints(start), ends), keepdims=1).with_shape((1,))
 
 
 def _flat(indices: Value) -> Value:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.autodiff.registry import Node, describe, register_body
+from onnxtrain.autodiff.fused import emit, register_fused
+from onnxtrain.autodiff.registry import Gradients, Node, describe, register_body, register_gradient
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Value
 
@@ -16,28 +19,95 @@ DOMAIN = "com.microsoft"
 
 @register_body("FusedMatMul", domain=DOMAIN)
 def fused_matmul(node: Node) -> list[Value | None]:
-    """y = alpha A B, each transposed in its last two axes where the node says so."""
-    a, b = node.x, node.input_required(1)
-    for name in ("transBatchA", "transBatchB"):
-        _require(node, not node.attribute(name, 0), f"{name}=1 is not covered; leave the batch axes as they are")
-    a = node.op.transpose_last(a) if node.attribute("transA", 0) else a
-    b = node.op.transpose_last(b) if node.attribute("transB", 0) else b
+    """y = alpha A B, each transposed in its last two axes where the node says so.
+
+    With ``transBatchA`` (``transBatchB``) the rows come first in A (B), before the batch.
+    """
+    a, b = (_transposed(node, node.input_required(index), side) for index, side in enumerate("AB"))
     return [(a @ b) * float(node.attribute("alpha", 1.0))]
 
 
-@register_body("Gelu", domain=DOMAIN)
+def _transposed(node: Node, value: Value, side: str) -> Value:
+    if node.attribute(f"transBatch{side}", 0):
+        rank = node.rank(value)
+        order = [*range(1, rank - 1), 0, rank - 1]
+        if node.attribute(f"trans{side}", 0):
+            order[-2:] = order[-1], order[-2]
+        return node.op.Transpose(value, perm=order)
+    return node.op.transpose_last(value) if node.attribute(f"trans{side}", 0) else value
+
+
+@register_body("FusedGemm", domain=DOMAIN)
+def fused_gemm(node: Node) -> list[Value | None]:
+    """y = activation(Gemm(A, B, C))."""
+    attributes = {name: node.attribute(name) for name in ("alpha", "beta", "transA", "transB")}
+    y = node.op.Gemm(node.x, node.input_required(1), node.input(2), **attributes)
+    parameters = [node.attribute(f"activation_{name}") for name in ("alpha", "beta")]
+    return [_activated(node, y, [number for number in parameters if number is not None])]
+
+
+@register_body("FusedConv", domain=DOMAIN)
+def fused_conv(node: Node) -> list[Value | None]:
+    """y = activation(Conv(x, w, b) + z)."""
+    names = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
+    attributes = {name: node.attribute(name) for name in names}
+    y, z = node.op.Conv(node.x, node.input_required(1), node.input(2), **attributes), node.input(3)
+    y = (y if z is None else y + z).with_shape(node.y.shape)
+    return [_activated(node, y, node.attribute("activation_params", []))]
+
+
+_ACTIVATIONS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("HardSwish", "Relu", "Sigmoid", "Softplus", "Softsign", "Tanh"), ()),
+    **dict.fromkeys(("Elu", "LeakyRelu", "ThresholdedRelu"), ("alpha",)),
+    "HardSigmoid": ("alpha", "beta"),
+}
+"""The attributes of activations that are fused into others, in the order in which their numbers are given."""
+
+
+def _activated(node: Node, x: Value, numbers: Sequence[float]) -> Value:
+    """The activation that a node names, with the numbers that it gives."""
+    op, name = node.op, node.attribute("activation", "")
+    if not name:
+        return x
+    if name == "Clip":
+        return op.Clip(x, *(op.scalar(bound, x) for bound in numbers))
+    if name not in _ACTIVATIONS:
+        raise GradientError(
+            f"{describe(node.ir)}: its activation is {name!r}, which its body in standard operators does not cover; "
+            "export the model without ONNX Runtime's fusions, or register a rule for this operator."
+        )
+    attributes: dict[str, Any] = dict(zip(_ACTIVATIONS[name], numbers, strict=False))
+    return op.several(name, x, outputs=1, **attributes)[0].with_shape(x.shape)
+
+
+@register_gradient("Gelu", "BiasGelu", "FastGelu", domain=DOMAIN, broadcasts=True)
+def gelu_gradients(node: Node, dy: Value) -> Gradients:
+    """y = gelu(x + b): dx = db = dy gelu'(x + b); b, which Gelu lacks, gets the sum of it in its shape."""
+    bias = node.input(1)
+    x = node.x if bias is None else node.x + bias
+    approximate = "tanh" if node.operator == "FastGelu" else "none"
+    (dx,) = emit(node.op, "GeluGradient", dy, x, like=[dy], approximate=approximate)
+    return dx if bias is None else (dx, dx)
+
+
+def _is_single(node: ir.Node) -> bool:
+    """Whether it is in single precision, the only one that ONNX Runtime has these operators for."""
+    return node.inputs[0] is not None and node.inputs[0].dtype == ir.DataType.FLOAT
+
+
+@register_fused("Gelu", domain=DOMAIN, has_kernel=_is_single)
 def gelu(node: Node) -> list[Value | None]:
     """y = x Phi(x)."""
     return [_gelu(node.x)]
 
 
-@register_body("BiasGelu", domain=DOMAIN)
+@register_fused("BiasGelu", domain=DOMAIN, has_kernel=_is_single)
 def bias_gelu(node: Node) -> list[Value | None]:
     """y = gelu(x + b)."""
     return [_gelu(node.x + node.input_required(1))]
 
 
-@register_body("FastGelu", domain=DOMAIN)
+@register_fused("FastGelu", domain=DOMAIN, has_kernel=_is_single)
 def fast_gelu(node: Node) -> list[Value | None]:
     """y = gelu(x + b) by its approximation with tanh."""
     op, x, bias = node.op, node.x, node.input(1)
@@ -111,7 +181,10 @@ def embed_layer_normalization(node: Node) -> list[Value | None]:
     """y = LayerNormalization(word[ids] + position + segment[segments]) gamma + beta; the sum is an output, too."""
     op, ids = node.op, node.x
     segments, mask, positions = node.input(1), node.input(7), node.input(8)
-    total = op.Gather(node.input_required(2), ids)
+    words = node.input_required(2)
+    total = op.Gather(words, ids)
+    if ids.shape is not None and words.shape is not None:
+        total.with_shape((*ids.shape, words.shape[-1]))
     if positions is None:
         length = op.dimension(ids, 1)
         rows = op.Slice(node.input_required(3), op.ints(0), length, op.ints(0))
@@ -128,8 +201,3 @@ def embed_layer_normalization(node: Node) -> list[Value | None]:
     else:
         lengths = op.ReduceSum(op.cast(mask, int32), op.ints(1), keepdims=0)
     return [y, lengths, total]
-
-
-def _require(node: Node, holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise GradientError(f"{describe(node.ir)}: {otherwise}, or register a rule for this operator.")

@@ -1,8 +1,9 @@
-"""Attention and MultiHeadAttention of ONNX Runtime's own domain, in standard operators."""
+"""Attention, MultiHeadAttention and RotaryEmbedding of ONNX Runtime's own domain, in standard operators."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -13,16 +14,32 @@ from onnxtrain.errors import GradientError
 from onnxtrain.graph import Value
 
 
+@dataclass(frozen=True)
+class _Heads:
+    """Query [b, heads, s, n], keys [b, heads, t, n] and values [b, heads, t, m], those of the past first.
+
+    Attributes:
+        past: How many keys are of the past: a one-element tensor; ``None`` where none are.
+        square: Whether there are as many new keys as queries.
+    """
+
+    query: Value
+    keys: Value
+    values: Value
+    past: Value | None = None
+    square: bool = True
+
+
 @register_body("Attention", domain=DOMAIN)
 def attention(node: Node) -> list[Value | None]:
-    """y = softmax(Q Kᵀ scale + mask) V per head, with [Q K V] = X W + b.
+    """y = softmax(Q Kᵀ scale + mask) V per head, with [Q K V] = X W + b; K and V follow those of the past.
 
     Raises:
-        GradientError: The node has a past, rotary embedding, or a mask of the begins and ends of sequences.
+        GradientError: The node embeds positions by rotation, or shares one buffer between past and present.
     """
-    op, bias = node.op, node.input(2)
-    _refuse(node, node.input(4) is not None, "a past")
-    _refuse(node, bool(node.attribute("do_rotary", 0)), "rotary embedding")
+    op, bias, past = node.op, node.input(2), node.input(4)
+    _refuse(node, bool(node.attribute("do_rotary", 0)), "rotary embedding inside")
+    _refuse(node, bool(node.attribute("past_present_share_buffer", 0)), "one buffer for past and present")
     total = node.x @ node.input_required(1)
     total = total if bias is None else total + bias
     sizes = node.attribute("qkv_hidden_sizes")
@@ -31,39 +48,73 @@ def attention(node: Node) -> list[Value | None]:
     else:
         q, k, v = op.several("Split", total, op.ints(*sizes), outputs=3, axis=-1)
     heads = int(node.attribute("num_heads"))
-    parts = [_heads(part, heads) for part in (q, k, v)]
-    return [_attend(node, parts, node.input(3), node.input(5))]
+    q, k, v = (_heads(part, heads) for part in (q, k, v))
+    if past is None:
+        parts = _Heads(q, k, v)
+    else:
+        before = op.several("Split", past, outputs=2, axis=0, num_outputs=2)
+        k, v = (_joined(op.Squeeze(old, op.ints(0)), new) for old, new in zip(before, (k, v), strict=True))
+        parts = _Heads(q, k, v, op.dimension(past, 3))
+    y, _ = _attend(node, parts, node.input(3), node.input(5))
+    present = op.Concat(*(op.Unsqueeze(part, op.ints(0)) for part in (parts.keys, parts.values)), axis=0)
+    return [y, present]
 
 
 @register_body("MultiHeadAttention", domain=DOMAIN)
 def multi_head_attention(node: Node) -> list[Value | None]:
-    """y = softmax(Q Kᵀ scale + mask) V per head.
+    """y = softmax(Q Kᵀ scale + mask) V per head; K and V follow those of the past.
+
+    Query, key and value are [b, s, heads n], or packed in one [b, s, heads, 3, n], or key and value in one
+    [b, s, heads, 2, n]; key and value may also be in heads already, [b, heads, s, n].
 
     Raises:
-        GradientError: The node has a past, or packs query, key and value in one tensor.
+        GradientError: The node shares one buffer between past and present.
     """
-    op, bias = node.op, node.input(3)
-    q, k, v = node.x, node.input(1), node.input(2)
-    _refuse(node, node.input(6) is not None, "a past")
-    if k is None or v is None:
-        raise _refusal(node, "query, key and value in one tensor")
-    heads = int(node.attribute("num_heads"))
+    op, bias, heads = node.op, node.input(3), int(node.attribute("num_heads"))
+    _refuse(node, node.input(8) is not None or node.input(9) is not None, "one buffer for past and present")
+    q, k, v = _unpacked(node)
+    divided = node.rank(k) == 4
     if bias is not None:
-        size = _last(node, q)
-        biases = op.several("Split", bias, op.ints(size, size, _last(node, v)), outputs=3, axis=0)
-        q, k, v = ((part + shift).with_shape(part.shape) for part, shift in zip((q, k, v), biases, strict=True))
-    parts = [part if node.rank(part) == 4 else _heads(part, heads) for part in (q, k, v)]
-    return [_attend(node, parts, node.input(4), node.input(5))]
+        last = op.dimension(q, 2)
+        sizes = op.Concat(last, last, last if divided else op.dimension(v, 2), axis=0)
+        shifts = op.several("Split", bias, sizes, outputs=3, axis=0)
+        q = (q + shifts[0]).with_shape(q.shape)
+        if not divided:
+            k, v = (k + shifts[1]).with_shape(k.shape), (v + shifts[2]).with_shape(v.shape)
+    square = not divided and q.shape is not None and k.shape is not None and _same(q.shape[1], k.shape[1])
+    q, k, v = _heads(q, heads), k if divided else _heads(k, heads), v if divided else _heads(v, heads)
+    before = node.input(6), node.input(7)
+    if before[0] is None or before[1] is None:
+        parts = _Heads(q, k, v, square=square)
+    else:
+        parts = _Heads(q, _joined(before[0], k), _joined(before[1], v), op.dimension(before[0], 2), square)
+    y, scores = _attend(node, parts, node.input(4), node.input(5))
+    return [y, parts.keys, parts.values, scores]
 
 
-def _last(node: Node, value: Value) -> int:
-    size = None if value.shape is None else value.shape[-1]
-    if not isinstance(size, int):
-        raise GradientError(
-            f"{describe(node.ir)}: the gradient needs the size of the last axis of {value.name!r}, which is "
-            f"{size}; add its shape to the model's value_info."
+def _unpacked(node: Node) -> tuple[Value, Value, Value]:
+    """Query, key and value as tensors of their own."""
+    op, k, v = node.op, node.input(1), node.input(2)
+    if k is None:
+        q, k, v = (
+            op.Reshape(part, op.ints(0, 0, -1)).with_shape((None, None, None))
+            for part in op.several("Split", node.x, outputs=3, axis=3, num_outputs=3)
         )
-    return size
+        return q, k, v
+    if v is None:
+        k, v = (
+            op.Reshape(part, op.ints(0, 0, -1)).with_shape((None, None, None))
+            for part in op.several("Split", k, outputs=2, axis=3, num_outputs=2)
+        )
+    return node.x, k, v
+
+
+def _same(first: int | str | None, second: int | str | None) -> bool:
+    return first is not None and first == second
+
+
+def _joined(old: Value, new: Value) -> Value:
+    return new.op.Concat(old, new, axis=2)
 
 
 def _heads(value: Value, heads: int) -> Value:
@@ -72,10 +123,10 @@ def _heads(value: Value, heads: int) -> Value:
     return op.Transpose(op.Reshape(value, op.ints(0, 0, heads, -1)), perm=[0, 2, 1, 3])
 
 
-def _attend(node: Node, parts: list[Value], mask: Value | None, bias: Value | None) -> Value:
-    op = node.op
-    q, k, v = parts
-    scores = q @ op.Transpose(k, perm=[0, 1, 3, 2])
+def _attend(node: Node, parts: _Heads, mask: Value | None, bias: Value | None) -> tuple[Value, Value]:
+    """The output [b, s, heads m] and the scores before softmax."""
+    op, q = node.op, parts.query
+    scores = q @ op.Transpose(parts.keys, perm=[0, 1, 3, 2])
     scale = node.attribute("scale", 0.0)
     if scale:
         scores = scores * float(scale)
@@ -84,40 +135,113 @@ def _attend(node: Node, parts: list[Value], mask: Value | None, bias: Value | No
         known = None if q.shape is None else q.shape[3]
         scores = scores * (1 / math.sqrt(known)) if isinstance(known, int) else scores / width
     scores = scores if bias is None else scores + bias
-    filtered = float(node.attribute("mask_filter_value", -10000.0))
     if mask is not None:
-        scores = scores + (1 - op.cast(_mask(node, mask, k), scores.dtype)) * filtered
+        filtered = op.scalar(float(node.attribute("mask_filter_value", -10000.0)), scores)
+        scores = scores + op.Where(_visible(node, mask, parts), op.scalar(0, scores), filtered)
     if node.attribute("unidirectional", 0):
-        ones = op.Slice(op.ones_like(scores), op.ints(0), op.ints(1), op.ints(0))
-        lower = op.Trilu(ones, op.Reshape(op.Sub(op.dimension(k, 2), op.dimension(q, 2)), op.ints()), upper=0)
-        scores = op.Where(op.cast(lower, ir.DataType.BOOL), scores, op.scalar(filtered, scores))
-    joined = op.Transpose(op.Softmax(scores, axis=-1) @ v, perm=[0, 2, 1, 3])
-    return op.Reshape(joined, op.ints(0, 0, -1))
+        lowest = op.scalar(np.finfo(scores.dtype.numpy()).min, scores)
+        scores = op.Where(_earlier(parts, scores), scores, lowest)
+    joined = op.Transpose(op.Softmax(scores, axis=-1) @ parts.values, perm=[0, 2, 1, 3])
+    return op.Reshape(joined, op.ints(0, 0, -1)), scores
 
 
-def _mask(node: Node, mask: Value, k: Value) -> Value:
-    """1 where a key takes part: from lengths [b], or a mask [b, k], [b, q, k]."""
+def _earlier(parts: _Heads, scores: Value) -> Value:
+    """Which keys [1, 1, s, t] are not later than a query.
+
+    Where new keys and queries are not equal in number, ONNX Runtime lets the last query see all keys.
+    """
+    op = scores.op
+    ones = op.Expand(op.constant([[[[1]]]], np.int64), op.Slice(op.Shape(scores), op.ints(2), op.ints(4)))
+    offset = op.constant(0, np.int64) if parts.past is None else op.Reshape(parts.past, op.ints())
+    lower = op.Trilu(ones, offset, upper=0)
+    if not parts.square:
+        upper = op.Slice(lower, op.ints(0), op.ints(-1), op.ints(2))
+        lower = op.Concat(upper, op.Slice(ones, op.ints(0), op.ints(1), op.ints(2)), axis=2)
+    return op.cast(lower, ir.DataType.BOOL)
+
+
+def _visible(node: Node, mask: Value, parts: _Heads) -> Value:
+    """Whether a key takes part, for scores [b, heads, s, t].
+
+    It is said by a mask [b, t], [b, s, t] or [b, 1, longest, longest], whose rows are those of all queries so far,
+    or by where sequences end: lengths [b], ends and begins [2 b], or lengths and sums of lengths [3 b + 2].
+    """
     op, rank = node.op, node.rank(mask)
+    zero = op.scalar(0, mask)
+    if rank == 1:
+        return _between(node, mask, parts)
     if rank == 2:
-        return op.Unsqueeze(mask, op.ints(1, 2))
+        return op.Greater(op.Unsqueeze(mask, op.ints(1, 2)), zero)
     if rank == 3:
-        return op.Unsqueeze(mask, op.ints(1))
-    batch, given = node.x.shape, mask.shape
-    if rank != 1 or batch is None or given is None or batch[0] != given[0]:
-        raise _refusal(node, f"a mask of shape {mask.shape}")
-    zero, one = op.constant(0, np.int64), op.constant(1, np.int64)
-    places = op.Range(zero, op.Reshape(op.dimension(k, 2), op.ints()), one)
-    lengths = op.Unsqueeze(op.cast(mask, zero.dtype), op.ints(1, 2, 3))
-    return op.Less(places, lengths)
+        return op.Greater(op.Unsqueeze(mask, op.ints(1)), zero)
+    begin = op.ints(0) if parts.past is None else parts.past
+    end = op.Add(begin, op.dimension(parts.query, 2))
+    rows = op.Slice(mask, begin, end, op.ints(2))
+    return op.Greater(op.Slice(rows, op.ints(0), op.dimension(parts.keys, 2), op.ints(3)), zero)
+
+
+def _between(node: Node, mask: Value, parts: _Heads) -> Value:
+    """Whether the place of a key is before the end of its sequence, and not before its begin where that is given."""
+    op, integer = node.op, ir.DataType.INT64
+    places = op.Range(
+        op.constant(0, np.int64), op.Reshape(op.dimension(parts.keys, 2), op.ints()), op.constant(1, np.int64)
+    )
+    batch, size = op.dimension(node.x, 0), op.dimension(mask, 0)
+    single = mask.shape is not None and node.x.shape is not None and _same(mask.shape[0], node.x.shape[0])
+    ends = mask if single else op.Slice(mask, op.ints(0), batch, op.ints(0))
+    before = op.Less(places, op.Unsqueeze(op.cast(ends, integer), op.ints(1, 2, 3)))
+    if single:
+        return before
+    begins = op.Slice(op.Concat(mask, mask, axis=0), batch, op.Add(batch, batch), op.ints(0))
+    given = op.Equal(size, op.Add(batch, batch))
+    starts = op.Where(given, op.cast(begins, integer), op.constant(0, np.int64))
+    return op.And(before, op.GreaterOrEqual(places, op.Unsqueeze(starts, op.ints(1, 2, 3))))
+
+
+@register_body("RotaryEmbedding", domain=DOMAIN)
+def rotary_embedding(node: Node) -> list[Value | None]:
+    """y = pairs of x, turned by the angles of their positions; x is [b, s, heads n] or [b, heads, s, n].
+
+    Raises:
+        GradientError: Several sequences of different lengths are packed in one.
+    """
+    op, x, positions = node.op, node.x, node.input_required(1)
+    _refuse(node, bool(node.attribute("is_packed_batching", 0)), "a packed batch")
+    caches = node.input_required(2), node.input_required(3)
+    divided, width = node.rank() == 4, op.dimension(caches[0], 1)
+    places = 2 if divided else 1
+    if node.rank(positions) == 1:
+        zero, one = op.constant(0, np.int64), op.constant(1, np.int64)
+        positions = op.Add(positions, op.Range(zero, op.Reshape(op.dimension(x, places), op.ints()), one))
+        positions = op.Unsqueeze(positions, op.ints(0))
+    axis = op.ints(1 if divided else 2)
+    cosines, sines = (op.Unsqueeze(op.Gather(cache, positions), axis) for cache in caches)
+    heads = int(node.attribute("num_heads", 0))
+    size = op.ints(-1) if node.attribute("rotary_embedding_dim", 0) else op.Add(width, width)
+    whole = x if divided else op.Reshape(x, op.Concat(op.ints(0, 0, heads or -1), size, axis=0))
+    turned = op.Slice(whole, op.ints(0), op.Add(width, width), op.ints(-1))
+    rest = op.Slice(whole, op.Add(width, width), op.ints(2**31), op.ints(-1))
+    y = op.Concat(_turned(turned, cosines, sines, bool(node.attribute("interleaved", 0))), rest, axis=-1)
+    return [(y if divided else op.Reshape(y, op.Shape(x))).with_shape(x.shape)]
+
+
+def _turned(x: Value, cosines: Value, sines: Value, interleaved: bool) -> Value:
+    """(a cos - b sin, a sin + b cos) of pairs (a, b): neighbours, or the halves of the last axis."""
+    op = x.op
+    if not interleaved:
+        a, b = op.several("Split", x, outputs=2, axis=-1, num_outputs=2)
+        return op.Concat(a * cosines - b * sines, b * cosines + a * sines, axis=-1)
+    paired = op.Reshape(x, op.ints(0, 0, 0, -1, 2))
+    pairs = op.several("Split", paired, outputs=2, axis=-1, num_outputs=2)
+    a, b = (op.Squeeze(part, op.ints(-1)) for part in pairs)
+    made = a * cosines - b * sines, b * cosines + a * sines
+    joined = op.Concat(*(op.Unsqueeze(part, op.ints(-1)) for part in made), axis=-1)
+    return op.Reshape(joined, op.ints(0, 0, 0, -1))
 
 
 def _refuse(node: Node, condition: bool, what: str) -> None:
     if condition:
-        raise _refusal(node, what)
-
-
-def _refusal(node: Node, what: str) -> GradientError:
-    return GradientError(
-        f"{describe(node.ir)}: it has {what}, which its body in standard operators does not cover; export the model "
-        "without ONNX Runtime's fusions, or register a rule for this operator."
-    )
+        raise GradientError(
+            f"{describe(node.ir)}: it has {what}, which its body in standard operators does not cover; export the "
+            "model without ONNX Runtime's fusions, or register a rule for this operator."
+        )

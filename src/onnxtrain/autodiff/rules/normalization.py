@@ -10,8 +10,10 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
 from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.value import dimensions
 
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
@@ -24,28 +26,48 @@ def batch_normalization(node: Node, dy: Value, *_running: Value | None) -> Gradi
     are then outputs, carry no gradient.
     """
     op, x, scale = node.op, node.x, node.input_required(1)
+    epsilon = node.attribute("epsilon", 1e-5)
+    like = [x, scale, scale]
+    if node.attribute("training_mode", 0):
+        return *emit(op, "BatchNormalizationGradient", dy, x, scale, like=like, epsilon=epsilon), None, None
+    mean, variance = node.input_required(3), node.input_required(4)
+    inputs = (dy, x, scale, mean, variance)
+    dx, dscale, db = emit(op, "BatchNormalizationGradient", *inputs, like=like, epsilon=epsilon)
+    factor = op.cast(scale, variance.dtype) * _inverse_root(variance + epsilon)
+    dmean = -(factor * op.cast(db, factor.dtype))
+    wide = op.cast(dscale, factor.dtype) * op.cast(scale, factor.dtype)
+    dvariance = wide * -0.5 / (variance + epsilon)
+    return dx, dscale, db, dmean, dvariance
+
+
+def _one_type(node: ir.Node) -> bool:
+    """Whether all inputs have one type, which kernels need."""
+    return len({value.dtype for value in node.inputs if value is not None}) == 1
+
+
+@register_fused("BatchNormalizationGradient", has_kernel=_one_type)
+def batch_normalization_gradient(node: Node) -> Sequence[Value]:
+    """From dy, x, scale, and mean and variance where they are not the batch's own: dx, dscale, db."""
+    op, scale, mean, variance = node.op, node.input_required(2), node.input(3), node.input(4)
+    dy, given = node.x, node.input_required(1)
+    x = given
     if x.rank is None:
         x, dy = _flat_images(x), _flat_images(dy)
     rank = x.rank or 3
     axes = [0, *range(2, rank)]
     epsilon = node.attribute("epsilon", 1e-5)
-    if node.attribute("training_mode", 0):
+    if mean is None or variance is None:
         dx, dscale, db = _per_channel(op, x, dy, scale, axes, epsilon)
         channels = op.ints(-1)
         dscale = op.Reshape(dscale, channels).with_shape(scale.shape)
-        gradients = [dscale, op.Reshape(db, channels).with_shape(scale.shape), None, None]
-        return [_image_like(dx, node.x), *gradients]
-    mean, variance = node.input_required(3), node.input_required(4)
+        return _image_like(dx, given), dscale, op.Reshape(db, channels).with_shape(scale.shape)
     factor = op.cast(scale, variance.dtype) * _inverse_root(variance + epsilon)
     dx = dy * op.cast(_column(op, factor, rank), dy.dtype)
     ones, zeros = op.ones_like(scale), op.zeros_like(scale)
     normalized = op.BatchNormalization(x, ones, zeros, mean, variance, epsilon=epsilon)
     dscale = op.cast(op.ReduceSum(dy * normalized, op.ints(*axes), keepdims=0), scale.dtype)
     db = op.cast(op.ReduceSum(dy, op.ints(*axes), keepdims=0), scale.dtype)
-    dmean = -(factor * op.cast(db, factor.dtype))
-    wide = op.cast(dscale, factor.dtype) * op.cast(scale, factor.dtype)
-    dvariance = wide * -0.5 / (variance + epsilon)
-    return _image_like(dx, node.x), dscale, db, dmean, dvariance
+    return _image_like(dx, given), dscale, db
 
 
 def _flat_images(x: Value) -> Value:
@@ -105,10 +127,22 @@ def layer_normalization(node: Node, dy: Value, dmean: Value | None = None, dinve
     The outputs Mean and InvStdDev (which is r) are read where the node has them, and carry gradients, too.
     """
     op, scale, bias = node.op, node.input_required(1), node.input(2)
-    x, dy, wide_scale = _wide(node.x), _wide(dy), _wide(scale)
-    over = op.ints(*_normalized_axes(node))
-    normalized, inverse = _standardized(node, x, over)
-    g = dy * wide_scale
+    axes, epsilon = _normalized_axes(node), node.attribute("epsilon", 1e-5)
+    if not node.has_output(1) and not node.has_output(2):
+        like, settings = [node.x, scale, scale], {"axis": axes.start, "epsilon": epsilon}
+        dx, dscale, dbias = emit(op, "LayerNormalizationGradient", dy, node.x, scale, like=like, **settings)
+        if bias is None:
+            return dx, dscale, None
+        alike = bias.static_shape is not None and bias.static_shape == scale.static_shape
+        return dx, dscale, dbias if alike else _sum_to(_wide(dy), bias)
+    x, dy = _wide(node.x), _wide(dy)
+    over = op.ints(*axes)
+    if node.has_output(1) and node.has_output(2):
+        inverse = op.cast(node.outputs[2], x.dtype)
+        normalized = (x - op.cast(node.outputs[1], x.dtype)) * inverse
+    else:
+        normalized, inverse = _standardized(x, scale, over, axes.start, epsilon)
+    g = dy * _wide(scale)
     mean_g = op.ReduceMean(g, over, keepdims=1)
     slope = op.ReduceMean(g * normalized, over, keepdims=1)
     if node.has_output(1) and dmean is not None:
@@ -117,9 +151,35 @@ def layer_normalization(node: Node, dy: Value, dmean: Value | None = None, dinve
     if node.has_output(2) and dinverse is not None:
         slope = slope + op.cast(_over_count(op, dinverse, x), x.dtype) * inverse
     dx = (g - mean_g - normalized * slope) * inverse
-    dscale = op.cast(op.reduce_to(dy * normalized, scale), scale.dtype)
-    db = None if bias is None else op.cast(op.reduce_to(dy, bias), bias.dtype)
-    return op.cast(dx, node.x.dtype), dscale, db
+    db = None if bias is None else _sum_to(dy, bias)
+    return op.cast(dx, node.x.dtype), _sum_to(dy * normalized, scale), db
+
+
+def _sum_to(value: Value, like: Value) -> Value:
+    """Summed over the axes along which ``like`` was broadcast, and in its type."""
+    return value.op.cast(value.op.reduce_to(value, like), like.dtype)
+
+
+def _scales_each_element(node: ir.Node) -> bool:
+    """Whether the scale has exactly the shape of what is normalized, which kernels need, and all have one type."""
+    x, scale = node.inputs[1], node.inputs[2]
+    if not _one_type(node) or x is None or scale is None or x.shape is None or scale.shape is None:
+        return False
+    sizes, axis = dimensions(x), node.attributes["axis"].as_int()
+    return sizes is not None and None not in sizes[axis:] and sizes[axis:] == dimensions(scale)
+
+
+@register_fused("LayerNormalizationGradient", has_kernel=_scales_each_element)
+def layer_normalization_gradient(node: Node) -> Sequence[Value]:
+    """From dy, x, scale, over the axes from ``axis``, counted from the end: dx, dscale, and db of scale's shape."""
+    op, scale, axis = node.op, node.input_required(2), node.attribute("axis")
+    dy, x = _wide(node.x), _wide(node.input_required(1))
+    over = op.ints(*range(axis, 0))
+    normalized, inverse = _standardized(x, scale, over, axis, node.attribute("epsilon"))
+    g = dy * _wide(scale)
+    slope = op.ReduceMean(g * normalized, over, keepdims=1)
+    dx = (g - op.ReduceMean(g, over, keepdims=1) - normalized * slope) * inverse
+    return op.cast(dx, node.input_required(1).dtype), _sum_to(dy * normalized, scale), _sum_to(dy, scale)
 
 
 def _wide(value: Value) -> Value:
@@ -139,15 +199,12 @@ def _over_count(op: Builder, statistic_gradient: Value, x: Value) -> Value:
     return statistic_gradient * (op.cast(op.Size(statistic_gradient), dtype) / op.cast(op.Size(x), dtype))
 
 
-def _standardized(node: Node, x: Value, over: Value) -> tuple[Value, Value]:
-    """x̂ and r: from the node's outputs, from one fused node, or (in double precision) step by step."""
-    op, epsilon = node.op, node.attribute("epsilon", 1e-5)
-    if node.has_output(1) and node.has_output(2):
-        inverse = op.cast(node.outputs[2], x.dtype)
-        return (x - op.cast(node.outputs[1], x.dtype)) * inverse, inverse
+def _standardized(x: Value, scale: Value, over: Value, axis: int, epsilon: float) -> tuple[Value, Value]:
+    """x̂ and r: from one node, or (in double precision) step by step."""
+    op = x.op
     if x.dtype == ir.DataType.FLOAT:
-        scale, axis = op.ones_like(_wide(node.input_required(1))), node.attribute("axis", -1)
-        made = op.several("LayerNormalization", x, scale, outputs=3, axis=axis, epsilon=epsilon)
+        ones = op.ones_like(_wide(scale))
+        made = op.several("LayerNormalization", x, ones, outputs=3, axis=axis, epsilon=epsilon)
         made[2].ir.dtype = x.dtype
         return made[0].with_shape(x.shape), made[2].with_shape(_reduced(x, over))
     centred = x - op.ReduceMean(x, over, keepdims=1)
@@ -165,14 +222,22 @@ def _reduced(x: Value, over: Value) -> tuple[int | str | None, ...] | None:
 @register_gradient("RMSNormalization")
 def rms_normalization(node: Node, dy: Value) -> Gradients:
     """y = scale x r, r = 1 / sqrt(mean(x²) + ε): dx = r (g - x r mean(g x r)) with g = scale dy, dscale = Σ dy x r."""
-    op, scale = node.op, node.input_required(1)
-    x, dy = _wide(node.x), _wide(dy)
-    over = op.ints(*_normalized_axes(node))
-    inverse = _inverse_root(op.ReduceMean(x * x, over, keepdims=1) + node.attribute("epsilon", 1e-5))
+    scale, settings = node.input_required(1), {"axis": _normalized_axes(node).start}
+    settings["epsilon"] = node.attribute("epsilon", 1e-5)
+    return emit(node.op, "RMSNormalizationGradient", dy, node.x, scale, like=[node.x, scale], **settings)
+
+
+@register_fused("RMSNormalizationGradient", has_kernel=_scales_each_element)
+def rms_normalization_gradient(node: Node) -> Sequence[Value]:
+    """From dy, x, scale, over the axes from ``axis``, counted from the end: dx and dscale."""
+    op, scale = node.op, node.input_required(2)
+    dy, x = _wide(node.x), _wide(node.input_required(1))
+    over = op.ints(*range(node.attribute("axis"), 0))
+    inverse = _inverse_root(op.ReduceMean(x * x, over, keepdims=1) + node.attribute("epsilon"))
     normalized = x * inverse
     g = dy * _wide(scale)
     dx = (g - normalized * op.ReduceMean(g * normalized, over, keepdims=1)) * inverse
-    return op.cast(dx, node.x.dtype), op.cast(op.reduce_to(dy * normalized, scale), scale.dtype)
+    return op.cast(dx, node.input_required(1).dtype), _sum_to(dy * normalized, scale)
 
 
 @register_gradient("GroupNormalization")

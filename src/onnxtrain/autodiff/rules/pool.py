@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
+from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
 from onnxtrain.autodiff.windows import Windows, spatial_sizes, windows_of
 from onnxtrain.graph import Builder, Value
+
+
+@register_gradient("MaxPool")
+def max_pool(node: Node, dy: Value, _indices: None = None) -> Gradients:
+    """y = max over windows: dx = dy where the first maximum of its window stands, summed over windows."""
+    if node.has_output(1) and not node.attribute("storage_order", 0):
+        return _put_at_maxima(node.op, windows_of(node), dy, node.outputs[1])
+    attributes = {name: node.attribute(name) for name in node.ir.attributes if name != "storage_order"}
+    return emit(node.op, "MaxPoolGradient", dy, node.x, like=[node.x], **attributes)
+
+
+_MOST_AXES = 3  # that the kernel has
 
 
 # Milliseconds on two cores, for the maximum with indices and then the gradient from them (PyTorch's gradient):
@@ -16,20 +30,21 @@ from onnxtrain.graph import Builder, Value
 #   64 x 6 x 28 x 28, 2 x 2              0.66            0.21           0.05       0.09
 #   4 x 64 x 112 x 112, 3 x 3 stride 2  15.7             3.0             -         4.2
 # Comparing every position of the windows with the maximum instead takes 1.1 and 22.
-@register_gradient("MaxPool")
-def max_pool(node: Node, dy: Value, _indices: None = None) -> Gradients:
-    """y = max over windows: dx = dy where the first maximum of its window stands, summed over windows."""
-    op, x = node.op, node.x
-    windows = windows_of(node)
-    if node.has_output(1) and not node.attribute("storage_order", 0):
-        indices = node.outputs[1]
-    else:
-        attributes = {name: node.attribute(name) for name in node.ir.attributes if name != "storage_order"}
-        attributes["strides"] = windows.strides
-        indices = op.several("MaxPool", x, outputs=2, **attributes)[1].with_shape(node.y.shape)
-    if _undone_by_unpooling(windows, x, dy):
+@register_fused("MaxPoolGradient", has_kernel=lambda node: len(node.attributes["kernel_shape"].as_ints()) <= _MOST_AXES)
+def max_pool_gradient(node: Node) -> Sequence[Value]:
+    """From dy and x, with MaxPool's attributes: dx = dy where the first maximum of its window stands."""
+    op, dy, x = node.op, node.x, node.input_required(1)
+    windows = windows_of(node, x=x)
+    attributes = {name: node.attribute(name) for name in node.ir.attributes}
+    attributes["strides"] = windows.strides
+    indices = op.several("MaxPool", x, outputs=2, **attributes)[1].with_shape(dy.shape)
+    return [_put_at_maxima(op, windows, dy, indices)]
+
+
+def _put_at_maxima(op: Builder, windows: Windows, dy: Value, indices: Value) -> Value:
+    if _undone_by_unpooling(windows, windows.x, dy):
         return op.MaxUnpool(dy, indices, kernel_shape=windows.kernel, strides=windows.strides, pads=windows.pads)
-    return _scatter(op, dy, indices, x)
+    return _scatter(op, dy, indices, windows.x)
 
 
 def _undone_by_unpooling(windows: Windows, x: Value, dy: Value) -> bool:

@@ -7,6 +7,7 @@ computes the matrices once, when it loads the graph.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -73,7 +74,7 @@ def _resized_axes(node: Node) -> list[_Axis]:
     found = []
     for position, axis in enumerate(axes):
         kept = factors is not None and factors.size and factors[position] == 1
-        if sizes is not None and node.attribute("keep_aspect_ratio_policy", "stretch") == "stretch":
+        if sizes is not None and _stretches(node):
             kept = _same_size(node, sizes, axis, position)
         if crops or not kept:
             found.append(_Axis(axis, position, count))
@@ -121,6 +122,8 @@ def _integer_factor(node: Node, axis: _Axis) -> int | None:
     known = None if scales is None else scales.constant()
     if known is not None and known.size:
         scale = float(known[axis.position])
+    elif not _stretches(node):
+        scale = _common_scale(node).value
     else:
         before = None if node.x.shape is None else node.x.shape[axis.axis]
         after = None if node.y.shape is None else node.y.shape[axis.axis]
@@ -137,12 +140,15 @@ def _matrix(node: Node, axis: _Axis) -> Value:
     roi = _region(node, axis)
     scales: Value | None = None
     sizes: Value | None = None
-    policy = node.attribute("keep_aspect_ratio_policy", "stretch")
-    if node.input(3) is not None and policy == "stretch":
+    if node.input(3) is not None and _stretches(node):
         sizes = _both_sizes(node, axis, size)
+    elif node.input(3) is not None:
+        scale = _common_scale(node)
+        if scale.rounds_up(node, axis):
+            return _rounded_matrix(node, axis, scale)
+        scales = op.constant([1, scale.value], np.float32)
     else:
-        own = op.constant([_common_scale(node)], np.float32) if node.input(3) is not None else _scale(node, axis)
-        scales = op.Concat(op.constant([1], np.float32), own, axis=0)
+        scales = op.Concat(op.constant([1], np.float32), _scale(node, axis), axis=0)
     attributes = {name: node.attribute(name) for name in _ATTRIBUTES}
     rows = op.Resize(identity, roi, scales, sizes, **attributes)
     known = [item if isinstance(item, int) else None for item in (size, size_of(node.y, axis.axis))]
@@ -177,11 +183,35 @@ def _region(node: Node, axis: _Axis) -> Value | None:
     return op.Concat(whole[0], ends[0], whole[1], ends[1], axis=0)
 
 
-def _common_scale(node: Node) -> float:
-    """The scale that all axes share where sizes keep the aspect ratio.
+def _stretches(node: Node) -> bool:
+    """Whether each axis gets the size that is given, whatever becomes of the aspect ratio."""
+    return bool(node.attribute("keep_aspect_ratio_policy", "stretch") == "stretch")
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """The scale that all axes share where sizes keep the aspect ratio: a fraction of the axis that determines it."""
+
+    after: int
+    before: int
+
+    @property
+    def value(self) -> float:
+        """In single precision, in which Resize computes it."""
+        return float(np.float32(self.after) / np.float32(self.before))
+
+    def rounds_up(self, node: Node, axis: _Axis) -> bool:
+        """Whether an axis has an element more than its size times the scale, which Resize by scales cuts off."""
+        assert node.x.static_shape is not None
+        exact = np.float32(node.x.static_shape[axis.axis]) * np.float32(self.value)
+        return bool(np.floor(exact) != np.floor(exact + np.float32(0.5)))
+
+
+def _common_scale(node: Node) -> _Scale:
+    """The least or largest of the scales that the sizes ask for.
 
     Raises:
-        GradientError: Sizes are not known, or an axis is rounded up to a size that the scale does not give.
+        GradientError: Sizes are not known.
     """
     policy = node.attribute("keep_aspect_ratio_policy")
     sizes, shape = node.input_required(3).constant(), node.x.static_shape
@@ -192,17 +222,37 @@ def _common_scale(node: Node) -> float:
             "scales."
         )
     axes = node.attribute("axes") or range(len(shape))
-    ratios = [np.float32(size) / np.float32(shape[axis]) for axis, size in zip(axes, sizes, strict=True)]
-    scale = min(ratios) if policy == "not_larger" else max(ratios)
-    for axis in axes:
-        exact = np.float32(shape[axis]) * scale
-        if np.floor(exact) != np.floor(exact + np.float32(0.5)):
-            raise GradientError(
-                f"{describe(node.ir)}: keep_aspect_ratio_policy={policy!r} rounds axis {axis} of size "
-                f"{shape[axis]} up from {exact:g}; the gradient needs a scale that gives the size without "
-                "rounding up; use scales, or sizes with keep_aspect_ratio_policy='stretch'."
-            )
-    return float(scale)
+    scales = [_Scale(int(size), shape[axis]) for axis, size in zip(axes, sizes, strict=True)]
+    return (min if policy == "not_larger" else max)(scales, key=lambda scale: scale.value)
+
+
+def _rounded_matrix(node: Node, axis: _Axis, scale: _Scale) -> Value:
+    """Mᵀ of an axis whose size is rounded up: only sizes say so, together with the axis that determines the scale.
+
+    The latter is shortened to where the fraction is in lowest terms, and the rows are constant along it.
+    """
+    op, sizes, shape = node.op, node.input_required(3).constant(), node.x.static_shape
+    assert sizes is not None
+    assert shape is not None
+    size, shared = shape[axis.axis], math.gcd(scale.after, scale.before)
+    after, before = scale.after // shared, scale.before // shared
+    rows = op.constant(np.repeat(np.eye(size)[None, :, :, None], before, axis=3), node.x.dtype)
+    roi = _region(node, axis)
+    if roi is not None:
+        begin, end = op.constant([0], roi.dtype), op.constant([1], roi.dtype)
+        bounds = [op.Slice(roi, op.ints(at), op.ints(at + 1)) for at in (1, 3)]
+        roi = op.Concat(bounds[0], begin, bounds[1], end, axis=0)
+    made = op.Resize(
+        rows,
+        roi,
+        None,
+        op.ints(int(sizes[axis.position]), after),
+        axes=[2, 3],
+        keep_aspect_ratio_policy=node.attribute("keep_aspect_ratio_policy"),
+        **{name: node.attribute(name) for name in _ATTRIBUTES},
+    )
+    first = op.Slice(made, op.ints(0), op.ints(1), op.ints(3))
+    return op.Reshape(first, op.ints(size, -1)).with_shape((size, None))
 
 
 def _times_transposed(dy: Value, matrix: Value, axis: int, size: Size) -> Value:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
-from onnxtrain.graph import Value
+from onnxtrain.graph import Builder, Value
 
 
 @register_gradient("SequenceConstruct")
@@ -18,25 +18,34 @@ def sequence_construct(node: Node, dy: Value) -> Gradients:
 @register_gradient("SequenceAt")
 def sequence_at(node: Node, dy: Value) -> Gradients:
     """y = x[i]: dx = zeros with dy in place i."""
-    op = node.op
-    place = _from_start(node, node.input_required(1))
-    others = op.SequenceErase(op.zeros_like(node.x), place)
-    return op.SequenceInsert(others, dy, place), None
+    place = _from_start(node.input_required(1), node.x)
+    return node.op.placed(dy, place, node.x), None
 
 
 @register_gradient("SequenceInsert")
 def sequence_insert(node: Node, dy: Value) -> Gradients:
-    """y = x with an item more in place i: dx = dy without it, ditem = dy[i]."""
+    """y = x with an item more in place i: dx = dy without it, ditem = dy[i].
+
+    The place is told by dy alone: in a loop the sequence of each step need not be kept.
+    """
     op, given = node.op, node.input(2)
-    place = op.SequenceLength(node.x) if given is None else _from_start(node, given)
+    place = op.constant(-1, np.int64) if given is None else place_of_inserted(op, given)
     return op.SequenceErase(dy, place), op.SequenceAt(dy, place), None
+
+
+def place_of_inserted(op: Builder, given: Value) -> Value:
+    """Where an item is that was inserted: one counted from the end is a place further from it."""
+    known = given.constant()
+    if known is not None:
+        return given if known >= 0 else op.constant(known - 1, given.dtype)
+    return op.Where(op.Less(given, op.scalar(0, given)), op.Sub(given, op.scalar(1, given)), given)
 
 
 @register_gradient("SequenceErase")
 def sequence_erase(node: Node, dy: Value) -> Gradients:
     """y = x without item i: dx = dy with zeros in that place."""
     op, given = node.op, node.input(1)
-    place = _from_start(node, op.constant(-1, np.int64) if given is None else given)
+    place = _from_start(op.constant(-1, np.int64) if given is None else given, node.x)
     return op.SequenceInsert(dy, op.zeros_like(op.SequenceAt(node.x, place)), place), None
 
 
@@ -63,11 +72,10 @@ def optional(node: Node, dy: Value) -> Gradients:
     return dy
 
 
-def _from_start(node: Node, position: Value) -> Value:
+def _from_start(position: Value, sequence: Value) -> Value:
     """A position in a sequence, counted from its start."""
-    op = node.op
-    known = position.constant()
+    op, known = sequence.op, position.constant()
     if known is not None and known >= 0:
         return position
-    length = op.cast(op.SequenceLength(node.x), position.dtype)
+    length = op.cast(op.SequenceLength(sequence), position.dtype)
     return op.Where(op.Less(position, op.scalar(0, position)), op.Add(position, length), position)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
+from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
 from onnxtrain.graph import Value
 
@@ -15,9 +18,15 @@ def softmax(node: Node, dy: Value) -> Gradients:
     Where every x along the axis is -inf (all keys of a query are masked), y is NaN. A model that replaces this
     NaN, as exported attention does, gets the gradient of the replacement.
     """
-    op, y = node.op, _without_nan(node)
-    axis = op.ints(node.attribute("axis", -1))
-    return y * (dy - op.ReduceSum(dy * y, axis, keepdims=1))
+    y = _without_nan(node)
+    return emit(node.op, "SoftmaxGradient", dy, y, like=[y], axis=node.attribute("axis", -1))
+
+
+@register_fused("SoftmaxGradient")
+def softmax_gradient(node: Node) -> Sequence[Value]:
+    """From dy and y: dx_i = y_i (dy_i - sum_j dy_j y_j)."""
+    op, dy, y = node.op, node.x, node.input_required(1)
+    return [y * (dy - op.ReduceSum(dy * y, op.ints(node.attribute("axis")), keepdims=1))]
 
 
 def _without_nan(node: Node) -> Value:
@@ -49,6 +58,11 @@ def _is_replaced(y: ir.Value) -> bool:
 @register_gradient("LogSoftmax", since=13)
 def log_softmax(node: Node, dy: Value) -> Gradients:
     """y_i = x_i - log sum_j exp(x_j): dx_i = dy_i - exp(y_i) sum_j dy_j."""
-    op = node.op
-    axis = op.ints(node.attribute("axis", -1))
-    return dy - op.Exp(node.y) * op.ReduceSum(dy, axis, keepdims=1)
+    return emit(node.op, "LogSoftmaxGradient", dy, node.y, like=[node.y], axis=node.attribute("axis", -1))
+
+
+@register_fused("LogSoftmaxGradient")
+def log_softmax_gradient(node: Node) -> Sequence[Value]:
+    """From dy and y: dx_i = dy_i - exp(y_i) sum_j dy_j."""
+    op, dy, y = node.op, node.x, node.input_required(1)
+    return [dy - op.Exp(y) * op.ReduceSum(dy, op.ints(node.attribute("axis")), keepdims=1)]

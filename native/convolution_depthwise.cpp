@@ -1,0 +1,161 @@
+// Convolutions with many groups of few channels, a vector of groups at a time.
+#include <algorithm>
+
+#include "convolution_products.h"
+#include "scratch.h"
+
+namespace onnxtrain {
+namespace {
+
+constexpr std::size_t kTasks = 32;
+
+// Bytes of the planes of a vector of groups, which should stay in a core's second cache.
+constexpr std::size_t kScratchBytes = 640 * 1024;
+
+// Products per position and group, up to which they are summed without matrices.
+constexpr std::size_t kMostProducts = 64;
+
+// Offsets of a box's positions in a plane of another size.
+void append_places(const Index& box, const Index& start, const Index& step, const Index& plane, std::size_t lanes,
+                   std::vector<std::ptrdiff_t>& places) {
+  for (std::ptrdiff_t d = 0; d < box[0]; ++d) {
+    for (std::ptrdiff_t h = 0; h < box[1]; ++h) {
+      const std::ptrdiff_t row = ((start[0] + d * step[0]) * plane[1] + start[1] + h * step[1]) * plane[2] + start[2];
+      for (std::ptrdiff_t w = 0; w < box[2]; ++w) {
+        places.push_back((row + w * step[2]) * static_cast<std::ptrdiff_t>(lanes));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+// A layout and the tables that it points to.
+struct DepthwiseLayout {
+  struct Tables {
+    std::vector<std::ptrdiff_t> places, target_places, offsets, weight_offsets;
+  };
+  LaneLayout layout = {};
+  std::vector<std::ptrdiff_t> places;
+  std::vector<Tables> tables;
+  std::vector<LanePhase> phases;
+  std::size_t lanes;
+
+  DepthwiseLayout(std::size_t images, std::size_t groups, std::size_t channels, std::size_t columns, const Index& size,
+                  const Index& target_size, const std::vector<DepthwisePhase>& parts, std::ptrdiff_t channel_weight,
+                  std::size_t lanes_)
+      : tables(parts.size()), lanes(lanes_) {
+    Index low = {0, 0, 0}, high = size;
+    for (const DepthwisePhase& part : parts) {
+      for (const Tap& tap : part.taps) {
+        for (int axis = 0; axis < kAxes; ++axis) {
+          low[axis] = std::min(low[axis], tap.offset[axis]);
+          high[axis] = std::max(high[axis], (part.size[axis] - 1) * part.step[axis] + tap.offset[axis] + 1);
+        }
+      }
+    }
+    const Index one = {1, 1, 1}, inside = {-low[0], -low[1], -low[2]};
+    const Index box = {high[0] - low[0], high[1] - low[1], high[2] - low[2]};
+    layout.images = images;
+    layout.groups = groups;
+    layout.channels = channels;
+    layout.columns = columns;
+    layout.positions = static_cast<std::size_t>(product(size));
+    layout.target_positions = static_cast<std::size_t>(product(target_size));
+    layout.copy_size = static_cast<std::size_t>(product(box)) * lanes;
+    if (scratch_without_weights() * sizeof(float) > kScratchBytes) return;  // not for this: see fits()
+    append_places(size, inside, one, box, lanes, places);
+    layout.places = places.data();
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      const DepthwisePhase& part = parts[i];
+      Tables& table = tables[i];
+      append_places(part.size, inside, part.step, box, lanes, table.places);
+      append_places(part.size, part.target_start, part.target_step, target_size, lanes, table.target_places);
+      for (std::size_t channel = 0; channel < channels; ++channel) {
+        for (const Tap& tap : part.taps) {
+          const std::ptrdiff_t offset = (tap.offset[0] * box[1] + tap.offset[1]) * box[2] + tap.offset[2];
+          table.offsets.push_back(static_cast<std::ptrdiff_t>(channel * layout.copy_size) +
+                                  offset * static_cast<std::ptrdiff_t>(lanes));
+          table.weight_offsets.push_back(static_cast<std::ptrdiff_t>(channel) * channel_weight + tap.weight);
+        }
+      }
+      phases.push_back({table.places.size(), table.offsets.size(), table.places.data(), table.target_places.data(),
+                        table.offsets.data(), table.weight_offsets.data(), layout.total_depth});
+      layout.total_depth += table.offsets.size();
+    }
+    layout.phases = phases.data();
+    layout.phase_count = phases.size();
+  }
+  DepthwiseLayout(const DepthwiseLayout&) = delete;
+  DepthwiseLayout& operator=(const DepthwiseLayout&) = delete;
+
+  std::size_t scratch_without_weights() const {
+    return layout.channels * layout.copy_size + layout.target_positions * lanes;
+  }
+  std::size_t scratch() const { return scratch_without_weights() + layout.columns * layout.total_depth * lanes; }
+  bool fits(std::size_t element_size) const {
+    return layout.phases != nullptr && scratch() * element_size <= kScratchBytes;
+  }
+};
+
+template <typename T>
+bool ConvolutionProducts<T>::is_depthwise() const {
+  return 2 * c_.group >= kernels_.lanes && c_.group > 1 && c_.inputs * c_.outputs <= kMostProducts;
+}
+
+template <typename T>
+bool ConvolutionProducts<T>::depthwise(const Planes<T>& source, const Index& target_size,
+                                       const std::vector<DepthwisePhase>& phases, const DepthwiseWeights<T>& weights,
+                                       std::size_t columns, T* target) const {
+  if (!is_depthwise()) return false;
+  const DepthwiseLayout layout(c_.batch, source.group, source.channels, columns, source.size, target_size, phases,
+                               weights.channel_stride, kernels_.lanes);
+  if (!layout.fits(sizeof(T))) return false;
+  const std::size_t items = c_.batch * divided_up(source.group, kernels_.lanes), tasks = std::min(items, kTasks);
+  BufferPool pool(layout.scratch() * sizeof(T));
+  parallel_for_(tasks, [&](std::size_t task) {
+    pool.lend([&](const Buffer& buffer) {
+      kernels_.depthwise({&layout.layout, source.data, weights.data, weights.bias, weights.group_stride,
+                          weights.column_stride, target, task * items / tasks, (task + 1) * items / tasks,
+                          buffer.as<T>()});
+    });
+  });
+  return true;
+}
+
+template <typename T>
+bool ConvolutionProducts<T>::depthwise_gradient(const Planes<T>& source, const Planes<T>& factors,
+                                                const DepthwisePhase& phase, T* target) const {
+  if (!is_depthwise()) return false;
+  const DepthwiseLayout layout(c_.batch, source.group, source.channels, factors.channels, source.size, factors.size,
+                               {phase}, 0, kernels_.lanes);
+  if (!layout.fits(sizeof(T))) return false;
+  // Few groups leave cores idle unless the images are shared, too: their sums are added in order at the end.
+  const std::size_t parts = divided_up(source.group, kernels_.lanes);
+  const std::size_t chunks = std::clamp<std::size_t>(kTasks / 2 / parts, 1, c_.batch);
+  const std::size_t count = source.group * factors.channels * layout.layout.total_depth;
+  const Buffer sums((chunks - 1) * count * sizeof(T));
+  BufferPool pool(layout.scratch() * sizeof(T));
+  parallel_for_(parts * chunks, [&](std::size_t task) {
+    const std::size_t chunk = task / parts;
+    pool.lend([&](const Buffer& buffer) {
+      kernels_.depthwise_gradient({&layout.layout, source.data, factors.data,
+                                   chunk == 0 ? target : sums.as<T>() + (chunk - 1) * count,
+                                   task % parts * kernels_.lanes, chunk * c_.batch / chunks,
+                                   (chunk + 1) * c_.batch / chunks, buffer.as<T>()});
+    });
+  });
+  for (std::size_t chunk = 1; chunk < chunks; ++chunk) kernels_.add(sums.as<T>() + (chunk - 1) * count, count, target);
+  return true;
+}
+
+#define ONNXTRAIN_DEPTHWISE(T)                                                                                       \
+  template bool ConvolutionProducts<T>::is_depthwise() const;                                                        \
+  template bool ConvolutionProducts<T>::depthwise(const Planes<T>&, const Index&, const std::vector<DepthwisePhase>&, \
+                                                  const DepthwiseWeights<T>&, std::size_t, T*) const;                \
+  template bool ConvolutionProducts<T>::depthwise_gradient(const Planes<T>&, const Planes<T>&, const DepthwisePhase&, \
+                                                           T*) const;
+ONNXTRAIN_DEPTHWISE(float)
+ONNXTRAIN_DEPTHWISE(double)
+
+}  // namespace onnxtrain

@@ -1,0 +1,351 @@
+#include "convolution_products.h"
+
+#include <algorithm>
+
+#include "scratch.h"
+
+namespace onnxtrain {
+namespace {
+
+Index index_of(const std::ptrdiff_t (&sizes)[kAxes]) { return {sizes[0], sizes[1], sizes[2]}; }
+
+// Tasks that a call is cut into where it is large enough: many for the machine's cores to share evenly, whatever their
+// number, few enough to be long.
+constexpr std::size_t kTasks = 16;
+
+// Bytes of a block's copy of the source, which a task reads many times and keeps in its core's second cache.
+constexpr std::size_t kBlockBytes = 400 * 1024;
+
+// Bytes of pixels of all channels that a task gathers at a time.
+constexpr std::size_t kPixelBytes = 256 * 1024;
+
+// Elements of weights that a task arranges.
+constexpr std::size_t kPackSize = 65536;
+
+// Bytes of arranged weights beyond which a block has more positions, because each block reads all weights.
+constexpr std::size_t kLargeWeights = 1024 * 1024;
+
+// Positions of x that are a stride apart: the same elements of the kernel reach them, so that their gradient is a
+// correlation of dy with these.
+std::vector<DepthwisePhase> phases_of(const Index& size, const Index& stride, const std::vector<Tap>& taps) {
+  std::vector<DepthwisePhase> phases;
+  for (std::ptrdiff_t number = 0; number < product(stride); ++number) {
+    const Index start = {number / (stride[1] * stride[2]), number / stride[2] % stride[1], number % stride[2]};
+    DepthwisePhase phase = {{}, {1, 1, 1}, start, stride, {}};
+    for (int axis = 0; axis < kAxes; ++axis) {
+      phase.size[axis] = (size[axis] - start[axis] + stride[axis] - 1) / stride[axis];
+    }
+    if (*std::min_element(phase.size.begin(), phase.size.end()) <= 0) continue;
+    for (const Tap& tap : taps) {
+      Tap turned = {{}, tap.weight};
+      bool reaches = true;
+      for (int axis = 0; axis < kAxes; ++axis) {
+        const std::ptrdiff_t distance = start[axis] - tap.offset[axis];
+        reaches = reaches && distance % stride[axis] == 0;
+        turned.offset[axis] = distance / stride[axis];
+      }
+      if (reaches) phase.taps.push_back(turned);
+    }
+    phases.push_back(std::move(phase));
+  }
+  return phases;
+}
+
+std::size_t rounded_up(std::size_t count, std::size_t to) { return divided_up(count, to) * to; }
+
+}  // namespace
+
+template <typename T>
+ConvolutionProducts<T>::ConvolutionProducts(const Convolution& convolution, const ParallelFor& parallel_for)
+    : c_(convolution), parallel_for_(parallel_for), kernels_(kernels_of<T>(*kernels()->convolution)) {}
+
+template <typename T>
+void ConvolutionProducts<T>::clear(T* data, std::size_t count) const {
+  constexpr std::size_t kPart = 65536;
+  parallel_for_(divided_up(count, kPart), [&](std::size_t part) {
+    std::fill(data + part * kPart, data + std::min(count, (part + 1) * kPart), T(0));
+  });
+}
+
+template <typename T>
+bool ConvolutionProducts<T>::many_groups() const {
+  return c_.group >= kTasks / 2;
+}
+
+template <typename T>
+bool ConvolutionProducts<T>::is_pointwise() const {
+  for (int axis = 0; axis < kAxes; ++axis) {
+    if (c_.kernel[axis] != 1 || c_.stride[axis] != 1 || c_.input[axis] != c_.output[axis] || c_.pad[axis] != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Of the kernel over x, in the order of the weights.
+template <typename T>
+std::vector<Tap> ConvolutionProducts<T>::taps() const {
+  std::vector<Tap> taps;
+  for (std::ptrdiff_t d = 0; d < c_.kernel[0]; ++d) {
+    for (std::ptrdiff_t h = 0; h < c_.kernel[1]; ++h) {
+      for (std::ptrdiff_t w = 0; w < c_.kernel[2]; ++w) {
+        const Index at = {d * c_.dilation[0] - c_.pad[0], h * c_.dilation[1] - c_.pad[1],
+                          w * c_.dilation[2] - c_.pad[2]};
+        taps.push_back({at, static_cast<std::ptrdiff_t>(taps.size())});
+      }
+    }
+  }
+  return taps;
+}
+
+template <typename T>
+void ConvolutionProducts<T>::forward(const T* x, const T* w, const T* bias, T* y) const {
+  const Planes<T> source = {x, c_.group, c_.inputs, index_of(c_.input)};
+  const auto positions = static_cast<std::ptrdiff_t>(product(index_of(c_.kernel)));
+  const auto inputs = static_cast<std::ptrdiff_t>(c_.inputs);
+  if (c_.batch == 0 || product(index_of(c_.output)) == 0) return;
+  if (is_pointwise()) return pointwise(source, w, inputs, 1, c_.outputs, bias, y);
+  const std::vector<Tap> all = taps();
+  const DepthwisePhase phase = {index_of(c_.output), index_of(c_.stride), {0, 0, 0}, {1, 1, 1}, all};
+  const DepthwiseWeights<T> weights = {w, bias, static_cast<std::ptrdiff_t>(c_.outputs) * inputs * positions,
+                                       inputs * positions, positions};
+  if (depthwise(source, index_of(c_.output), {phase}, weights, c_.outputs, y)) return;
+  correlate({source, Grid(index_of(c_.output), index_of(c_.stride), all), all, w,
+             static_cast<std::ptrdiff_t>(c_.outputs) * inputs * positions, inputs * positions, positions, c_.outputs, y,
+             index_of(c_.output), {0, 0, 0}, {1, 1, 1}, bias});
+}
+
+template <typename T>
+void ConvolutionProducts<T>::input_gradient(const T* dy, const T* w, T* dx) const {
+  const Planes<T> source = {dy, c_.group, c_.outputs, index_of(c_.output)};
+  const auto positions = static_cast<std::ptrdiff_t>(product(index_of(c_.kernel)));
+  const auto inputs = static_cast<std::ptrdiff_t>(c_.inputs), outputs = static_cast<std::ptrdiff_t>(c_.outputs);
+  const Index size = index_of(c_.input), stride = index_of(c_.stride);
+  if (c_.batch == 0 || product(size) == 0) return;
+  if (is_pointwise()) return pointwise(source, w, 1, inputs, c_.inputs, nullptr, dx);
+  const std::vector<DepthwisePhase> phases = phases_of(size, stride, taps());
+  const bool nothing = product(source.size) == 0;
+  const DepthwiseWeights<T> weights = {w, nullptr, outputs * inputs * positions, positions, inputs * positions};
+  if (!nothing && depthwise(source, size, phases, weights, c_.inputs, dx)) return;
+  const auto is_empty = [](const DepthwisePhase& phase) { return phase.taps.empty(); };
+  if (nothing || std::any_of(phases.begin(), phases.end(), is_empty)) {
+    clear(dx, c_.batch * c_.group * c_.inputs * static_cast<std::size_t>(product(size)));
+  }
+  if (nothing) return;
+  for (const DepthwisePhase& phase : phases) {
+    if (phase.taps.empty()) continue;
+    correlate({source, Grid(phase.size, {1, 1, 1}, phase.taps), phase.taps, w, outputs * inputs * positions, positions,
+               inputs * positions, c_.inputs, dx, size, phase.target_start, stride, nullptr});
+  }
+}
+
+template <typename T>
+void ConvolutionProducts<T>::correlate(const PlaneCorrelation<T>& p) const {
+  if (prefers_filter(p.source, p.grid, p.columns)) return filter(p);
+  const std::size_t depth = p.source.channels * p.taps.size(), groups = p.source.group;
+  const std::size_t padded_columns = rounded_up(p.columns, kernels_.lanes);
+  const std::size_t positions = c_.batch * static_cast<std::size_t>(product(p.grid.size));
+  const bool large = depth * padded_columns * sizeof(T) > kLargeWeights;
+  const std::size_t wanted = std::max<std::size_t>(large ? 256 : 96, divided_up(positions * groups, kTasks));
+  const Blocks blocks(p.grid, c_.batch, p.source.channels, kBlockBytes / sizeof(T), wanted);
+  const std::size_t panels = kernels_.panels(p.columns);
+  const std::size_t splits = std::clamp<std::size_t>(kTasks / (blocks.all.size() * groups), 1, panels);
+  const std::size_t copy_size = blocks.copy_size(p.source.channels);
+  const bool shared = splits > 1;
+
+  // Arranges the weights, and the source where several tasks read the same of it.
+  const Buffer weights(groups * depth * padded_columns * sizeof(T));
+  const Buffer copies(shared ? groups * blocks.all.size() * copy_size * sizeof(T) : 0);
+  std::vector<std::ptrdiff_t> weight_offsets;
+  for (std::size_t channel = 0; channel < p.source.channels; ++channel) {
+    for (const Tap& tap : p.taps) {
+      weight_offsets.push_back(static_cast<std::ptrdiff_t>(channel) * p.channel_weight + tap.weight);
+    }
+  }
+  const std::size_t packs =
+      std::clamp<std::size_t>(depth * padded_columns / kPackSize / panels, 1, divided_up(depth, 16));
+  const auto copy = [&](std::size_t group, const Block& block, T* target) {
+    copy_block(kernels_, p.grid, blocks, block, p.source.of_group(group), p.source.size, p.source.image(),
+               p.source.channels, target);
+  };
+  const std::size_t weight_count =
+      c_.group * c_.inputs * c_.outputs * static_cast<std::size_t>(product(index_of(c_.kernel)));
+  const std::size_t all_packs = groups * panels * packs;
+  parallel_for_(all_packs + (shared ? groups * blocks.all.size() : 0), [&](std::size_t task) {
+    if (task < all_packs) {
+      const std::size_t part = task % packs, panel = task / packs % panels, group = task / packs / panels;
+      kernels_.pack({p.weights + static_cast<std::ptrdiff_t>(group) * p.group_weight, p.weights + weight_count,
+                     p.column_weight, weight_offsets.data(), p.columns, depth, part * depth / packs,
+                     (part + 1) * depth / packs, panel, panel + 1, weights.as<T>() + group * depth * padded_columns});
+    } else {
+      task -= all_packs;
+      copy(task / blocks.all.size(), blocks.all[task % blocks.all.size()], copies.as<T>() + task * copy_size);
+    }
+  });
+
+  const std::vector<std::ptrdiff_t> tap_offsets = blocks.tap_offsets(p.grid, p.taps, p.source.channels);
+  const std::ptrdiff_t target_plane = product(p.target_size);
+  const std::ptrdiff_t target_image = target_plane * static_cast<std::ptrdiff_t>(groups * p.columns);
+  BufferPool pool(shared ? 0 : copy_size * sizeof(T));
+  parallel_for_(groups * blocks.all.size() * splits, [&](std::size_t task) {
+    const std::size_t split = task % splits, number = task / splits;
+    const std::size_t group = number / blocks.all.size();
+    const Block& block = blocks.all[number % blocks.all.size()];
+    pool.lend([&](const Buffer& buffer) {
+      T* source = shared ? copies.as<T>() + number * copy_size : buffer.as<T>();
+      if (!shared) copy(group, block, source);
+      const auto rows = blocks.position_offsets(p.grid, block);
+      const auto places = plane_offsets(block, p.target_size, p.target_start, p.target_step, target_image);
+      T* target = p.target + static_cast<std::ptrdiff_t>(block.image) * target_image +
+                  static_cast<std::ptrdiff_t>(group * p.columns) * target_plane;
+      kernels_.correlate({source, rows.data(), tap_offsets.data(), rows.size(), depth, p.columns,
+                          split * panels / splits, (split + 1) * panels / splits,
+                          weights.as<T>() + group * depth * padded_columns, target, places.data(), target_plane,
+                          p.bias == nullptr ? nullptr : p.bias + group * p.columns});
+    });
+  });
+}
+
+template <typename T>
+void ConvolutionProducts<T>::pointwise(const Planes<T>& source, const T* weights, std::ptrdiff_t row_stride,
+                                       std::ptrdiff_t depth_stride, std::size_t rows, const T* bias, T* target) const {
+  const std::size_t groups = source.group, depth = source.channels;
+  const std::size_t plane = static_cast<std::size_t>(source.plane()), pixels = c_.batch * plane;
+  std::vector<std::ptrdiff_t> offsets(depth);
+  for (std::size_t k = 0; k < depth; ++k) offsets[k] = static_cast<std::ptrdiff_t>(k) * depth_stride;
+  const std::size_t width = kernels_.pointwise_width;
+  const std::size_t block = std::clamp<std::size_t>(kPixelBytes / sizeof(T) / depth / width, 1, 32) * width;
+  const std::size_t in_task = std::max(rounded_up(divided_up(pixels * groups, kTasks), width), 2 * width);
+  const std::size_t tasks = divided_up(pixels, in_task);
+  const std::ptrdiff_t target_plane = source.plane(), target_group = target_plane * static_cast<std::ptrdiff_t>(rows);
+  BufferPool pool(depth * std::min(block, in_task) * sizeof(T));
+  parallel_for_(groups * tasks, [&](std::size_t task) {
+    const std::size_t group = task / tasks, begin = task % tasks * in_task;
+    pool.lend([&](const Buffer& buffer) {
+      kernels_.pointwise({weights + group * rows * depth, row_stride, offsets.data(), rows, depth,
+                          source.of_group(group), source.image(),
+                          target + static_cast<std::ptrdiff_t>(group) * target_group,
+                          target_group * static_cast<std::ptrdiff_t>(groups), plane, begin,
+                          std::min(pixels, begin + in_task), bias == nullptr ? nullptr : bias + group * rows,
+                          std::min(block, in_task), buffer.as<T>()});
+    });
+  });
+}
+
+template <typename T>
+void ConvolutionProducts<T>::weight_gradient(const T* x, const T* dy, T* dw) const {
+  const Index input = index_of(c_.input), output = index_of(c_.output);
+  const auto positions = static_cast<std::ptrdiff_t>(product(index_of(c_.kernel)));
+  const auto inputs = static_cast<std::ptrdiff_t>(c_.inputs);
+  const std::size_t count = c_.group * c_.outputs * c_.inputs * static_cast<std::size_t>(positions);
+  if (c_.batch == 0 || product(output) == 0 || product(input) == 0) return clear(dw, count);
+  const Planes<T> from_x = {x, c_.group, c_.inputs, input}, from_dy = {dy, c_.group, c_.outputs, output};
+  const std::vector<Tap> all = taps();
+  const Grid grid(output, index_of(c_.stride), all);
+  if (depthwise_gradient(from_x, from_dy, {output, grid.step, {0, 0, 0}, {1, 1, 1}, all}, dw)) return;
+  if (is_pointwise() && c_.inputs < c_.outputs && !many_groups()) {  // the columns are arranged anew: rather the fewer
+    accumulate({from_dy, from_x, grid, all, dw, inputs, 1});
+  } else {
+    accumulate({from_x, from_dy, grid, all, dw, 1, inputs * positions});
+  }
+}
+
+// The depth of these products, all positions of all images, is long, and rows and columns may be few. So the depth is
+// cut into chunks, whose sums are added in order at the end; how many does not depend on the threads.
+template <typename T>
+void ConvolutionProducts<T>::accumulate(const PlaneProducts<T>& p) const {
+  // Threads share the groups of sums of planes, but also the images of products.
+  if (many_groups() && prefers_filter(p.source, p.grid, p.columns.channels)) return filter_gradient(p);
+  const std::size_t groups = p.source.group, taps = p.taps.size(), channels = p.source.channels;
+  const std::size_t padded_columns = rounded_up(p.columns.channels, kernels_.lanes);
+  constexpr std::size_t kSums = 256 * 1024 / sizeof(T);
+  const std::size_t most = std::clamp<std::size_t>(kSums / (taps * padded_columns), 1, channels);
+  const std::size_t ranges = divided_up(channels, most), in_range = divided_up(channels, ranges);
+  const bool direct = is_pointwise();
+  const Blocks blocks = [&] {
+    Blocks result(p.grid, c_.batch, direct ? 1 : in_range, kBlockBytes / sizeof(T), 1024);
+    if (direct) {
+      result.extent = p.source.size;
+      result.image_stride = p.source.image();
+      result.channel_stride = p.source.plane();
+    }
+    return result;
+  }();
+  const std::size_t chunks = std::clamp<std::size_t>(divided_up(kTasks, groups * ranges), 1, blocks.all.size());
+
+  const std::size_t positions = c_.batch * static_cast<std::size_t>(product(p.grid.size));
+  const bool shared = ranges > 1;
+  const Buffer arranged(shared ? groups * positions * padded_columns * sizeof(T) : 0);
+  const auto arrange = [&](std::size_t group, const Block& block, T* target) {
+    const auto offsets = plane_offsets(block, p.columns.size, {0, 0, 0}, {1, 1, 1}, p.columns.image());
+    kernels_.pack({p.columns.of_group(group) + static_cast<std::ptrdiff_t>(block.image) * p.columns.image(),
+                   p.columns.data + static_cast<std::ptrdiff_t>(c_.batch) * p.columns.image(), p.columns.plane(),
+                   offsets.data(), p.columns.channels, offsets.size(), 0, offsets.size(), 0,
+                   kernels_.panels(p.columns.channels), target});
+  };
+  if (shared) {
+    parallel_for_(groups * blocks.all.size(), [&](std::size_t task) {
+      const Block& block = blocks.all[task % blocks.all.size()];
+      arrange(task / blocks.all.size(), block,
+              arranged.as<T>() + (task / blocks.all.size() * positions + block.first) * padded_columns);
+    });
+  }
+
+  const std::vector<std::ptrdiff_t> row_offsets = blocks.tap_offsets(p.grid, p.taps, in_range);
+  const std::size_t rows = channels * taps, sums_size = groups * rows * padded_columns;
+  const Buffer sums(chunks * sums_size * sizeof(T));
+  const auto sums_of = [&](std::size_t chunk, std::size_t group, std::size_t range) {
+    return sums.as<T>() + chunk * sums_size + (group * rows + range * in_range * taps) * padded_columns;
+  };
+  const auto unpack = [&](std::size_t group, std::size_t range) {
+    const std::size_t first = range * in_range, count = std::min(channels, first + in_range) - first;
+    const std::ptrdiff_t group_size = static_cast<std::ptrdiff_t>(rows * p.columns.channels);
+    kernels_.unpack({sums_of(0, group, range), count * taps, p.columns.channels,
+                     p.target + static_cast<std::ptrdiff_t>(group) * group_size +
+                         static_cast<std::ptrdiff_t>(first * taps) * p.row_stride,
+                     p.row_stride, p.column_stride});
+  };
+
+  const std::size_t copy_size = direct ? 0 : blocks.copy_size(in_range);
+  BufferPool pool((copy_size + (shared ? 0 : blocks.most_positions * padded_columns)) * sizeof(T));
+  parallel_for_(groups * ranges * chunks, [&](std::size_t task) {
+    const std::size_t chunk = task % chunks, range = task / chunks % ranges, group = task / chunks / ranges;
+    const std::size_t first = range * in_range, count = std::min(channels, first + in_range) - first;
+    const T* source = p.source.of_group(group) + static_cast<std::ptrdiff_t>(first) * p.source.plane();
+    const std::size_t begin = chunk * blocks.all.size() / chunks, end = (chunk + 1) * blocks.all.size() / chunks;
+    pool.lend([&](const Buffer& buffer) {
+      for (std::size_t b = begin; b < end; ++b) {
+        const Block& block = blocks.all[b];
+        const T* from = buffer.as<T>();
+        if (direct) {
+          const Index& s = block.start;
+          from = source + static_cast<std::ptrdiff_t>(block.image) * p.source.image() +
+                 (s[0] * p.source.size[1] + s[1]) * p.source.size[2] + s[2];
+        } else {
+          copy_block(kernels_, p.grid, blocks, block, source, p.source.size, p.source.image(), count, buffer.as<T>());
+        }
+        const auto offsets = blocks.position_offsets(p.grid, block);
+        T* panels = shared ? arranged.as<T>() + (group * positions + block.first) * padded_columns
+                           : buffer.as<T>() + copy_size;
+        if (!shared) arrange(group, block, panels);
+        kernels_.accumulate({from, row_offsets.data(), offsets.data(), count * taps, offsets.size(),
+                             p.columns.channels, panels, offsets.size(), b > begin, sums_of(chunk, group, range)});
+      }
+    });
+    if (chunks == 1) unpack(group, range);
+  });
+  if (chunks == 1) return;
+  constexpr std::size_t kPart = 8192;
+  parallel_for_(divided_up(sums_size, kPart), [&](std::size_t part) {
+    const std::size_t begin = part * kPart, count = std::min(sums_size - begin, kPart);
+    for (std::size_t chunk = 1; chunk < chunks; ++chunk) {
+      kernels_.add(sums.as<T>() + chunk * sums_size + begin, count, sums.as<T>() + begin);
+    }
+  });
+  parallel_for_(groups * ranges, [&](std::size_t task) { unpack(task / ranges, task % ranges); });
+}
+
+template class ConvolutionProducts<float>;
+template class ConvolutionProducts<double>;
+
+}  // namespace onnxtrain

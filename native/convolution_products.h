@@ -1,0 +1,99 @@
+// Convolutions as products of matrices: which products, of which blocks, in which order.
+#pragma once
+
+#include "convolution.h"
+#include "convolution_blocks.h"
+
+namespace onnxtrain {
+
+// The source of a product: planes of all images, a group's channels side by side.
+template <typename T>
+struct Planes {
+  const T* data;
+  std::size_t group, channels;  // per group
+  Index size;
+
+  std::ptrdiff_t plane() const { return product(size); }
+  std::ptrdiff_t image() const { return plane() * static_cast<std::ptrdiff_t>(group * channels); }
+  const T* of_group(std::size_t g) const { return data + plane() * static_cast<std::ptrdiff_t>(g * channels); }
+};
+
+// target[image, column, place q] = bias[column] + sum over channels and taps of
+// source[image, channel, step * q + tap] * weights[column, channel, tap], q counting through a grid.
+template <typename T>
+struct PlaneCorrelation {
+  Planes<T> source;
+  Grid grid;
+  std::vector<Tap> taps;
+  const T* weights;
+  std::ptrdiff_t group_weight, column_weight, channel_weight;  // strides
+  std::size_t columns;                                         // per group
+  T* target;
+  Index target_size, target_start, target_step;
+  const T* bias;
+};
+
+// target[column, channel, tap] = sum over images and grid of source[image, channel, step * q + tap] *
+// columns[image, column, q].
+template <typename T>
+struct PlaneProducts {
+  Planes<T> source, columns;
+  Grid grid;
+  std::vector<Tap> taps;
+  T* target;
+  std::ptrdiff_t row_stride, column_stride;  // rows are channels and taps
+};
+
+// Positions of a target that the same taps reach: place start + step * q, from source step * q + tap.
+struct DepthwisePhase {
+  Index size, step, target_start, target_step;
+  std::vector<Tap> taps;
+};
+
+template <typename T>
+struct DepthwiseWeights {
+  const T *data, *bias;
+  std::ptrdiff_t group_stride, column_stride, channel_stride;
+};
+
+template <typename T>
+class ConvolutionProducts {
+ public:
+  ConvolutionProducts(const Convolution& convolution, const ParallelFor& parallel_for);
+
+  void forward(const T* x, const T* w, const T* bias, T* y) const;
+  void input_gradient(const T* dy, const T* w, T* dx) const;
+  void weight_gradient(const T* x, const T* dy, T* dw) const;
+
+ private:
+  void correlate(const PlaneCorrelation<T>& correlation) const;
+  void pointwise(const Planes<T>& source, const T* weights, std::ptrdiff_t row_stride, std::ptrdiff_t depth_stride,
+                 std::size_t rows, const T* bias, T* target) const;
+  void accumulate(const PlaneProducts<T>& products) const;
+
+  // The same for many groups of few channels: false where it is not for this convolution, and nothing is done.
+  bool is_depthwise() const;
+  bool depthwise(const Planes<T>& source, const Index& target_size, const std::vector<DepthwisePhase>& phases,
+                 const DepthwiseWeights<T>& weights, std::size_t columns, T* target) const;
+  bool depthwise_gradient(const Planes<T>& source, const Planes<T>& factors, const DepthwisePhase& phase,
+                          T* target) const;
+
+  // The same as sums of shifted planes.
+  bool prefers_filter(const Planes<T>& source, const Grid& grid, std::size_t columns) const;
+  void filter(const PlaneCorrelation<T>& correlation) const;
+  void filter_gradient(const PlaneProducts<T>& products) const;
+
+  bool is_pointwise() const;
+  bool many_groups() const;
+  std::vector<Tap> taps() const;
+  void clear(T* data, std::size_t count) const;
+
+  const Convolution& c_;
+  const ParallelFor& parallel_for_;
+  const ConvolutionKernels<T>& kernels_;
+};
+
+extern template class ConvolutionProducts<float>;
+extern template class ConvolutionProducts<double>;
+
+}  // namespace onnxtrain

@@ -1,0 +1,32 @@
+// Small questions about shapes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "runtime.h"
+
+namespace onnxtrain {
+
+// The number of elements over axes [first, last).
+inline std::size_t product(const std::vector<std::int64_t>& shape, std::size_t first, std::size_t last) {
+  std::size_t count = 1;
+  for (std::size_t axis = first; axis < last; ++axis) count *= static_cast<std::size_t>(shape[axis]);
+  return count;
+}
+
+// An axis, which may count from the end, of a tensor of a shape.
+inline std::size_t axis_of(std::int64_t axis, const std::vector<std::int64_t>& shape) {
+  const auto rank = static_cast<std::int64_t>(shape.size());
+  if (axis < -rank || axis >= rank) {
+    throw std::invalid_argument("attribute 'axis' is " + std::to_string(axis) + ", and dy has shape " +
+                                text_of(shape) + ": it must be from " + std::to_string(-rank) + " to " +
+                                std::to_string(rank - 1) + ".");
+  }
+  return static_cast<std::size_t>(axis < 0 ? axis + rank : axis);
+}
+
+}  // namespace onnxtrain

@@ -1,0 +1,32 @@
+// Gradients of Softmax and LogSoftmax as nodes: inputs dy and y, output dx.
+#pragma once
+
+#include "fused_node.h"
+
+namespace onnxtrain {
+
+// dx = y (dy - sum of dy y along the axis).
+class SoftmaxGradientNode final : public FusedNode {
+ public:
+  static const Signature kSignature;
+
+  explicit SoftmaxGradientNode(const Attributes& attributes) : axis_(attributes.integer("axis", -1)) {}
+  void compute(const Call& call) const override;
+
+ private:
+  std::int64_t axis_;
+};
+
+// dx = dy - exp(y) sum of dy along the axis.
+class LogSoftmaxGradientNode final : public FusedNode {
+ public:
+  static const Signature kSignature;
+
+  explicit LogSoftmaxGradientNode(const Attributes& attributes) : axis_(attributes.integer("axis", -1)) {}
+  void compute(const Call& call) const override;
+
+ private:
+  std::int64_t axis_;
+};
+
+}  // namespace onnxtrain

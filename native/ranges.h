@@ -1,0 +1,29 @@
+// Work on many equal items, cut into tasks.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+
+#include "variables.h"
+
+namespace onnxtrain {
+
+// Items of `size` elements each that make up a task: large enough that handing it to a thread costs nothing beside it.
+inline std::size_t items_per_task(std::size_t size) {
+  constexpr std::size_t kElements = 16384;
+  return std::max<std::size_t>(1, kElements / std::max<std::size_t>(1, size));
+}
+
+// Calls work(first, last) for ranges that cover [0, count). Nothing depends on the number of threads.
+inline void for_each_range(const ParallelFor& parallel_for, std::size_t count, std::size_t items,
+                           const std::function<void(std::size_t first, std::size_t last)>& work) {
+  const std::size_t tasks = (count + items - 1) / items;
+  if (tasks == 1) {
+    work(0, count);
+  } else if (tasks > 1) {
+    parallel_for(tasks, [&](std::size_t task) { work(task * items, std::min(count, (task + 1) * items)); });
+  }
+}
+
+}  // namespace onnxtrain

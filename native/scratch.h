@@ -1,0 +1,59 @@
+// Buffers of one call.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <vector>
+
+namespace onnxtrain {
+
+// Memory that begins at a cache line, not initialized.
+class Buffer {
+ public:
+  explicit Buffer(std::size_t bytes)
+      : data_(::operator new(bytes == 0 ? 1 : bytes, std::align_val_t(kAlignment)), Free()) {}
+
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(data_.get());
+  }
+
+ private:
+  static constexpr std::size_t kAlignment = 64;
+  struct Free {
+    void operator()(void* data) const { ::operator delete(data, std::align_val_t(kAlignment)); }
+  };
+  std::unique_ptr<void, Free> data_;
+};
+
+// Buffers of one size that tasks borrow: as many as run at a time.
+class BufferPool {
+ public:
+  explicit BufferPool(std::size_t bytes) : bytes_(bytes) {}
+
+  // Calls work(buffer).
+  template <typename Work>
+  void lend(Work work) {
+    std::unique_ptr<Buffer> buffer;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (!free_.empty()) {
+        buffer = std::move(free_.back());
+        free_.pop_back();
+      }
+    }
+    if (buffer == nullptr) buffer = std::make_unique<Buffer>(bytes_);
+    work(*buffer);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    free_.push_back(std::move(buffer));
+  }
+
+ private:
+  std::size_t bytes_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Buffer>> free_;
+};
+
+}  // namespace onnxtrain

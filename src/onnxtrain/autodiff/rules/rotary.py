@@ -1,0 +1,51 @@
+"""Rotary embedding: a rotation by the angle of each position, which the gradient is turned back by."""
+
+from __future__ import annotations
+
+from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
+from onnxtrain.graph import Value
+
+
+@register_gradient("RotaryEmbedding", since=23)
+def rotary_embedding(node: Node, dy: Value) -> Gradients:
+    """y = R x with R the rotations by given cosines and sines, pair by pair of the elements of x: dx = Rᵀ dy.
+
+    For a pair (a, b) of x and (da, db) of dy: dcos = sum a da + b db, dsin = sum a db - b da, over the heads and
+    over the places that have the same position.
+    """
+    op, cosines, sines, positions = node.op, node.input_required(1), node.input_required(2), node.input(3)
+    names = ("interleaved", "num_heads", "rotary_embedding_dim")
+    attributes = {name: node.attribute(name) for name in names}
+    dx = op.RotaryEmbedding(dy, cosines, -sines, positions, **attributes)
+    if not node.wants(cosines) and not node.wants(sines):
+        return dx, None, None, None
+    heads = 1 if node.rank() == 4 else 2
+    a, b = _pairs(node, node.x, cosines)
+    da, db = _pairs(node, dy, cosines)
+    changes = (op.ReduceSum(change, op.ints(heads), keepdims=0) for change in (a * da + b * db, a * db - b * da))
+    dcosines, dsines = (
+        _gathered_back(change, cache, positions) for change, cache in zip(changes, (cosines, sines), strict=True)
+    )
+    return dx, dcosines, dsines, None
+
+
+def _pairs(node: Node, x: Value, cosines: Value) -> tuple[Value, Value]:
+    """What is turned, in two halves: [b, heads, s, n] where x has heads, else [b, s, heads, n]."""
+    op = node.op
+    if node.rank() == 3:
+        x = op.Reshape(x, op.ints(0, 0, int(node.attribute("num_heads")), -1))
+    half = op.dimension(cosines, -1)
+    last = op.ints(-1)
+    if node.attribute("interleaved", 0):
+        width = op.Add(half, half)
+        return op.Slice(x, op.ints(0), width, last, op.ints(2)), op.Slice(x, op.ints(1), width, last, op.ints(2))
+    return op.Slice(x, op.ints(0), half, last), op.Slice(x, half, op.Add(half, half), last)
+
+
+def _gathered_back(change: Value, cache: Value, positions: Value | None) -> Value:
+    """The gradient of a cache, [positions, n] where positions choose its rows, from that of the rows."""
+    op = change.op
+    if positions is None:
+        return change
+    rows = op.Unsqueeze(positions, op.ints(2))
+    return op.ScatterND(op.zeros_like(cache), rows, change, reduction="add")

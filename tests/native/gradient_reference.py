@@ -1,0 +1,160 @@
+"""The fused gradient operators in NumPy's float64, and one-node models of them on ONNX Runtime."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+from onnx import helper
+from optimizer_sessions import element_type, session
+
+EPSILON = float(np.float32(1e-5))  # attributes are single precision
+
+INPUTS = {
+    "BatchNormalizationGradient": ("dy", "x", "scale", "mean", "variance"),
+    "ClipGradient": ("dy", "x", "min", "max"),
+    "GatherGradient": ("dy", "indices", "shape"),
+    "GeluGradient": ("dy", "x"),
+    "LayerNormalizationGradient": ("dy", "x", "scale"),
+    "LogSoftmaxGradient": ("dy", "y"),
+    "MaxPoolGradient": ("dy", "x"),
+    "RMSNormalizationGradient": ("dy", "x", "scale"),
+    "ReluGradient": ("dy", "y"),
+    "SoftmaxGradient": ("dy", "y"),
+}
+OUTPUTS = {
+    "BatchNormalizationGradient": 3,
+    "LayerNormalizationGradient": 3,
+    "RMSNormalizationGradient": 2,
+}
+
+
+def run(path, operator, *inputs, threads=1, wanted=None, **attributes):
+    """The outputs of one node; inputs that are None are left out, as are outputs that are not wanted."""
+    names = [name if array is not None else "" for name, array in zip(INPUTS[operator], inputs, strict=False)]
+    feeds = {name: array for name, array in zip(names, inputs, strict=True) if array is not None}
+    every = [f"output{index}" for index in range(OUTPUTS.get(operator, 1))]
+    kept = every if wanted is None else [every[index] for index in wanted]
+    node = helper.make_node(
+        operator, names, [name if name in kept else "" for name in every], domain="onnxtrain", **attributes
+    )
+    kind = element_type([array for array in inputs if array is not None and array.dtype.kind == "f"][-1])
+    made = session(
+        path,
+        [node],
+        [(name, element_type(array), None) for name, array in feeds.items()],
+        [(name, kind, None) for name in kept],
+        threads,
+    )
+    return made.run(None, feeds)
+
+
+def wide(*arrays):
+    return [None if array is None else np.asarray(array, np.float64) for array in arrays]
+
+
+def normalized_gradient(dy, x, scale, axes, epsilon, centred=True):
+    """dx, and dy x̂, for statistics over the axes and a scale that broadcasts."""
+    d = x - x.mean(axes, keepdims=True) if centred else x
+    r = 1 / np.sqrt((d * d).mean(axes, keepdims=True) + epsilon)
+    g = dy * scale
+    mean = g.mean(axes, keepdims=True) if centred else 0
+    return r * (g - mean - d * r * r * (g * d).mean(axes, keepdims=True)), dy * d * r
+
+
+def batch_normalization(dy, x, scale, mean=None, variance=None, epsilon=EPSILON):
+    dy, x, scale, mean, variance = wide(dy, x, scale, mean, variance)
+    axes = (0, *range(2, x.ndim))
+    column = (-1, *[1] * (x.ndim - 2))
+    if mean is None:
+        dx, products = normalized_gradient(dy, x, scale.reshape(column), axes, epsilon)
+    else:
+        r = 1 / np.sqrt(variance.reshape(column) + epsilon)
+        dx, products = dy * scale.reshape(column) * r, dy * (x - mean.reshape(column)) * r
+    return dx, products.sum(axes), dy.sum(axes)
+
+
+def layer_normalization(dy, x, scale, axis=-1, epsilon=EPSILON):
+    dy, x, scale = wide(dy, x, scale)
+    axis %= x.ndim
+    dx, products = normalized_gradient(dy, x, scale, tuple(range(axis, x.ndim)), epsilon)
+    return dx, products.sum(tuple(range(axis))), dy.sum(tuple(range(axis)))
+
+
+def rms_normalization(dy, x, scale, axis=-1, epsilon=EPSILON):
+    dy, x, scale = wide(dy, x, scale)
+    axis %= x.ndim
+    dx, products = normalized_gradient(dy, x, scale, tuple(range(axis, x.ndim)), epsilon, centred=False)
+    return dx, products.sum(tuple(range(axis)))
+
+
+def softmax(dy, y, axis=-1):
+    dy, y = wide(dy, y)
+    return [y * (dy - (dy * y).sum(axis, keepdims=True))]
+
+
+def log_softmax(dy, y, axis=-1):
+    dy, y = wide(dy, y)
+    return [dy - np.exp(y) * dy.sum(axis, keepdims=True)]
+
+
+def clip(dy, x, low=None, high=None):
+    inside = np.ones(x.shape, bool)
+    if low is not None:
+        inside &= x >= low
+    if high is not None:
+        inside &= x <= high
+    return [np.where(inside, dy, 0)]
+
+
+def relu(dy, y):
+    return [dy * (y > 0)]
+
+
+def gelu(dy, x, approximate="none"):
+    dy, x = wide(dy, x)
+    if approximate == "tanh":
+        factor, cubic = np.sqrt(2 / np.pi), 0.044715
+        t = np.tanh(factor * (x + cubic * x**3))
+        return [dy * 0.5 * (1 + t + x * (1 - t * t) * factor * (1 + 3 * cubic * x * x))]
+    density = np.exp(-x * x / 2) / np.sqrt(2 * np.pi)
+    probability = 0.5 * np.vectorize(math.erfc, [float])(-x / np.sqrt(2))
+    return [dy * (probability + x * density)]
+
+
+def gather(dy, indices, shape, axis=0):
+    axis %= len(shape)
+    table = np.zeros(shape)
+    rows = np.moveaxis(table, axis, 0)
+    taken = np.asarray(dy, np.float64).reshape(*shape[:axis], indices.size, *shape[axis + 1 :])
+    np.add.at(rows, indices.reshape(-1), np.moveaxis(taken, axis, 0))
+    return [table]
+
+
+def max_pool(dy, x, kernel_shape, strides=None, dilations=None, pads=None, **_):
+    """Window by window, element by element."""
+    axes = len(kernel_shape)
+    strides, dilations = strides or [1] * axes, dilations or [1] * axes
+    begin = (pads or [0] * 2 * axes)[:axes]
+    dx = np.zeros(x.shape)
+    for place in np.ndindex(*dy.shape):
+        image, window = place[:2], place[2:]
+        best = None
+        for position in itertools.product(*map(range, kernel_shape)):
+            at = tuple(
+                w * s - b + p * d for w, s, b, p, d in zip(window, strides, begin, position, dilations, strict=True)
+            )
+            if all(0 <= a < size for a, size in zip(at, x.shape[2:], strict=True)) and (
+                best is None or x[image + at] > x[image + best]
+            ):
+                best = at
+        if best is not None:
+            dx[image + best] += dy[place]
+    return [dx]
+
+
+def windows(size, kernel, stride=1, dilation=1, begin=0, end=0, ceil=False):
+    """How many windows an axis has."""
+    room = size + begin + end - dilation * (kernel - 1) - 1
+    return (room + (stride - 1 if ceil else 0)) // stride + 1
