@@ -117,6 +117,22 @@ def cases() -> list[Case]:
         Case("LogSoftmaxGradient", text(scores), [normal(*scores), np.log(rows)], [0], log_softmax, {"axis": -1})
     )
 
+    logits = (512, 1000)
+    labels = np.random.default_rng(0).integers(0, 1000, (512, 1))
+    log_probability = normal(*logits) - 7
+
+    def cross_entropy(dy: Any, log_probability: Any, labels: Any) -> Run:
+        labels, weight = labels[:, 0], torch.tensor(512.0)
+        return lambda: aten._log_softmax_backward_data(
+            aten.nll_loss_backward(dy, log_probability, labels, None, 1, -100, weight),
+            log_probability,
+            1,
+            torch.float32,
+        )
+
+    inputs = [np.float32(1 / 512), log_probability, labels]
+    found.append(Case("SoftmaxCrossEntropyGradient", text(logits), inputs, [1], cross_entropy))
+
     tokens, scale = (1024, 256), normal(256)
 
     def layer_norm(dy: Any, x: Any, scale: Any) -> Run:

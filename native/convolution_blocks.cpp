@@ -2,6 +2,24 @@
 
 namespace onnxtrain {
 
+std::vector<std::ptrdiff_t> weight_offsets_of(const std::vector<Tap>& taps, std::size_t channels,
+                                              std::ptrdiff_t channel_stride) {
+  std::vector<std::ptrdiff_t> offsets;
+  offsets.reserve(channels * taps.size());
+  for (std::size_t channel = 0; channel < channels; ++channel) {
+    for (const Tap& tap : taps) offsets.push_back(static_cast<std::ptrdiff_t>(channel) * channel_stride + tap.weight);
+  }
+  return offsets;
+}
+
+Block Block::within(const Index& grid) const {
+  Block block = *this;
+  for (int axis = 0; axis < kAxes; ++axis) {
+    block.size[axis] = std::clamp<std::ptrdiff_t>(grid[axis] - start[axis], 0, size[axis]);
+  }
+  return block;
+}
+
 Grid::Grid(const Index& size_, const Index& step_, const std::vector<Tap>& taps) : size(size_), step(step_) {
   for (int axis = 0; axis < kAxes; ++axis) {
     std::ptrdiff_t low = taps[0].offset[axis], high = low;

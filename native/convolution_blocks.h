@@ -22,6 +22,10 @@ struct Tap {
   std::ptrdiff_t weight;
 };
 
+// Of channels and taps in the weights, channel by channel.
+std::vector<std::ptrdiff_t> weight_offsets_of(const std::vector<Tap>& taps, std::size_t channels,
+                                              std::ptrdiff_t channel_stride);
+
 // Positions, on a grid, of a window over a source plane.
 struct Grid {
   Index size;    // number of positions
@@ -38,6 +42,8 @@ struct Block {
   Index start, size;
   std::size_t first;  // position of all, in the order of the blocks
 
+  // The same box of a smaller grid.
+  Block within(const Index& grid) const;
   std::size_t positions() const { return images * static_cast<std::size_t>(product(size)); }
 };
 

@@ -42,11 +42,11 @@ struct DepthwiseLayout {
   std::size_t lanes;
 
   DepthwiseLayout(std::size_t images, std::size_t groups, std::size_t channels, std::size_t columns, const Index& size,
-                  const Index& target_size, const std::vector<DepthwisePhase>& parts, std::ptrdiff_t channel_weight,
+                  const Index& target_size, const std::vector<Phase>& parts, std::ptrdiff_t channel_weight,
                   std::size_t lanes_)
       : tables(parts.size()), lanes(lanes_) {
     Index low = {0, 0, 0}, high = size;
-    for (const DepthwisePhase& part : parts) {
+    for (const Phase& part : parts) {
       for (const Tap& tap : part.taps) {
         for (int axis = 0; axis < kAxes; ++axis) {
           low[axis] = std::min(low[axis], tap.offset[axis]);
@@ -67,7 +67,7 @@ struct DepthwiseLayout {
     append_places(size, inside, one, box, lanes, places);
     layout.places = places.data();
     for (std::size_t i = 0; i < parts.size(); ++i) {
-      const DepthwisePhase& part = parts[i];
+      const Phase& part = parts[i];
       Tables& table = tables[i];
       append_places(part.size, inside, part.step, box, lanes, table.places);
       append_places(part.size, part.target_start, part.target_step, target_size, lanes, table.target_places);
@@ -104,19 +104,17 @@ bool ConvolutionProducts<T>::is_depthwise() const {
 }
 
 template <typename T>
-bool ConvolutionProducts<T>::depthwise(const Planes<T>& source, const Index& target_size,
-                                       const std::vector<DepthwisePhase>& phases, const DepthwiseWeights<T>& weights,
-                                       std::size_t columns, T* target) const {
+bool ConvolutionProducts<T>::depthwise(const PlaneCorrelation<T>& p) const {
   if (!is_depthwise()) return false;
-  const DepthwiseLayout layout(c_.batch, source.group, source.channels, columns, source.size, target_size, phases,
-                               weights.channel_stride, kernels_.lanes);
+  const DepthwiseLayout layout(c_.batch, p.source.group, p.source.channels, p.columns, p.source.size, p.target_size,
+                               p.phases, p.weights.channel_stride, kernels_.lanes);
   if (!layout.fits(sizeof(T))) return false;
-  const std::size_t items = c_.batch * divided_up(source.group, kernels_.lanes), tasks = std::min(items, kTasks);
+  const std::size_t items = c_.batch * divided_up(p.source.group, kernels_.lanes), tasks = std::min(items, kTasks);
   BufferPool pool(layout.scratch() * sizeof(T));
   parallel_for_(tasks, [&](std::size_t task) {
     pool.lend([&](const Buffer& buffer) {
-      kernels_.depthwise({&layout.layout, source.data, weights.data, weights.bias, weights.group_stride,
-                          weights.column_stride, target, task * items / tasks, (task + 1) * items / tasks,
+      kernels_.depthwise({&layout.layout, p.source.data, p.weights.data, p.weights.bias, p.weights.group_stride,
+                          p.weights.column_stride, p.target, task * items / tasks, (task + 1) * items / tasks,
                           buffer.as<T>()});
     });
   });
@@ -124,37 +122,37 @@ bool ConvolutionProducts<T>::depthwise(const Planes<T>& source, const Index& tar
 }
 
 template <typename T>
-bool ConvolutionProducts<T>::depthwise_gradient(const Planes<T>& source, const Planes<T>& factors,
-                                                const DepthwisePhase& phase, T* target) const {
+bool ConvolutionProducts<T>::depthwise_gradient(const PlaneProducts<T>& p) const {
   if (!is_depthwise()) return false;
-  const DepthwiseLayout layout(c_.batch, source.group, source.channels, factors.channels, source.size, factors.size,
-                               {phase}, 0, kernels_.lanes);
+  const Phase phase = {p.columns.size, p.grid.step, {0, 0, 0}, {1, 1, 1}, p.taps};
+  const DepthwiseLayout layout(c_.batch, p.source.group, p.source.channels, p.columns.channels, p.source.size,
+                               p.columns.size, {phase}, 0, kernels_.lanes);
   if (!layout.fits(sizeof(T))) return false;
   // Few groups leave cores idle unless the images are shared, too: their sums are added in order at the end.
-  const std::size_t parts = divided_up(source.group, kernels_.lanes);
+  const std::size_t parts = divided_up(p.source.group, kernels_.lanes);
   const std::size_t chunks = std::clamp<std::size_t>(kTasks / 2 / parts, 1, c_.batch);
-  const std::size_t count = source.group * factors.channels * layout.layout.total_depth;
+  const std::size_t count = p.source.group * p.columns.channels * layout.layout.total_depth;
   const Buffer sums((chunks - 1) * count * sizeof(T));
   BufferPool pool(layout.scratch() * sizeof(T));
   parallel_for_(parts * chunks, [&](std::size_t task) {
     const std::size_t chunk = task / parts;
     pool.lend([&](const Buffer& buffer) {
-      kernels_.depthwise_gradient({&layout.layout, source.data, factors.data,
-                                   chunk == 0 ? target : sums.as<T>() + (chunk - 1) * count,
+      kernels_.depthwise_gradient({&layout.layout, p.source.data, p.columns.data,
+                                   chunk == 0 ? p.target : sums.as<T>() + (chunk - 1) * count,
                                    task % parts * kernels_.lanes, chunk * c_.batch / chunks,
                                    (chunk + 1) * c_.batch / chunks, buffer.as<T>()});
     });
   });
-  for (std::size_t chunk = 1; chunk < chunks; ++chunk) kernels_.add(sums.as<T>() + (chunk - 1) * count, count, target);
+  for (std::size_t chunk = 1; chunk < chunks; ++chunk) {
+    kernels_.add(sums.as<T>() + (chunk - 1) * count, count, p.target);
+  }
   return true;
 }
 
-#define ONNXTRAIN_DEPTHWISE(T)                                                                                       \
-  template bool ConvolutionProducts<T>::is_depthwise() const;                                                        \
-  template bool ConvolutionProducts<T>::depthwise(const Planes<T>&, const Index&, const std::vector<DepthwisePhase>&, \
-                                                  const DepthwiseWeights<T>&, std::size_t, T*) const;                \
-  template bool ConvolutionProducts<T>::depthwise_gradient(const Planes<T>&, const Planes<T>&, const DepthwisePhase&, \
-                                                           T*) const;
+#define ONNXTRAIN_DEPTHWISE(T)                                                          \
+  template bool ConvolutionProducts<T>::is_depthwise() const;                           \
+  template bool ConvolutionProducts<T>::depthwise(const PlaneCorrelation<T>&) const;    \
+  template bool ConvolutionProducts<T>::depthwise_gradient(const PlaneProducts<T>&) const;
 ONNXTRAIN_DEPTHWISE(float)
 ONNXTRAIN_DEPTHWISE(double)
 

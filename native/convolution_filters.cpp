@@ -65,25 +65,22 @@ bool ConvolutionProducts<T>::prefers_filter(const Planes<T>& source, const Grid&
 }
 
 template <typename T>
-void ConvolutionProducts<T>::filter(const PlaneCorrelation<T>& p) const {
-  FilterGeometry geometry = geometry_of(p.grid, p.source.size);
+void ConvolutionProducts<T>::filter(const PlaneCorrelation<T>& p, const Phase& phase) const {
+  const Grid grid(phase.size, phase.step, phase.taps);
+  FilterGeometry geometry = geometry_of(grid, p.source.size);
   std::copy(p.target_size.begin(), p.target_size.end(), geometry.target_size);
-  std::copy(p.target_start.begin(), p.target_start.end(), geometry.target_start);
-  std::copy(p.target_step.begin(), p.target_step.end(), geometry.target_step);
+  std::copy(phase.target_start.begin(), phase.target_start.end(), geometry.target_start);
+  std::copy(phase.target_step.begin(), phase.target_step.end(), geometry.target_step);
   const std::size_t copy_stride = copy_stride_of(geometry, kernels_.lanes);
-  const auto offsets = copy_offsets(geometry, p.grid, p.taps, p.source.channels, copy_stride);
-  std::vector<std::ptrdiff_t> weight_offsets;
-  for (std::size_t channel = 0; channel < p.source.channels; ++channel) {
-    for (const Tap& tap : p.taps) {
-      weight_offsets.push_back(static_cast<std::ptrdiff_t>(channel) * p.channel_weight + tap.weight);
-    }
-  }
+  const auto offsets = copy_offsets(geometry, grid, phase.taps, p.source.channels, copy_stride);
+  const auto weight_offsets = weight_offsets_of(phase.taps, p.source.channels, p.weights.channel_stride);
   const std::size_t items = c_.batch * p.source.group, tasks = std::min(items, kTasks);
   BufferPool pool(((p.source.channels + 1) * copy_stride + offsets.size()) * sizeof(T));
   parallel_for_(tasks, [&](std::size_t task) {
     pool.lend([&](const Buffer& buffer) {
       kernels_.filter({&geometry, offsets.data(), weight_offsets.data(), offsets.size(), p.source.channels, p.columns,
-                       p.source.group, p.source.data, p.weights, p.bias, p.group_weight, p.column_weight, p.target,
+                       p.source.group, p.source.data, p.weights.data, p.weights.bias, p.weights.group_stride,
+                       p.weights.column_stride, p.target,
                        task * items / tasks, (task + 1) * items / tasks, buffer.as<T>(), copy_stride});
     });
   });
@@ -108,8 +105,8 @@ void ConvolutionProducts<T>::filter_gradient(const PlaneProducts<T>& p) const {
 
 template bool ConvolutionProducts<float>::prefers_filter(const Planes<float>&, const Grid&, std::size_t) const;
 template bool ConvolutionProducts<double>::prefers_filter(const Planes<double>&, const Grid&, std::size_t) const;
-template void ConvolutionProducts<float>::filter(const PlaneCorrelation<float>&) const;
-template void ConvolutionProducts<double>::filter(const PlaneCorrelation<double>&) const;
+template void ConvolutionProducts<float>::filter(const PlaneCorrelation<float>&, const Phase&) const;
+template void ConvolutionProducts<double>::filter(const PlaneCorrelation<double>&, const Phase&) const;
 template void ConvolutionProducts<float>::filter_gradient(const PlaneProducts<float>&) const;
 template void ConvolutionProducts<double>::filter_gradient(const PlaneProducts<double>&) const;
 

@@ -9,29 +9,16 @@ namespace {
 
 Index index_of(const std::ptrdiff_t (&sizes)[kAxes]) { return {sizes[0], sizes[1], sizes[2]}; }
 
-// Tasks that a call is cut into where it is large enough: many for the machine's cores to share evenly, whatever their
-// number, few enough to be long.
-constexpr std::size_t kTasks = 16;
-
-// Bytes of a block's copy of the source, which a task reads many times and keeps in its core's second cache.
-constexpr std::size_t kBlockBytes = 400 * 1024;
-
 // Bytes of pixels of all channels that a task gathers at a time.
 constexpr std::size_t kPixelBytes = 256 * 1024;
 
-// Elements of weights that a task arranges.
-constexpr std::size_t kPackSize = 65536;
-
-// Bytes of arranged weights beyond which a block has more positions, because each block reads all weights.
-constexpr std::size_t kLargeWeights = 1024 * 1024;
-
 // Positions of x that are a stride apart: the same elements of the kernel reach them, so that their gradient is a
 // correlation of dy with these.
-std::vector<DepthwisePhase> phases_of(const Index& size, const Index& stride, const std::vector<Tap>& taps) {
-  std::vector<DepthwisePhase> phases;
+std::vector<Phase> phases_of(const Index& size, const Index& stride, const std::vector<Tap>& taps) {
+  std::vector<Phase> phases;
   for (std::ptrdiff_t number = 0; number < product(stride); ++number) {
     const Index start = {number / (stride[1] * stride[2]), number / stride[2] % stride[1], number % stride[2]};
-    DepthwisePhase phase = {{}, {1, 1, 1}, start, stride, {}};
+    Phase phase = {{}, {1, 1, 1}, start, stride, {}};
     for (int axis = 0; axis < kAxes; ++axis) {
       phase.size[axis] = (size[axis] - start[axis] + stride[axis] - 1) / stride[axis];
     }
@@ -60,6 +47,11 @@ ConvolutionProducts<T>::ConvolutionProducts(const Convolution& convolution, cons
     : c_(convolution), parallel_for_(parallel_for), kernels_(kernels_of<T>(*kernels()->convolution)) {}
 
 template <typename T>
+std::size_t ConvolutionProducts<T>::weight_count() const {
+  return c_.group * c_.outputs * c_.inputs * static_cast<std::size_t>(product(index_of(c_.kernel)));
+}
+
+template <typename T>
 void ConvolutionProducts<T>::clear(T* data, std::size_t count) const {
   constexpr std::size_t kPart = 65536;
   parallel_for_(divided_up(count, kPart), [&](std::size_t part) {
@@ -69,7 +61,7 @@ void ConvolutionProducts<T>::clear(T* data, std::size_t count) const {
 
 template <typename T>
 bool ConvolutionProducts<T>::many_groups() const {
-  return c_.group >= kTasks / 2;
+  return c_.group >= kProductTasks / 2;
 }
 
 template <typename T>
@@ -105,14 +97,10 @@ void ConvolutionProducts<T>::forward(const T* x, const T* w, const T* bias, T* y
   const auto inputs = static_cast<std::ptrdiff_t>(c_.inputs);
   if (c_.batch == 0 || product(index_of(c_.output)) == 0) return;
   if (is_pointwise()) return pointwise(source, w, inputs, 1, c_.outputs, bias, y);
-  const std::vector<Tap> all = taps();
-  const DepthwisePhase phase = {index_of(c_.output), index_of(c_.stride), {0, 0, 0}, {1, 1, 1}, all};
-  const DepthwiseWeights<T> weights = {w, bias, static_cast<std::ptrdiff_t>(c_.outputs) * inputs * positions,
-                                       inputs * positions, positions};
-  if (depthwise(source, index_of(c_.output), {phase}, weights, c_.outputs, y)) return;
-  correlate({source, Grid(index_of(c_.output), index_of(c_.stride), all), all, w,
-             static_cast<std::ptrdiff_t>(c_.outputs) * inputs * positions, inputs * positions, positions, c_.outputs, y,
-             index_of(c_.output), {0, 0, 0}, {1, 1, 1}, bias});
+  const Phase phase = {index_of(c_.output), index_of(c_.stride), {0, 0, 0}, {1, 1, 1}, taps()};
+  const Weights<T> weights = {w, bias, static_cast<std::ptrdiff_t>(c_.outputs) * inputs * positions, inputs * positions,
+                              positions};
+  correlate({source, {phase}, weights, c_.outputs, y, index_of(c_.output)});
 }
 
 template <typename T>
@@ -123,87 +111,8 @@ void ConvolutionProducts<T>::input_gradient(const T* dy, const T* w, T* dx) cons
   const Index size = index_of(c_.input), stride = index_of(c_.stride);
   if (c_.batch == 0 || product(size) == 0) return;
   if (is_pointwise()) return pointwise(source, w, 1, inputs, c_.inputs, nullptr, dx);
-  const std::vector<DepthwisePhase> phases = phases_of(size, stride, taps());
-  const bool nothing = product(source.size) == 0;
-  const DepthwiseWeights<T> weights = {w, nullptr, outputs * inputs * positions, positions, inputs * positions};
-  if (!nothing && depthwise(source, size, phases, weights, c_.inputs, dx)) return;
-  const auto is_empty = [](const DepthwisePhase& phase) { return phase.taps.empty(); };
-  if (nothing || std::any_of(phases.begin(), phases.end(), is_empty)) {
-    clear(dx, c_.batch * c_.group * c_.inputs * static_cast<std::size_t>(product(size)));
-  }
-  if (nothing) return;
-  for (const DepthwisePhase& phase : phases) {
-    if (phase.taps.empty()) continue;
-    correlate({source, Grid(phase.size, {1, 1, 1}, phase.taps), phase.taps, w, outputs * inputs * positions, positions,
-               inputs * positions, c_.inputs, dx, size, phase.target_start, stride, nullptr});
-  }
-}
-
-template <typename T>
-void ConvolutionProducts<T>::correlate(const PlaneCorrelation<T>& p) const {
-  if (prefers_filter(p.source, p.grid, p.columns)) return filter(p);
-  const std::size_t depth = p.source.channels * p.taps.size(), groups = p.source.group;
-  const std::size_t padded_columns = rounded_up(p.columns, kernels_.lanes);
-  const std::size_t positions = c_.batch * static_cast<std::size_t>(product(p.grid.size));
-  const bool large = depth * padded_columns * sizeof(T) > kLargeWeights;
-  const std::size_t wanted = std::max<std::size_t>(large ? 256 : 96, divided_up(positions * groups, kTasks));
-  const Blocks blocks(p.grid, c_.batch, p.source.channels, kBlockBytes / sizeof(T), wanted);
-  const std::size_t panels = kernels_.panels(p.columns);
-  const std::size_t splits = std::clamp<std::size_t>(kTasks / (blocks.all.size() * groups), 1, panels);
-  const std::size_t copy_size = blocks.copy_size(p.source.channels);
-  const bool shared = splits > 1;
-
-  // Arranges the weights, and the source where several tasks read the same of it.
-  const Buffer weights(groups * depth * padded_columns * sizeof(T));
-  const Buffer copies(shared ? groups * blocks.all.size() * copy_size * sizeof(T) : 0);
-  std::vector<std::ptrdiff_t> weight_offsets;
-  for (std::size_t channel = 0; channel < p.source.channels; ++channel) {
-    for (const Tap& tap : p.taps) {
-      weight_offsets.push_back(static_cast<std::ptrdiff_t>(channel) * p.channel_weight + tap.weight);
-    }
-  }
-  const std::size_t packs =
-      std::clamp<std::size_t>(depth * padded_columns / kPackSize / panels, 1, divided_up(depth, 16));
-  const auto copy = [&](std::size_t group, const Block& block, T* target) {
-    copy_block(kernels_, p.grid, blocks, block, p.source.of_group(group), p.source.size, p.source.image(),
-               p.source.channels, target);
-  };
-  const std::size_t weight_count =
-      c_.group * c_.inputs * c_.outputs * static_cast<std::size_t>(product(index_of(c_.kernel)));
-  const std::size_t all_packs = groups * panels * packs;
-  parallel_for_(all_packs + (shared ? groups * blocks.all.size() : 0), [&](std::size_t task) {
-    if (task < all_packs) {
-      const std::size_t part = task % packs, panel = task / packs % panels, group = task / packs / panels;
-      kernels_.pack({p.weights + static_cast<std::ptrdiff_t>(group) * p.group_weight, p.weights + weight_count,
-                     p.column_weight, weight_offsets.data(), p.columns, depth, part * depth / packs,
-                     (part + 1) * depth / packs, panel, panel + 1, weights.as<T>() + group * depth * padded_columns});
-    } else {
-      task -= all_packs;
-      copy(task / blocks.all.size(), blocks.all[task % blocks.all.size()], copies.as<T>() + task * copy_size);
-    }
-  });
-
-  const std::vector<std::ptrdiff_t> tap_offsets = blocks.tap_offsets(p.grid, p.taps, p.source.channels);
-  const std::ptrdiff_t target_plane = product(p.target_size);
-  const std::ptrdiff_t target_image = target_plane * static_cast<std::ptrdiff_t>(groups * p.columns);
-  BufferPool pool(shared ? 0 : copy_size * sizeof(T));
-  parallel_for_(groups * blocks.all.size() * splits, [&](std::size_t task) {
-    const std::size_t split = task % splits, number = task / splits;
-    const std::size_t group = number / blocks.all.size();
-    const Block& block = blocks.all[number % blocks.all.size()];
-    pool.lend([&](const Buffer& buffer) {
-      T* source = shared ? copies.as<T>() + number * copy_size : buffer.as<T>();
-      if (!shared) copy(group, block, source);
-      const auto rows = blocks.position_offsets(p.grid, block);
-      const auto places = plane_offsets(block, p.target_size, p.target_start, p.target_step, target_image);
-      T* target = p.target + static_cast<std::ptrdiff_t>(block.image) * target_image +
-                  static_cast<std::ptrdiff_t>(group * p.columns) * target_plane;
-      kernels_.correlate({source, rows.data(), tap_offsets.data(), rows.size(), depth, p.columns,
-                          split * panels / splits, (split + 1) * panels / splits,
-                          weights.as<T>() + group * depth * padded_columns, target, places.data(), target_plane,
-                          p.bias == nullptr ? nullptr : p.bias + group * p.columns});
-    });
-  });
+  const Weights<T> weights = {w, nullptr, outputs * inputs * positions, positions, inputs * positions};
+  correlate({source, phases_of(size, stride, taps()), weights, c_.inputs, dx, size});
 }
 
 template <typename T>
@@ -215,7 +124,7 @@ void ConvolutionProducts<T>::pointwise(const Planes<T>& source, const T* weights
   for (std::size_t k = 0; k < depth; ++k) offsets[k] = static_cast<std::ptrdiff_t>(k) * depth_stride;
   const std::size_t width = kernels_.pointwise_width;
   const std::size_t block = std::clamp<std::size_t>(kPixelBytes / sizeof(T) / depth / width, 1, 32) * width;
-  const std::size_t in_task = std::max(rounded_up(divided_up(pixels * groups, kTasks), width), 2 * width);
+  const std::size_t in_task = std::max(rounded_up(divided_up(pixels * groups, kProductTasks), width), 2 * width);
   const std::size_t tasks = divided_up(pixels, in_task);
   const std::ptrdiff_t target_plane = source.plane(), target_group = target_plane * static_cast<std::ptrdiff_t>(rows);
   BufferPool pool(depth * std::min(block, in_task) * sizeof(T));
@@ -237,13 +146,12 @@ void ConvolutionProducts<T>::weight_gradient(const T* x, const T* dy, T* dw) con
   const Index input = index_of(c_.input), output = index_of(c_.output);
   const auto positions = static_cast<std::ptrdiff_t>(product(index_of(c_.kernel)));
   const auto inputs = static_cast<std::ptrdiff_t>(c_.inputs);
-  const std::size_t count = c_.group * c_.outputs * c_.inputs * static_cast<std::size_t>(positions);
-  if (c_.batch == 0 || product(output) == 0 || product(input) == 0) return clear(dw, count);
+  if (c_.batch == 0 || product(output) == 0 || product(input) == 0) return clear(dw, weight_count());
   const Planes<T> from_x = {x, c_.group, c_.inputs, input}, from_dy = {dy, c_.group, c_.outputs, output};
   const std::vector<Tap> all = taps();
   const Grid grid(output, index_of(c_.stride), all);
-  if (depthwise_gradient(from_x, from_dy, {output, grid.step, {0, 0, 0}, {1, 1, 1}, all}, dw)) return;
-  if (is_pointwise() && c_.inputs < c_.outputs && !many_groups()) {  // the columns are arranged anew: rather the fewer
+  const bool products = !is_depthwise() && !many_groups();
+  if (is_pointwise() && products && c_.inputs < c_.outputs) {  // the columns are arranged anew: rather the fewer
     accumulate({from_dy, from_x, grid, all, dw, inputs, 1});
   } else {
     accumulate({from_x, from_dy, grid, all, dw, 1, inputs * positions});
@@ -255,6 +163,7 @@ void ConvolutionProducts<T>::weight_gradient(const T* x, const T* dy, T* dw) con
 template <typename T>
 void ConvolutionProducts<T>::accumulate(const PlaneProducts<T>& p) const {
   // Threads share the groups of sums of planes, but also the images of products.
+  if (depthwise_gradient(p)) return;
   if (many_groups() && prefers_filter(p.source, p.grid, p.columns.channels)) return filter_gradient(p);
   const std::size_t groups = p.source.group, taps = p.taps.size(), channels = p.source.channels;
   const std::size_t padded_columns = rounded_up(p.columns.channels, kernels_.lanes);
@@ -271,7 +180,7 @@ void ConvolutionProducts<T>::accumulate(const PlaneProducts<T>& p) const {
     }
     return result;
   }();
-  const std::size_t chunks = std::clamp<std::size_t>(divided_up(kTasks, groups * ranges), 1, blocks.all.size());
+  const std::size_t chunks = std::clamp<std::size_t>(divided_up(kProductTasks, groups * ranges), 1, blocks.all.size());
 
   const std::size_t positions = c_.batch * static_cast<std::size_t>(product(p.grid.size));
   const bool shared = ranges > 1;

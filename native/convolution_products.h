@@ -6,6 +6,13 @@
 
 namespace onnxtrain {
 
+// Tasks that a call is cut into where it is large enough: many for the machine's cores to share evenly, whatever their
+// number, few enough to be long.
+inline constexpr std::size_t kProductTasks = 16;
+
+// Bytes of a block's copy of the source, which a task reads many times and keeps in its core's second cache.
+inline constexpr std::size_t kBlockBytes = 400 * 1024;
+
 // The source of a product: planes of all images, a group's channels side by side.
 template <typename T>
 struct Planes {
@@ -18,19 +25,32 @@ struct Planes {
   const T* of_group(std::size_t g) const { return data + plane() * static_cast<std::ptrdiff_t>(g * channels); }
 };
 
-// target[image, column, place q] = bias[column] + sum over channels and taps of
-// source[image, channel, step * q + tap] * weights[column, channel, tap], q counting through a grid.
+// Positions of a target that the same taps reach: place start + target_step * q, from source step * q + tap, q counting
+// through a grid.
+struct Phase {
+  Index size, step, target_start, target_step;
+  std::vector<Tap> taps;
+};
+
+template <typename T>
+struct Weights {
+  const T *data, *bias;  // bias may be null
+  std::ptrdiff_t group_stride, column_stride, channel_stride;
+};
+
+// target[image, column, place] = bias[column] + sum over channels and taps of
+// source[image, channel, step * q + tap] * weights[column, channel, tap].
 template <typename T>
 struct PlaneCorrelation {
   Planes<T> source;
-  Grid grid;
-  std::vector<Tap> taps;
-  const T* weights;
-  std::ptrdiff_t group_weight, column_weight, channel_weight;  // strides
-  std::size_t columns;                                         // per group
+  std::vector<Phase> phases;
+  Weights<T> weights;
+  std::size_t columns;  // per group
   T* target;
-  Index target_size, target_start, target_step;
-  const T* bias;
+  Index target_size;
+
+  // The largest grid, with all taps.
+  Grid grid() const;
 };
 
 // target[column, channel, tap] = sum over images and grid of source[image, channel, step * q + tap] *
@@ -44,18 +64,6 @@ struct PlaneProducts {
   std::ptrdiff_t row_stride, column_stride;  // rows are channels and taps
 };
 
-// Positions of a target that the same taps reach: place start + step * q, from source step * q + tap.
-struct DepthwisePhase {
-  Index size, step, target_start, target_step;
-  std::vector<Tap> taps;
-};
-
-template <typename T>
-struct DepthwiseWeights {
-  const T *data, *bias;
-  std::ptrdiff_t group_stride, column_stride, channel_stride;
-};
-
 template <typename T>
 class ConvolutionProducts {
  public:
@@ -67,25 +75,25 @@ class ConvolutionProducts {
 
  private:
   void correlate(const PlaneCorrelation<T>& correlation) const;
+  void multiply(const PlaneCorrelation<T>& correlation) const;
   void pointwise(const Planes<T>& source, const T* weights, std::ptrdiff_t row_stride, std::ptrdiff_t depth_stride,
                  std::size_t rows, const T* bias, T* target) const;
   void accumulate(const PlaneProducts<T>& products) const;
 
   // The same for many groups of few channels: false where it is not for this convolution, and nothing is done.
   bool is_depthwise() const;
-  bool depthwise(const Planes<T>& source, const Index& target_size, const std::vector<DepthwisePhase>& phases,
-                 const DepthwiseWeights<T>& weights, std::size_t columns, T* target) const;
-  bool depthwise_gradient(const Planes<T>& source, const Planes<T>& factors, const DepthwisePhase& phase,
-                          T* target) const;
+  bool depthwise(const PlaneCorrelation<T>& correlation) const;
+  bool depthwise_gradient(const PlaneProducts<T>& products) const;
 
   // The same as sums of shifted planes.
   bool prefers_filter(const Planes<T>& source, const Grid& grid, std::size_t columns) const;
-  void filter(const PlaneCorrelation<T>& correlation) const;
+  void filter(const PlaneCorrelation<T>& correlation, const Phase& phase) const;
   void filter_gradient(const PlaneProducts<T>& products) const;
 
   bool is_pointwise() const;
   bool many_groups() const;
   std::vector<Tap> taps() const;
+  std::size_t weight_count() const;
   void clear(T* data, std::size_t count) const;
 
   const Convolution& c_;

@@ -141,6 +141,7 @@ using GetTensorTypeAndShape = Function<65, OrtStatus*(const OrtValue*, OrtTensor
 using GetTensorElementType = Function<60, OrtStatus*(const OrtTensorTypeAndShapeInfo*, int*)>;
 using GetDimensionsCount = Function<61, OrtStatus*(const OrtTensorTypeAndShapeInfo*, std::size_t*)>;
 using GetDimensions = Function<62, OrtStatus*(const OrtTensorTypeAndShapeInfo*, std::int64_t*, std::size_t)>;
+using GetSymbolicDimensions = Function<63, OrtStatus*(const OrtTensorTypeAndShapeInfo*, const char**, std::size_t)>;
 using ReleaseTensorTypeAndShapeInfo = Function<99, void(OrtTensorTypeAndShapeInfo*)>;
 
 using ShapeInferContext_GetInputCount = Function<267, OrtStatus*(const OrtShapeInferContext*, std::size_t*)>;

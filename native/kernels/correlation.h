@@ -68,7 +68,8 @@ void pack(const Packing<T>& packing) {
       std::size_t j = 0;
       // Squares of neighbouring elements, as far as they end within the source; often not all of them are wanted.
       const std::ptrdiff_t left = packing.source_end - source - offsets[0] - static_cast<std::ptrdiff_t>(lanes);
-      for (; step > 2 && j + lanes <= valid && static_cast<std::ptrdiff_t>(j + lanes - 1) * stride <= left; j += lanes) {
+      const std::size_t in_squares = step > 2 ? valid : 0;
+      for (; j + lanes <= in_squares && static_cast<std::ptrdiff_t>(j + lanes - 1) * stride <= left; j += lanes) {
         Vector<T> square[lanes];
 #pragma GCC unroll 16
         for (std::size_t i = 0; i < lanes; ++i) {

@@ -92,6 +92,15 @@ struct SoftmaxCall {
   void* dx;
 };
 
+// log_probability and dx are [outer, classes, inner], labels (from 0 to classes - 1) and coefficient are [outer, inner],
+// or coefficient is one number for all, with a step of 0. dx may be the buffer of log_probability.
+struct CrossEntropyCall {
+  std::size_t classes, inner, coefficient_step;
+  const void *coefficient, *log_probability;
+  const std::int64_t* labels;
+  void* dx;
+};
+
 // Row r of the table is the sum of the rows at places[starts[r]] ... places[starts[r + 1] - 1].
 struct RowSumsCall {
   std::size_t width;
@@ -133,6 +142,7 @@ struct KernelTable {
   RangeKernel<MaxPoolCall> max_pool_gradient[kElementTypes];
   RangeKernel<SoftmaxCall> softmax_gradient[kElementTypes];
   RangeKernel<SoftmaxCall> log_softmax_gradient[kElementTypes];
+  RangeKernel<CrossEntropyCall> cross_entropy_gradient[kElementTypes];
   RangeKernel<RowSumsCall> row_sums[kElementTypes];
   // The speed limit for the others: reads `count` elements of inputs[0] and adds them to one, two or three outputs.
   void (*stream)(std::size_t arrays, std::size_t count, const float* input, float* const* outputs);

@@ -50,6 +50,7 @@ const KernelTable ONNXTRAIN_JOIN(kKernels_, ONNXTRAIN_INSTRUCTION_SET) = {
     {max_pool_gradient<float>, max_pool_gradient<double>},
     {softmax_gradient<float, false>, softmax_gradient<double, false>},
     {softmax_gradient<float, true>, softmax_gradient<double, true>},
+    {cross_entropy_gradient<float>, cross_entropy_gradient<double>},
     {row_sums<float>, row_sums<double>},
     stream,
     &ONNXTRAIN_JOIN(kConvolution_, ONNXTRAIN_INSTRUCTION_SET),

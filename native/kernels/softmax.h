@@ -1,4 +1,4 @@
-// Gradients of Softmax and LogSoftmax along one axis of [outer, size, inner].
+// Gradients of Softmax and LogSoftmax along one axis of [outer, size, inner], and of the cross-entropy of a softmax.
 //
 // Included by kernels.cpp only. dx = y (dy - sum of dy y), and dx = dy - exp(y) sum of dy. Sums are taken in float64.
 #pragma once
@@ -85,6 +85,33 @@ void softmax_gradient(const SoftmaxCall& call, std::size_t first, std::size_t la
       softmax_gradient_row<T, logarithm>(dy, y, dx, call.size);
     } else {
       softmax_gradient_columns<T, logarithm>(dy, y, dx, call.size, call.inner);
+    }
+  }
+}
+
+// dx = (p - 1 at the label) coefficient, p = exp(log p).
+template <typename T>
+void cross_entropy_gradient(const CrossEntropyCall& call, std::size_t first, std::size_t last) {
+  for (std::size_t outer = first; outer < last; ++outer) {
+    const std::size_t start = outer * call.classes * call.inner, label_start = outer * call.inner;
+    const T* coefficient = static_cast<const T*>(call.coefficient) + label_start * call.coefficient_step;
+    const T* log_probability = static_cast<const T*>(call.log_probability) + start;
+    const std::int64_t* labels = call.labels + label_start;
+    T* dx = static_cast<T*>(call.dx) + start;
+    if (call.inner == 1 || call.coefficient_step == 0) {
+      const T factor = *coefficient;
+      ONNXTRAIN_VECTORIZE
+      for (std::size_t i = 0; i < call.classes * call.inner; ++i) dx[i] = probability(log_probability[i]) * factor;
+    } else {
+      for (std::size_t row = 0; row < call.classes * call.inner; row += call.inner) {
+        ONNXTRAIN_VECTORIZE
+        for (std::size_t i = 0; i < call.inner; ++i) {
+          dx[row + i] = probability(log_probability[row + i]) * coefficient[i];
+        }
+      }
+    }
+    for (std::size_t i = 0; i < call.inner; ++i) {
+      dx[static_cast<std::size_t>(labels[i]) * call.inner + i] -= coefficient[i * call.coefficient_step];
     }
   }
 }

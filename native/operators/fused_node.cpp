@@ -1,5 +1,7 @@
 #include "fused_node.h"
 
+#include "known_shape.h"
+
 namespace onnxtrain {
 
 void infer_shapes(const OrtApi* api, const Signature& signature, OrtShapeInferContext* context) {
@@ -7,10 +9,7 @@ void infer_shapes(const OrtApi* api, const Signature& signature, OrtShapeInferCo
   OrtTensorTypeAndShapeInfo* info = nullptr;  // stays the runtime's
   const auto index = static_cast<std::size_t>(signature.like[0]);
   require(api, ort::ShapeInferContext_GetInputTypeShape::call(api, context, index, &info));
-  std::size_t rank = 0;
-  require(api, ort::GetDimensionsCount::call(api, info, &rank));
-  // The runtime shows an unknown shape as that of a scalar: say nothing rather than something false.
-  if (rank > 0) require(api, ort::ShapeInferContext_SetOutputTypeShape::call(api, context, 0, info));
+  if (is_known_shape(api, info)) require(api, ort::ShapeInferContext_SetOutputTypeShape::call(api, context, 0, info));
 }
 
 Inputs::Inputs(const Signature& signature, const Call& call) : signature_(signature), tensors_(call.input_count()) {

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "fused_node.h"
+#include "known_shape.h"
 
 namespace onnxtrain {
 namespace {
@@ -23,10 +24,8 @@ void infer_shapes(const OrtApi* api, const Grouping& grouping, OrtShapeInferCont
   for (std::size_t output = 0; output < grouping.outputs.size(); ++output) {
     OrtTensorTypeAndShapeInfo* info = nullptr;  // stays the runtime's
     require(api, ort::ShapeInferContext_GetInputTypeShape::call(api, context, 2 + output % variables, &info));
-    std::size_t rank = 0;
-    require(api, ort::GetDimensionsCount::call(api, info, &rank));
-    // The runtime shows an unknown shape as that of a scalar: say nothing rather than something false.
-    if (rank > 0) require(api, ort::ShapeInferContext_SetOutputTypeShape::call(api, context, output, info));
+    if (!is_known_shape(api, info)) continue;
+    require(api, ort::ShapeInferContext_SetOutputTypeShape::call(api, context, output, info));
   }
 }
 

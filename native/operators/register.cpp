@@ -261,6 +261,7 @@ Domains create_domains(const OrtApi* api) {
   add_operator<MaxPoolGradientNode>(api, domains.own);
   add_operator<RMSNormalizationGradientNode>(api, domains.own);
   add_operator<ReluGradientNode>(api, domains.own);
+  add_operator<SoftmaxCrossEntropyGradientNode>(api, domains.own);
   add_operator<SoftmaxGradientNode>(api, domains.own);
   return domains;
 }

@@ -1,4 +1,4 @@
-// Gradients of Softmax and LogSoftmax as nodes: inputs dy and y, output dx.
+// Gradients of Softmax and LogSoftmax as nodes: inputs dy and y, output dx; and that of the cross-entropy of a softmax.
 #pragma once
 
 #include "fused_node.h"
@@ -27,6 +27,16 @@ class LogSoftmaxGradientNode final : public FusedNode {
 
  private:
   std::int64_t axis_;
+};
+
+// Inputs the gradient by each label's term, [batch, 1, ...] or one number; the logarithm of the probabilities, [batch,
+// classes, ...]; the labels, [batch, 1, ...]. dx = (p - 1 at the label) times the first.
+class SoftmaxCrossEntropyGradientNode final : public FusedNode {
+ public:
+  static const Signature kSignature;
+
+  explicit SoftmaxCrossEntropyGradientNode(const Attributes&) {}
+  void compute(const Call& call) const override;
 };
 
 }  // namespace onnxtrain

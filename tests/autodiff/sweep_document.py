@@ -14,7 +14,7 @@ from onnx import defs
 from sweep_outcome import Outcome
 from sweep_subjects import node_tests, refusal
 
-from onnxtrain.autodiff import registry
+from onnxtrain.autodiff import fused, registry
 from onnxtrain.autodiff.registry import NEWEST as NO_END
 
 BEGIN = "<!-- generated: python tests/autodiff/sweep.py --conventions docs/conventions.md -->"
@@ -24,7 +24,8 @@ _HEAD = """# Operators and their gradients
 
 Written by `python tests/autodiff/sweep.py --write docs/operators.md`; do not edit.
 
-Every operator of ONNX's default domain up to opset {newest}, and the operators of other domains that have a rule.
+Every operator of ONNX's default domain up to opset {newest}, and the operators of other domains that have a rule or a
+body in standard operators.
 Each node test of ONNX's backend suite that has a floating input and output is a gradient check: at its own opset
 with all sizes known, with ranks known, with nothing known and with its integer inputs as constants; then at the
 opsets {opsets}, if it can be brought there. The forward results must not change, the gradient along random
@@ -37,10 +38,10 @@ single precision where it has the operator.
 - **checks** and **opsets**: how many comparisons were made, and where.
 - **worst error**: the largest one relative to the gradient's norm (or to one, if that is larger); in single
   precision where marked with an asterisk.
-- **needs**: what the gradient cannot do without: the rank (if shape inference does not find it), constants (axes
-  that are computed are refused).
 - **PyTorch**: the largest difference, of the largest value, from PyTorch's gradient in double precision, where it
   has the operator.
+- **needs**: what the gradient cannot do without: the rank (if shape inference does not find it), constants (axes
+  that are computed are refused).
 - **twice**: whether the gradient of the gradient is checked, too.
 
 {summary}
@@ -157,7 +158,8 @@ def _other_domains(rows: Counter[tuple[str, str]]) -> list[str]:
     from test_microsoft import ROWS  # it imports ONNX Runtime
 
     counts = rows + Counter((row.values[3], row.values[0]) for row in ROWS)
-    ways = dict.fromkeys(registry.registered_bodies(), "body")
+    bodies = [key for key in registry.registered_bodies() if key[0] != fused.DOMAIN]  # those have a page of their own
+    ways = dict.fromkeys(bodies, "body")
     ways |= {(entry.domain, entry.operator): "rule" for entry in registry.entries() if entry.domain}
     found = sorted(ways.items(), key=lambda item: (item[0][1].lower(), item[0][0]))
     return [

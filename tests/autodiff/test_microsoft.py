@@ -254,6 +254,18 @@ def test_one_after_the_other_have_types_and_shapes():
     np.testing.assert_allclose(np.sum(found["qkv_grad"] * direction), measured, rtol=2e-2)
 
 
+def test_frozen_layers_stay_fused():
+    chain = parser.parse_model(CHAIN)
+    arrays = {"qkv": WEIGHTS, "shift": BIAS, "m": normal(4, 4)}
+    for name, array in arrays.items():
+        chain.graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), name))
+    everything = run(onnxtrain.gradient(chain), {"x": X})
+    built = onnxtrain.gradient(chain, xs=["b"])
+    left = [node.op_type for node in built.graph.node if node.domain or node.op_type.startswith("Simplified")]
+    assert left == ["SimplifiedLayerNormalization", "Attention"]
+    np.testing.assert_allclose(run(built, {"x": X})["b_grad"], everything["b_grad"], rtol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("operator", "inputs", "attributes", "message"),
     [

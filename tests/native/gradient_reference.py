@@ -21,6 +21,7 @@ INPUTS = {
     "MaxPoolGradient": ("dy", "x"),
     "RMSNormalizationGradient": ("dy", "x", "scale"),
     "ReluGradient": ("dy", "y"),
+    "SoftmaxCrossEntropyGradient": ("dy", "log_probability", "labels"),
     "SoftmaxGradient": ("dy", "y"),
 }
 OUTPUTS = {
@@ -99,6 +100,12 @@ def log_softmax(dy, y, axis=-1):
     return [dy - np.exp(y) * dy.sum(axis, keepdims=True)]
 
 
+def softmax_cross_entropy(dy, log_probability, labels):
+    dy, log_probability = wide(dy, log_probability)
+    classes = np.arange(log_probability.shape[1]).reshape(1, -1, *[1] * (log_probability.ndim - 2))
+    return [(np.exp(log_probability) - (classes == labels)) * dy]
+
+
 def clip(dy, x, low=None, high=None):
     inside = np.ones(x.shape, bool)
     if low is not None:
@@ -158,3 +165,21 @@ def windows(size, kernel, stride=1, dilation=1, begin=0, end=0, ceil=False):
     """How many windows an axis has."""
     room = size + begin + end - dilation * (kernel - 1) - 1
     return (room + (stride - 1 if ceil else 0)) // stride + 1
+
+
+def draw(shape, dtype, seed, shift=0.0):
+    return np.asarray(np.random.default_rng((seed, *shape)).standard_normal(shape) + shift, dtype)
+
+
+def assert_near(found, expected, scale=1.0):
+    """Within 1e-6 (float) or 1e-14 (double) of the largest value, times ``scale``."""
+    assert len(found) == len(expected)
+    for a, b in zip(found, expected, strict=True):
+        assert a.shape == b.shape
+        limit = scale * (1e-6 if a.dtype == np.float32 else 1e-14)
+        np.testing.assert_allclose(a, b, rtol=0, atol=limit * max(1.0, float(np.abs(b).max(initial=0))))
+
+
+def positive_rows(shape, dtype, seed, axis):
+    e = np.exp(np.random.default_rng((seed, *shape)).standard_normal(shape))
+    return np.asarray(e / e.sum(axis, keepdims=True), dtype)

@@ -31,6 +31,7 @@ CASES = {
     "pointwise": plain(5, 37, 70, 7, 1, bias=True),
     "pointwise, more inputs": plain(3, 70, 37, 16, 1),
     "pointwise, groups": plain(4, 3, 2, 5, 1, group=10),
+    "pointwise, few groups": plain(3, 3, 5, 6, 1, group=4),
     "pointwise, stride": plain(3, 20, 24, 9, 1, stride=2),
     "stride": plain(2, 20, 30, 15, 3, stride=2),
     "stride beyond the kernel": plain(2, 20, 30, 16, 2, stride=3),

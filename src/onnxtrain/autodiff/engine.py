@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from onnxtrain.autodiff import registry
+from onnxtrain.autodiff.body_types import learn_types
 from onnxtrain.autodiff.expand import expand, expand_registered, find_body
 from onnxtrain.autodiff.registry import Node, describe
 from onnxtrain.errors import GradientError
@@ -189,13 +190,13 @@ class Engine:
     def _expand_functions(self, route: _Route) -> list[ir.Node]:
         """Expand functions on the path until every node has a rule, or neither rule nor body."""
         while True:
+            while self.graph.opset_imports and learn_types(self.graph, self.opsets.get("", 1)):
+                self._infer_shapes()
             missing = []
             expanded = False
             for node in self._path(route):
                 if self._entry(node) is not None:
                     missing += self._missing_inside(node, route) if subgraphs(node) else []
-                    if any(output.type is None for output in node.outputs):
-                        infer_outputs(node)  # it reads what came of a node that was expanded before
                     continue
                 body = find_body(node, self.opsets, self.functions)
                 written = registry.find_registered_body(node.op_type, node.domain)
@@ -211,11 +212,14 @@ class Engine:
             if not expanded:
                 return missing
             if self.graph.opset_imports:  # a main graph: rules profit from the shapes inside the bodies
-                infer_shapes(ir.Model(self.graph, ir_version=10, functions=list(self.functions.values())))
+                self._infer_shapes()
             else:  # behind calls in the body of an operator
                 for node in self.graph:
                     if any(output.type is None for output in node.outputs):
                         infer_outputs(node)
+
+    def _infer_shapes(self) -> None:
+        infer_shapes(ir.Model(self.graph, ir_version=10, functions=list(self.functions.values())))
 
     def _entry(self, node: ir.Node) -> registry.Entry | None:
         if node.op_identifier() in self.functions:

@@ -99,6 +99,27 @@ def keeps_shape(operator: str) -> bool:
     return operator in _ELEMENTWISE or operator in _SAME_SHAPE
 
 
+def keeps_type(operator: str) -> bool:
+    """Whether the element type of a standard operator's results follows from that of its inputs, as is told here."""
+    return keeps_shape(operator) or operator in _SHAPES or operator in _TYPED
+
+
+_TYPED = frozenset(
+    {
+        "Conv",
+        "Expand",
+        "Flatten",
+        "Gather",
+        "GatherElements",
+        "Gemm",
+        "LayerNormalization",
+        "Pad",
+        "Slice",
+        "Split",
+        "Tile",
+    }
+)
+
 _SEQUENCES = frozenset(
     {"SequenceConstruct", "SequenceEmpty", "SequenceInsert", "SequenceErase", "SplitToSequence", "SequenceMap"}
 )

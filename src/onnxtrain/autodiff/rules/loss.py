@@ -6,8 +6,12 @@ With x of shape (N, C, d...) and labels of shape (N, d...), every label has a co
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import onnx_ir as ir
+
+from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
 from onnxtrain.graph import Value
 
@@ -92,13 +96,21 @@ def softmax_cross_entropy(node: Node, dy: Value, dlog: Value | None = None) -> G
     op, x = node.op, node.x
     labels = _read_labels(node)
     log_probability = node.output_required(1, x.dtype, x.shape)
-    p = op.Exp(log_probability)
-    minus_one = op.Expand(op.scalar(-1, x), op.shape_of(labels.index))
-    difference = op.ScatterElements(p, labels.index, minus_one, axis=1, reduction="add")
-    dx = difference * _coefficient(node, dy, labels)
+    index = op.cast(labels.index, ir.DataType.INT64).with_shape(labels.index.shape)
+    coefficient = _coefficient(node, dy, labels)
+    (dx,) = emit(op, "SoftmaxCrossEntropyGradient", coefficient, log_probability, index, like=[x])
     if dlog is not None and not _is_zero(dlog):
-        dx = dx + dlog - p * op.ReduceSum(dlog, op.ints(1), keepdims=1)
+        dx = dx + dlog - op.Exp(log_probability) * op.ReduceSum(dlog, op.ints(1), keepdims=1)
     return dx, None, _weights_gradient(node, dy, labels, log_probability)
+
+
+@register_fused("SoftmaxCrossEntropyGradient")
+def softmax_cross_entropy_gradient(node: Node) -> Sequence[Value]:
+    """From dy by each label's term, (N, 1, d...) or one number, log p, and labels (N, 1, d...): (p - onehot(t)) dy."""
+    op, dy, log_probability, index = node.op, node.x, node.input_required(1), node.input_required(2)
+    minus_one = op.Expand(op.scalar(-1, log_probability), op.shape_of(index))
+    difference = op.ScatterElements(op.Exp(log_probability), index, minus_one, axis=1, reduction="add")
+    return [difference * dy]
 
 
 @register_gradient("NegativeLogLikelihoodLoss", since=12)
