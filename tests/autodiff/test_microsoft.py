@@ -266,6 +266,17 @@ def test_frozen_layers_stay_fused():
     np.testing.assert_allclose(run(built, {"x": X})["b_grad"], everything["b_grad"], rtol=1e-4)
 
 
+def test_inspection_tells_bodies_and_lists_no_constants_of_theirs():
+    chain = parser.parse_model(CHAIN)
+    for name, array in {"qkv": WEIGHTS, "shift": BIAS, "m": normal(4, 4)}.items():
+        chain.graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), name))
+    found = onnxtrain.inspect(chain)
+    assert {row.name for row in found.initializers} == {"w", "b", "qkv", "shift", "m"}
+    assert all(row.trainable for row in found.initializers)
+    assert {row.gradient for row in found.operators} == {"rule", "body"}
+    assert not found.missing
+
+
 @pytest.mark.parametrize(
     ("operator", "inputs", "attributes", "message"),
     [

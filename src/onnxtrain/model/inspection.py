@@ -152,6 +152,8 @@ def _gradient_kind(model: ir.Model, node: ir.Node) -> str:
     entry = registry.find(node.op_type, node.domain, opsets.get(node.domain, 1))
     if entry is not None:
         return "none" if entry.function is None else "rule"
+    if registry.find_registered_body(node.op_type, node.domain) is not None:
+        return "body"
     return "missing" if find_body(node, opsets, model.functions) is None else "body"
 
 

@@ -92,12 +92,13 @@ def parameter_table(
     """
     patterns = {"train": _patterns(train), "freeze": _patterns(freeze)}
     graph = model.graph
-    for option, given in patterns.items():
-        _check_patterns(option, given, graph.initializers)
-    candidates = [value for value in graph.initializers.values() if is_float(value)]
+    for option, chosen in patterns.items():
+        _check_patterns(option, chosen, graph.initializers)
+    given = list(graph.initializers.items())  # the functions that are expanded bring constants of their own
+    candidates = [value for _, value in given if is_float(value)]
     reached = _reached(model, loss, candidates, straight_through)
     rows = []
-    for name, value in graph.initializers.items():
+    for name, value in given:
         reason = _reason(name, value, reached, patterns["train"], patterns["freeze"])
         shape = tuple(d for d in dimensions(value) or () if isinstance(d, int))
         dtype = "unknown" if value.dtype is None else value.dtype.name.lower()
