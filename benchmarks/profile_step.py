@@ -141,7 +141,8 @@ def node_times(events: Iterable[dict[str, Any]], steps: int, own: Collection[str
 
 def part_of(node: str, operator: str, own: Collection[str]) -> str:
     """Which part of the step wrote a node, from its name."""
-    gradient = re.match(r"gradient of (.*)/([A-Za-z]+)_\d+", node)
+    gradient = re.match(r"gradient of (.*?)/[A-Za-z]+Gradient_\d+/", node)  # in the body of a fused operator
+    gradient = gradient or re.match(r"gradient of (.*)/([A-Za-z]+)_\d+", node)
     if gradient:
         kind = re.search(r"([A-Za-z]+)(?:_\d+)?$", gradient[1])
         return f"gradient of {kind[1] if kind else gradient[1]}"

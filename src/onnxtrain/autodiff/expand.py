@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -14,8 +13,6 @@ from onnxtrain.autodiff.registry import Body, Node
 from onnxtrain.graph import Builder
 from onnxtrain.graph.clone import Values, captured_values, clone_nodes
 from onnxtrain.graph.inference import infer_outputs
-
-_names = itertools.count()
 
 
 def find_body(
@@ -133,7 +130,7 @@ def expand(
     last = body.inputs[len(body.inputs) - len(captured) :]
     if [formal.name for formal in last] == [value.name for value in captured]:
         values.update(zip(last, captured, strict=True))
-    prefix = f"{node.name or node.op_type}/{next(_names)}"
+    prefix = _prefix(node)
     defaults = {a.name: a for a in body.attributes.values() if a.value is not None}
     new = clone_nodes(body, values, rename=lambda name: f"{prefix}/{name}", attributes={**defaults, **node.attributes})
     graph.insert_before(node, new)
@@ -170,7 +167,7 @@ def expand_registered(node: ir.Node, body: Body, op: Builder, renamed: dict[ir.V
     """
     graph = node.graph
     assert graph is not None
-    op.scope = f"{node.name or node.op_type}/{next(_names)}"
+    op.scope = _prefix(node)
     op.prefix = f"{op.scope}/"
     for old, result in zip(node.outputs, body(Node(node, op)), strict=False):
         if result is None:
@@ -180,6 +177,16 @@ def expand_registered(node: ir.Node, body: Body, op: Builder, renamed: dict[ir.V
         renamed[old] = named
     graph.remove(node, safe=True)
     return op.emitted
+
+
+def _prefix(node: ir.Node) -> str:
+    """What the names in a node's body begin with: the same for the same model, and no other body's.
+
+    The result of a body takes the name of the node's output. A node of the body may have a body itself and give that
+    result; it then has another name or operator, since functions do not call themselves.
+    """
+    given = next((output.name for output in node.outputs if output.name), "body")
+    return f"{node.name or node.op_type}/{given}"
 
 
 def _take_place(old: ir.Value, new: ir.Value) -> None:
