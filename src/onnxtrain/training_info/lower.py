@@ -103,7 +103,7 @@ def lower_entry(
     Args:
         training_model: The training model.
         index: Which entry.
-        kernels: Keep optimizers as nodes.
+        kernels: Keep optimizers and fused operators as nodes, for a session that loads the native kernels.
         folder: Where external data lies.
         results: Outputs of the main graph to return, too.
     """
@@ -120,7 +120,7 @@ def lower_entry(
     replace_gradients(working, kernels=kernels)
     if kernels:
         use_convolution_kernels(working)
-    if not kernels:
+    else:
         lower_optimizers(working)
     clean(working)
     graph.sort()
