@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from onnx import helper, numpy_helper
 
 from onnxtrain.testing import _node_model
@@ -85,3 +86,14 @@ def apart(*shape: int, seed: int = 0, gap: float = 0.05) -> np.ndarray:
     count = int(np.prod(shape))
     order = np.random.default_rng((seed, *shape)).permutation(count)
     return ((order - count // 2 + 0.5) * gap * 2).reshape(shape)
+
+
+def gradients_alone(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A gradient model with its gradients as the only outputs, named so that they can be differentiated again."""
+    working = ir.from_proto(model)
+    gradients = [output for output in working.graph.outputs if (output.name or "").endswith("_grad")]
+    working.graph.outputs.clear()
+    working.graph.outputs.extend(gradients)
+    for output in gradients:
+        output.name = f"first/{output.name}"
+    return ir.to_proto(working)

@@ -23,8 +23,8 @@ from typing import Literal
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import onnxruntime
+from case import gradients_alone
 from sweep_document import operators_document, with_generated_part
 from sweep_outcome import Outcome, Variant
 from sweep_subjects import NodeTest, Subject, node_tests, refusal, subjects
@@ -121,14 +121,7 @@ def run_second_order(subject: Subject, directions: int = 1) -> Outcome:
         rng = np.random.default_rng(1)
         outputs = zip((o.name for o in model.graph.output), evaluator(model).run(None, feeds), strict=True)
         projections = {name: rng.normal(size=y.shape) for name, y in outputs if y.dtype == DOUBLE}
-        first = testing.projected_gradient(model, subject.wrt, projections)
-        gradients = [info for info in first.graph.output if info.name.endswith("_grad")]
-        del first.graph.output[:]
-        first.graph.output.extend(gradients)
-        working = ir.from_proto(first)
-        for output in working.graph.outputs:
-            output.name = f"first/{output.name}"
-        first = ir.to_proto(working)
+        first = gradients_alone(testing.projected_gradient(model, subject.wrt, projections))
         result = testing.check_gradient(first, feeds, wrt=subject.wrt, directions=directions, tolerance=1e-5)
     except Exception as error:  # as in run
         return outcome(failure=f"{type(error).__name__}: {error}")

@@ -31,14 +31,17 @@ def fuse_activations(model: ir.Model) -> None:
     """
     graph = model.graph
     named = _named(graph)
-    fused = False
+    replaced: set[ir.Node] = set()
     for node in list(graph):
         kind = {"Erf": "Gelu", "Tanh": "FastGelu"}.get(node.op_type)
         if kind is None or node.domain:
             continue
         x = _argument_of_erf(node) if kind == "Gelu" else _argument_of_tanh(node)
         y = None if x is None else _half_of_x_times_one_plus(node.outputs[0], x)
-        if x is None or y is None or not _has_kernel(x, y) or _is_seen_inside(x, y, named):
+        if x is None or y is None or not _has_kernel(x, y):
+            continue
+        inside = _between(x, y)
+        if _are_seen(inside, y, named):
             continue
         last = y.producer()
         assert last is not None
@@ -49,10 +52,10 @@ def fuse_activations(model: ir.Model) -> None:
         substitute(graph, {y: result})
         name, y.name = y.name, None
         result.name = name
-        fused = True
-    if fused:
+        replaced |= inside
+    if replaced:
         graph.opset_imports.setdefault(DOMAIN, 1)
-        _remove_unread(graph, named)
+        remove_nodes(graph, replaced)
 
 
 def _has_kernel(x: ir.Value, y: ir.Value) -> bool:
@@ -180,29 +183,22 @@ def _readers(value: ir.Value, operator: str) -> list[ir.Node]:
     return [node for node, _ in value.uses() if node.op_type == operator and not node.domain]
 
 
-def _is_seen_inside(x: ir.Value, y: ir.Value, named: set[str]) -> bool:
-    """Whether something else than y depends on a value between x and y, or may name it."""
-    inside: set[ir.Node] = set()
+def _between(x: ir.Value, y: ir.Value) -> set[ir.Node]:
+    """The nodes that compute y from x, constants apart."""
+    found: set[ir.Node] = set()
     pending = [y]
     while pending:
         node = pending.pop().producer()
-        if node is None or node in inside:
-            continue
-        inside.add(node)
-        pending += [value for value in node.inputs if value is not None and value is not x]
-    for node in inside:
-        for output in node.outputs:
-            if output is y or node.op_type == "Constant":
-                continue
-            if output.is_graph_output() or output.name in named:
-                return True
-            if any(reader not in inside for reader, _ in output.uses()):
-                return True
-    return False
+        if node is not None and node not in found and node.op_type != "Constant":
+            found.add(node)
+            pending += [value for value in node.inputs if value is not None and value is not x]
+    return found
 
 
-def _remove_unread(graph: ir.Graph, named: set[str]) -> None:
-    for node in reversed(list(graph)):
-        unread = not any(output.uses() or output.is_graph_output() or output.name in named for output in node.outputs)
-        if unread and node.op_type != "Gradient":
-            remove_nodes(graph, [node])
+def _are_seen(inside: set[ir.Node], y: ir.Value, named: set[str]) -> bool:
+    """Whether something else than y depends on what these nodes give, or may name it."""
+    outputs = [output for node in inside for output in node.outputs if output is not y]
+    return any(
+        output.is_graph_output() or output.name in named or any(reader not in inside for reader, _ in output.uses())
+        for output in outputs
+    )
