@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "optimizers.h"
+#include "threads.h"
 
 #define ONNXTRAIN_API extern "C" __attribute__((visibility("default")))
 
@@ -25,30 +26,10 @@ struct OnnxtrainTensors {
 
 namespace {
 
-using onnxtrain::ParallelFor;
+using onnxtrain::parallel_for;
 using onnxtrain::Variable;
 
 thread_local std::string last_error;
-
-// Threads of its own: for callers outside ONNX Runtime only, which has a pool that operators use instead.
-ParallelFor parallel_for(int threads) {
-  return [threads](std::size_t total, const std::function<void(std::size_t)>& task) {
-    std::atomic<std::size_t> next{0};
-    const auto work = [&] {
-      for (std::size_t t = next++; t < total; t = next++) task(t);
-    };
-    std::vector<std::thread> helpers;
-    for (int i = 1; i < threads && static_cast<std::size_t>(i) < total; ++i) {
-      try {
-        helpers.emplace_back(work);
-      } catch (const std::exception&) {
-        break;  // no more threads to be had: those there are do the work
-      }
-    }
-    work();
-    for (std::thread& helper : helpers) helper.join();
-  };
-}
 
 std::vector<Variable> variables_of(const OnnxtrainTensors* tensors, std::size_t count, std::size_t states) {
   std::vector<Variable> variables(count);

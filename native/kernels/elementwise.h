@@ -1,7 +1,7 @@
 // Adagrad, Adam and Momentum, element by element, in the order of operations of the ONNX operator pages.
 //
-// Included by kernels.cpp only. Loops are plain so that the compiler vectorises them; ONNXTRAIN_VECTORIZE tells it that
-// buffers are either the same or apart, which makes every iteration independent.
+// Included by kernels.cpp only. What is done to an element is plain, so that the compiler vectorises it;
+// ONNXTRAIN_VECTORIZE tells it that buffers are either the same or apart, which makes every iteration independent.
 #pragma once
 
 #if defined(__clang__)
@@ -15,6 +15,23 @@
 namespace onnxtrain {
 namespace {
 
+// How far ahead of their use elements are asked for. Where they come from memory, the processor's own guesses are a
+// quarter slower: square root and division fill the window of instructions in which it would see the next loads.
+inline constexpr std::ptrdiff_t kAheadBytes = 2048;
+
+// Calls element(0) ... element(count - 1), which read `streams` at that index.
+template <typename T, std::size_t count_of_streams, typename Element>
+inline void for_each_element(std::size_t count, const T* const (&streams)[count_of_streams], Element element) {
+  constexpr std::size_t line = 64 / sizeof(T);
+  std::size_t i = 0;
+  for (; i + line <= count; i += line) {
+    for (const T* stream : streams) __builtin_prefetch(reinterpret_cast<const char*>(stream + i) + kAheadBytes);
+    ONNXTRAIN_VECTORIZE
+    for (std::size_t j = i; j < i + line; ++j) element(j);
+  }
+  for (; i < count; ++i) element(i);
+}
+
 inline float square_root(float value) { return __builtin_sqrtf(value); }
 inline double square_root(double value) { return __builtin_sqrt(value); }
 
@@ -26,14 +43,13 @@ void adagrad(const void* scalars, std::size_t count, const void* const* inputs, 
   const T *X = static_cast<const T*>(inputs[0]), *G = static_cast<const T*>(inputs[1]);
   const T* H = static_cast<const T*>(inputs[2]);
   T *X_new = static_cast<T*>(outputs[0]), *H_new = static_cast<T*>(outputs[1]);
-  ONNXTRAIN_VECTORIZE
-  for (std::size_t i = 0; i < count; ++i) {
+  for_each_element<T>(count, {X, G, H}, [=](std::size_t i) {
     const T x = X[i];
     const T g = norm_coefficient * x + G[i];
     const T h = H[i] + g * g;
     H_new[i] = h;
     X_new[i] = x - rate * g / (square_root(h) + epsilon);
-  }
+  });
 }
 
 template <typename T>
@@ -46,8 +62,7 @@ void adam(const void* scalars, std::size_t count, const void* const* inputs, voi
   const T *X = static_cast<const T*>(inputs[0]), *G = static_cast<const T*>(inputs[1]);
   const T *V = static_cast<const T*>(inputs[2]), *H = static_cast<const T*>(inputs[3]);
   T *X_new = static_cast<T*>(outputs[0]), *V_new = static_cast<T*>(outputs[1]), *H_new = static_cast<T*>(outputs[2]);
-  ONNXTRAIN_VECTORIZE
-  for (std::size_t i = 0; i < count; ++i) {
+  for_each_element<T>(count, {X, G, V, H}, [=](std::size_t i) {
     const T x = X[i];
     const T g = norm_coefficient * x + G[i];
     const T v = alpha * V[i] + one_minus_alpha * g;
@@ -55,7 +70,7 @@ void adam(const void* scalars, std::size_t count, const void* const* inputs, voi
     V_new[i] = v;
     H_new[i] = h;
     X_new[i] = one_minus_post * (x - rate * v / (square_root(h) + epsilon));
-  }
+  });
 }
 
 template <typename T, bool nesterov>
@@ -66,14 +81,13 @@ void momentum(const void* scalars, std::size_t count, const void* const* inputs,
   const T *X = static_cast<const T*>(inputs[0]), *G = static_cast<const T*>(inputs[1]);
   const T* V = static_cast<const T*>(inputs[2]);
   T *X_new = static_cast<T*>(outputs[0]), *V_new = static_cast<T*>(outputs[1]);
-  ONNXTRAIN_VECTORIZE
-  for (std::size_t i = 0; i < count; ++i) {
+  for_each_element<T>(count, {X, G, V}, [=](std::size_t i) {
     const T x = X[i];
     const T g = norm_coefficient * x + G[i];
     const T v = alpha * V[i] + beta * g;
     V_new[i] = v;
     X_new[i] = x - rate * (nesterov ? g + alpha * v : v);
-  }
+  });
 }
 
 template <std::size_t arrays>

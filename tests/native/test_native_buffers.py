@@ -1,5 +1,12 @@
 """What `onnxtrain.kernels` takes and refuses: NumPy arrays and DLPack tensors, checked before a pointer is used."""
 
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
 import numpy as np
 import pytest
 from optimizer_reference import draw
@@ -151,3 +158,36 @@ def test_pytorch_tensors_through_dlpack():
         np.testing.assert_array_equal(tensor.numpy(), array)
     with pytest.raises(OperatorError, match=r"parameters\[0\] cannot be shared through DLPack .*grad"):
         CALLS["adam"][1]([x.clone().requires_grad_()], [g], [v, h])
+
+
+def momentum_steps(seed, threads, steps=20):
+    """X after some steps over tensors large enough for several tasks."""
+    rng = np.random.default_rng(seed)
+    x, g, v = (rng.standard_normal(100_000, np.float32) for _ in range(3))
+    bound = kernels.Bound([x], [g], [v])
+    for step in range(steps):
+        bound.momentum(learning_rate=0.1, step=step, alpha=0.9, beta=1.0, threads=threads)
+    return x
+
+
+def test_calls_from_several_threads_at_once():
+    wanted = [momentum_steps(seed, threads=1) for seed in range(8)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(partial(momentum_steps, threads=3), range(8)))
+    for x, y in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_starts_threads_of_its_own():
+    code = (
+        "import os, sys\n"
+        "from test_native_buffers import momentum_steps\n"
+        "x = momentum_steps(0, threads=3)\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    os._exit(0 if (momentum_steps(0, threads=3) == x).all() else 3)\n"
+        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    folders = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": folders}, check=True, timeout=60)

@@ -1,0 +1,125 @@
+#include "threads.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+namespace onnxtrain {
+namespace {
+
+// How long an idle helper looks for new work before it sleeps: longer than what lies between the steps of a training
+// loop that does nothing else, too short to be in anyone's way.
+constexpr std::chrono::microseconds kPatience(100);
+
+inline void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#endif
+}
+
+class Helpers {
+ public:
+  // Those of this process: a fork has none of its parent's threads, so that it starts with new ones.
+  static Helpers& of_process() {
+    static std::mutex guard;
+    static Helpers* helpers = nullptr;
+    static pid_t owner = 0;
+    const std::lock_guard<std::mutex> lock(guard);
+    if (helpers == nullptr || owner != getpid()) {
+      helpers = new Helpers;  // never deleted: its threads live as long as the process
+      owner = getpid();
+    }
+    return *helpers;
+  }
+
+  void run(int wanted, std::size_t total, const std::function<void(std::size_t)>& task) {
+    const std::unique_lock<std::mutex> mine(one_call_, std::try_to_lock);
+    if (wanted == 0 || !mine.owns_lock()) {
+      for (std::size_t t = 0; t < total; ++t) task(t);
+      return;
+    }
+    Job job{task, total};
+    {
+      const std::lock_guard<std::mutex> lock(state_);
+      start(wanted);
+      job_ = &job;
+      places_ = wanted;
+      ++calls_;
+    }
+    if (sleeping_ > 0) wake_.notify_all();
+    job.work();
+    std::unique_lock<std::mutex> lock(state_);
+    job_ = nullptr;  // who comes now comes too late
+    done_.wait(lock, [&] { return working_ == 0; });
+  }
+
+ private:
+  struct Job {
+    const std::function<void(std::size_t)>& task;
+    std::size_t total;
+    std::atomic<std::size_t> next{0};
+
+    void work() {
+      for (std::size_t t = next++; t < total; t = next++) task(t);
+    }
+  };
+
+  void start(int wanted) {
+    for (; started_ < wanted; ++started_) {
+      try {
+        std::thread([this] { help(); }).detach();
+      } catch (const std::system_error&) {
+        return;  // no more threads to be had: those there are do the work
+      }
+    }
+  }
+
+  void help() {
+    std::uint64_t seen = 0;
+    for (;;) {
+      const auto end = std::chrono::steady_clock::now() + kPatience;
+      while (calls_.load() == seen && std::chrono::steady_clock::now() < end) pause();
+      std::unique_lock<std::mutex> lock(state_);
+      if (calls_ == seen) {
+        ++sleeping_;
+        wake_.wait(lock, [&] { return calls_ != seen; });
+        --sleeping_;
+      }
+      seen = calls_;
+      if (job_ == nullptr || places_ == 0) continue;
+      --places_;
+      ++working_;
+      Job& job = *job_;
+      lock.unlock();
+      job.work();
+      lock.lock();
+      if (--working_ == 0) done_.notify_one();
+    }
+  }
+
+  std::mutex one_call_;
+  std::mutex state_;
+  std::condition_variable wake_, done_;
+  std::atomic<std::uint64_t> calls_{0};
+  std::atomic<int> sleeping_{0};
+  Job* job_ = nullptr;
+  int started_ = 0, places_ = 0, working_ = 0;
+};
+
+}  // namespace
+
+ParallelFor parallel_for(int threads) {
+  return [threads](std::size_t total, const std::function<void(std::size_t)>& task) {
+    const auto most = static_cast<std::size_t>(threads);
+    Helpers::of_process().run(static_cast<int>(std::min(most, total)) - 1, total, task);
+  };
+}
+
+}  // namespace onnxtrain
