@@ -92,6 +92,7 @@ inline constexpr int kStatusInvalidArgument = 2;
 inline constexpr int kTypeUndefined = 0;  // as an operator's input or output type: any
 inline constexpr int kTypeFloat = 1;
 inline constexpr int kTypeInt64 = 7;
+inline constexpr int kTypeBool = 9;
 inline constexpr int kTypeFloat16 = 10;
 inline constexpr int kTypeDouble = 11;
 inline constexpr int kTypeBfloat16 = 16;

@@ -70,7 +70,7 @@ void run_kernel(ElementwiseKernel kernel, const void* scalars, Arity arity, cons
   alignas(64) unsigned char gradient[kChunk * sizeof(double)];
   alignas(64) unsigned char unwanted[kMaxOutputs][kChunk * sizeof(double)];
 
-  bool direct = variable.broadcast == nullptr;
+  bool direct = variable.broadcast == nullptr && !variable.is_prepared();
   for (std::size_t i = 0; i < arity.outputs; ++i) direct = direct && variable.outputs[i] != nullptr;
   const std::size_t size = size_of(variable.type), step = direct ? end - begin : kChunk;
   for (; begin < end; begin += step) {
@@ -82,6 +82,12 @@ void run_kernel(ElementwiseKernel kernel, const void* scalars, Arity arity, cons
     }
     if (variable.broadcast != nullptr) {
       variable.broadcast->gather(variable.type, variable.inputs[1], begin, count, gradient);
+      inputs[1] = gradient;
+    }
+    if (variable.is_prepared()) {
+      const unsigned char* mask = variable.mask == nullptr ? nullptr : variable.mask + begin;
+      kernels()->prepare_gradient[variable.type](variable.factor == nullptr ? 1.0 : *variable.factor, count, inputs[1],
+                                                 mask, gradient);
       inputs[1] = gradient;
     }
     for (std::size_t i = 0; i < arity.outputs; ++i) {

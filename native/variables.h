@@ -42,6 +42,11 @@ struct Variable {
   const void* inputs[kMaxInputs] = {};
   void* outputs[kMaxOutputs] = {};       // null: the result is not wanted
   std::unique_ptr<Broadcast> broadcast;  // null: the gradient has the parameter's shape
+  const double* factor = nullptr;        // of the gradient; null: 1
+  const unsigned char* mask = nullptr;            // where it is false the gradient is zero; null: true everywhere
+
+  // Whether the gradient is not what the rule gets.
+  bool is_prepared() const { return factor != nullptr || mask != nullptr; }
 };
 
 // What a kernel needs besides the pointers.
@@ -49,8 +54,8 @@ struct Arity {
   std::size_t inputs, outputs;
 };
 
-// Runs `kernel` on elements [begin, end) of a variable; gathers a broadcast gradient, and gives unwanted results a
-// place.
+// Runs `kernel` on elements [begin, end) of a variable; gathers and prepares the gradient where that is asked for, and
+// gives unwanted results a place.
 void run_kernel(ElementwiseKernel kernel, const void* scalars, Arity arity, const Variable& variable,
                 std::size_t begin, std::size_t end);
 

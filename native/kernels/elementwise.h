@@ -90,6 +90,23 @@ void momentum(const void* scalars, std::size_t count, const void* const* inputs,
   });
 }
 
+template <typename T>
+void prepare_gradient(double factor, std::size_t count, const void* gradient, const unsigned char* mask,
+                      void* prepared) {
+  const T* G = static_cast<const T*>(gradient);
+  T* result = static_cast<T*>(prepared);
+  const T scale = static_cast<T>(factor);
+  if (mask == nullptr) {
+    for_each_element<T>(count, {G}, [=](std::size_t i) { result[i] = G[i] * scale; });
+    return;
+  }
+  ONNXTRAIN_VECTORIZE
+  for (std::size_t i = 0; i < count; ++i) {
+    const T g = G[i];  // read either way, so that the choice is no jump
+    result[i] = (mask[i] != 0 ? g : T(0)) * scale;
+  }
+}
+
 template <std::size_t arrays>
 void stream_into(std::size_t count, const float* input, float* const* outputs) {
   float* first = outputs[0];

@@ -111,6 +111,9 @@ struct RowSumsCall {
 
 using ElementwiseKernel = void (*)(const void* scalars, std::size_t count, const void* const* inputs,
                                    void* const* outputs);
+// (mask ? gradient : 0) * factor; no mask (null) is one that is true everywhere.
+using PreparationKernel = void (*)(double factor, std::size_t count, const void* gradient,
+                                   const unsigned char* mask, void* prepared);
 using LayerSumKernel = LayerSum (*)(const MeasureScalars& measure, std::size_t count, const void* x);
 
 // Kernels of a whole call, which work on channels, images or rows [first, last) of it.
@@ -131,6 +134,7 @@ struct KernelTable {
   ElementwiseKernel nesterov[kElementTypes];
   ElementwiseKernel ssgd[kElementTypes][kMeasures];
   LayerSumKernel layer_sum[kElementTypes][kMeasures];
+  PreparationKernel prepare_gradient[kElementTypes];
   // Inputs dy and y, output dx.
   ElementwiseKernel relu_gradient[kElementTypes];
   // Inputs dy and x, output dx.

@@ -41,6 +41,7 @@ const KernelTable ONNXTRAIN_JOIN(kKernels_, ONNXTRAIN_INSTRUCTION_SET) = {
     {momentum<float, true>, momentum<double, true>},
     {ONNXTRAIN_MEASURES(ssgd, float), ONNXTRAIN_MEASURES(ssgd, double)},
     {ONNXTRAIN_MEASURES(layer_sum, float), ONNXTRAIN_MEASURES(layer_sum, double)},
+    {prepare_gradient<float>, prepare_gradient<double>},
     {relu_gradient<float>, relu_gradient<double>},
     {clip_gradient<float>, clip_gradient<double>},
     {gelu_gradient<float, false>, gelu_gradient<double, false>},

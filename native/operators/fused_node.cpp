@@ -59,6 +59,8 @@ std::string type_name(int type) {
       return "double";
     case ort::kTypeInt64:
       return "int64";
+    case ort::kTypeBool:
+      return "bool";
     case ort::kTypeFloat16:
       return "float16";
     case ort::kTypeBfloat16:

@@ -16,25 +16,35 @@ std::string groups(const std::string& letters) {
 
 }  // namespace
 
+Grouping Grouping::fused_with(bool masks) const {
+  Grouping result = {"Fused" + operator_name, inputs, outputs, true};
+  if (masks) result.inputs.insert(2, "M");
+  return result;
+}
+
 void infer_shapes(const OrtApi* api, const Grouping& grouping, OrtShapeInferContext* context) {
   std::size_t inputs = 0;
   require(api, ort::ShapeInferContext_GetInputCount::call(api, context, &inputs));
-  const std::size_t variables = (inputs - 2) / grouping.inputs.size();
+  const std::size_t variables = (inputs - grouping.scalars()) / grouping.inputs.size();
   if (variables == 0) return;  // refused when the kernel is created, with a sentence
   for (std::size_t output = 0; output < grouping.outputs.size(); ++output) {
     OrtTensorTypeAndShapeInfo* info = nullptr;  // stays the runtime's
-    require(api, ort::ShapeInferContext_GetInputTypeShape::call(api, context, 2 + output % variables, &info));
+    const std::size_t input = grouping.scalars() + output % variables;
+    require(api, ort::ShapeInferContext_GetInputTypeShape::call(api, context, input, &info));
     if (!is_known_shape(api, info)) continue;
     require(api, ort::ShapeInferContext_SetOutputTypeShape::call(api, context, output, info));
   }
 }
 
-OptimizerNode::OptimizerNode(Grouping grouping, const Attributes& attributes) : grouping_(std::move(grouping)) {
+OptimizerNode::OptimizerNode(const Grouping& grouping, const Attributes& attributes, bool fused)
+    : grouping_(fused ? grouping.fused_with(attributes.integer("masked", 0) != 0) : grouping) {
   const std::size_t inputs = attributes.input_count(), outputs = attributes.output_count();
-  const std::size_t tensors = inputs < 2 ? 0 : inputs - 2, group = grouping_.inputs.size();
+  const std::size_t scalars = grouping_.scalars(), group = grouping_.inputs.size();
+  const std::size_t tensors = inputs < scalars ? 0 : inputs - scalars;
   if (tensors == 0 || tensors % group != 0) {
     throw std::invalid_argument(grouping_.operator_name + ": " + std::to_string(tensors) +
-                                " tensors follow R and T, and they come in groups of equal length (" +
+                                (grouping_.fused ? " tensors follow R, T and the factor" : " tensors follow R and T") +
+                                ", and they come in groups of equal length (" +
                                 groups(grouping_.inputs) + "): their number must be a multiple of " +
                                 std::to_string(group) + ".");
   }
@@ -52,19 +62,19 @@ std::string OptimizerNode::label(char letter, std::size_t index) const {
          std::to_string(count_);
 }
 
-double OptimizerNode::learning_rate(const Call& call) const {
-  Tensor rate;
-  call.input(0, rate);
-  if (rate.type != ort::kTypeFloat && rate.type != ort::kTypeDouble) {
-    throw std::invalid_argument(grouping_.operator_name + ": R, the learning rate, has type " + type_name(rate.type) +
+double OptimizerNode::number(const Call& call, std::size_t index, const char* what) const {
+  Tensor tensor;
+  call.input(index, tensor);
+  if (tensor.type != ort::kTypeFloat && tensor.type != ort::kTypeDouble) {
+    throw std::invalid_argument(grouping_.operator_name + ": " + what + ", has type " + type_name(tensor.type) +
                                 ", and must be float or double.");
   }
-  if (rate.count() != 1) {
-    throw std::invalid_argument(grouping_.operator_name + ": R, the learning rate, has shape " + text_of(rate.shape) +
+  if (tensor.count() != 1) {
+    throw std::invalid_argument(grouping_.operator_name + ": " + what + ", has shape " + text_of(tensor.shape) +
                                 ", and must have exactly one element.");
   }
-  return rate.type == ort::kTypeFloat ? static_cast<double>(*static_cast<const float*>(rate.data))
-                                      : *static_cast<const double*>(rate.data);
+  return tensor.type == ort::kTypeFloat ? static_cast<double>(*static_cast<const float*>(tensor.data))
+                                        : *static_cast<const double*>(tensor.data);
 }
 
 std::int64_t OptimizerNode::update_count(const Call& call) const {
@@ -82,23 +92,28 @@ std::int64_t OptimizerNode::update_count(const Call& call) const {
 }
 
 void OptimizerNode::check(const Tensor& parameter, const Tensor& other, char letter, std::size_t index) const {
-  if (other.type != parameter.type) {
+  const bool is_mask = letter == 'M';
+  if (is_mask && other.type != ort::kTypeBool) {
+    throw std::invalid_argument(label(letter, index) + " has type " + type_name(other.type) +
+                                ": a mask must be of type bool.");
+  }
+  if (!is_mask && other.type != parameter.type) {
     throw std::invalid_argument(label(letter, index) + " has type " + type_name(other.type) + " and X has type " +
                                 type_name(parameter.type) + ": the tensors of one variable must have one type.");
   }
+  const std::string shapes = label(letter, index) + " has shape " + text_of(other.shape) + " and X has shape " +
+                             text_of(parameter.shape);
   if (letter == 'G') {
     if (!Broadcast::fits(other.shape, parameter.shape)) {
-      throw std::invalid_argument(label(letter, index) + " has shape " + text_of(other.shape) + " and X has shape " +
-                                  text_of(parameter.shape) + ": a gradient may broadcast to X, never beyond it.");
+      throw std::invalid_argument(shapes + ": a gradient may broadcast to X, never beyond it.");
     }
   } else if (other.shape != parameter.shape) {
-    throw std::invalid_argument(label(letter, index) + " has shape " + text_of(other.shape) + " and X has shape " +
-                                text_of(parameter.shape) + ": a state must have the shape of X.");
+    throw std::invalid_argument(shapes + (is_mask ? ": a mask" : ": a state") + " must have the shape of X.");
   }
 }
 
 Variable OptimizerNode::variable(const Call& call, std::size_t index, Tensor& parameter, Tensor& other) const {
-  call.input(2 + index, parameter);
+  call.input(grouping_.scalars() + index, parameter);
   if (parameter.type != ort::kTypeFloat && parameter.type != ort::kTypeDouble) {
     throw std::invalid_argument(label('X', index) + " has type " + type_name(parameter.type) +
                                 ", and must be float or double.");
@@ -107,11 +122,16 @@ Variable OptimizerNode::variable(const Call& call, std::size_t index, Tensor& pa
   result.type = parameter.type == ort::kTypeFloat ? kFloat : kDouble;
   result.count = parameter.count();
   result.inputs[0] = parameter.data;
+  std::size_t place = 1;
   for (std::size_t group = 1; group < grouping_.inputs.size(); ++group) {
     const char letter = grouping_.inputs[group];
-    call.input(2 + group * count_ + index, other);
+    call.input(grouping_.scalars() + group * count_ + index, other);
     check(parameter, other, letter, index);
-    result.inputs[group] = other.data;
+    if (letter == 'M') {
+      result.mask = static_cast<const unsigned char*>(other.data);
+      continue;
+    }
+    result.inputs[place++] = other.data;
     if (letter == 'G' && other.count() != result.count) {
       result.broadcast = std::make_unique<Broadcast>(other.shape, parameter.shape);
     }
@@ -123,13 +143,15 @@ Variable OptimizerNode::variable(const Call& call, std::size_t index, Tensor& pa
 }
 
 void OptimizerNode::compute(const Call& call) const {
-  const double R = learning_rate(call);
+  const double R = number(call, 0, "R, the learning rate");
   const std::int64_t T = update_count(call);
+  const double factor = grouping_.fused ? number(call, 2, "the factor of the gradients") : 1.0;
   std::vector<Variable> variables;
   variables.reserve(count_);
   Tensor parameter, other;
   for (std::size_t index = 0; index < count_; ++index) {
     variables.push_back(variable(call, index, parameter, other));
+    if (factor != 1.0) variables.back().factor = &factor;
   }
   try {
     run(R, T, variables, call.parallel_for());

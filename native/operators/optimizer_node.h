@@ -1,4 +1,8 @@
 // What all optimizer operators share: inputs R, T and grouped tensors, checks, and where results go.
+//
+// Those of this project's own domain whose name begins with Fused do what is done to gradients before the update, too:
+// a third input, `factor`, multiplies them all, and with the attribute `masked` a group M follows G, of bool tensors of
+// X's shape: where M is false, the gradient is zero.
 #pragma once
 
 #include <memory>
@@ -14,6 +18,12 @@ struct Grouping {
   std::string operator_name;
   std::string inputs;   // one letter a group
   std::string outputs;  // likewise; each output has type and shape of the input of its letter
+  bool fused = false;
+
+  // Inputs before the groups.
+  std::size_t scalars() const { return fused ? 3 : 2; }
+  // The operator that does more than this one.
+  Grouping fused_with(bool masks) const;
 };
 
 // Tells the runtime types and shapes of the outputs of one variable while it loads a model: those that every node has,
@@ -24,7 +34,7 @@ void infer_shapes(const OrtApi* api, const Grouping& grouping, OrtShapeInferCont
 // One node of a model. A subclass reads its attributes in its constructor and runs its rule.
 class OptimizerNode {
  public:
-  OptimizerNode(Grouping grouping, const Attributes& attributes);
+  OptimizerNode(const Grouping& grouping, const Attributes& attributes, bool fused);
   virtual ~OptimizerNode() = default;
   OptimizerNode(const OptimizerNode&) = delete;
   OptimizerNode& operator=(const OptimizerNode&) = delete;
@@ -36,7 +46,7 @@ class OptimizerNode {
                    const ParallelFor& parallel_for) const = 0;
 
  private:
-  double learning_rate(const Call& call) const;
+  double number(const Call& call, std::size_t index, const char* what) const;
   std::int64_t update_count(const Call& call) const;
   Variable variable(const Call& call, std::size_t index, Tensor& parameter, Tensor& other) const;
   void check(const Tensor& parameter, const Tensor& other, char letter, std::size_t index) const;

@@ -17,11 +17,12 @@
 namespace onnxtrain {
 namespace {
 
-class AdagradNode final : public OptimizerNode {
+class AdagradNode : public OptimizerNode {
  public:
   static inline const Grouping kGrouping = {"Adagrad", "XGH", "XH"};
 
-  explicit AdagradNode(const Attributes& attributes) : OptimizerNode(kGrouping, attributes) {
+  explicit AdagradNode(const Attributes& attributes, bool fused = false)
+      : OptimizerNode(kGrouping, attributes, fused) {
     attributes_.decay_factor = attributes.number("decay_factor", attributes_.decay_factor);
     attributes_.epsilon = attributes.number("epsilon", attributes_.epsilon);
     attributes_.norm_coefficient = attributes.number("norm_coefficient", attributes_.norm_coefficient);
@@ -35,11 +36,12 @@ class AdagradNode final : public OptimizerNode {
   AdagradAttributes attributes_;
 };
 
-class AdamNode final : public OptimizerNode {
+class AdamNode : public OptimizerNode {
  public:
   static inline const Grouping kGrouping = {"Adam", "XGVH", "XVH"};
 
-  explicit AdamNode(const Attributes& attributes) : OptimizerNode(kGrouping, attributes) {
+  explicit AdamNode(const Attributes& attributes, bool fused = false)
+      : OptimizerNode(kGrouping, attributes, fused) {
     attributes_.alpha = attributes.number("alpha", attributes_.alpha);
     attributes_.beta = attributes.number("beta", attributes_.beta);
     attributes_.epsilon = attributes.number("epsilon", attributes_.epsilon);
@@ -55,11 +57,12 @@ class AdamNode final : public OptimizerNode {
   AdamAttributes attributes_;
 };
 
-class MomentumNode final : public OptimizerNode {
+class MomentumNode : public OptimizerNode {
  public:
   static inline const Grouping kGrouping = {"Momentum", "XGV", "XV"};
 
-  explicit MomentumNode(const Attributes& attributes) : OptimizerNode(kGrouping, attributes) {
+  explicit MomentumNode(const Attributes& attributes, bool fused = false)
+      : OptimizerNode(kGrouping, attributes, fused) {
     attributes_.alpha = attributes.number("alpha");
     attributes_.beta = attributes.number("beta");
     attributes_.norm_coefficient = attributes.number("norm_coefficient");
@@ -74,13 +77,13 @@ class MomentumNode final : public OptimizerNode {
   MomentumAttributes attributes_;
 };
 
-class SsgdNode final : public OptimizerNode {
+class SsgdNode : public OptimizerNode {
  public:
   static inline const Grouping kGrouping = {"SSGD", "XG", "X"};
   static inline const Grouping kGroupingWithMomentum = {"SSGD", "XGV", "XV"};
 
-  explicit SsgdNode(const Attributes& attributes)
-      : OptimizerNode(attributes.number("alpha", 0.0) > 0.0 ? kGroupingWithMomentum : kGrouping, attributes) {
+  explicit SsgdNode(const Attributes& attributes, bool fused = false)
+      : OptimizerNode(attributes.number("alpha", 0.0) > 0.0 ? kGroupingWithMomentum : kGrouping, attributes, fused) {
     attributes_.measure = measure_from(attributes.text("measure", "log-sum"));
     attributes_.l1 = l1_from(attributes.text("reweighting", "l2"));
     attributes_.epsilon = attributes.number("epsilon", attributes_.epsilon);
@@ -98,6 +101,29 @@ class SsgdNode final : public OptimizerNode {
     run_ssgd(attributes_, R, variables, parallel_for);
   }
   SsgdAttributes attributes_;
+};
+
+// The update together with what is done to gradients before it.
+template <typename Node>
+class Fused final : public Node {
+ public:
+  explicit Fused(const Attributes& attributes) : Node(attributes, true) {}
+
+  // The groups that every node has.
+  static const Grouping& grouping() {
+    static const Grouping grouping = Node::kGrouping.fused_with(false);
+    return grouping;
+  }
+};
+
+template <typename Node>
+struct GroupingOf {
+  static const Grouping& value() { return Node::kGrouping; }
+};
+
+template <typename Node>
+struct GroupingOf<Fused<Node>> {
+  static const Grouping& value() { return Fused<Node>::grouping(); }
 };
 
 // The runtime gives a kernel no way back to its table of functions, so an instance carries it.
@@ -118,7 +144,7 @@ constexpr bool kIsOptimizer = std::is_base_of_v<OptimizerNode, Node>;
 template <typename Node>
 const char* name_of() {
   if constexpr (kIsOptimizer<Node>) {
-    return Node::kGrouping.operator_name.c_str();
+    return GroupingOf<Node>::value().operator_name.c_str();
   } else {
     return Node::kSignature.name;
   }
@@ -203,23 +229,24 @@ Operator fused_operator(const OrtApi* api) {
 template <typename Node>
 Operator optimizer_operator(const OrtApi* api) {
   Operator op = described_operator<Node>(api);
-  op.GetInputTypeCount = [](const OrtCustomOp*) { return std::size_t{3}; };  // R, T, the tensors
+  // R, T, perhaps the factor, and the tensors.
+  op.GetInputTypeCount = [](const OrtCustomOp*) { return GroupingOf<Node>::value().scalars() + 1; };
   op.GetInputType = [](const OrtCustomOp*, std::size_t index) {
     return index == 1 ? ort::kTypeInt64 : ort::kTypeUndefined;
   };
   op.GetInputCharacteristic = [](const OrtCustomOp*, std::size_t index) {
-    return index == 2 ? ort::kVariadic : ort::kRequired;
+    return index == GroupingOf<Node>::value().scalars() ? ort::kVariadic : ort::kRequired;
   };
   op.GetVariadicInputMinArity = [](const OrtCustomOp*) { return 1; };
   op.GetVariadicInputHomogeneity = [](const OrtCustomOp*) { return 0; };
   op.GetOutputTypeCount = [](const OrtCustomOp*) { return std::size_t{1}; };
   op.GetOutputType = [](const OrtCustomOp*, std::size_t) { return ort::kTypeUndefined; };
   op.GetOutputCharacteristic = [](const OrtCustomOp*, std::size_t) { return ort::kVariadic; };
-  op.GetVariadicOutputMinArity = [](const OrtCustomOp*) { return static_cast<int>(Node::kGrouping.outputs.size()); };
+  op.GetVariadicOutputMinArity = [](const OrtCustomOp*) { return static_cast<int>(GroupingOf<Node>::value().outputs.size()); };
   op.GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 0; };
   op.InferOutputShapeFn = [](const OrtCustomOp* self, OrtShapeInferContext* context) {
     const OrtApi* api = static_cast<const Operator*>(self)->api;
-    return status_of(api, [&] { infer_shapes(api, Node::kGrouping, context); });
+    return status_of(api, [&] { infer_shapes(api, GroupingOf<Node>::value(), context); });
   };
   return op;
 }
@@ -249,6 +276,10 @@ Domains create_domains(const OrtApi* api) {
   add_operator<MomentumNode>(api, domains.training);
   require(api, ort::CreateCustomOpDomain::call(api, "onnxtrain", &domains.own));
   add_operator<SsgdNode>(api, domains.own);
+  add_operator<Fused<AdagradNode>>(api, domains.own);
+  add_operator<Fused<AdamNode>>(api, domains.own);
+  add_operator<Fused<MomentumNode>>(api, domains.own);
+  add_operator<Fused<SsgdNode>>(api, domains.own);
   add_operator<BatchNormalizationGradientNode>(api, domains.own);
   add_operator<ClipGradientNode>(api, domains.own);
   add_operator<ConvNode>(api, domains.own);

@@ -137,7 +137,7 @@ def test_an_update_count_that_is_no_int64():
             "Adam: H of variable 1 of 1 has type double and X has type float: .* one type",
         ),
         ([[ONES] * 4, [ONES.astype(np.float64), ONES, ONES, ONES]], "G of variable 2 of 2 has type float and X has"),
-        ([[ONES.astype(bool)] * 4], "Adam: X of variable 1 of 1 has type number 9 of ONNX's TensorProto, and must be"),
+        ([[ONES.astype(bool)] * 4], "Adam: X of variable 1 of 1 has type bool, and must be"),
         ([[ONES.astype(np.int64)] * 4], "Adam: X of variable 1 of 1 has type int64, and must be float or double"),
         (
             [[ONES[:1], ONES, ONES[:1], ONES[:1]]],

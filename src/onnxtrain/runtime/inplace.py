@@ -16,7 +16,8 @@ _ELEMENTWISE = frozenset(
     {"Add", "Sub", "Mul", "Div", "Pow", "Where", "Neg", "Abs", "Sqrt", "Clip", "Max", "Min", "Sum", "Relu"}
 )
 
-_IN_PLACE_KERNELS = frozenset({"Adagrad", "Adam", "Momentum", "SSGD"})
+_UPDATES = ("Adagrad", "Adam", "Momentum", "SSGD")
+_IN_PLACE_KERNELS = frozenset({*_UPDATES, *(f"Fused{name}" for name in _UPDATES)})
 
 
 def in_place_states(graph: ir.Graph, states: Mapping[str, str | None]) -> set[str]:

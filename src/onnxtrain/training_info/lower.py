@@ -18,6 +18,7 @@ from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.operators import lower_optimizers
 from onnxtrain.training_info.check import check_training_model
 from onnxtrain.training_info.convolution import use_convolution_kernels
+from onnxtrain.training_info.fused_update import fuse_updates
 from onnxtrain.training_info.fusion import fuse_activations
 from onnxtrain.training_info.join import bindings, join, state_tensors
 
@@ -124,6 +125,8 @@ def lower_entry(
         lower_optimizers(working)
     clean(working)
     graph.sort()
+    if kernels:
+        fuse_updates(working)
     drop_unused_inputs(graph)
     if not kernels:
         for domain in (TRAINING_DOMAIN, "onnxtrain"):
