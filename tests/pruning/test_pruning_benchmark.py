@@ -6,6 +6,7 @@ import gzip
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -54,7 +55,12 @@ def test_quick_run(folder: Path, tmp_path: Path) -> None:
     assert {("dense", "1.0x"), ("magnitude", "68.0x"), ("ssgd", "68.0x")} <= rows.keys()
     assert rows["dense", "1.0x"] < 5
     assert all(0 <= rows[method, "68.0x"] <= 100 for method in ("magnitude", "ssgd"))
-    for wanted in ("Published on MNIST", "sparse_initializer", "it says nothing about the goal", "12 + 6 epochs"):
+    for wanted in (
+        "Published on MNIST",
+        "sparse_initializer",
+        "it says nothing about the goal",
+        "to 68x 12 + 6; dense 12 + 6",
+    ):
         assert wanted in text
     assert picture.read_bytes()[:4] == b"\x89PNG"
 
@@ -68,6 +74,30 @@ def test_held_out_images_take_the_place_of_the_test_images(folder: Path) -> None
     assert float(row.split("|")[3]) < 5
     assert "| ssgd" not in text
     assert "says nothing about the goal" in text
+
+
+def test_results_in_the_log_are_not_computed_again(folder: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    options = ("--quick", "--workers", 1, "--models", "lenet_300_100", "--log", log, "--data", folder)
+    first = run(*options, "--methods", "dense,magnitude", expected=0)
+    assert "2 of 2" in first
+    second = run(*options, "--methods", "magnitude,ssgd", expected=0)
+    assert "1 of 1" in second
+    assert len(log.read_text().splitlines()) == 3
+    row = next(line for line in first.splitlines() if line.startswith("| magnitude"))
+    assert row in second.splitlines()
+
+
+def test_stages_of_one_training(folder: Path) -> None:
+    import pruning
+
+    stages = (pruning.Stage(5, 1, 1), pruning.Stage(20, 2, 0))
+    recipe = replace(pruning.quick(pruning.RECIPES[0]), stages=stages, examples=200)
+    task = pruning.Task(folder, recipe, "ssgd", 0, file=folder / "goal.onnx")
+    found = pruning.run(task)
+    assert [outcome.wanted for outcome in found] == [5, 20]
+    assert np.allclose([outcome.compression for outcome in found], [5, 20], rtol=0.01)
+    assert not task.file.exists()  # the goal's compression is none of the two
 
 
 def test_shifted_images_move_by_whole_pixels_and_differ_every_epoch() -> None:
