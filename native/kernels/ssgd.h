@@ -10,18 +10,25 @@ namespace {
 
 constexpr std::size_t kChunk = 512;
 
-// h(z) = 1 / f'(z) without its constant factor, relative to the largest z (MeasureScalars says how).
+constexpr bool is_simple(Measure measure) {
+  return measure == kLogSum || measure == kArctan || measure == kGemanMcClure;
+}
+
+// h(z) = 1 / f'(z) without its constant factor.
+template <Measure measure>
+inline double simple_h(const MeasureScalars& m, double z) {
+  if constexpr (measure == kLogSum) return z + m.epsilon;
+  if constexpr (measure == kArctan) return z * z + m.epsilon * m.epsilon;
+  if constexpr (measure == kGemanMcClure) return (z + m.epsilon) * (z + m.epsilon);
+}
+
+// The same of any measure, relative to the largest z (MeasureScalars says how).
 template <typename T, Measure measure>
 inline double relative_h(const MeasureScalars& m, double z) {
+  if constexpr (is_simple(measure)) return simple_h<measure>(m, z);
   switch (measure) {
-    case kLogSum:
-      return z + m.epsilon;
     case kPNorm:
       return sizeof(T) == sizeof(float) ? power_of_float(z, m.exponent) : __builtin_pow(z, m.exponent);
-    case kArctan:
-      return z * z + m.epsilon * m.epsilon;
-    case kGemanMcClure:
-      return (z + m.epsilon) * (z + m.epsilon);
     case kExponential:
       return exp_nonpositive<T>((z - m.largest) * m.inverse_epsilon);
     default: {  // tanh: cosh(t)^2 = e^(2t) (1 + e^(-2t))^2 / 4
@@ -96,9 +103,41 @@ double largest_of(bool l1, std::size_t count, const T* X) {
   return l1 ? measured<true>(largest) : measured<false>(largest);
 }
 
+inline double total_of(Vector* lanes) {
+  for (std::size_t half = kVectors / 2; half > 0; half /= 2) {
+    for (std::size_t v = 0; v < half; ++v) lanes[v] += lanes[v + half];
+  }
+  return (lanes[0][0] + lanes[0][2]) + (lanes[0][1] + lanes[0][3]);
+}
+
+// The sum of h, or of h^2 for l1, of a simple measure.
+template <typename T, Measure measure, bool l1>
+double simple_sum(const MeasureScalars& m, std::size_t count, const T* X) {
+  const auto term = [&m](T x) {
+    const double h = simple_h<measure>(m, measured<l1>(x));
+    return l1 ? h * h : h;
+  };
+  double terms[kLanes];
+  Vector lanes[kVectors] = {};
+  std::size_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    ask_for<kLanes * sizeof(T)>(X + i);
+    ONNXTRAIN_VECTORIZE
+    for (std::size_t lane = 0; lane < kLanes; ++lane) terms[lane] = term(X[i + lane]);
+    for (std::size_t v = 0; v < kVectors; ++v) lanes[v] += *reinterpret_cast<const Vector*>(terms + v * kWidth);
+  }
+  for (std::size_t lane = 0; i < count; ++i, ++lane) lanes[lane / kWidth][lane % kWidth] += term(X[i]);
+  return total_of(lanes);
+}
+
 template <typename T, Measure measure>
 LayerSum layer_sum(const MeasureScalars& scalars, std::size_t count, const void* x) {
   const T* X = static_cast<const T*>(x);
+  if constexpr (is_simple(measure)) {
+    return {scalars.l1 ? simple_sum<T, measure, true>(scalars, count, X)
+                       : simple_sum<T, measure, false>(scalars, count, X),
+            scalars.largest};
+  }
   MeasureScalars m = scalars;
   if (measure == kExponential || measure == kTanh) m.largest = largest_of(m.l1, count, X);
   double h[kChunk];
@@ -112,11 +151,7 @@ LayerSum layer_sum(const MeasureScalars& scalars, std::size_t count, const void*
       add_to<false>(lanes, pad(h, n), h);
     }
   }
-  for (std::size_t half = kVectors / 2; half > 0; half /= 2) {
-    for (std::size_t v = 0; v < half; ++v) lanes[v] += lanes[v + half];
-  }
-  const double sum = (lanes[0][0] + lanes[0][2]) + (lanes[0][1] + lanes[0][3]);
-  return {sum, m.largest};
+  return {total_of(lanes), m.largest};
 }
 
 // What the regularization takes off: for l1 h * sign(X), for l2 2 X, times a factor of the layer.
@@ -177,6 +212,48 @@ void descend_any(const SsgdScalars& scalars, std::size_t count, const double* h,
   }
 }
 
+// The whole update in one loop, for a simple measure.
+template <typename T, Measure measure, bool l1, bool with_momentum, bool regularized>
+void descend_simply(const SsgdScalars& scalars, std::size_t count, SsgdArrays<T> arrays) {
+  const MeasureScalars m = scalars.measure;
+  const double rate = scalars.rate, inverse_mean = scalars.inverse_mean, cap = scalars.cap;
+  const double shrinkage = scalars.shrinkage;
+  const T factor = static_cast<T>(2.0 * shrinkage);
+  const T norm_coefficient = static_cast<T>(scalars.norm_coefficient), alpha = static_cast<T>(scalars.alpha);
+  const auto [X, G, V, X_new, V_new] = arrays;
+  for_each_element<T>(count, {X, G, with_momentum ? V : G}, [=, X = X, G = G, V = V, X_new = X_new,
+                                                             V_new = V_new](std::size_t i) {
+    const T x = X[i];
+    const double h = simple_h<measure>(m, measured<l1>(x));
+    const double s = (l1 ? h * h : h) * inverse_mean;
+    const T step = static_cast<T>(rate * (s > cap ? cap : s));
+    const T g = norm_coefficient * x + G[i];
+    const T direction = with_momentum ? alpha * V[i] + g : g;
+    if (with_momentum) V_new[i] = direction;
+    const T moved = x - step * direction;
+    if (!regularized) {
+      X_new[i] = moved;
+    } else if (l1) {
+      const T size = static_cast<T>(shrinkage * h);
+      X_new[i] = moved - (x > 0 ? size : x < 0 ? -size : x * 0);
+    } else {
+      X_new[i] = moved - factor * x;
+    }
+  });
+}
+
+template <typename T, Measure measure, bool l1>
+void descend_simply_any(const SsgdScalars& scalars, std::size_t count, SsgdArrays<T> arrays) {
+  const bool regularized = scalars.shrinkage != 0.0;
+  if (scalars.momentum) {
+    (regularized ? descend_simply<T, measure, l1, true, true> : descend_simply<T, measure, l1, true, false>)(
+        scalars, count, arrays);
+  } else {
+    (regularized ? descend_simply<T, measure, l1, false, true> : descend_simply<T, measure, l1, false, false>)(
+        scalars, count, arrays);
+  }
+}
+
 template <typename T, Measure measure>
 void ssgd(const void* scalars, std::size_t count, const void* const* inputs, void* const* outputs) {
   const auto& s = *static_cast<const SsgdScalars*>(scalars);
@@ -184,6 +261,11 @@ void ssgd(const void* scalars, std::size_t count, const void* const* inputs, voi
   const T* V = s.momentum ? static_cast<const T*>(inputs[2]) : nullptr;
   T* X_new = static_cast<T*>(outputs[0]);
   T* V_new = s.momentum ? static_cast<T*>(outputs[1]) : nullptr;
+  if constexpr (is_simple(measure)) {
+    (s.measure.l1 ? descend_simply_any<T, measure, true> : descend_simply_any<T, measure, false>)(
+        s, count, {X, G, V, X_new, V_new});
+    return;
+  }
   double h[kChunk];
   T shrinkages[kChunk];
   for (std::size_t begin = 0; begin < count; begin += kChunk) {
