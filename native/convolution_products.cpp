@@ -12,6 +12,10 @@ Index index_of(const std::ptrdiff_t (&sizes)[kAxes]) { return {sizes[0], sizes[1
 // Bytes of pixels of all channels that a task gathers at a time.
 constexpr std::size_t kPixelBytes = 256 * 1024;
 
+// What adding a line of a product, and beginning a tile, cost as multiplications, of a vector's and of an element's;
+// and how much less than a correlation that must be: parts of the latter's padding may be skipped, too.
+constexpr double kLineAdditions = 10.0, kTileStart = 8.0, kWorthSpreading = 0.8;
+
 // Positions of x that are a stride apart: the same elements of the kernel reach them, so that their gradient is a
 // correlation of dy with these.
 std::vector<Phase> phases_of(const Index& size, const Index& stride, const std::vector<Tap>& taps) {
@@ -112,7 +116,15 @@ void ConvolutionProducts<T>::input_gradient(const T* dy, const T* w, T* dx) cons
   if (c_.batch == 0 || product(size) == 0) return;
   if (is_pointwise()) return pointwise(source, w, 1, inputs, c_.inputs, nullptr, dx);
   const Weights<T> weights = {w, nullptr, outputs * inputs * positions, positions, inputs * positions};
-  correlate({source, phases_of(size, stride, taps()), weights, c_.inputs, dx, size});
+  const PlaneCorrelation<T> correlation = {source, phases_of(size, stride, taps()), weights, c_.inputs, dx, size};
+  if (prefers_spread(correlation)) return spread(source, w, dx);
+  correlate(correlation);
+}
+
+template <typename T>
+std::size_t ConvolutionProducts<T>::pixels_at_once(std::size_t depth) const {
+  const std::size_t width = kernels_.pointwise_width;
+  return std::clamp<std::size_t>(kPixelBytes / sizeof(T) / depth / width, 1, 32) * width;
 }
 
 template <typename T>
@@ -123,7 +135,7 @@ void ConvolutionProducts<T>::pointwise(const Planes<T>& source, const T* weights
   std::vector<std::ptrdiff_t> offsets(depth);
   for (std::size_t k = 0; k < depth; ++k) offsets[k] = static_cast<std::ptrdiff_t>(k) * depth_stride;
   const std::size_t width = kernels_.pointwise_width;
-  const std::size_t block = std::clamp<std::size_t>(kPixelBytes / sizeof(T) / depth / width, 1, 32) * width;
+  const std::size_t block = pixels_at_once(depth);
   const std::size_t in_task = std::max(rounded_up(divided_up(pixels * groups, kProductTasks), width), 2 * width);
   const std::size_t tasks = divided_up(pixels, in_task);
   const std::ptrdiff_t target_plane = source.plane(), target_group = target_plane * static_cast<std::ptrdiff_t>(rows);
@@ -137,6 +149,74 @@ void ConvolutionProducts<T>::pointwise(const Planes<T>& source, const T* weights
                           target_group * static_cast<std::ptrdiff_t>(groups), plane, begin,
                           std::min(pixels, begin + in_task), bias == nullptr ? nullptr : bias + group * rows,
                           std::min(block, in_task), buffer.as<T>()});
+    });
+  });
+}
+
+// Both ways' multiplications for an image and a group, those by padding and of lanes without a column included, and
+// what else takes as long: the first of a tile, and additions.
+template <typename T>
+bool ConvolutionProducts<T>::prefers_spread(const PlaneCorrelation<T>& p) const {
+  if (is_depthwise() || c_.outputs == 0 || product(index_of(c_.output)) == 0) return false;
+  const std::ptrdiff_t places = product(index_of(c_.output));
+  const auto lanes = static_cast<double>(kernels_.lanes), depth = static_cast<double>(c_.outputs);
+  const double columns = static_cast<double>(rounded_up(p.columns, kernels_.lanes));
+  double correlation = 0.0;
+  for (const Phase& phase : p.phases) {
+    correlation += static_cast<double>(product(phase.size)) * static_cast<double>(phase.taps.size()) * depth * columns;
+  }
+  const double rows = static_cast<double>(c_.inputs) * static_cast<double>(product(index_of(c_.kernel)));
+  const double in_line = static_cast<double>(c_.output[2]);
+  const double of_line = c_.stride[2] == 1 ? kLineAdditions * lanes + in_line * 4 : in_line * lanes * 3;
+  const double spread = rows * static_cast<double>(places) * (depth + kTileStart + of_line / in_line);
+  return spread < kWorthSpreading * correlation;
+}
+
+template <typename T>
+void ConvolutionProducts<T>::spread(const Planes<T>& source, const T* weights, T* target) const {
+  const std::vector<Tap> all = taps();
+  const Index input = index_of(c_.input), output = source.size, stride = index_of(c_.stride);
+  Spreading<T> task = {};
+  std::vector<SpreadTap> spread_taps;
+  for (const Tap& tap : all) {
+    SpreadTap found = {{}, {}, 0, true};
+    for (int axis = 0; axis < kAxes; ++axis) {
+      const std::ptrdiff_t offset = tap.offset[axis], step = stride[axis];
+      found.first[axis] = offset < 0 ? (step - 1 - offset) / step : 0;
+      found.last[axis] = offset < input[axis] ? std::min(output[axis], (input[axis] - offset + step - 1) / step) : 0;
+      found.place = found.place * input[axis] + offset;
+      found.inside = found.inside && found.first[axis] == 0 && found.last[axis] == output[axis];
+    }
+    spread_taps.push_back(found);
+  }
+  for (int axis = 0; axis < kAxes; ++axis) {
+    task.grid[axis] = output[axis];
+    task.step[axis] = stride[axis];
+    task.target_size[axis] = input[axis];
+  }
+  task.taps = spread_taps.data();
+  task.tap_count = all.size();
+
+  const std::size_t groups = c_.group, depth = c_.outputs, rows = c_.inputs * all.size();
+  const auto plane = static_cast<std::size_t>(product(input)), pixels = static_cast<std::size_t>(product(output));
+  std::vector<std::ptrdiff_t> offsets(depth);
+  for (std::size_t k = 0; k < depth; ++k) offsets[k] = static_cast<std::ptrdiff_t>(k * rows);
+  const std::size_t parts = std::min(c_.batch, divided_up(kProductTasks, groups));
+  const std::size_t splits = std::clamp<std::size_t>(kProductTasks / (groups * parts), 1, c_.inputs);
+  const std::size_t block = pixels_at_once(depth);
+  BufferPool pool(depth * block * sizeof(T));
+  parallel_for_(groups * parts * splits, [&](std::size_t number) {
+    const std::size_t split = number % splits, part = number / splits % parts, group = number / splits / parts;
+    const std::size_t channel = split * c_.inputs / splits, end = (split + 1) * c_.inputs / splits;
+    pool.lend([&](const Buffer& buffer) {
+      Spreading<T> own = task;
+      own.products = {weights + group * depth * rows + channel * all.size(), 1, offsets.data(),
+                      (end - channel) * all.size(), depth, source.of_group(group), source.image(),
+                      target + (group * c_.inputs + channel) * plane,
+                      static_cast<std::ptrdiff_t>(groups * c_.inputs * plane), pixels,
+                      part * c_.batch / parts * pixels, (part + 1) * c_.batch / parts * pixels, nullptr, block,
+                      buffer.as<T>()};
+      kernels_.spread(own);
     });
   });
 }

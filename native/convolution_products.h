@@ -78,6 +78,9 @@ class ConvolutionProducts {
   void multiply(const PlaneCorrelation<T>& correlation) const;
   void pointwise(const Planes<T>& source, const T* weights, std::ptrdiff_t row_stride, std::ptrdiff_t depth_stride,
                  std::size_t rows, const T* bias, T* target) const;
+  // The gradient by the input as such products, one for each element of the kernel, added up where they belong.
+  bool prefers_spread(const PlaneCorrelation<T>& correlation) const;
+  void spread(const Planes<T>& source, const T* weights, T* target) const;
   void accumulate(const PlaneProducts<T>& products) const;
 
   // The same for many groups of few channels: false where it is not for this convolution, and nothing is done.
@@ -91,6 +94,7 @@ class ConvolutionProducts {
   void filter_gradient(const PlaneProducts<T>& products) const;
 
   bool is_pointwise() const;
+  std::size_t pixels_at_once(std::size_t depth) const;
   bool many_groups() const;
   std::vector<Tap> taps() const;
   std::size_t weight_count() const;

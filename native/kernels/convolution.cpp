@@ -18,7 +18,8 @@ extern const ConvolutionTable ONNXTRAIN_JOIN(kConvolution_, ONNXTRAIN_INSTRUCTIO
 #define ONNXTRAIN_CONVOLUTION_KERNELS(T)                                                                      \
   {                                                                                                           \
     kLanes<T>, kPixelVectors * kLanes<T>, panel_count<T>, copy_boxes<T>, pack<T>, correlate<T>, accumulate<T>, \
-        unpack<T>, add<T>, pointwise<T>, filter<T>, filter_gradient<T>, depthwise<T>, depthwise_gradient<T>    \
+        unpack<T>, add<T>, pointwise<T>, spread<T>, filter<T>, filter_gradient<T>, depthwise<T>,               \
+        depthwise_gradient<T>                                                                                 \
   }
 
 const ConvolutionTable ONNXTRAIN_JOIN(kConvolution_, ONNXTRAIN_INSTRUCTION_SET) = {

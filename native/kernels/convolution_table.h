@@ -34,19 +34,36 @@ struct Packing {
   std::size_t begin, end;  // the part of the depth that is arranged
   std::size_t first_panel, end_panel;
   T* panels;
+  const std::size_t* places = nullptr;  // of a column's elements in a panel: [depth], or null for their order
 };
 
-// target[row, column] = sum over the depth of source[row, depth] * panels[depth, column].
+// Rows of a correlation whose sums are kept together until they are complete.
+inline constexpr std::size_t kStripRows = 192;
+
+// Rows, up to `end` and of one strip, that read the same elements of the kernel: from runs[0] to before runs[1], from
+// runs[2] to before runs[3] and so on.
+struct RowClass {
+  std::size_t end;
+  const std::size_t* runs;
+  std::size_t run_count;
+};
+
+// target[row, column] = sum over the depth of source[row, depth] * panels[depth, column]. The depth is channels and
+// taps, in chunks of channels, within them tap by tap, and rows leave out the taps that their class has not.
 template <typename T>
 struct Correlation {
   const T* source;
   const std::ptrdiff_t* row_offsets;    // in the source: [rows]
   const std::ptrdiff_t* depth_offsets;  // in the source: [depth]
+  const RowClass* classes;
+  const std::size_t* chunks;  // the first channel of each, and the end
+  std::size_t chunk_count, taps;
   std::size_t rows, depth, columns;
   std::size_t first_panel, end_panel;
   const T* panels;
   T* target;
-  const std::ptrdiff_t* target_offsets;  // [rows]
+  const std::ptrdiff_t* target_offsets;  // of the positions: [rows]
+  const std::size_t* sum_rows;           // of the positions, within their strip: [rows]
   std::ptrdiff_t column_stride;          // in the target
   const T* bias;                         // [columns] or null
 };
@@ -90,6 +107,24 @@ struct Pointwise {
   const T* bias;
   std::size_t block;  // pixels at a time, a multiple of `pointwise_width`
   T* scratch;         // [depth][block]
+};
+
+// An element of a kernel: of a grid's positions, those from `first` to before `last` reach the plane with it, at the
+// position's place plus `place`.
+struct SpreadTap {
+  std::ptrdiff_t first[kAxes], last[kAxes], place;
+  bool inside;  // whether all do
+};
+
+// target[image, channel, place] = sum over the taps and positions that reach it, and over the depth, of
+// weights[channel * taps + tap, depth] * source[image, depth, position]. The rows of `products` are channels and taps,
+// its pixels all positions of some images, and its target those of the first channel.
+template <typename T>
+struct Spreading {
+  Pointwise<T> products;
+  const SpreadTap* taps;
+  std::size_t tap_count;
+  std::ptrdiff_t grid[kAxes], step[kAxes], target_size[kAxes];
 };
 
 // How the copy of a plane lies in memory: one part per phase of the step, each of size `phase_extent`. The windows of a
@@ -182,6 +217,7 @@ struct ConvolutionKernels {
   void (*unpack)(const Unpacking<T>&);
   void (*add)(const T* from, std::size_t count, T* to);
   void (*pointwise)(const Pointwise<T>&);
+  void (*spread)(const Spreading<T>&);
   void (*filter)(const Filtering<T>&);
   void (*filter_gradient)(const FilterGradient<T>&);
   void (*depthwise)(const Depthwise<T>&);

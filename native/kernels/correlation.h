@@ -54,40 +54,45 @@ inline std::size_t reached(const std::ptrdiff_t* offsets, std::size_t count, std
 
 template <typename T>
 void pack(const Packing<T>& packing) {
-  constexpr std::size_t lanes = kLanes<T>;
+  constexpr std::size_t lanes = kLanes<T>, kFewInSquare = lanes / 8;  // columns: fewer are copied one by one
   const Panels<T> panels(packing.columns);
   const std::ptrdiff_t stride = packing.column_stride;
   for (std::size_t panel = packing.first_panel; panel < packing.end_panel; ++panel) {
     const std::size_t first = panels.begin(panel), width = panels.width(panel);
     const std::size_t valid = packing.columns - first < width ? packing.columns - first : width;
     const T* source = packing.source + static_cast<std::ptrdiff_t>(first) * stride;
-    T* target = packing.panels + first * packing.depth + packing.begin * width;
+    T* target = packing.panels + first * packing.depth;
     for (std::size_t k = packing.begin; k < packing.end;) {
       const std::ptrdiff_t* offsets = packing.offsets + k;
+      const auto row_of = [&](std::size_t i) {
+        return target + (packing.places == nullptr ? k + i : packing.places[k + i]) * width;
+      };
       const std::size_t step = reached(offsets, packing.end - k < lanes ? packing.end - k : lanes, lanes);
       std::size_t j = 0;
       // Squares of neighbouring elements, as far as they end within the source; often not all of them are wanted.
       const std::ptrdiff_t left = packing.source_end - source - offsets[0] - static_cast<std::ptrdiff_t>(lanes);
-      const std::size_t in_squares = step > 2 ? valid : 0;
-      for (; j + lanes <= in_squares && static_cast<std::ptrdiff_t>(j + lanes - 1) * stride <= left; j += lanes) {
+      for (; step > 2 && j + kFewInSquare < valid; j += lanes) {
+        const std::size_t count = valid - j < lanes ? valid - j : lanes;
+        if (static_cast<std::ptrdiff_t>(j + count - 1) * stride > left) break;
         Vector<T> square[lanes];
 #pragma GCC unroll 16
         for (std::size_t i = 0; i < lanes; ++i) {
-          square[i] = load(source + static_cast<std::ptrdiff_t>(j + i) * stride + offsets[0]);
+          square[i] =
+              i < count ? load(source + static_cast<std::ptrdiff_t>(j + i) * stride + offsets[0]) : Vector<T>{};
         }
         transpose_in_registers<T>(square);
         if (step == lanes) {
 #pragma GCC unroll 16
-          for (std::size_t i = 0; i < lanes; ++i) store(target + i * width + j, square[i]);
+          for (std::size_t i = 0; i < lanes; ++i) store(row_of(i) + j, square[i]);
         } else {
-          for (std::size_t i = 0; i < step; ++i) store(target + i * width + j, square[offsets[i] - offsets[0]]);
+          for (std::size_t i = 0; i < step; ++i) store(row_of(i) + j, square[offsets[i] - offsets[0]]);
         }
       }
       for (std::size_t i = 0; i < step; ++i) {
-        T* row = target + i * width;
+        T* row = row_of(i);
         const T* from = source + offsets[i];
         std::size_t column = j;
-        if (stride == 1) {
+        if (stride == 1 && column < valid) {
           copy(from + column, valid - column, row + column);
           column = valid;
         }
@@ -95,16 +100,16 @@ void pack(const Packing<T>& packing) {
         for (; column < width; ++column) row[column] = T(0);
       }
       k += step;
-      target += step * width;
     }
   }
 }
 
-// sums[rows][width] to target[target_offsets[row] + column * column_stride], plus a bias.
+// sums[sum_rows[row]][width] to target[target_offsets[row] + column * column_stride], plus a bias.
 template <typename T>
 void scatter_transposed(const T* sums, std::size_t rows, std::size_t width, std::size_t columns, T* target,
-                        const std::ptrdiff_t* offsets, std::ptrdiff_t column_stride, const T* bias) {
-  constexpr std::size_t lanes = kLanes<T>;
+                        const std::ptrdiff_t* offsets, const std::size_t* sum_rows, std::ptrdiff_t column_stride,
+                        const T* bias) {
+  constexpr std::size_t lanes = kLanes<T>, kFewInSquare = lanes / 8;
   for (std::size_t row = 0; row < rows;) {
     const std::size_t run = run_length(offsets + row, rows - row < lanes ? rows - row : lanes);
     const bool block = run == lanes;
@@ -112,19 +117,17 @@ void scatter_transposed(const T* sums, std::size_t rows, std::size_t width, std:
     const std::size_t step = run > 1 ? run : rows - row < lanes ? rows - row : lanes;
     std::size_t column = 0;
     if (block) {
-      for (; column + lanes <= columns; column += lanes) {
+      for (; column + kFewInSquare < columns; column += lanes) {
+        const std::size_t count = columns - column < lanes ? columns - column : lanes;
         Vector<T> square[lanes];
 #pragma GCC unroll 16
-        for (std::size_t i = 0; i < lanes; ++i) square[i] = load(sums + (row + i) * width + column);
-        if (bias != nullptr) {
-          const Vector<T> more = load(bias + column);
-#pragma GCC unroll 16
-          for (std::size_t i = 0; i < lanes; ++i) square[i] += more;
-        }
+        for (std::size_t i = 0; i < lanes; ++i) square[i] = load(sums + sum_rows[row + i] * width + column);
         transpose_in_registers<T>(square);
         T* corner = target + offsets[row] + static_cast<std::ptrdiff_t>(column) * column_stride;
 #pragma GCC unroll 16
         for (std::size_t i = 0; i < lanes; ++i) {
+          if (i == count) break;
+          if (bias != nullptr) square[i] += broadcast(bias[column + i]);
           store(corner + static_cast<std::ptrdiff_t>(i) * column_stride, square[i]);
         }
       }
@@ -132,15 +135,31 @@ void scatter_transposed(const T* sums, std::size_t rows, std::size_t width, std:
     for (; column < columns; ++column) {
       const T more = bias == nullptr ? T(0) : bias[column];
       T* to = target + static_cast<std::ptrdiff_t>(column) * column_stride;
-      for (std::size_t i = row; i < row + step; ++i) to[offsets[i]] = sums[i * width + column] + more;
+      for (std::size_t i = row; i < row + step; ++i) to[offsets[i]] = sums[sum_rows[i] * width + column] + more;
     }
     row += step;
   }
 }
 
-// Rows whose sums are kept together until they are complete, and the depth of a panel that stays in the second cache.
-inline constexpr std::size_t kStripRows = 192;
-inline constexpr std::size_t kPanelBytes = 320 * 1024;
+// The sums of rows [begin, end), all of one class, over one chunk of the depth.
+template <typename T>
+void correlate_rows(const Correlation<T>& task, const RowClass& row_class, std::size_t begin, std::size_t end,
+                    std::size_t chunk, const T* columns, std::size_t vectors, T* sums) {
+  const std::size_t width = vectors * kLanes<T>, channels = task.chunks[chunk + 1] - task.chunks[chunk];
+  const Parts tiles(end - begin, tile_rows(vectors));
+  for (std::size_t t = 0; t < tiles.count; ++t) {
+    const std::size_t row = tiles.begin(t), rows = tiles.size(t);
+    const T* starts[kMaxTileRows];
+    for (std::size_t r = 0; r < rows; ++r) starts[r] = task.source + task.row_offsets[begin + row + r];
+    for (std::size_t run = 0; run < row_class.run_count; ++run) {
+      const std::size_t first = row_class.runs[2 * run], last = row_class.runs[2 * run + 1];
+      const std::size_t depth = task.chunks[chunk] * task.taps + first * channels;
+      const Tile<T> tile = {starts, task.depth_offsets + depth, (last - first) * channels, columns + depth * width,
+                            chunk + run > 0, sums + row * width, width};
+      multiply_of<T>(rows, vectors)(tile);
+    }
+  }
+}
 
 template <typename T>
 void correlate(const Correlation<T>& task) {
@@ -150,26 +169,22 @@ void correlate(const Correlation<T>& task) {
     const std::size_t first = panels.begin(panel), width = panels.width(panel), vectors = panels.vectors(panel);
     const std::size_t valid = task.columns - first < width ? task.columns - first : width;
     const T* columns = task.panels + first * task.depth;
-    const Parts depths(task.depth, kPanelBytes / (width * sizeof(T)));
+    const RowClass* classes = task.classes;
     for (std::size_t strip = 0; strip < task.rows; strip += kStripRows) {
-      const std::size_t in_strip = task.rows - strip < kStripRows ? task.rows - strip : kStripRows;
-      const Parts tiles(in_strip, tile_rows(vectors));
-      for (std::size_t part = 0; part < depths.count; ++part) {
-        for (std::size_t t = 0; t < tiles.count; ++t) {
-          const std::size_t row = tiles.begin(t), rows = tiles.size(t);
-          const T* starts[kMaxTileRows];
-          for (std::size_t r = 0; r < rows; ++r) starts[r] = task.source + task.row_offsets[strip + row + r];
-          const Tile<T> tile = {starts,        task.depth_offsets + depths.begin(part), depths.size(part),
-                                columns + depths.begin(part) * width,
-                                part > 0,      sums + row * width,
-                                width};
-          multiply_of<T>(rows, vectors)(tile);
+      const std::size_t end = task.rows - strip < kStripRows ? task.rows : strip + kStripRows;
+      const RowClass* row_class = classes;
+      for (std::size_t chunk = 0; chunk < task.chunk_count; ++chunk) {
+        row_class = classes;
+        for (std::size_t row = strip; row < end; row = row_class++->end) {
+          T* from = sums + (row - strip) * width;
+          if (row_class->run_count == 0) fill_zero(from, (row_class->end - row) * width);
+          correlate_rows(task, *row_class, row, row_class->end, chunk, columns, vectors, from);
         }
       }
-      if (depths.count == 0) fill_zero(sums, in_strip * width);
+      classes = row_class;
       T* target = task.target + static_cast<std::ptrdiff_t>(first) * task.column_stride;
-      scatter_transposed(sums, in_strip, width, valid, target, task.target_offsets + strip, task.column_stride,
-                         task.bias == nullptr ? nullptr : task.bias + first);
+      scatter_transposed(sums, end - strip, width, valid, target, task.target_offsets + strip, task.sum_rows + strip,
+                         task.column_stride, task.bias == nullptr ? nullptr : task.bias + first);
     }
   }
 }

@@ -45,6 +45,17 @@ CASES = {
     "few groups of few": plain(4, 2, 3, 9, 3, group=2),
     "asymmetric padding": Convolution(2, 1, 9, 20, (8, 9), (3, 4), (1, 2), (2, 1), (0, 3, 2, 1)),
     "no window reaches all": Convolution(2, 1, 6, 20, (9, 9), (2, 2), (4, 4), (1, 1), (0, 0, 0, 0)),
+    "small images": plain(20, 75, 70, 4, 3),
+    "images of one position": plain(9, 40, 20, 1, 3),
+    "kernel larger than the image": Convolution(3, 1, 20, 21, (2, 3), (5, 5), (1, 1), (1, 1), (2, 2, 2, 2)),
+    "windows of padding alone": Convolution(2, 1, 5, 20, (3, 3), (2, 2), (1, 1), (1, 1), (4, 4, 4, 4), bias=True),
+    "dilation and padding": Convolution(2, 1, 9, 33, (7, 8), (3, 3), (1, 1), (2, 3), (2, 3, 2, 3)),
+    "large kernel": Convolution(5, 1, 20, 50, (12, 12), (5, 5), (1, 1), (1, 1), (0, 0, 0, 0)),
+    "large kernel, one image": Convolution(1, 1, 3, 40, (20, 19), (5, 4), (1, 1), (1, 1), (0, 1, 2, 0)),
+    "large kernel, stride": Convolution(3, 1, 3, 40, (15, 16), (7, 7), (2, 3), (1, 1), (3, 3, 3, 3)),
+    "large kernel, stride and dilation": Convolution(3, 2, 3, 20, (15, 21), (3, 3), (2, 2), (2, 3), (2, 0, 0, 1)),
+    "large kernel, long signal": Convolution(2, 1, 3, 20, (700,), (9,), (1,), (1,), (3, 0)),
+    "large kernel, volume": Convolution(2, 3, 2, 20, (5, 6, 7), (3, 2, 3), (1, 1, 2), (1, 2, 1), (1, 0, 0, 0, 1, 1)),
     "empty batch": plain(0, 3, 20, 5, 3),
     "no window": Convolution(2, 1, 3, 4, (2, 2), (3, 3), (1, 1), (1, 1), (0, 0, 0, 0)),
 }  # fmt: skip
@@ -105,7 +116,8 @@ def test_any_geometry(library_path, convolution, dtype):
 
 
 @pytest.mark.parametrize("name", ["several panels and depths", "many images", "large image", "pointwise", "stride",
-                                  "depthwise", "small groups"])  # fmt: skip
+                                  "depthwise", "small groups", "small images", "large kernel",
+                                  "large kernel, one image"])  # fmt: skip
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_threads_do_not_change_a_bit(operator, name):
     convolution = CASES[name]
