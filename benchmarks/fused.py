@@ -184,31 +184,96 @@ def cases() -> list[Case]:
     inputs = [normal(8, 128, width), indices, np.array([vocabulary, width])]
     layer = f"{vocabulary} x {width}, 1024 rows"
     found.append(Case("GatherGradient", layer, inputs, [(vocabulary, width)], embedding, {"axis": 0}, constants=(2,)))
-    return found + convolutions(aten)
+    return found + attentions(aten) + convolutions(aten)
+
+
+ATTENTIONS = (
+    # batch, rows, heads, size of a head, keys that are masked at the end
+    (8, 128, 4, 64, 20),
+    (8, 65, 3, 64, 0),
+)
+
+
+def attentions(aten: Any) -> list[Case]:
+    """Self-attention as in BERT-mini, under a mask by key, and in a small vision transformer, and its gradient."""
+    found = []
+    for batch, rows, heads, size, masked in ATTENTIONS:
+        shape = (batch, rows, heads, size)
+        arrays = [normal(*shape), *(np.roll(normal(*shape), turn) for turn in (1, 2, 3))]
+        mask = np.zeros((batch, 1, 1, rows), np.float32)
+        mask[..., rows - masked :] = np.finfo(np.float32).min
+        settings = {"scale": size**-0.5}
+        forward = aten._scaled_dot_product_flash_attention_for_cpu
+        backward = aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+        def given(bias: Sequence[Any], settings: Any = settings, full: Any = (batch, heads, rows, rows)) -> Any:
+            return settings | {"attn_mask": bias[0].expand(full) if bias else None}
+
+        def attention(q: Any, k: Any, v: Any, *bias: Any, given: Any = given, forward: Any = forward) -> Run:
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+            return lambda: forward(q, k, v, 0.0, False, **given(bias))
+
+        def gradient(
+            dy: Any,
+            q: Any,
+            k: Any,
+            v: Any,
+            _y: Any,
+            _log_sum: Any,
+            *bias: Any,
+            given: Any = given,
+            forward: Any = forward,
+            backward: Any = backward,
+        ) -> Run:
+            dy, q, k, v = (x.transpose(1, 2) for x in (dy, q, k, v))
+            y, log_sum = forward(q, k, v, 0.0, False, **given(bias))
+            return lambda: backward(dy, q, k, v, y, log_sum, 0.0, False, **given(bias))
+
+        layer = text(shape) + (", masked" if masked else "")
+        bias = [mask] if masked else []
+        sums = (batch, heads, rows)
+        y, log_sum = attention_of(*arrays[1:], mask, settings["scale"])
+        found.append(Case("Attention", layer, [*arrays[1:], *bias], [0, sums], attention, settings))
+        inputs = [*arrays, y, log_sum, *bias]
+        found.append(Case("AttentionGradient", layer, inputs, [1, 2, 3], gradient, settings))
+    return found
+
+
+def attention_of(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, bias: np.ndarray, scale: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """y and the logarithms of the sums that the gradient gets."""
+    scores = scale * np.einsum("bshd,bthd->bhst", q, k) + bias
+    largest = scores.max(-1, keepdims=True)
+    e = np.exp(scores - largest)
+    sums = e.sum(-1, keepdims=True)
+    return np.einsum("bhst,bthe->bshe", e / sums, v), (largest + np.log(sums))[..., 0]
 
 
 CONVOLUTIONS = (
-    # batch, channels, size, filters, kernel, stride, groups
-    (32, 64, 32, 64, 3, 1, 1),
-    (32, 128, 16, 128, 3, 1, 1),
-    (32, 256, 8, 256, 3, 1, 1),
-    (32, 512, 4, 512, 3, 1, 1),
-    (32, 128, 16, 256, 3, 2, 1),
-    (32, 144, 32, 24, 1, 1, 1),
-    (32, 384, 4, 96, 1, 1, 1),
-    (32, 144, 32, 144, 3, 1, 144),
-    (32, 384, 4, 384, 3, 1, 384),
-    (32, 144, 32, 144, 3, 2, 144),
+    # batch, channels, size, filters, kernel, stride, padding, groups
+    (64, 1, 28, 20, 5, 1, 0, 1),
+    (64, 20, 12, 50, 5, 1, 0, 1),
+    (32, 64, 32, 64, 3, 1, 1, 1),
+    (32, 128, 16, 128, 3, 1, 1, 1),
+    (32, 256, 8, 256, 3, 1, 1, 1),
+    (32, 512, 4, 512, 3, 1, 1, 1),
+    (32, 128, 16, 256, 3, 2, 1, 1),
+    (32, 144, 32, 24, 1, 1, 0, 1),
+    (32, 384, 4, 96, 1, 1, 0, 1),
+    (32, 144, 32, 144, 3, 1, 1, 144),
+    (32, 384, 4, 384, 3, 1, 1, 384),
+    (32, 144, 32, 144, 3, 2, 1, 144),
 )
 
 
 def convolutions(aten: Any) -> list[Case]:
-    """Both gradients of convolutions as in ResNet-18 and MobileNetV2."""
+    """Both gradients of convolutions as in LeNet-5, ResNet-18 and MobileNetV2."""
     found = []
-    for batch, channels, size, filters, kernel, stride, groups in CONVOLUTIONS:
-        pad = kernel // 2
+    for batch, channels, size, filters, kernel, stride, pad, groups in CONVOLUTIONS:
         x, weight = normal(batch, channels, size, size), normal(filters, channels // groups, kernel, kernel)
-        dy = normal(batch, filters, size // stride, size // stride)
+        windows = (size + 2 * pad - kernel) // stride + 1
+        dy = normal(batch, filters, windows, windows)
         settings: dict[str, Any] = {
             "kernel_shape": [kernel] * 2,
             "strides": [stride] * 2,

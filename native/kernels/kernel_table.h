@@ -123,6 +123,7 @@ using RangeKernel = void (*)(const Call& call, std::size_t first, std::size_t la
 using LayerNormalizationKernel = void (*)(const LayerNormalizationCall& call, std::size_t first, std::size_t last,
                                           void* products, double* dscale, double* dbias);
 
+struct AttentionKernels;
 struct ConvolutionTable;
 
 struct KernelTable {
@@ -137,10 +138,10 @@ struct KernelTable {
   PreparationKernel prepare_gradient[kElementTypes];
   // Inputs dy and y, output dx.
   ElementwiseKernel relu_gradient[kElementTypes];
-  // Inputs dy and x, output dx.
-  ElementwiseKernel clip_gradient[kElementTypes];
-  ElementwiseKernel gelu_gradient[kElementTypes];
-  ElementwiseKernel gelu_tanh_gradient[kElementTypes];
+  // Inputs dy and x, output dx; the second of each pair also gives y.
+  ElementwiseKernel clip_gradient[2][kElementTypes];
+  ElementwiseKernel gelu_gradient[2][kElementTypes];
+  ElementwiseKernel gelu_tanh_gradient[2][kElementTypes];
   RangeKernel<BatchNormalizationCall> batch_normalization_gradient[kElementTypes];
   LayerNormalizationKernel layer_normalization_gradient[kElementTypes];
   RangeKernel<MaxPoolCall> max_pool_gradient[kElementTypes];
@@ -151,6 +152,7 @@ struct KernelTable {
   // The speed limit for the others: reads `count` elements of inputs[0] and adds them to one, two or three outputs.
   void (*stream)(std::size_t arrays, std::size_t count, const float* input, float* const* outputs);
   const ConvolutionTable* convolution;
+  const AttentionKernels* attention;  // indexed by ElementType
 };
 
 // The best table for this processor, or the one that the environment variable ONNXTRAIN_INSTRUCTION_SET names. Null

@@ -3,6 +3,7 @@
 //
 // Everything but the table lives in unnamed namespaces, and nothing of the standard library is called: a function that
 // the linker shares between two instruction sets would run instructions that the processor may not have.
+#include "attention_table.h"
 #include "kernel_table.h"
 
 #include "elementwise.h"
@@ -24,6 +25,7 @@
 
 namespace onnxtrain {
 
+extern const AttentionKernels ONNXTRAIN_JOIN(kAttention_, ONNXTRAIN_INSTRUCTION_SET)[kElementTypes];
 extern const ConvolutionTable ONNXTRAIN_JOIN(kConvolution_, ONNXTRAIN_INSTRUCTION_SET);
 extern const KernelTable ONNXTRAIN_JOIN(kKernels_, ONNXTRAIN_INSTRUCTION_SET);
 
@@ -43,9 +45,12 @@ const KernelTable ONNXTRAIN_JOIN(kKernels_, ONNXTRAIN_INSTRUCTION_SET) = {
     {ONNXTRAIN_MEASURES(layer_sum, float), ONNXTRAIN_MEASURES(layer_sum, double)},
     {prepare_gradient<float>, prepare_gradient<double>},
     {relu_gradient<float>, relu_gradient<double>},
-    {clip_gradient<float>, clip_gradient<double>},
-    {gelu_gradient<float, false>, gelu_gradient<double, false>},
-    {gelu_gradient<float, true>, gelu_gradient<double, true>},
+    {{clip_gradient<float, false>, clip_gradient<double, false>},
+     {clip_gradient<float, true>, clip_gradient<double, true>}},
+    {{gelu_gradient<float, false, false>, gelu_gradient<double, false, false>},
+     {gelu_gradient<float, false, true>, gelu_gradient<double, false, true>}},
+    {{gelu_gradient<float, true, false>, gelu_gradient<double, true, false>},
+     {gelu_gradient<float, true, true>, gelu_gradient<double, true, true>}},
     {batch_normalization_gradient<float>, batch_normalization_gradient<double>},
     {layer_normalization_gradient<float>, layer_normalization_gradient<double>},
     {max_pool_gradient<float>, max_pool_gradient<double>},
@@ -55,6 +60,7 @@ const KernelTable ONNXTRAIN_JOIN(kKernels_, ONNXTRAIN_INSTRUCTION_SET) = {
     {row_sums<float>, row_sums<double>},
     stream,
     &ONNXTRAIN_JOIN(kConvolution_, ONNXTRAIN_INSTRUCTION_SET),
+    ONNXTRAIN_JOIN(kAttention_, ONNXTRAIN_INSTRUCTION_SET),
 };
 
 }  // namespace onnxtrain

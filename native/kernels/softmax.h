@@ -6,9 +6,6 @@
 namespace onnxtrain {
 namespace {
 
-inline float probability(float logarithm) { return exp_single(logarithm); }
-inline double probability(double logarithm) { return exp_nonpositive<double>(logarithm); }
-
 template <typename T, bool logarithm>
 inline T softmax_slope(T dy, T y, T sum) {
   return logarithm ? dy - probability(y) * sum : y * (dy - sum);

@@ -120,5 +120,9 @@ inline float exp_single(float t) {
   return t < -87.0f ? 0.0f : (1.0f + (r + r * r * sum)) * power;
 }
 
+// e**logarithm for one that is not positive, up to rounding.
+inline float probability(float logarithm) { return exp_single(logarithm); }
+inline double probability(double logarithm) { return exp_nonpositive<double>(logarithm); }
+
 }  // namespace
 }  // namespace onnxtrain

@@ -14,6 +14,19 @@ double number_or(const Inputs& inputs, std::size_t index, double otherwise) {
                                               : *static_cast<const double*>(inputs[index].data);
 }
 
+// dx and, where it is wanted, the forward result y from dy and x.
+void run_with_result(const ElementwiseKernel (&kernels)[2][kElementTypes], const void* scalars, ElementType type,
+                     const Inputs& inputs, const Call& call) {
+  void* dx = call.output(0, inputs[0].shape);
+  void* y = call.output(1, inputs[0].shape);
+  const std::size_t count = inputs[0].count();
+  if (y == nullptr) {
+    run_elementwise(kernels[0], scalars, type, count, {inputs[0].data, inputs[1].data}, {dx}, call.parallel_for());
+  } else {
+    run_elementwise(kernels[1], scalars, type, count, {inputs[0].data, inputs[1].data}, {dx, y}, call.parallel_for());
+  }
+}
+
 }  // namespace
 
 void run_elementwise(const ElementwiseKernel (&kernels)[kElementTypes], const void* scalars, ElementType type,
@@ -46,7 +59,7 @@ void ReluGradientNode::compute(const Call& call) const {
 }
 
 const Signature ClipGradientNode::kSignature = {
-    "ClipGradient", {"dy", "x", "min", "max"}, 2, 1, {0}, {{0, 0}, {1, 0}}};
+    "ClipGradient", {"dy", "x", "min", "max"}, 2, 2, {0, 1}, {{0, 0}, {1, 0}, {1, 1}}};
 
 void ClipGradientNode::compute(const Call& call) const {
   const Inputs inputs(kSignature, call);
@@ -55,12 +68,11 @@ void ClipGradientNode::compute(const Call& call) const {
   inputs.require_same_shape(1, 0);
   constexpr double kInfinite = std::numeric_limits<double>::infinity();
   const ClipScalars bounds = {number_or(inputs, 2, -kInfinite), number_or(inputs, 3, kInfinite)};
-  void* dx = call.output(0, inputs[0].shape);
-  run_elementwise(kernels()->clip_gradient, &bounds, type, inputs[0].count(), {inputs[0].data, inputs[1].data}, {dx},
-                  call.parallel_for());
+  run_with_result(kernels()->clip_gradient, &bounds, type, inputs, call);
 }
 
-const Signature GeluGradientNode::kSignature = {"GeluGradient", {"dy", "x"}, 2, 1, {0}, {{0, 0}, {1, 0}}};
+const Signature GeluGradientNode::kSignature = {
+    "GeluGradient", {"dy", "x"}, 2, 2, {0, 1}, {{0, 0}, {1, 0}, {1, 1}}};
 
 GeluGradientNode::GeluGradientNode(const Attributes& attributes) {
   const std::string approximate = attributes.text("approximate", "none");
@@ -76,9 +88,7 @@ void GeluGradientNode::compute(const Call& call) const {
   inputs.require_same_type(1, 0);
   inputs.require_same_shape(1, 0);
   const KernelTable& table = *kernels();
-  void* dx = call.output(0, inputs[0].shape);
-  run_elementwise(by_tanh_ ? table.gelu_tanh_gradient : table.gelu_gradient, nullptr, type, inputs[0].count(),
-                  {inputs[0].data, inputs[1].data}, {dx}, call.parallel_for());
+  run_with_result(by_tanh_ ? table.gelu_tanh_gradient : table.gelu_gradient, nullptr, type, inputs, call);
 }
 
 }  // namespace onnxtrain

@@ -6,6 +6,7 @@
 
 #include "../optimizers.h"
 #include "activation_gradient.h"
+#include "attention_node.h"
 #include "convolution_node.h"
 #include "fused_node.h"
 #include "gather_gradient.h"
@@ -280,6 +281,8 @@ Domains create_domains(const OrtApi* api) {
   add_operator<Fused<AdamNode>>(api, domains.own);
   add_operator<Fused<MomentumNode>>(api, domains.own);
   add_operator<Fused<SsgdNode>>(api, domains.own);
+  add_operator<AttentionNode>(api, domains.own);
+  add_operator<AttentionGradientNode>(api, domains.own);
   add_operator<BatchNormalizationGradientNode>(api, domains.own);
   add_operator<ClipGradientNode>(api, domains.own);
   add_operator<ConvNode>(api, domains.own);

@@ -160,7 +160,7 @@ def _other_domains(rows: Counter[tuple[str, str]]) -> list[str]:
     counts = rows + Counter((row.values[3], row.values[0]) for row in ROWS)
     bodies = [key for key in registry.registered_bodies() if key[0] != fused.DOMAIN]  # those have a page of their own
     ways = dict.fromkeys(bodies, "body")
-    ways |= {(entry.domain, entry.operator): "rule" for entry in registry.entries() if entry.domain}
+    ways |= {(e.domain, e.operator): "rule" for e in registry.entries() if e.domain not in ("", fused.DOMAIN)}
     found = sorted(ways.items(), key=lambda item: (item[0][1].lower(), item[0][0]))
     return [
         _row([f"`{name}`", f"`{domain or 'ai.onnx'}`", way, str(counts[domain, name])]) for (domain, name), way in found

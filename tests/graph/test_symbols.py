@@ -32,6 +32,11 @@ TAKEN_APART = "s = Shape(x) b = Gather(s, zero) n = Gather(s, one) b1 = Unsqueez
         (TAKEN_APART + "t = Concat<axis=0>(b1, four) y = ConstantOfShape(t)", ("batch", 4)),
         (TAKEN_APART + "y = Range(zero, n, one)", ("seq",)),
         ("s = Shape(x) t = Slice(s, first, four) u = Mul(t, one) y = ConstantOfShape(u)", ("batch", "seq", 8)),
+        ("s = Shape(x) t = Slice(s, first, four) u = Div(t, one) y = ConstantOfShape(u)", ("batch", "seq", 8)),
+        (
+            TAKEN_APART + "e = Div(four, four) t = Concat<axis=0>(b1, n1, e, minus) y = Reshape(x, t)",
+            ("batch", "seq", 1, 8),
+        ),
         ("s = Shape(x) t = Add(s, zero) y = Reshape(other, t)", ("batch", "seq", 8)),
         ("a = Reshape(x, four) y = Add(a, a)", (4,)),
         # A slice up to a computed size is no list of sizes, and another slice of it is not taken for one either.

@@ -26,6 +26,8 @@ INPUTS = {
 }
 OUTPUTS = {
     "BatchNormalizationGradient": 3,
+    "ClipGradient": 2,
+    "GeluGradient": 2,
     "LayerNormalizationGradient": 3,
     "RMSNormalizationGradient": 2,
 }
@@ -112,7 +114,8 @@ def clip(dy, x, low=None, high=None):
         inside &= x >= low
     if high is not None:
         inside &= x <= high
-    return [np.where(inside, dy, 0)]
+    raised = x if low is None else np.maximum(x, low)
+    return [np.where(inside, dy, 0), raised if high is None else np.minimum(raised, high)]
 
 
 def relu(dy, y):
@@ -124,10 +127,11 @@ def gelu(dy, x, approximate="none"):
     if approximate == "tanh":
         factor, cubic = np.sqrt(2 / np.pi), 0.044715
         t = np.tanh(factor * (x + cubic * x**3))
-        return [dy * 0.5 * (1 + t + x * (1 - t * t) * factor * (1 + 3 * cubic * x * x))]
+        dx = dy * 0.5 * (1 + t + x * (1 - t * t) * factor * (1 + 3 * cubic * x * x))
+        return [dx, 0.5 * x * (1 + t)]
     density = np.exp(-x * x / 2) / np.sqrt(2 * np.pi)
     probability = 0.5 * np.vectorize(math.erfc, [float])(-x / np.sqrt(2))
-    return [dy * (probability + x * density)]
+    return [dy * (probability + x * density), x * probability]
 
 
 def gather(dy, indices, shape, axis=0):

@@ -16,8 +16,9 @@ REFUSED = (Fail, InvalidArgument, RuntimeException)
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 def test_gelu_far_out_is_flat_or_straight(instruction_set, library_path, approximate):
     x = np.array([-np.inf, -1e30, -50, 0, 50, 1e30, np.inf, np.nan], np.float32)
-    (dx,) = run(library_path, "GeluGradient", np.full_like(x, 3), x, approximate=approximate)
+    dx, y = run(library_path, "GeluGradient", np.full_like(x, 3), x, approximate=approximate)
     np.testing.assert_allclose(dx, [0, 0, 0, 1.5, 3, 3, 3, np.nan], atol=1e-30)
+    np.testing.assert_allclose(y[1:], [0, 0, 0, 50, 1e30, np.inf, np.nan], atol=1e-12)
 
 
 EMPTY = [
@@ -42,7 +43,7 @@ def test_of_nothing_the_sums_are_zero(operator, shapes, attributes):
     inputs = [np.ones(shape, np.float32) for shape in shapes]
     results = run(PATH, operator, *inputs, **attributes)
     assert results[0].shape == shapes[0 if operator != "MaxPoolGradient" else 1]
-    for result, shape in zip(results[1:], [shapes[2]] * 2 if results[1:] else [], strict=False):
+    for result, shape in zip(results[1:], [shapes[-1]] * 2 if results[1:] else [], strict=False):
         np.testing.assert_array_equal(result, np.zeros(shape))
 
 
@@ -95,12 +96,15 @@ def test_what_is_no_number_stays_in_its_channel_and_row(instruction_set, library
 def test_clipping_passes_at_the_bounds_and_stops_what_is_no_number(instruction_set, library_path):
     x = np.array([-np.inf, -1, 0, 3, 6, 7, np.inf, np.nan] * 5, np.float32)
     dy = np.array([np.inf, np.nan, 1, 2, 3, np.inf, 4, 5] * 5, np.float32)
-    (dx,) = run(library_path, "ClipGradient", dy, x, np.array(0, np.float32), np.array(6, np.float32))
+    dx, y = run(library_path, "ClipGradient", dy, x, np.array(0, np.float32), np.array(6, np.float32))
     np.testing.assert_array_equal(dx, [0, 0, 1, 2, 3, 0, 0, 0] * 5)
-    (dx,) = run(library_path, "ClipGradient", dy, x)
+    np.testing.assert_array_equal(y, [0, 0, 0, 3, 6, 6, 6, np.nan] * 5)
+    dx, y = run(library_path, "ClipGradient", dy, x)
     np.testing.assert_array_equal(dx, [np.inf, np.nan, 1, 2, 3, np.inf, 4, 0] * 5)
-    (dx,) = run(library_path, "ClipGradient", dy, x, np.array(2, np.float32), np.array(1, np.float32))
+    np.testing.assert_array_equal(y, x)
+    dx, y = run(library_path, "ClipGradient", dy, x, np.array(2, np.float32), np.array(1, np.float32))
     np.testing.assert_array_equal(dx, 0)
+    np.testing.assert_array_equal(y[:7], 1)
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -116,8 +116,8 @@ def test_clipping_with_any_bounds(count, dtype, low, high):
     bounds = (dtype(-0.5) if low else None, dtype(0.5) if high else None)
     x = np.asarray(np.round(draw([count], dtype, 1) * 4) / 4, dtype)
     inputs = (draw([count], dtype, 2), x, *(None if b is None else np.asarray(b) for b in bounds))
-    (found,) = run(PATH, "ClipGradient", *inputs)
-    np.testing.assert_array_equal(found, reference.clip(*inputs)[0])
+    for found, expected in zip(run(PATH, "ClipGradient", *inputs), reference.clip(*inputs), strict=True):
+        np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -196,8 +196,8 @@ def test_every_instruction_set_and_thread_count_gives_the_same_bits(libraries, i
 
 
 def test_every_operator_with_a_kernel_is_tested():
-    convolutions = {fused.name for fused in fused_operators() if fused.name.startswith("Conv")}
-    assert {fused.name for fused in fused_operators()} - convolutions == set(FUNCTIONS)
+    elsewhere = {fused.name for fused in fused_operators() if fused.name.startswith(("Attention", "Conv"))}
+    assert {fused.name for fused in fused_operators()} - elsewhere == set(FUNCTIONS)
 
 
 @pytest.mark.parametrize("wanted", [[0], [1], [2], [0, 2], [1, 2]])
@@ -208,6 +208,15 @@ def test_results_that_nobody_wants_are_left_out(operator, wanted):
     some = run(PATH, operator, dy, x, scale, wanted=wanted)
     for index, found in zip(wanted, some, strict=True):
         np.testing.assert_array_equal(found, every[index])
+
+
+@pytest.mark.parametrize("operator", ["ClipGradient", "GeluGradient"])
+def test_the_forward_result_is_given_where_it_is_wanted(operator):
+    _, inputs, attributes = next(e for e in examples(np.float32) if e[0] == operator)
+    dx, y = run(PATH, operator, *inputs, **attributes)
+    for wanted, expected in (([0], dx), ([1], y)):
+        (found,) = run(PATH, operator, *inputs, wanted=wanted, **attributes)
+        np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("which", [0, 1])

@@ -61,7 +61,7 @@ def register_fused(
 
 
 def fused_operators() -> list[FusedOperator]:
-    """All operators with a native kernel of this project that gradient rules emit."""
+    """All operators with a native kernel of this project that gradient rules, and passes over a model, emit."""
     find_registered_body("", DOMAIN)  # loads the rules
     return [operator for operator in _operators.values() if operator.domain == DOMAIN]
 
@@ -97,6 +97,7 @@ def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool) -> None
     """
     fused_operators()  # loads the rules
     kept, renamed = False, dict[ir.Value, ir.Value]()
+    emitted = set(backward.nodes)
     opset = model.graph.opset_imports.get("", 1)
     main = Builder(model.graph, opset)
     for graph in [model.graph, *model.graph.subgraphs()]:
@@ -110,7 +111,7 @@ def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool) -> None
             assert body is not None
             op = main.before(node) if graph is model.graph else Builder(graph, opset, before=node, outer=main)
             written = expand_registered(node, body, op, renamed)
-            if node.domain == DOMAIN:  # the others are the model's own
+            if node in emitted:  # the others are the model's own, or stand in the body of one that was emitted
                 backward.nodes += written
     backward.arriving = {renamed.get(value, value) for value in backward.arriving}
     others = any(node.domain == DOMAIN for node in model.graph.all_nodes())

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.engine import Backward, Engine, Request
 from onnxtrain.autodiff.fused import resolve_fused
+from onnxtrain.autodiff.give_back import give_back_activations
 from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.autodiff.recompute import recompute
 from onnxtrain.errors import GradientError
@@ -60,6 +61,8 @@ def replace_gradients(model: ir.Model, *, kernels: bool = False) -> bool:
         resolve_fused(model, backward, kernels=kernels)
         clean(model)
         recompute(model.graph, backward, options.recompute)
+        if kernels:
+            give_back_activations(model.graph, backward)
     GradientOptions.remove(model.metadata_props)
     return bool(nodes)
 

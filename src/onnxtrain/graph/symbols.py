@@ -204,6 +204,12 @@ def _multiply(a: Dimension, b: Dimension) -> Dimension:
     return a if b == 1 else b if a == 1 else None
 
 
+def _divide(a: Dimension, b: Dimension) -> Dimension:
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b if a >= 0 and b > 0 else None
+    return a if b == 1 else None
+
+
 def _equal(a: Dimension, b: Dimension) -> Dimension:
     if isinstance(a, int) and isinstance(b, int):
         return int(a == b)
@@ -292,6 +298,7 @@ _CONTENTS: dict[str, Callable[[_Resolver, ir.Node], Sizes]] = {
     "ConstantOfShape": _constant_of_shape,
     "Add": _pairwise(_add),
     "Mul": _pairwise(_multiply),
+    "Div": _pairwise(_divide),
     "Equal": _pairwise(_equal),
     "Where": _where,
 }

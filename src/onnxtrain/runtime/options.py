@@ -51,6 +51,13 @@ class RuntimeOptions:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4  # its errors are raised, which says them once
         options.enable_mem_pattern = self.memory_pattern
+        # Nodes run in the order of the graph, where what reads an activation for the last time follows closely. By
+        # default onnxruntime looks for an order of its own, in which gradients of weights, which nobody waits for, run
+        # late and keep both activations and gradients.
+        options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
+        # A buffer goes back to the arena with its tensor, instead of waiting for a later tensor of the same shape.
+        # Operators that can work in place still do.
+        options.enable_mem_reuse = False
         if self.threads is not None:
             options.intra_op_num_threads = self.threads
         if self.profile is not None:

@@ -16,6 +16,7 @@ from onnxtrain.errors import TrainingInfoError
 from onnxtrain.graph.passes import clean
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.operators import lower_optimizers
+from onnxtrain.training_info.attention import fuse_attention
 from onnxtrain.training_info.check import check_training_model
 from onnxtrain.training_info.convolution import use_convolution_kernels
 from onnxtrain.training_info.fused_update import fuse_updates
@@ -118,6 +119,7 @@ def lower_entry(
     _choose_outputs(graph, [*returned, *results], updates)
     if kernels:
         fuse_activations(working)
+        fuse_attention(working)
     replace_gradients(working, kernels=kernels)
     if kernels:
         use_convolution_kernels(working)

@@ -180,18 +180,20 @@ def gelu(node: Node, dy: Value) -> Gradients:
 
 @register_fused("GeluGradient")
 def gelu_gradient(node: Node) -> Sequence[Value]:
-    """From dy and x: dx = dy (P(x) + x p(x)), exact or approximated by tanh."""
+    """From dy and x: dx = dy (P(x) + x p(x)), exact or approximated by tanh; and y = x P(x)."""
     op, dy, x = node.op, node.x, node.input_required(1)
     if node.attribute("approximate") == "tanh":
         factor = 2 * math.sqrt(2 / math.pi)
         square = x * x
         probability = op.Sigmoid(x * (square * (0.044715 * factor) + factor))
         inner = square * (3 * 0.044715 * factor) + factor
-        return [dy * (probability + x * probability * (1 - probability) * inner)]
+        y = x * probability
+        return [dy * (probability + y * (1 - probability) * inner), y]
     # In s = x / sqrt(2): 2 dx = dy (1 + erf(s) + 2 / sqrt(pi) s exp(-s^2)), the factor in the exponent.
     s = x * math.sqrt(0.5)
     density = s * op.Exp(math.log(2 / math.sqrt(math.pi)) - s * s)
-    return [dy * 0.5 * (op.Erf(s) + 1 + density)]
+    twice = op.Erf(s) + 1
+    return [dy * 0.5 * (twice + density), x * 0.5 * twice]
 
 
 @register_gradient("Dropout", since=12)

@@ -169,12 +169,12 @@ def clip(node: Node, dy: Value) -> Gradients:
 
 @register_fused("ClipGradient")
 def clip_gradient(node: Node) -> Sequence[Value]:
-    """From dy, x, and the bounds where they are given: dx = dy where l <= x <= h, else 0."""
+    """From dy, x, and the bounds where they are given: dx = dy where l <= x <= h, else 0; and y = clip(x)."""
     op, dy, x = node.op, node.x, node.input_required(1)
     # The forward node is found again by what it computes; x = y says that x is within the bounds. A choice instead
     # of a product: dy is infinite in sqrt(clip(x, 0)) where x < 0, and the gradient there is zero.
     y = op.Clip(x, node.input(2), node.input(3))
-    return [op.Where(op.Equal(x, y), dy, op.scalar(0, dy))]
+    return [op.Where(op.Equal(x, y), dy, op.scalar(0, dy)), y]
 
 
 def _total(value: Value, bound: Value) -> Value:

@@ -1,0 +1,138 @@
+"""Scaled dot-product attention as one operator of this project's domain, and its gradient.
+
+Queries are [b, s, h, d], keys [b, t, h, d], values [b, t, h, e]. Between forward pass and gradient the logarithm of
+each row's sum is kept, [b, h, s], in the place of the probabilities [b, h, s, t].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff.fused import DOMAIN, emit, register_fused
+from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
+from onnxtrain.graph import Value
+
+_LAST = -1
+_LOWEST = -3e38
+_LOWEST_HALF = -6e4
+
+
+@dataclass(frozen=True)
+class _Attention:
+    """A node's operands in standard operators: heads before rows, keys with rows last.
+
+    Attributes:
+        query: [b, h, s, d].
+        keys: [b, h, d, t].
+        values: [b, h, t, e].
+        scores: scale q kᵀ + bias, [b, h, s, t].
+        probability: Their softmax; with ``zero_empty_rows``, 0 in the place of NaN.
+        scale: The attribute.
+    """
+
+    query: Value
+    keys: Value
+    values: Value
+    scores: Value
+    probability: Value
+    scale: float
+
+
+def _attention(node: Node, q: Value, k: Value, v: Value, bias: Value | None) -> _Attention:
+    op, scale = node.op, float(node.attribute("scale"))
+    query, values = _swapped(q), _swapped(v)
+    keys = op.Transpose(k, perm=[0, 2, 3, 1])
+    scores = (query @ keys) * scale
+    scores = scores if bias is None else scores + bias
+    probability = op.Softmax(scores, axis=_LAST)
+    if node.attribute("zero_empty_rows", 0):
+        probability = op.Where(op.IsNaN(probability), op.scalar(0, probability), probability)
+    return _Attention(query, keys, values, scores, probability, scale)
+
+
+def _swapped(value: Value) -> Value:
+    """[b, s, h, d] as [b, h, s, d], and back."""
+    return value.op.Transpose(value, perm=[0, 2, 1, 3])
+
+
+@register_fused("Attention")
+def attention(node: Node) -> Sequence[Value | None]:
+    """From q, k, v and bias?: y = softmax(scale q kᵀ + bias) v [b, s, h, e] and log Σ_t exp(score) [b, h, s]."""
+    parts = _attention(node, node.x, node.input_required(1), node.input_required(2), node.input(3))
+    log_sum = _log_sum(parts.scores) if node.has_output(1) else None
+    return [_swapped(parts.probability @ parts.values), log_sum]
+
+
+def _log_sum(scores: Value) -> Value:
+    """log Σ exp(score) over the last axis; -inf for a row of -inf."""
+    op, last = scores.op, scores.op.ints(_LAST)
+    if op.opset >= 18:
+        largest = op.ReduceMax(scores, last, keepdims=1)
+    else:
+        largest = op.ReduceMax(scores, axes=[_LAST], keepdims=1)
+    lowest = _LOWEST_HALF if scores.dtype == ir.DataType.FLOAT16 else _LOWEST
+    shift = op.Max(largest, op.scalar(lowest, largest))  # that of a row of -inf is a number, too
+    total = op.Log(op.ReduceSum(op.Exp(scores - shift), last, keepdims=1)) + shift
+    return op.Squeeze(total, last)
+
+
+@register_gradient("Attention", domain=DOMAIN)
+def attention_rule(node: Node, dy: Value, dlog_sum: Value | None = None) -> Gradients:
+    """y = p v, p = softmax(z), z = scale q kᵀ + bias: dz = p (dy vᵀ - Σ_t p dy vᵀ), dv = pᵀ dy, dq = scale dz k.
+
+    dk = scale dzᵀ q. The kernel has neither the bias's gradient, dz summed to its shape, nor that of the logarithm of
+    the sum, p: where they are asked for, all is written in standard operators.
+    """
+    q, k, v, bias = node.x, node.input_required(1), node.input_required(2), node.input(3)
+    if node.wants(bias) or _is_read(node):
+        parts = _attention(node, q, k, v, bias)
+        p = parts.probability
+        (dscores,) = emit(node.op, "SoftmaxGradient", _dp(parts, dy), p, like=[p], axis=_LAST)
+        if dlog_sum is not None and _is_read(node):
+            dscores = dscores + p * node.op.Unsqueeze(dlog_sum, node.op.ints(_LAST))
+        dbias = None if bias is None else node.op.reduce_to(dscores, bias)
+        return [*_gradients(parts, dy, dscores), dbias][: len(node.inputs)]
+    shape = None if q.shape is None else (q.shape[0], q.shape[2], q.shape[1])
+    log_sum = node.output_required(1, q.dtype, shape)
+    settings = {"scale": float(node.attribute("scale")), "zero_empty_rows": node.attribute("zero_empty_rows", 0)}
+    found = emit(node.op, "AttentionGradient", dy, q, k, v, node.y, log_sum, bias, like=[q, k, v], **settings)
+    return [*found, None][: len(node.inputs)]
+
+
+def _is_read(node: Node) -> bool:
+    """Whether the logarithm of the sum has a reader of the model's own."""
+    if not node.has_output(1):
+        return False
+    value = node.outputs[1].ir
+    # Shape reads no numbers: where the batch has no fixed size, the engine makes zeros of the output's shape by it.
+    others = [reader for reader in value.consumers() if reader.op_type not in ("AttentionGradient", "Shape")]
+    return bool(others) or value.is_graph_output()
+
+
+@register_fused("AttentionGradient")
+def attention_gradient(node: Node) -> Sequence[Value]:
+    """From dy, q, k, v, y, log_sum and bias?: dq = scale dz k, dk = scale dzᵀ q, dv = pᵀ dy, dz = p (dp - Σ_t p dp).
+
+    dp = dy vᵀ. The kernel takes p = exp(z - log_sum) and Σ_t p dp = Σ_e dy y; here both are computed from q, k, v and
+    bias alone, so that the second derivative is one by these.
+    """
+    op = node.op
+    parts = _attention(node, node.input_required(1), node.input_required(2), node.input_required(3), node.input(6))
+    dp, p = _dp(parts, node.x), parts.probability
+    return _gradients(parts, node.x, p * (dp - op.ReduceSum(dp * p, op.ints(_LAST), keepdims=1)))
+
+
+def _dp(parts: _Attention, dy: Value) -> Value:
+    return _swapped(dy) @ dy.op.Transpose(parts.values, perm=[0, 1, 3, 2])
+
+
+def _gradients(parts: _Attention, dy: Value, dscores: Value) -> tuple[Value, Value, Value]:
+    """dq, dk and dv."""
+    op, products = dy.op, dscores * parts.scale
+    dq = products @ op.Transpose(parts.keys, perm=[0, 1, 3, 2])
+    dk = op.Transpose(products, perm=[0, 1, 3, 2]) @ parts.query
+    dv = op.Transpose(parts.probability, perm=[0, 1, 3, 2]) @ _swapped(dy)
+    return _swapped(dq), _swapped(dk), _swapped(dv)
