@@ -166,6 +166,7 @@ OrtStatus* named_status_of(const OrtApi* api, Work work) {
 // The description of one operator for one runtime. Shape inference is handed nothing but this.
 struct Operator : OrtCustomOp {
   const OrtApi* api = nullptr;
+  int type = ort::kTypeUndefined;  // that of all tensors whose type the signature leaves open
 };
 
 // What does not depend on how inputs and outputs are listed.
@@ -190,19 +191,22 @@ Operator described_operator(const OrtApi* api) {
   return op;
 }
 
+// For tensors of one element type: older runtimes, as 1.20, know no operator with several inputs of an open type.
 template <typename Node>
-Operator fused_operator(const OrtApi* api) {
+Operator fused_operator(const OrtApi* api, int type) {
   Operator op = described_operator<Node>(api);
+  op.type = type;
   op.GetInputTypeCount = [](const OrtCustomOp*) { return Node::kSignature.inputs.size(); };
-  op.GetInputType = [](const OrtCustomOp*, std::size_t index) {
+  op.GetInputType = [](const OrtCustomOp* self, std::size_t index) {
     const auto& types = Node::kSignature.types;
-    return index < types.size() ? types[index] : ort::kTypeUndefined;
+    const int given = index < types.size() ? types[index] : ort::kTypeUndefined;
+    return given == ort::kTypeUndefined ? static_cast<const Operator*>(self)->type : given;
   };
   op.GetInputCharacteristic = [](const OrtCustomOp*, std::size_t index) {
     return index < Node::kSignature.required_inputs ? ort::kRequired : ort::kOptional;
   };
   op.GetOutputTypeCount = [](const OrtCustomOp*) { return Node::kSignature.outputs; };
-  op.GetOutputType = [](const OrtCustomOp*, std::size_t) { return ort::kTypeUndefined; };
+  op.GetOutputType = [](const OrtCustomOp* self, std::size_t) { return static_cast<const Operator*>(self)->type; };
   op.GetOutputCharacteristic = [](const OrtCustomOp*, std::size_t) {
     return Node::kSignature.outputs == 1 ? ort::kRequired : ort::kOptional;
   };
@@ -260,13 +264,13 @@ struct Domains {
 
 template <typename Node>
 void add_operator(const OrtApi* api, OrtCustomOpDomain* domain) {
-  Operator op;
   if constexpr (kIsOptimizer<Node>) {
-    op = optimizer_operator<Node>(api);
+    require(api, ort::CustomOpDomain_Add::call(api, domain, new Operator(optimizer_operator<Node>(api))));
   } else {
-    op = fused_operator<Node>(api);
+    for (const int type : {ort::kTypeFloat, ort::kTypeDouble}) {
+      require(api, ort::CustomOpDomain_Add::call(api, domain, new Operator(fused_operator<Node>(api, type))));
+    }
   }
-  require(api, ort::CustomOpDomain_Add::call(api, domain, new Operator(op)));
 }
 
 Domains create_domains(const OrtApi* api) {

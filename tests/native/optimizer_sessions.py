@@ -10,6 +10,10 @@ TRAINING = "ai.onnx.preview.training"
 GROUPS = {"Adagrad": ("XGH", "XH"), "Adam": ("XGVH", "XVH"), "Momentum": ("XGV", "XV"), "SSGD": ("XG", "X")}
 REQUIRED = {"Momentum": {"alpha": 0.95, "beta": 0.1, "norm_coefficient": 0.0, "mode": "standard"}}
 
+# Operators other than the optimizers are registered for float and for double; what fits neither is refused by the
+# runtime, in words of its own.
+OTHER_TYPES = r"(no kernel def matches node inputs for Op: |Type Error: Type .* of operator \()%s"
+
 
 def element_type(array):
     return helper.np_dtype_to_tensor_dtype(np.asarray(array).dtype)

@@ -2,9 +2,10 @@
 
 import gradient_reference as reference
 import numpy as np
+import onnxruntime
 import pytest
 from gradient_reference import assert_near, draw, positive_rows, run, windows
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from optimizer_sessions import session
@@ -14,6 +15,9 @@ from onnxtrain.runtime.native import custom_ops_library
 
 PATH = str(custom_ops_library())
 TYPES = [np.float32, np.float64]
+
+# onnxruntime 1.20 ends with a crash where an input of an operator of ours has an empty name.
+NEWER = tuple(map(int, onnxruntime.__version__.split(".")[:2])) > (1, 20)
 
 quick = settings(max_examples=40, deadline=None)
 types = st.sampled_from(TYPES)
@@ -113,6 +117,7 @@ def test_gathering_along_any_axis(shape, dtype, data):
 @quick
 @given(count=st.integers(1, 100), dtype=types, low=st.booleans(), high=st.booleans())
 def test_clipping_with_any_bounds(count, dtype, low, high):
+    assume(NEWER or (low and high))
     bounds = (dtype(-0.5) if low else None, dtype(0.5) if high else None)
     x = np.asarray(np.round(draw([count], dtype, 1) * 4) / 4, dtype)
     inputs = (draw([count], dtype, 2), x, *(None if b is None else np.asarray(b) for b in bounds))

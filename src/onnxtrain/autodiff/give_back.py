@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.engine import Backward
@@ -58,7 +59,9 @@ def _activation(node: ir.Node, carrying: Collection[ir.Node]) -> ir.Value | None
 def _is_function_of(forward: ir.Node, gradient: ir.Node) -> bool:
     """Whether a node computes the activation that a node is the gradient of."""
     if gradient.op_type == "ClipGradient":
-        return forward.op_identifier() == ("", "Clip", "") and _given(forward.inputs[1:]) == _given(gradient.inputs[2:])
+        return forward.op_identifier() == ("", "Clip", "") and _bounds(forward.inputs[1:]) == _bounds(
+            gradient.inputs[2:]
+        )
     approximate = gradient.attributes["approximate"].as_string()
     if forward.domain:
         name = {"none": "Gelu", "tanh": "FastGelu"}[approximate]
@@ -69,6 +72,16 @@ def _is_function_of(forward: ir.Node, gradient: ir.Node) -> bool:
 
 def _given(values: Sequence[ir.Value | None]) -> list[tuple[int, ir.Value]]:
     return [(place, value) for place, value in enumerate(values) if value is not None]
+
+
+def _bounds(values: Sequence[ir.Value | None]) -> list[tuple[int, ir.Value]]:
+    """The bounds that are given; a lower one of minus infinity is none."""
+    return [(place, value) for place, value in _given(values) if place or not _is_minus_infinity(value)]
+
+
+def _is_minus_infinity(value: ir.Value) -> bool:
+    tensor = ir.convenience.get_const_tensor(value)
+    return tensor is not None and tensor.size == 1 and bool(np.all(tensor.numpy() == -np.inf))
 
 
 def _reads(y: ir.Value, carrying: Collection[ir.Node]) -> Iterator[tuple[ir.Node, ir.Value]]:
