@@ -35,16 +35,7 @@ from models import MODELS
 from peers import PEERS, Task
 
 REFERENCE = "torch"
-# Two batch sizes per model: where per-step overhead weighs, and where arithmetic does.
-BATCHES = {
-    "mlp": (32, 256),
-    "lenet5": (32, 256),
-    "conv6": (32, 128),
-    "resnet18": (8, 32),
-    "mobilenet_v2": (8, 32),
-    "bert_mini": (4, 16),
-    "vit_tiny": (4, 16),
-}
+BATCHES = (8, 32)  # where the overhead of a step weighs, and where arithmetic does
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     reports = []
     with ForeignLoad() as foreign:
         for model in options.models:
-            for batch in options.batch or BATCHES[model][: 1 if options.quick else None]:
+            for batch in options.batch or BATCHES[: 1 if options.quick else None]:
                 tasks = [Task(peer, model, batch, options.threads, options.folder) for peer in options.peers]
                 measured = compare(tasks, interpreters, options.rounds, options.round_seconds)
                 reports.append((model, batch, measured))
@@ -72,7 +63,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2, help="threads of every peer (2)")
     parser.add_argument("--rounds", type=int, help="rounds of every peer (11)")
     parser.add_argument("--round-seconds", type=float, help="length of a round (0.5)")
-    parser.add_argument("--quick", action="store_true", help="the smaller batch, 3 short rounds: a test run")
+    parser.add_argument("--quick", action="store_true", help="batches of 8, 3 short rounds: a test run")
     parser.add_argument("--folder", default="build/benchmarks/models", help="where exported models are kept")
     parser.add_argument(
         "--environment", action="append", default=[], metavar="NAME=PYTHON", help="onnxruntime-training=, onnxsim="
