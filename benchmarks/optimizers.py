@@ -16,7 +16,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -251,6 +251,9 @@ PEERS: dict[str, Callable[[Case, Arrays], Step | None]] = {
 }
 
 
+ALWAYS = tuple(PEERS)[:3]  # the limit, and what is compared with it
+
+
 def turn(step: Step, seconds: float) -> float:
     """The median time of a step over about so many seconds, at least one step after two to warm up."""
     time.sleep(0.02)  # threads of the peer before stop spinning
@@ -264,9 +267,9 @@ def turn(step: Step, seconds: float) -> float:
     return statistics.median(times)
 
 
-def measure(case: Case, rounds: int, seconds: float) -> dict[str, float]:
+def measure(case: Case, peers: Sequence[str], rounds: int, seconds: float) -> dict[str, float]:
     """Seconds a step by peer; the peers take turns, each round in another order."""
-    steps = {name: step for name, make in PEERS.items() if (step := make(case, case.arrays())) is not None}
+    steps = {name: step for name in peers if (step := PEERS[name](case, case.arrays())) is not None}
     names, times = list(steps), {name: [] for name in steps}
     for round_number in range(rounds):
         for i in range(len(names)):
@@ -333,12 +336,13 @@ def microseconds(seconds: float) -> str:
 
 def table(rows: list[tuple[Case, dict[str, float]]]) -> str:
     """The figures as a Markdown table: microseconds, and the two ratios that matter."""
-    head = ["optimizer", "parameters", "tensors", *(f"{name}, µs" for name in PEERS)]
+    peers = [name for name in PEERS if any(name in times for _, times in rows)]
+    head = ["optimizer", "parameters", "tensors", *(f"{name}, µs" for name in peers)]
     head += ["ORT: of the limit", "bound: of the limit", "PyTorch fused / ORT"]
     lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
     for case, times in rows:
         cells = [case.optimizer.name, f"{case.parameters:,}", f"{case.tensors:,}"]
-        cells += [microseconds(times[name]) if name in times else "" for name in PEERS]
+        cells += [microseconds(times[name]) if name in times else "" for name in peers]
         ours = times["onnxtrain in ONNX Runtime"]
         cells += [f"{times['limit'] / ours:.2f}", f"{times['limit'] / times['onnxtrain, bound arrays']:.2f}"]
         cells += [f"{times['PyTorch fused'] / ours:.2f}" if "PyTorch fused" in times else ""]
@@ -351,6 +355,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two sizes and few rounds")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS))
+    others = [name for name in PEERS if name not in ALWAYS]
+    parser.add_argument("--peers", nargs="*", choices=others, default=others, help="others than onnxtrain's own")
     parser.add_argument("--output", type=Path, help="write the table to this Markdown file too")
     arguments = parser.parse_args()
     said = conditions(arguments)
@@ -359,7 +365,7 @@ def main() -> None:
     rows = []
     for case in cases(arguments):
         rounds, seconds = (3, 0.05) if arguments.quick else (7, 0.2)
-        rows.append((case, measure(case, rounds, seconds)))
+        rows.append((case, measure(case, [*ALWAYS, *arguments.peers], rounds, seconds)))
         print(table(rows[-1:]).split("\n")[-1], flush=True)
     text = f"{table(rows)}\n\nLoad averages at the end {os.getloadavg()[0]:.2f}.\n"
     print(f"\n{text}")

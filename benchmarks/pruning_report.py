@@ -136,7 +136,10 @@ def draw(outcomes: Sequence[Outcome], goals: Mapping[str, tuple[int, float]], pa
     for row, name in zip(grid, data, strict=True):
         for axes, (model, goal) in zip(row, goals.items(), strict=True):
             own = [outcome for outcome in outcomes if (outcome.data, outcome.model) == (name, model)]
-            _draw_panel(axes, f"{model} on {name}", own, goal if name == data[0] else None)
+            if own:
+                _draw_panel(axes, f"{model} on {name}", own, goal if name == data[0] else None)
+            else:
+                axes.set_axis_off()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
 
