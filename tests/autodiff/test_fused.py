@@ -99,6 +99,8 @@ def test_step_is_the_same_with_kernels_and_without():
 def test_every_fused_operator_has_a_body_and_a_line_in_the_documentation():
     page = (Path(__file__).parents[2] / "docs" / "fused.md").read_text()
     listed = set(re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE))
-    names = {operator.name for operator in fused_operators()}
-    assert all(find_registered_body(name, DOMAIN) is not None for name in names)
-    assert names == listed
+    bodies = {operator.name: find_registered_body(operator.name, DOMAIN) for operator in fused_operators()}
+    assert all(body is not None for body in bodies.values())
+    # Examples in the documentation register operators, too, where they run in the same process.
+    own = {name for name, body in bodies.items() if body is not None and body.__module__.startswith("onnxtrain.")}
+    assert own == listed
