@@ -22,10 +22,9 @@ inline double simple_h(const MeasureScalars& m, double z) {
   if constexpr (measure == kGemanMcClure) return (z + m.epsilon) * (z + m.epsilon);
 }
 
-// The same of any measure, relative to the largest z (MeasureScalars says how).
+// The same of the other measures, relative to the largest z (MeasureScalars says how).
 template <typename T, Measure measure>
 inline double relative_h(const MeasureScalars& m, double z) {
-  if constexpr (is_simple(measure)) return simple_h<measure>(m, z);
   switch (measure) {
     case kPNorm:
       return sizeof(T) == sizeof(float) ? power_of_float(z, m.exponent) : __builtin_pow(z, m.exponent);
@@ -137,21 +136,22 @@ LayerSum layer_sum(const MeasureScalars& scalars, std::size_t count, const void*
     return {scalars.l1 ? simple_sum<T, measure, true>(scalars, count, X)
                        : simple_sum<T, measure, false>(scalars, count, X),
             scalars.largest};
-  }
-  MeasureScalars m = scalars;
-  if (measure == kExponential || measure == kTanh) m.largest = largest_of(m.l1, count, X);
-  double h[kChunk];
-  Vector lanes[kVectors] = {};
-  for (std::size_t begin = 0; begin < count; begin += kChunk) {
-    const std::size_t n = count - begin < kChunk ? count - begin : kChunk;
-    relative_h_of<T, measure>(m, n, X + begin, h);
-    if (m.l1) {
-      add_to<true>(lanes, pad(h, n), h);
-    } else {
-      add_to<false>(lanes, pad(h, n), h);
+  } else {
+    MeasureScalars m = scalars;
+    if (measure == kExponential || measure == kTanh) m.largest = largest_of(m.l1, count, X);
+    double h[kChunk];
+    Vector lanes[kVectors] = {};
+    for (std::size_t begin = 0; begin < count; begin += kChunk) {
+      const std::size_t n = count - begin < kChunk ? count - begin : kChunk;
+      relative_h_of<T, measure>(m, n, X + begin, h);
+      if (m.l1) {
+        add_to<true>(lanes, pad(h, n), h);
+      } else {
+        add_to<false>(lanes, pad(h, n), h);
+      }
     }
+    return {total_of(lanes), m.largest};
   }
-  return {total_of(lanes), m.largest};
 }
 
 // What the regularization takes off: for l1 h * sign(X), for l2 2 X, times a factor of the layer.
@@ -221,8 +221,7 @@ void descend_simply(const SsgdScalars& scalars, std::size_t count, SsgdArrays<T>
   const T factor = static_cast<T>(2.0 * shrinkage);
   const T norm_coefficient = static_cast<T>(scalars.norm_coefficient), alpha = static_cast<T>(scalars.alpha);
   const auto [X, G, V, X_new, V_new] = arrays;
-  for_each_element<T>(count, {X, G, with_momentum ? V : G}, [=, X = X, G = G, V = V, X_new = X_new,
-                                                             V_new = V_new](std::size_t i) {
+  const auto element = [=, X = X, G = G, V = V, X_new = X_new, V_new = V_new](std::size_t i) {
     const T x = X[i];
     const double h = simple_h<measure>(m, measured<l1>(x));
     const double s = (l1 ? h * h : h) * inverse_mean;
@@ -239,7 +238,12 @@ void descend_simply(const SsgdScalars& scalars, std::size_t count, SsgdArrays<T>
     } else {
       X_new[i] = moved - factor * x;
     }
-  });
+  };
+  if constexpr (with_momentum) {
+    for_each_element<T>(count, {X, G, V}, element);
+  } else {
+    for_each_element<T>(count, {X, G}, element);
+  }
 }
 
 template <typename T, Measure measure, bool l1>
@@ -264,18 +268,18 @@ void ssgd(const void* scalars, std::size_t count, const void* const* inputs, voi
   if constexpr (is_simple(measure)) {
     (s.measure.l1 ? descend_simply_any<T, measure, true> : descend_simply_any<T, measure, false>)(
         s, count, {X, G, V, X_new, V_new});
-    return;
-  }
-  double h[kChunk];
-  T shrinkages[kChunk];
-  for (std::size_t begin = 0; begin < count; begin += kChunk) {
-    const std::size_t n = count - begin < kChunk ? count - begin : kChunk;
-    relative_h_of<T, measure>(s.measure, n, X + begin, h);
-    if (s.shrinkage != 0.0) shrinkages_of(s, n, h, X + begin, shrinkages);  // before X_new, which may be X
-    descend_any<T>(s, n, h, {X + begin, G + begin, s.momentum ? V + begin : nullptr, X_new + begin,
-                             s.momentum ? V_new + begin : nullptr});
-    if (s.shrinkage != 0.0) {
-      for (std::size_t i = 0; i < n; ++i) X_new[begin + i] -= shrinkages[i];
+  } else {
+    double h[kChunk];
+    T shrinkages[kChunk];
+    for (std::size_t begin = 0; begin < count; begin += kChunk) {
+      const std::size_t n = count - begin < kChunk ? count - begin : kChunk;
+      relative_h_of<T, measure>(s.measure, n, X + begin, h);
+      if (s.shrinkage != 0.0) shrinkages_of(s, n, h, X + begin, shrinkages);  // before X_new, which may be X
+      descend_any<T>(s, n, h, {X + begin, G + begin, s.momentum ? V + begin : nullptr, X_new + begin,
+                               s.momentum ? V_new + begin : nullptr});
+      if (s.shrinkage != 0.0) {
+        for (std::size_t i = 0; i < n; ++i) X_new[begin + i] -= shrinkages[i];
+      }
     }
   }
 }

@@ -11,6 +11,7 @@ import pytest
 from onnx import helper, parser
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
+from ways import trained_both_ways
 
 import onnxtrain
 from onnxtrain.graph.shapes import infer_shapes
@@ -332,24 +333,14 @@ def test_training_is_the_same():
     tensors = [onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()]
     proto.graph.initializer.extend(tensors)
     inputs, targets = (rng.normal(size=(3, 4, 6)).astype(np.float32) for _ in range(2))
-    trained = []
-    for kernels in (False, None):
-        trainer = onnxtrain.Trainer(
-            proto,
-            loss="mean_squared_error",
-            optimizer=onnxtrain.Momentum(0.05, 0.9),
-            train=list(WEIGHTS),
-            options=onnxtrain.RuntimeOptions(kernels=kernels),
-        )
-        losses = [trainer.train_step(inputs, targets) for _ in range(10)]
-        trained.append((losses, dict(trainer.parameters)))
+    (plain_losses, plain), (losses, trainer) = trained_both_ways(proto, list(WEIGHTS), inputs, targets)
     lowered = onnxtrain.lower(trainer.training_model(), kernels=True)  # the size of a batch is open
     operators = {node.op_type for node in lowered.graph.node}
     assert {"Attention", "AttentionGradient"} <= operators
     assert not {"Softmax", "SoftmaxGradient", "IsNaN"} & operators
-    np.testing.assert_allclose(trained[1][0], trained[0][0], rtol=1e-5)
+    np.testing.assert_allclose(losses, plain_losses, rtol=1e-5)
     for name in WEIGHTS:
-        np.testing.assert_allclose(trained[1][1][name], trained[0][1][name], atol=1e-5)
+        np.testing.assert_allclose(trainer.parameters[name], plain.parameters[name], atol=1e-5)
 
 
 @pytest.mark.torch

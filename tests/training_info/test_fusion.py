@@ -7,8 +7,8 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 from onnx import helper, parser
+from ways import trained_both_ways
 
-import onnxtrain
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.training_info.fusion import fuse_activations
 
@@ -113,16 +113,6 @@ def test_training_is_the_same(nodes):
     )
     rng = np.random.default_rng(1)
     inputs, targets = (rng.normal(size=(8, size)).astype(np.float32) for size in (3, 5))
-    trained = []
-    for kernels in (False, None):
-        trainer = onnxtrain.Trainer(
-            proto,
-            loss="mean_squared_error",
-            optimizer=onnxtrain.Momentum(0.05, 0.9),
-            train="w",
-            options=onnxtrain.RuntimeOptions(kernels=kernels),
-        )
-        losses = [trainer.train_step(inputs, targets) for _ in range(10)]
-        trained.append((losses, trainer.parameters["w"].copy()))
-    np.testing.assert_allclose(trained[1][0], trained[0][0], rtol=1e-5)
-    np.testing.assert_allclose(trained[1][1], trained[0][1], atol=1e-5)
+    (plain_losses, plain), (losses, trainer) = trained_both_ways(proto, "w", inputs, targets)
+    np.testing.assert_allclose(losses, plain_losses, rtol=1e-5)
+    np.testing.assert_allclose(trainer.parameters["w"], plain.parameters["w"], atol=1e-5)

@@ -8,16 +8,17 @@ operators would go over memory once more for it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 
-import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.engine import Backward
+from onnxtrain.autodiff.recompute import SHAPES_ONLY
 from onnxtrain.graph.clone import Values, clone_nodes
 from onnxtrain.graph.replace import set_inputs
+from onnxtrain.graph.value import constant_number
 
-_SHAPES_ONLY = frozenset({"Shape", "Size"})
 _VIEWS = frozenset({"Flatten", "Reshape"})
 
 
@@ -76,19 +77,14 @@ def _given(values: Sequence[ir.Value | None]) -> list[tuple[int, ir.Value]]:
 
 def _bounds(values: Sequence[ir.Value | None]) -> list[tuple[int, ir.Value]]:
     """The bounds that are given; a lower one of minus infinity is none."""
-    return [(place, value) for place, value in _given(values) if place or not _is_minus_infinity(value)]
-
-
-def _is_minus_infinity(value: ir.Value) -> bool:
-    tensor = ir.convenience.get_const_tensor(value)
-    return tensor is not None and tensor.size == 1 and bool(np.all(tensor.numpy() == -np.inf))
+    return [(place, value) for place, value in _given(values) if place or constant_number(value) != -math.inf]
 
 
 def _reads(y: ir.Value, carrying: Collection[ir.Node]) -> Iterator[tuple[ir.Node, ir.Value]]:
     """Gradient nodes that read the elements of y, and what they read: y itself, or a forward node's view of it."""
     for reader in dict.fromkeys(reader for reader, _ in y.uses()):
         if reader in carrying:
-            if reader.op_type not in _SHAPES_ONLY:
+            if reader.op_type not in SHAPES_ONLY:
                 yield reader, y
         elif reader.op_type in _VIEWS and not reader.domain and reader.inputs[0] is y:
             yield from _reads(reader.outputs[0], carrying)

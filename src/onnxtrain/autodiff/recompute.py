@@ -31,7 +31,8 @@ _ONCE = RANDOM | {"Dropout"}
 _FUSED_ANYWAY = frozenset({"MatMul"})
 """Operators with which ONNX Runtime fuses what they read, however many others read it, too."""
 
-_SHAPES_ONLY = frozenset({"Shape", "Size"})
+SHAPES_ONLY = frozenset({"Shape", "Size"})
+"""Operators that read no element of what they are given."""
 
 
 def recompute(graph: ir.Graph, backward: Backward, patterns: Sequence[str]) -> None:
@@ -92,7 +93,7 @@ def _late(graph: ir.Graph, carrying: Collection[ir.Node], arriving: Collection[i
     active: set[ir.Node] = set()
     late: set[ir.Node] = set()
     for node in graph:
-        if node not in carrying or node.op_type in _SHAPES_ONLY:
+        if node not in carrying or node.op_type in SHAPES_ONLY:
             continue
         producers = {value.producer() for value in node.inputs if value is not None and is_float(value)} - {None}
         if any(producer in active or producer not in carrying for producer in producers):
@@ -142,7 +143,7 @@ class _Segment:
         It is one that the first gradient node that reads the segment reads, too, or the last one before it: none
         of these depends on the segment.
         """
-        reader = next((node for node in self.readers() if node.op_type not in _SHAPES_ONLY), None)
+        reader = next((node for node in self.readers() if node.op_type not in SHAPES_ONLY), None)
         if reader is None:
             return None
         for value in reader.inputs:
@@ -159,7 +160,7 @@ class _Segment:
     def copy(self, trigger: ir.Value) -> None:
         """Put copies in the place of the segment for the gradient nodes from the first reader on."""
         readers = self.readers()
-        first = next(node for node in readers if node.op_type not in _SHAPES_ONLY)
+        first = next(node for node in readers if node.op_type not in SHAPES_ONLY)
         readers = [node for node in readers if self.order[node] >= self.order[first]]
         op = Builder(self.graph, self.graph.opset_imports.get("", 1), before=first)
         op.scope = f"again: {self.nodes[0].name}"

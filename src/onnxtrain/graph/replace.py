@@ -33,10 +33,15 @@ def replace_values(graph: ir.Graph, pairs: Sequence[tuple[ir.Value, ir.Value]]) 
         output = identity.outputs[0]
         output.type, output.shape = new.type, new.shape
         substitutes[old] = output
+    stand_in(graph, substitutes)
+
+
+def stand_in(graph: ir.Graph, substitutes: Mapping[ir.Value, ir.Value]) -> None:
+    """Let new values take the places of old ones, and their names; see :func:`substitute`."""
     substitute(graph, substitutes)
-    for old, output in substitutes.items():
+    for old, new in substitutes.items():
         name, old.name = old.name, None
-        output.name = name
+        new.name = name
 
 
 def substitute(graph: ir.Graph, substitutes: Mapping[ir.Value, ir.Value]) -> None:

@@ -136,4 +136,12 @@ def is_float(value: ir.Value) -> bool:
     return value.dtype in _FLOATING
 
 
+def constant_number(value: ir.Value | None) -> float | None:
+    """The number that an onnx-ir value holds, where it is a constant of one element."""
+    tensor = None if value is None else ir.convenience.get_const_tensor(value)
+    if tensor is None or tensor.size != 1:
+        return None
+    return float(np.asarray(tensor.numpy()).reshape(()))
+
+
 _FLOATING = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})

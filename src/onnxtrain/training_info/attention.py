@@ -17,11 +17,10 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import DOMAIN, VERSION
 from onnxtrain.graph import Builder, Value
-from onnxtrain.graph.replace import substitute
-from onnxtrain.graph.value import Dimension, dimensions
+from onnxtrain.graph.replace import stand_in, substitute
+from onnxtrain.graph.value import Dimension, constant_number, dimensions
 from onnxtrain.training_info.patterns import (
     are_seen,
-    constant_number,
     is_needed,
     multiple_of,
     named_by_gradients,
@@ -341,10 +340,8 @@ def _replace(op: Builder, pattern: _Pattern, result: ir.Value, named: set[str]) 
 
 def _stand_in(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
     """Let a value take the place of another, and its name."""
-    substitute(graph, {old: new})
     new.type, new.shape = old.type, old.shape
-    name, old.name = old.name, None
-    new.name = name
+    stand_in(graph, {old: new})
 
 
 def _read_sizes_before_transposes(main: Builder, named: set[str]) -> None:

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import DOMAIN, VERSION
 from onnxtrain.graph import Builder
-from onnxtrain.graph.replace import remove_nodes, substitute
-from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.graph.replace import remove_nodes, stand_in
+from onnxtrain.graph.value import constant_number
 from onnxtrain.operators.registry import find
 from onnxtrain.operators.schema import OptimizerSchema
 
@@ -46,12 +45,11 @@ def fuse_updates(model: ir.Model) -> None:
     ``onnxtrain``: inputs R, T, factor, then all X, all G, with ``masked = 1`` all masks (bool, of X's shape), and all
     states; the other attributes and the outputs are those of the operator. Parameters with a mask and those without
     get a node each. Where something else reads the gradient that the operator would have had, it keeps it.
+
+    Requires: a sorted graph with shapes. Ensures: the same.
     """
     graph = model.graph
-    nodes = [node for node in graph if find(node.domain, node.op_type) is not None]
-    if any(_only_reader_of(value, "Mul") for node in nodes for value in node.inputs if value is not None):
-        infer_shapes(model)  # to know which of the factors are scalars
-    for node in nodes:
+    for node in list(graph):
         schema = find(node.domain, node.op_type)
         variables = None if schema is None else _variables(node, schema)
         if schema is None or variables is None:
@@ -89,10 +87,7 @@ def fuse_updates(model: ir.Model) -> None:
             substitutes.update({before: after.ir for before, after in zip(old, new, strict=True)})
         for before, after in substitutes.items():
             after.type, after.shape = before.type, before.shape
-        substitute(graph, substitutes)
-        for before, after in substitutes.items():
-            name, before.name = before.name, None
-            after.name = name
+        stand_in(graph, substitutes)
         remove_nodes(graph, [node, *passed, *masking])
         graph.opset_imports.setdefault(DOMAIN, VERSION)
 
@@ -112,7 +107,7 @@ def _variables(node: ir.Node, schema: OptimizerSchema) -> list[_Variable] | None
 
 def _without_factor(variables: Sequence[_Variable]) -> tuple[ir.Value | None, list[_Variable], list[ir.Node]]:
     """The scalar that all gradients are multiplied by, the gradients before it, and the nodes that multiply."""
-    nodes = [_only_reader_of(variable.inputs[1], "Mul") for variable in variables]
+    nodes = [_made_for_update(variable.inputs[1], "Mul") for variable in variables]
     factors = {None if node is None else node.inputs[1] for node in nodes}
     factor = next(iter(factors)) if len(factors) == 1 else None
     if factor is None or factor.shape is None or len(factor.shape) != 0:
@@ -125,8 +120,8 @@ def _without_masks(variables: Sequence[_Variable]) -> tuple[list[_Variable], lis
     """The variables with their masks, and the nodes that applied them."""
     found, nodes = [], []
     for variable in variables:
-        node = _only_reader_of(variable.inputs[1], "Where")
-        if node is None or not _is_zero(node.inputs[2]):
+        node = _made_for_update(variable.inputs[1], "Where")
+        if node is None or constant_number(node.inputs[2]) != 0:
             found.append(variable)
             continue
         mask, x = node.inputs[0], variable.inputs[0]
@@ -138,8 +133,8 @@ def _without_masks(variables: Sequence[_Variable]) -> tuple[list[_Variable], lis
     return found, nodes
 
 
-def _only_reader_of(gradient: ir.Value, operator: str) -> ir.Node | None:
-    """The node that a gradient comes from, where it is this operator and only the update reads its result."""
+def _made_for_update(gradient: ir.Value, operator: str) -> ir.Node | None:
+    """The node that a gradient comes from, where it is this operator and nothing but the update reads its result."""
     node = gradient.producer()
     if node is None or node.domain or node.op_type != operator or gradient.is_graph_output():
         return None
@@ -150,11 +145,6 @@ def _with_gradient(variable: _Variable, node: ir.Node, *, place: int = 0, mask: 
     gradient = node.inputs[place]
     assert gradient is not None
     return _Variable((variable.inputs[0], gradient, *variable.inputs[2:]), variable.outputs, mask)
-
-
-def _is_zero(value: ir.Value | None) -> bool:
-    tensor = None if value is None else ir.convenience.get_const_tensor(value)
-    return tensor is not None and tensor.size == 1 and not np.any(tensor.numpy())
 
 
 def _same_sizes(one: ir.Shape, other: ir.Shape) -> bool:

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxtrain.graph import Builder
-from onnxtrain.graph.replace import remove_nodes, substitute
+from onnxtrain.graph.replace import remove_nodes, stand_in
+from onnxtrain.graph.value import constant_number
 from onnxtrain.training_info.patterns import (
     are_seen,
     between,
-    constant_number,
     multiple_of,
     named_by_gradients,
     operands,
@@ -56,9 +56,7 @@ def fuse_activations(model: ir.Model) -> None:
         op.scope = f"fused {node.name}" if node.name else ""
         result = op.several(kind, op.wrap(x), outputs=1, domain=DOMAIN)[0].ir
         result.type, result.shape = y.type, y.shape
-        substitute(graph, {y: result})
-        name, y.name = y.name, None
-        result.name = name
+        stand_in(graph, {y: result})
         replaced |= inside
     if replaced:
         graph.opset_imports.setdefault(DOMAIN, 1)

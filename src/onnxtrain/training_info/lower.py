@@ -127,13 +127,13 @@ def lower_entry(
         lower_optimizers(working)
     clean(working)
     graph.sort()
-    if kernels:
-        fuse_updates(working)
     drop_unused_inputs(graph)
     if not kernels:
         for domain in (TRAINING_DOMAIN, "onnxtrain"):
             graph.opset_imports.pop(domain, None)
     infer_shapes(working)
+    if kernels:
+        fuse_updates(working)
     names = {value.name for value in graph.inputs}
     state_map: dict[str, str | None] = {
         name: f"{name}_new" if name in updates else None for name in states if name in names or name in updates

@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.operator import TRAINING_DOMAIN
 from onnxtrain.graph.clone import captured_values
 from onnxtrain.graph.replace import remove_nodes
-from onnxtrain.graph.value import is_float
+from onnxtrain.graph.value import constant_number, is_float
 
 
 def named_by_gradients(graph: ir.Graph) -> set[str]:
@@ -43,14 +42,6 @@ def varying_values(graph: ir.Graph) -> set[ir.Value]:
         varies = any(value in found for value in (*node.inputs, *captured_values(node)))
         found.update(output for output in node.outputs if output.name in xs or (varies and is_float(output)))
     return found
-
-
-def constant_number(value: ir.Value | None) -> float | None:
-    """The number that a value holds, where it is a constant of one element."""
-    tensor = None if value is None else ir.convenience.get_const_tensor(value)
-    if tensor is None or tensor.size != 1:
-        return None
-    return float(np.asarray(tensor.numpy()).reshape(()))
 
 
 def multiple_of(value: ir.Value | None) -> tuple[ir.Value, float] | None:
