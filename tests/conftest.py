@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
+
+import pytest
 
 # Tests run in parallel processes; a thread pool in each would only get in the others' way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -13,3 +16,9 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Keep the doctest collector away from helpers: tests import them, where what they need is installed."""
     helper = collection_path.suffix == ".py" and not collection_path.name.startswith("test_")
     return True if helper else None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What is marked as needing PyTorch is skipped without it, whatever it does with it: the core suite needs none."""
+    if item.get_closest_marker("torch") is not None and importlib.util.find_spec("torch") is None:
+        pytest.skip("PyTorch is not installed")
