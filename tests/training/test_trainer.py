@@ -123,6 +123,26 @@ def test_one_hot_targets_train_like_labels() -> None:
         np.testing.assert_allclose(by_row.parameters[name], array, rtol=1e-4, atol=1e-6)
 
 
+def test_trained_on_distributions_and_measured_on_labels() -> None:
+    x, labels = data()
+    soft = np.full((len(labels), 3), 0.1, np.float32)
+    soft[np.arange(len(labels)), labels] = 0.8
+    subject = trainer()
+    before = subject.evaluate((x, soft))["loss"]  # measured before any training says what the targets are
+    history = subject.fit((x, soft), validation=(x, labels), metrics=["accuracy"], epochs=2, shuffle=False)
+    assert history.rows[-1]["validation_accuracy"] == subject.evaluate((x, labels), metrics=["accuracy"])["accuracy"]
+    logits = subject.predict(x)
+    assert isinstance(logits, np.ndarray)
+    log_probability = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    np.testing.assert_allclose(
+        subject.evaluate((x, soft))["loss"], -np.mean((soft * log_probability).sum(1)), rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        subject.evaluate((x, labels))["loss"], -np.mean(log_probability[np.arange(len(labels)), labels]), rtol=1e-5
+    )
+    assert subject.evaluate((x, soft))["loss"] < before
+
+
 def test_parameters_are_live_and_writable() -> None:
     subject, (x, y) = trainer(), data()
     name = next(iter(subject.parameters))

@@ -16,7 +16,7 @@ from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.runtime.step import StepSession
 from onnxtrain.training.data import Batch, Dataset
 from onnxtrain.training.metrics import MeanAccumulator
-from onnxtrain.training.subject import Subject
+from onnxtrain.training.subject import Subject, tensor_spec
 from onnxtrain.training_info.lower import StepGraph, drop_unused_inputs
 from onnxtrain.training_info.recipe import Names
 
@@ -34,7 +34,8 @@ class Evaluator:
     """
 
     def __init__(self, subject: Subject, states: StateBuffers, options: RuntimeOptions, names: Names) -> None:
-        self._subject = subject
+        self.subject = subject
+        self.target_spec = None if subject.target is None else tensor_spec(subject.target)
         self._states = states
         self._options = options
         self._names = names
@@ -48,8 +49,8 @@ class Evaluator:
         """Averages of loss and metrics over a dataset."""
         if self._with_loss is None:
             self._with_loss = self._session(with_loss=True)
-        resolved = self._subject.resolve_metrics(metrics)
-        prediction = str(self._subject.prediction.name)
+        resolved = self.subject.resolve_metrics(metrics)
+        prediction = str(self.subject.prediction.name)
         means = {name: MeanAccumulator() for name in ("loss", *(metric.name for metric in resolved))}
         for batch in self._batches(dataset, batch_size):
             feeds: dict[str, np.ndarray] = dict(batch.inputs)
@@ -66,7 +67,7 @@ class Evaluator:
         """All tensor outputs for a dataset, by name."""
         if self._plain is None:
             self._plain = self._session(with_loss=False)
-        fixed = fixed_batch_size(self._subject.model.graph)
+        fixed = fixed_batch_size(self.subject.model.graph)
         parts: dict[str, list[np.ndarray]] = {name: [] for name in self._outputs}
         for batch in dataset.batches(fixed or batch_size):
             results = self._plain.run(batch.inputs if fixed is None else _filled(batch, fixed))
@@ -81,7 +82,7 @@ class Evaluator:
         Raises:
             DataError: There is no whole batch.
         """
-        fixed, whole = fixed_batch_size(self._subject.model.graph), 0
+        fixed, whole = fixed_batch_size(self.subject.model.graph), 0
         for batch in dataset.batches(fixed or batch_size):
             if fixed is None or batch.size == fixed:
                 whole += 1
@@ -93,9 +94,9 @@ class Evaluator:
             )
 
     def _session(self, *, with_loss: bool) -> StepSession:
-        model = self._subject.model.clone()
+        model = self.subject.model.clone()
         graph = model.graph
-        subject = _on_copy(self._subject, model)
+        subject = _on_copy(self.subject, model)
         values = {output.name: output for node in graph for output in node.outputs}
         values |= {value.name: value for value in graph.inputs}
         names = [str(subject.prediction.name)] if with_loss else list(self._outputs)

@@ -88,7 +88,7 @@ def fit(
     if resume and checkpoint is None:
         raise OptionError("resume needs the folder of the checkpoints; give checkpoint=.")
     dataset = trainer.open(data, target=target)
-    held_out = None if validation is None else trainer.open(validation, target=target)
+    held_out = None if validation is None else trainer.open_for_evaluation(validation, target=target)[1]
     fixed = fixed_batch_size(trainer._subject.model.graph)
     size = batch_size if fixed is None else fixed
     per_epoch = dataset.batch_count(size)

@@ -156,7 +156,7 @@ class Trainer:
         self.session = TrainingSession(
             skeleton.proto, options=self.options, folder=self.file.folder or "", values=skeleton.values
         )
-        self._evaluator: Evaluator | None = None
+        self._evaluators: dict[TargetKind | None, Evaluator] = {}
         self._inputs = [tensor_spec(value) for value in subject.model.graph.inputs]
         self._target_spec = None if subject.target is None else tensor_spec(subject.target)
         self.parameters = Parameters(self.session, subject.parameters)
@@ -320,7 +320,35 @@ class Trainer:
         Returns:
             ``loss`` and every metric: averages over all examples.
         """
-        return self._evaluation().evaluate(self.open(data, target=target), batch_size, metrics)
+        evaluator, dataset = self.open_for_evaluation(data, target=target)
+        return evaluator.evaluate(dataset, batch_size, metrics)
+
+    def open_for_evaluation(self, source: Source, *, target: str | None = None) -> tuple[Evaluator, Dataset]:
+        """Data in any form, and what measures the model on it.
+
+        Targets may be of another kind than those that the model is trained on: labels where it learns from
+        distributions over classes.
+
+        Raises:
+            DataError: It cannot be read or does not fit.
+        """
+        wanted = self._target_spec is not None
+        if not wanted:
+            return self._evaluation(self._kind), self.open(source, target=target, need_target=False)
+        dataset = open_dataset(source, self._inputs, target=target, need_target=True, validate=False)
+        kind = self._kind
+        if isinstance(dataset, ArrayDataset) and dataset.targets is not None:
+            kind = self._subject.target_kind(dataset.targets.dtype, dataset.targets.ndim) or kind
+        evaluator = self._evaluation(kind)
+        if isinstance(dataset, ArrayDataset):
+            dataset = dataset.expecting(evaluator.target_spec)
+        elif not isinstance(source, Dataset):
+            dataset = open_dataset(
+                source, self._inputs, target=target, target_spec=evaluator.target_spec, need_target=True, validate=False
+            )
+        if not isinstance(source, Dataset):
+            evaluator.subject.validate(dataset, labels=True)
+        return evaluator, dataset
 
     def predict(self, data: Source, *, batch_size: int = 256) -> np.ndarray | dict[str, np.ndarray]:
         """The model's outputs for inputs.
@@ -332,20 +360,20 @@ class Trainer:
         Returns:
             One array per tensor output by name, or the array itself where the model has one output.
         """
-        arrays = self._evaluation().predict(self.open(data, need_target=False), batch_size)
+        arrays = self._evaluation(self._kind).predict(self.open(data, need_target=False), batch_size)
         return next(iter(arrays.values())) if len(arrays) == 1 else arrays
 
-    def _evaluation(self) -> Evaluator:
-        if self._evaluator is None:
+    def _evaluation(self, kind: TargetKind | None) -> Evaluator:
+        if kind not in self._evaluators:
             evaluated = prepare(
                 self.file,
                 self._loss,
-                target_kind=self._kind,
+                target_kind=kind,
                 output=self._output,
                 target_name=self._names.target,
             )
-            self._evaluator = Evaluator(evaluated, self.session.state, self.options, self._names)
-        return self._evaluator
+            self._evaluators[kind] = Evaluator(evaluated, self.session.state, self.options, self._names)
+        return self._evaluators[kind]
 
     def trained_values(self) -> dict[str, np.ndarray]:
         """What :meth:`save` writes: parameters and running statistics by name."""
