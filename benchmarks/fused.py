@@ -184,7 +184,7 @@ def cases() -> list[Case]:
     inputs = [normal(8, 128, width), indices, np.array([vocabulary, width])]
     layer = f"{vocabulary} x {width}, 1024 rows"
     found.append(Case("GatherGradient", layer, inputs, [(vocabulary, width)], embedding, {"axis": 0}, constants=(2,)))
-    return found + attentions(aten) + convolutions(aten)
+    return found + attentions(aten) + linears() + convolutions(aten)
 
 
 ATTENTIONS = (
@@ -248,6 +248,51 @@ def attention_of(
     e = np.exp(scores - largest)
     sums = e.sum(-1, keepdims=True)
     return np.einsum("bhst,bthe->bshe", e / sums, v), (largest + np.log(sums))[..., 0]
+
+
+LINEARS = (
+    # leading axes, inputs, outputs, whether the weight is [outputs, inputs]
+    ((8, 128), 256, 256, False),
+    ((8, 128), 256, 256, True),
+    ((8, 128), 256, 1024, False),
+    ((8, 128), 1024, 256, False),
+    ((64,), 784, 128, True),
+)
+
+
+def linears() -> list[Case]:
+    """Layers as in BERT-mini and in the MLP: y, the gradient by x without a bias, and those by weight and bias."""
+    from torch.nn import functional
+
+    found = []
+    for leading, inputs, outputs, transposed in LINEARS:
+        x, dy, bias = normal(*leading, inputs), normal(*leading, outputs), normal(outputs)
+        weight = normal(outputs, inputs) if transposed else normal(inputs, outputs)
+
+        def linear(x: Any, w: Any, b: Any = None, turned: bool = transposed) -> Run:
+            return lambda: functional.linear(x, w if turned else w.t(), b)
+
+        def by_input(dy: Any, w: Any, turned: bool = transposed) -> Run:
+            return lambda: dy @ (w if turned else w.t())
+
+        def by_weight(dy: Any, x: Any, turned: bool = transposed) -> Run:
+            dy, x = dy.flatten(0, -2), x.flatten(0, -2)
+            return lambda: (dy.t() @ x if turned else x.t() @ dy, dy.sum(0))
+
+        layer = f"{text(x.shape)}, {outputs} outputs" + (", transposed" if transposed else "")
+        found += [
+            Case("Linear", layer, [x, weight, bias], [dy.shape], linear, {"transB": int(transposed)}),
+            Case("Linear", f"{layer}, by x", [dy, weight], [x.shape], by_input, {"transB": int(not transposed)}),
+            Case(
+                "LinearWeightGradient",
+                layer,
+                [dy, x],
+                [weight.shape, bias.shape],
+                by_weight,
+                {"transB": int(transposed)},
+            ),
+        ]
+    return found
 
 
 CONVOLUTIONS = (

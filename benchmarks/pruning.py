@@ -23,8 +23,9 @@ import sys
 import tempfile
 import time
 import warnings
+import zlib
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -68,6 +69,8 @@ class Recipe:
         stages: Of a pruning.
         dense_epochs: Epochs of the dense training, then of its fine-tuning.
         goal: Compression and error in percent.
+        from_dense: Whether what is pruned is the model that the dense training of its seed ended with, in place of a
+            fresh one.
         batch_size: Images per step.
         shift: By how many pixels training images move at most.
         examples: How many training images are used; all by default.
@@ -81,6 +84,7 @@ class Recipe:
     stages: tuple[Stage, ...]
     dense_epochs: tuple[int, int]
     goal: tuple[int, float]
+    from_dense: bool = False
     batch_size: int = 128
     shift: int = 0
     examples: int | None = None
@@ -88,6 +92,14 @@ class Recipe:
     def stages_of(self, method: str) -> tuple[Stage, ...]:
         """What a method goes through."""
         return (Stage(1, *self.dense_epochs),) if method == DENSE else self.stages
+
+    def optimizer_of(self, method: str) -> Optimizer:
+        """The update rule of a method."""
+        return self.ssgd if method == "ssgd" else self.magnitude
+
+    def begins_dense(self, method: str) -> bool:
+        """Whether a method begins with the model that the dense training ended with."""
+        return self.from_dense and method != DENSE
 
 
 RECIPES = [
@@ -107,8 +119,9 @@ RECIPES = [
         ssgd=SSGD(0.02, epsilon=1e-2, max_scale=5.0, alpha=0.9, regularization=3e-4),
         magnitude=Momentum(0.02, norm_coefficient=5e-4),
         fine_tune=Adam(3e-3),
-        stages=(Stage(46, 6, 2), Stage(111, 6, 3), Stage(280, 10, 6)),
+        stages=(Stage(46, 5, 2), Stage(111, 5, 3), Stage(280, 9, 6)),
         dense_epochs=(12, 6),
+        from_dense=True,
         goal=(280, 0.75),
         batch_size=64,
         shift=1,
@@ -126,10 +139,24 @@ class Task:
     seed: int
     held_out: int = 0
     file: Path | None = None  # where the model of the goal's compression is written
+    folder: Path = Path()  # where models of dense trainings are kept
+
+    def dense(self) -> Task:
+        """The dense training of the same seed."""
+        return replace(self, method=DENSE, file=None)
+
+    def dense_file(self) -> Path:
+        """Where its model is kept."""
+        return self.folder / f"dense_{zlib.crc32(self.dense().key().encode()):08x}.onnx"
 
     def key(self) -> str:
-        """What its results are kept under; the settings are a part of it."""
-        return f"{self.data.name} {self.method} {self.seed} {self.held_out} {self.recipe}"
+        """What its results are kept under; the settings that they depend on are a part of it."""
+        recipe, method = self.recipe, self.method
+        settings = [recipe.optimizer_of(method), recipe.fine_tune, recipe.stages_of(method)]
+        if recipe.begins_dense(method):
+            settings += ["after", recipe.optimizer_of(DENSE), recipe.stages_of(DENSE)]
+        settings += [recipe.batch_size, recipe.shift, recipe.examples]
+        return f"{self.data.name} {recipe.model} {method} {self.seed} {self.held_out} {settings}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -140,7 +167,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folders = [options.data, *([options.fashion] if options.fashion else [])]
     names = {recipe.model: Path(f"{recipe.model}.onnx") for recipe in recipes}
     with ForeignLoad() as foreign, tempfile.TemporaryDirectory() as scratch:
-        written = {model: Path(options.log.parent if options.log else scratch) / name for model, name in names.items()}
+        kept = options.log.parent if options.log else Path(scratch)
+        written = {model: kept / name for model, name in names.items()}
         tasks = [
             Task(
                 folder,
@@ -149,6 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 seed,
                 options.held_out,
                 written[recipe.model] if (folder, method, seed) == (options.data, "ssgd", 0) else None,
+                kept,
             )
             for folder in folders
             for recipe in recipes
@@ -238,7 +267,8 @@ def settings(recipe: Recipe) -> str:
     return (
         f"{recipe.model}: SSGD by {recipe.ssgd}; magnitude by {recipe.magnitude}; epochs with a cut after each + "
         f"epochs of fine-tuning by {recipe.fine_tune} on a cosine schedule: {stages}; dense "
-        f"{' + '.join(map(str, recipe.dense_epochs))}; batches of {recipe.batch_size}, images moved by up to "
+        f"{' + '.join(map(str, recipe.dense_epochs))}{', from which the others begin' if recipe.from_dense else ''}; "
+        f"batches of {recipe.batch_size}, images moved by up to "
         f"{recipe.shift} pixels."
     )
 
@@ -249,19 +279,28 @@ def run_all(tasks: Sequence[Task], workers: int, log: Path | None) -> list[Outco
         entry = json.loads(line)
         known[entry["key"]] = [Outcome(**outcome) for outcome in entry["outcomes"]]
     missing = [task for task in tasks if task.key() not in known]
+    first = [task for task in missing if task.method == DENSE]
+    first += [
+        task.dense()
+        for task in missing
+        if task.recipe.begins_dense(task.method) and not (task.dense().key() in known and task.dense_file().exists())
+    ]
+    waves = [list({task.key(): task for task in first}.values()), [task for task in missing if task.method != DENSE]]
     with ProcessPoolExecutor(workers) as pool:
-        for done, (task, outcomes) in enumerate(zip(missing, pool.map(run, missing), strict=True), start=1):
-            known[task.key()] = outcomes
-            if log is not None:
-                with log.open("a") as file:
-                    print(json.dumps({"key": task.key(), "outcomes": [asdict(o) for o in outcomes]}), file=file)
-            said = ", ".join(f"{o.error:.2f} % error at {o.compression:.1f}x" for o in outcomes)
-            first = outcomes[0]
-            print(
-                f"{done} of {len(missing)}: {first.data}, {first.model}, {first.method}, seed {first.seed}: {said}; "
-                f"{sum(o.seconds for o in outcomes):.0f} s",
-                flush=True,
-            )
+        for wave in waves:
+            running = {pool.submit(run, task): task for task in sorted(wave, key=Task.key)}
+            for done, future in enumerate(as_completed(running), start=1):
+                task, outcomes = running[future], future.result()
+                known[task.key()] = outcomes
+                if log is not None:
+                    with log.open("a") as file:
+                        print(json.dumps({"key": task.key(), "outcomes": [asdict(o) for o in outcomes]}), file=file)
+                said = ", ".join(f"{o.error:.2f} % error at {o.compression:.1f}x" for o in outcomes)
+                print(
+                    f"{done} of {len(wave)}: {task.data.name}, {task.recipe.model}, {task.method}, seed {task.seed}: "
+                    f"{said}; {sum(o.seconds for o in outcomes):.0f} s",
+                    flush=True,
+                )
     return [outcome for task in tasks for outcome in known[task.key()]]
 
 
@@ -275,6 +314,8 @@ def stages_of(task: Task) -> Iterator[Outcome]:
     train, test = parts_of(task)
     images = ShiftedImages(*train, batch_size=recipe.batch_size, reach=recipe.shift, seed=task.seed)
     model: onnx.ModelProto = getattr(onnxtrain.examples, recipe.model)(seed=task.seed)
+    if recipe.begins_dense(task.method):
+        model = onnx.load(task.dense_file())
     for stage in recipe.stages_of(task.method):
         begin = time.perf_counter()
         with warnings.catch_warnings():
@@ -286,7 +327,7 @@ def stages_of(task: Task) -> Iterator[Outcome]:
                 validation=tuple(array[:256] for array in test),  # what prune itself prints; nothing depends on it
                 method="ssgd" if task.method == "ssgd" else "magnitude",
                 sparsity=1 - 1 / stage.compression,
-                optimizer=recipe.ssgd if task.method == "ssgd" else recipe.magnitude,
+                optimizer=recipe.optimizer_of(task.method),
                 fine_tune_optimizer=recipe.fine_tune,
                 epochs=stage.epochs,
                 fine_tune_epochs=stage.fine_tune_epochs,
@@ -301,6 +342,8 @@ def stages_of(task: Task) -> Iterator[Outcome]:
             path = Path(folder) / "model.onnx"
             result.save(path)
             error = error_of_file(path, *test)
+            if task.method == DENSE:
+                result.save(task.dense_file())
             if task.file is not None and stage.compression == goal_of(recipe.model):
                 result.save(task.file)
         yield Outcome(

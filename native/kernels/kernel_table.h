@@ -125,6 +125,7 @@ using LayerNormalizationKernel = void (*)(const LayerNormalizationCall& call, st
 
 struct AttentionKernels;
 struct ConvolutionTable;
+struct ProductTable;
 
 struct KernelTable {
   const char* instruction_set;
@@ -153,6 +154,7 @@ struct KernelTable {
   void (*stream)(std::size_t arrays, std::size_t count, const float* input, float* const* outputs);
   const ConvolutionTable* convolution;
   const AttentionKernels* attention;  // indexed by ElementType
+  const ProductTable* product;
 };
 
 // The best table for this processor, or the one that the environment variable ONNXTRAIN_INSTRUCTION_SET names. Null

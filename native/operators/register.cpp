@@ -10,6 +10,7 @@
 #include "convolution_node.h"
 #include "fused_node.h"
 #include "gather_gradient.h"
+#include "linear_node.h"
 #include "max_pool_gradient.h"
 #include "normalization_gradient.h"
 #include "optimizer_node.h"
@@ -295,6 +296,8 @@ Domains create_domains(const OrtApi* api) {
   add_operator<GatherGradientNode>(api, domains.own);
   add_operator<GeluGradientNode>(api, domains.own);
   add_operator<LayerNormalizationGradientNode>(api, domains.own);
+  add_operator<LinearNode>(api, domains.own);
+  add_operator<LinearWeightGradientNode>(api, domains.own);
   add_operator<LogSoftmaxGradientNode>(api, domains.own);
   add_operator<MaxPoolGradientNode>(api, domains.own);
   add_operator<RMSNormalizationGradientNode>(api, domains.own);

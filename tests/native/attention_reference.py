@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import helper
-from optimizer_sessions import element_type, session
+from optimizer_sessions import run_node
 
 INPUTS = {
     "Attention": ("q", "k", "v", "bias"),
@@ -106,22 +105,8 @@ class Attention:
 
 
 def run(path, operator, feeds, attributes, threads=1, wanted=None):
-    """The outputs of one node by name; a bias that is not fed is left out, as are outputs that are not wanted."""
-    names = [name if name in feeds else "" for name in INPUTS[operator]]
-    outputs = OUTPUTS[operator] if wanted is None else wanted
-    produced = [name if name in outputs else "" for name in OUTPUTS[operator]]
-    while names[-1] == "":
-        names.pop()
-    node = helper.make_node(operator, names, produced, domain="onnxtrain", **attributes)
-    kind = element_type(feeds[names[-1]])  # from which the runtime takes that of the outputs
-    made = session(
-        path,
-        [node],
-        [(name, element_type(feeds[name]), None) for name in names if name],
-        [(name, kind, None) for name in outputs],
-        threads,
-    )
-    return dict(zip(outputs, made.run(None, {name: feeds[name] for name in names if name}), strict=True))
+    """The outputs of one node by name."""
+    return run_node(path, operator, INPUTS[operator], OUTPUTS[operator], feeds, attributes, threads, wanted)
 
 
 def run_both(path, case, feeds, threads=1):

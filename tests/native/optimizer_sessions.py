@@ -46,6 +46,25 @@ def session(path, nodes, inputs, outputs, threads=1, value_info=()):
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
+def run_node(path, operator, inputs, outputs, feeds, attributes, threads=1, wanted=None):
+    """The outputs of one node by name: inputs that are not fed are left out, as are outputs that are not wanted."""
+    names = [name if name in feeds else "" for name in inputs]
+    kept = outputs if wanted is None else wanted
+    produced = [name if name in kept else "" for name in outputs]
+    for listed in (names, produced):
+        while listed[-1] == "":
+            listed.pop()
+    kind = element_type(feeds[names[-1]])  # from which the runtime takes that of the outputs
+    made = session(
+        path,
+        [helper.make_node(operator, names, produced, domain="onnxtrain", **attributes)],
+        [(name, element_type(feeds[name]), None) for name in names if name],
+        [(name, kind, None) for name in kept],
+        threads,
+    )
+    return dict(zip(kept, made.run(None, {name: feeds[name] for name in names if name}), strict=True))
+
+
 def optimizer_session(path, name, R, T, variables, threads=1, wanted=None, **attributes):
     """A session with one optimizer node for `variables`, lists of X, G and states; and its feeds.
 

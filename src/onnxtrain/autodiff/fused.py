@@ -22,7 +22,8 @@ from onnxtrain.graph.value import is_float
 DOMAIN = "onnxtrain"
 VERSION = 1
 
-_KERNEL_TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+KERNEL_TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+"""The element types that native kernels have."""
 
 
 @dataclass(frozen=True)
@@ -121,4 +122,4 @@ def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool) -> None
 
 def _runs(node: ir.Node) -> bool:
     floating = [value.dtype for value in node.inputs if value is not None and is_float(value)]
-    return all(dtype in _KERNEL_TYPES for dtype in floating) and _operators[node.domain, node.op_type].has_kernel(node)
+    return all(dtype in KERNEL_TYPES for dtype in floating) and _operators[node.domain, node.op_type].has_kernel(node)

@@ -20,7 +20,7 @@ from onnxtrain.graph.clone import Values, captured_values, clone_nodes
 from onnxtrain.graph.passes import clean
 from onnxtrain.graph.replace import remove_nodes, replace_values
 from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.graph.value import is_float
+from onnxtrain.graph.value import dimensions, is_float
 
 TRAINING_DOMAIN = "ai.onnx.preview.training"
 
@@ -187,13 +187,20 @@ def _substitute(
             copied.append(other)
             affected.update(other.outputs)
     new = clone_nodes(copied, mapping, rename=lambda name: f"gradient_{index}/{name}")
-    for copy in new:
-        for output in copy.outputs:
-            output.shape = None  # the substitutes may have other shapes
+    if not all(_have_one_shape(name, value) for name, value in zip(names, given, strict=True)):
+        for copy in new:
+            for output in copy.outputs:
+                output.shape = None
     graph.extend(new)
     result = mapping.get(y, y)
     assert result is not None
     return result, fresh[:count], fresh[count:]
+
+
+def _have_one_shape(one: ir.Value, other: ir.Value) -> bool:
+    """Whether two values are known to have the same shape."""
+    shape = dimensions(one)
+    return shape is not None and None not in shape and shape == dimensions(other)
 
 
 def _ancestors(y: ir.Value) -> set[ir.Node]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxtrain.autodiff.engine import Backward
+from onnxtrain.autodiff.fused import DOMAIN
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder
 from onnxtrain.graph.builder import RANDOM
@@ -79,7 +80,7 @@ def _choose(forward: Sequence[ir.Node], patterns: Sequence[str]) -> set[ir.Node]
 
 
 def _draws(node: ir.Node) -> bool:
-    if node.op_type in _ONCE or node.domain not in ("", "com.microsoft"):
+    if node.op_type in _ONCE or node.domain not in ("", "com.microsoft", DOMAIN):
         return True  # an operator of someone else's may draw, too
     return any(_draws(inner) for graph in subgraphs(node) for inner in graph)
 

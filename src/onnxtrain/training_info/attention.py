@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.autodiff.fused import DOMAIN, VERSION
+from onnxtrain.autodiff.fused import DOMAIN, KERNEL_TYPES, VERSION
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.replace import stand_in, substitute
 from onnxtrain.graph.value import Dimension, constant_number, dimensions
@@ -33,7 +33,6 @@ from onnxtrain.training_info.transposition import composed, is_identity, order_o
 
 OPERATOR = "Attention"
 
-_TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 _RANK = 4
 _MOST_BIASES = 3
 """Masks and sums between product and softmax that are looked through: each sum has two terms to try."""
@@ -145,7 +144,7 @@ class _Pattern:
 def _match(softmax: ir.Node, opset: int, named: set[str], varying: set[ir.Value]) -> _Pattern | None:
     """The attention that a Softmax is part of, where the operator can compute it."""
     given, p = softmax.inputs[0], softmax.outputs[0]
-    if given is None or _rank(p) != _RANK or p.dtype not in _TYPES or not _is_over_last_axis(softmax, opset):
+    if given is None or _rank(p) != _RANK or p.dtype not in KERNEL_TYPES or not _is_over_last_axis(softmax, opset):
         return None
     cleaned, replacing = _without_nan(p)
     product = next((node for node in readers(cleaned, "MatMul") if node.inputs[0] is cleaned), None)

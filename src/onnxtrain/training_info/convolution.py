@@ -11,9 +11,8 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnxtrain.autodiff.fused import DOMAIN, VERSION
+from onnxtrain.autodiff.fused import DOMAIN, KERNEL_TYPES, VERSION
 
-_TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 _MOST_AXES = 3
 
 FEW_PRODUCTS = 48
@@ -55,7 +54,7 @@ def _attributes(node: ir.Node) -> Sequence[ir.Attr] | None:
     if node.op_type != "Conv" or node.domain:
         return None
     x, weight = node.inputs[:2]
-    if x is None or weight is None or weight.shape is None or weight.dtype not in _TYPES:
+    if x is None or weight is None or weight.shape is None or weight.dtype not in KERNEL_TYPES:
         return None
     given = {name: attribute.value for name, attribute in node.attributes.items()}
     sizes = [size for size in weight.shape if isinstance(size, int)]

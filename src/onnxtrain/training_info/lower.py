@@ -22,6 +22,7 @@ from onnxtrain.training_info.convolution import use_convolution_kernels
 from onnxtrain.training_info.fused_update import fuse_updates
 from onnxtrain.training_info.fusion import fuse_activations
 from onnxtrain.training_info.join import bindings, join, state_tensors
+from onnxtrain.training_info.linear import fuse_linear
 
 STATES_KEY = "onnxtrain.states"
 """Key of a step graph's metadata that holds its states as JSON: input name to output name."""
@@ -120,6 +121,7 @@ def lower_entry(
     if kernels:
         fuse_activations(working)
         fuse_attention(working)
+        fuse_linear(working)
     replace_gradients(working, kernels=kernels)
     if kernels:
         use_convolution_kernels(working)

@@ -24,13 +24,13 @@ def matmul(node: Node, dy: Value) -> Gradients:
 
 def _times_matrix(op: Builder, a: Value, b: Value, dy: Value) -> Gradients:
     """A matrix on the right: the batch axes of a [..., k] are more rows, so each gradient is one Gemm."""
-    rows_dy, rows_a = _rows(op, dy), _rows(op, a)
+    rows_dy, rows_a = rows(op, dy), rows(op, a)
     da = op.Gemm(rows_dy, b, transB=1)
     db = op.Gemm(rows_a, rows_dy, transA=1)
     return op.reshape_like(da.with_shape(rows_a.shape), a), db
 
 
-def _rows(op: Builder, x: Value) -> Value:
+def rows(op: Builder, x: Value) -> Value:
     """All axes but the last as one: [rows, columns]."""
     if x.rank == 2:
         return x
@@ -48,7 +48,7 @@ def _with_vector(op: Builder, a: Value, b: Value, dy: Value) -> Gradients:
         return dy * b, dy * a
     if b.rank == 1:  # [..., m, k] [k]: an outer product and a sum over all rows
         da = op.Unsqueeze(dy, last) * b
-        return da, op.MatMul(op.Reshape(dy, last), _rows(op, a)).with_shape(b.shape)
+        return da, op.MatMul(op.Reshape(dy, last), rows(op, a)).with_shape(b.shape)
     # [k] [..., k, n]
     row = op.Unsqueeze(dy, op.ints(-2))
     products = op.MatMul(b, op.Unsqueeze(dy, last))

@@ -1,0 +1,56 @@
+// Products of two matrices: functions over pointers, compiled once per instruction set and reached through a table.
+// Multiplications may be fused with additions, so instruction sets differ in the last places; one instruction set
+// always gives the same bits. Strides and offsets count elements.
+#pragma once
+
+#include <cstddef>
+
+namespace onnxtrain {
+
+// A matrix as it lies in memory.
+template <typename T>
+struct Strided {
+  const T* data;
+  std::ptrdiff_t row, column;  // from one to the next; one of them is 1
+};
+
+// A part of a product: target[row, column] = bias[column] + sum over the depth of left[row, depth] *
+// right[depth, column].
+template <typename T>
+struct Product {
+  Strided<T> left, right;
+  const T* right_end;  // behind the last element of the whole matrix
+  std::size_t rows, columns, depth;
+  const T* bias;  // null: zero
+  T* target;
+  std::ptrdiff_t target_row;
+  T *left_sums, *right_sums;  // over the depth: [rows] and [columns]; null: not wanted
+
+  std::size_t block;  // depth at a time
+  // Multiples, `block` of them: of 1, and of the distance between rows of the copy of the left matrix.
+  const std::ptrdiff_t *ones, *copied;
+  T* scratch;  // `scratch(rows, columns)` elements for each element of a block
+};
+
+template <typename T>
+struct ProductKernels {
+  std::size_t (*copy_stride)(std::size_t rows);
+  std::size_t (*scratch)(std::size_t rows, std::size_t columns);
+  void (*multiply)(const Product<T>&);
+};
+
+struct ProductTable {
+  ProductKernels<float> single;
+  ProductKernels<double> wide;
+};
+
+template <typename T>
+const ProductKernels<T>& kernels_of(const ProductTable& table) {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    return table.single;
+  } else {
+    return table.wide;
+  }
+}
+
+}  // namespace onnxtrain

@@ -1,0 +1,125 @@
+"""Products with weights as an operator of this project's domain: what its gradient emits, and its body's numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from case import gradients_alone, normal
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+
+from onnxtrain.autodiff.engine import Backward
+from onnxtrain.autodiff.fused import DOMAIN, resolve_fused
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.testing import check_gradient, projected_gradient
+
+LEADING, FEW, MANY = (2, 3), 4, 5
+DOUBLE = onnx.TensorProto.DOUBLE
+
+
+def feeds(transposed: int = 0) -> dict[str, np.ndarray]:
+    w = normal(FEW, MANY, seed=1)
+    return {"x": normal(*LEADING, FEW), "w": w.T if transposed else w, "b": normal(MANY, seed=2)}
+
+
+def one_node(
+    operator: str,
+    inputs: dict[str, np.ndarray],
+    outputs: dict[str, tuple[int, ...]],
+    kind: int = DOUBLE,
+    **attributes: int,
+) -> onnx.ModelProto:
+    node = helper.make_node(operator, list(inputs), list(outputs), domain=DOMAIN, **attributes)
+    infos = [helper.make_tensor_value_info(name, kind, array.shape) for name, array in inputs.items()]
+    results = [helper.make_tensor_value_info(name, kind, shape) for name, shape in outputs.items()]
+    graph = helper.make_graph([node], "linear", infos, results)
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid(DOMAIN, 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def layer(transposed: int = 0, *, bias: bool = True, kind: int = DOUBLE) -> onnx.ModelProto:
+    inputs = feeds(transposed)
+    if not bias:
+        del inputs["b"]
+    return one_node("Linear", inputs, {"y": (*LEADING, MANY)}, kind, transB=transposed)
+
+
+def gradient(model: onnx.ModelProto, names: list[str], *, kernels: bool = True) -> onnx.ModelProto:
+    kind = helper.tensor_dtype_to_np_dtype(model.graph.output[0].type.tensor_type.elem_type)
+    return projected_gradient(model, names, {"y": normal(*LEADING, MANY, seed=3).astype(kind)}, kernels=kernels)
+
+
+def emitted(model: onnx.ModelProto) -> list[tuple[str, int, int]]:
+    """Operator, number of outputs and transposition of the gradient's fused nodes."""
+    nodes = [node for node in model.graph.node if node.domain == DOMAIN and node.name.startswith("gradient of")]
+    assert all(node.input[-1] and node.output[-1] for node in nodes)  # what is absent is left out
+    return sorted((node.op_type, len(node.output), node.attribute[0].i) for node in nodes)
+
+
+@pytest.mark.parametrize("transposed", [0, 1])
+@pytest.mark.parametrize(
+    ("names", "wanted"),
+    [
+        ("x", {"Linear"}),
+        ("w", {"weight"}),
+        ("b", set()),
+        ("xw", {"Linear", "weight"}),
+        ("xb", {"Linear"}),
+        ("wb", {"weight and bias"}),
+        ("xwb", {"Linear", "weight and bias"}),
+    ],
+)
+def test_only_what_is_wanted_is_emitted(names, wanted, transposed):
+    nodes = {
+        "Linear": ("Linear", 1, 1 - transposed),
+        "weight": ("LinearWeightGradient", 1, transposed),
+        "weight and bias": ("LinearWeightGradient", 2, transposed),
+    }
+    found = gradient(layer(transposed), list(names))
+    assert emitted(found) == sorted(nodes[name] for name in wanted)
+    operators = {node.op_type for node in found.graph.node if node.name.startswith("gradient of")}
+    assert ("ReduceSum" in operators) == ("b" in names and "w" not in names)
+    assert not {"MatMul", "Gemm", "Transpose"} & operators
+
+
+def test_without_a_bias():
+    assert emitted(gradient(layer(bias=False), ["x", "w"])) == [("Linear", 1, 1), ("LinearWeightGradient", 1, 0)]
+
+
+def test_half_precision_and_sessions_without_kernels_get_bodies():
+    half = gradient(layer(kind=onnx.TensorProto.FLOAT16), ["x", "w", "b"])
+    plain = gradient(layer(), ["x", "w", "b"], kernels=False)
+    for found in (half, plain):
+        assert DOMAIN not in {entry.domain for entry in found.opset_import}
+        onnx.checker.check_model(found, full_check=True)
+
+
+@pytest.mark.parametrize("transposed", [0, 1])
+def test_second_derivative(transposed):
+    """Through the body of the weight's gradient, and by the rule again where the gradient by x is differentiated."""
+    first = gradient(layer(transposed), ["x", "w", "b"])
+    assert emitted(first) == [("Linear", 1, 1 - transposed), ("LinearWeightGradient", 2, transposed)]
+    check_gradient(gradients_alone(first), feeds(transposed), wrt=["x", "w"])
+
+
+def in_standard_operators(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+    working = infer_shapes(ir.from_proto(model))
+    resolve_fused(working, Backward(), kernels=False)
+    written = ir.to_proto(working)
+    onnx.checker.check_model(written, full_check=True)
+    return ReferenceEvaluator(written).run(None, inputs)
+
+
+@pytest.mark.parametrize("transposed", [0, 1])
+def test_the_bodies(transposed):
+    inputs = feeds(transposed)
+    x, w, b = inputs.values()
+    (y,) = in_standard_operators(layer(transposed), inputs)
+    np.testing.assert_allclose(y, np.einsum("abk,nk->abn" if transposed else "abk,kn->abn", x, w) + b, atol=1e-14)
+    dy = normal(*LEADING, MANY, seed=4)
+    gradients = one_node("LinearWeightGradient", {"dy": dy, "x": x}, {"dw": w.shape, "db": b.shape}, transB=transposed)
+    dw, db = in_standard_operators(gradients, {"dy": dy, "x": x})
+    np.testing.assert_allclose(dw, np.einsum("abn,abk->nk" if transposed else "abn,abk->kn", dy, x), atol=1e-14)
+    np.testing.assert_allclose(db, dy.sum((0, 1)), atol=1e-14)
