@@ -288,7 +288,7 @@ def run_all(tasks: Sequence[Task], workers: int, log: Path | None) -> list[Outco
     waves = [list({task.key(): task for task in first}.values()), [task for task in missing if task.method != DENSE]]
     with ProcessPoolExecutor(workers) as pool:
         for wave in waves:
-            running = {pool.submit(run, task): task for task in sorted(wave, key=Task.key)}
+            running = {pool.submit(run, task): task for task in wave}
             for done, future in enumerate(as_completed(running), start=1):
                 task, outcomes = running[future], future.result()
                 known[task.key()] = outcomes
