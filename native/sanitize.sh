@@ -10,7 +10,7 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
 cmake -S "$root" -B "$scratch/build" -DONNXTRAIN_SANITIZE=ON >"$scratch/log" 2>&1 &&
-  cmake --build "$scratch/build" --parallel >>"$scratch/log" 2>&1 || { cat "$scratch/log"; exit 1; }
+  cmake --build "$scratch/build" --parallel "$(getconf _NPROCESSORS_ONLN)" >>"$scratch/log" 2>&1 || { cat "$scratch/log"; exit 1; }
 
 # A copy of the package, so that it finds this library and not the one that is installed.
 mkdir "$scratch/package"

@@ -134,7 +134,7 @@ void multiply_panel(const Product<T>& p, ProductBlock<T>& block, const Panels<T>
       if (valid != width && accumulate) copy(line, valid, buffer + r * width);
     }
     const bool whole = valid == width;
-    if (!block.first && t + 1 < tiles.count) {  // what the next tile adds to
+    if (t + 1 < tiles.count) {  // what the next tile writes
       for (std::size_t r = rows; r < rows + tiles.size(t + 1); ++r) {
         for (std::size_t v = 0; v < vectors; ++v) {
           __builtin_prefetch(target + static_cast<std::ptrdiff_t>(r) * p.target_row + v * kLanes<T>, 1);

@@ -118,6 +118,19 @@ def test_threads_do_not_change_a_bit(sizes, transposed):
 
 
 @pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("sizes", [(1025, 300, 200), (40, 784, 10), (400, 64, 1600)], ids=str)
+def test_a_part_has_the_bits_of_the_whole(instruction_set, library_path, sizes, transposed):
+    """However a product is cut: each element is added up in the order of the depth alone."""
+    feeds = draw(sizes, np.float32)
+    whole = run_both(library_path, feeds, transposed)
+    some_rows = run(library_path, "Linear", feeds | {"x": feeds["x"][:11]}, transposed)
+    np.testing.assert_array_equal(some_rows["y"], whole["y"][:11])
+    some_columns = run(library_path, "LinearWeightGradient", feeds | {"dy": feeds["dy"][:, :7].copy()}, transposed)
+    np.testing.assert_array_equal(some_columns["dw"], whole["dw"][:, :7])
+    np.testing.assert_array_equal(some_columns["db"], whole["db"][:7])
+
+
+@pytest.mark.parametrize("transposed", [False, True])
 def test_what_is_left_out(instruction_set, library_path, transposed):
     feeds = draw((30, 20, 70), np.float32)
     both = run_both(library_path, feeds, transposed)
