@@ -5,6 +5,7 @@
 
 #include "ranges.h"
 #include "scratch.h"
+#include "sizes.h"
 
 namespace onnxtrain {
 namespace {
@@ -16,12 +17,6 @@ constexpr std::size_t kMostRows = 72, kLeastRows = 6;
 // Where heads are fewer than this, queries are shared among tasks, too; not fewer than so many, since each task
 // arranges the keys and values for itself.
 constexpr std::size_t kTasks = 16, kTaskRows = 64;
-
-std::vector<std::ptrdiff_t> multiples(std::size_t of, std::size_t count) {
-  std::vector<std::ptrdiff_t> result(count);
-  for (std::size_t i = 0; i < count; ++i) result[i] = static_cast<std::ptrdiff_t>(i * of);
-  return result;
-}
 
 // A call with its block of rows and its multiples.
 struct Planned {
@@ -80,7 +75,7 @@ void attend(ElementType type, AttentionCall call, const ParallelFor& parallel_fo
   }
   const Planned planned(type, call);
   BufferPool pool(planned.kernel.scratch(planned.call, false));
-  const std::size_t wanted = heads >= kTasks ? 1 : (kTasks + heads - 1) / heads;
+  const std::size_t wanted = heads >= kTasks ? 1 : divided_up(kTasks, heads);
   const std::size_t parts = std::clamp<std::size_t>(s.queries / kTaskRows, 1, wanted);
   const std::size_t items = parts > 1 ? 1 : items_per_task(s.queries * s.keys);
   for_each_range(parallel_for, heads * parts, items, [&](std::size_t first, std::size_t last) {

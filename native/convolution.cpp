@@ -4,15 +4,10 @@
 #include <string>
 
 #include "convolution_products.h"
+#include "sizes.h"
 
 namespace onnxtrain {
 namespace {
-
-std::string text_of_list(const std::vector<std::int64_t>& list) {
-  std::string text = "[";
-  for (std::size_t i = 0; i < list.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(list[i]);
-  return text + "]";
-}
 
 void require_list(const char* name, const std::vector<std::int64_t>& list, std::size_t count, std::int64_t least) {
   if (list.size() != count) {
@@ -21,7 +16,7 @@ void require_list(const char* name, const std::vector<std::int64_t>& list, std::
   }
   for (const std::int64_t number : list) {
     if (number < least) {
-      throw std::invalid_argument("attribute '" + std::string(name) + "' is " + text_of_list(list) +
+      throw std::invalid_argument("attribute '" + std::string(name) + "' is " + text_of(list) +
                                   ": every number must be at least " + std::to_string(least) + ".");
     }
   }
@@ -30,8 +25,8 @@ void require_list(const char* name, const std::vector<std::int64_t>& list, std::
 void require_shapes(bool fit, const std::string& what, const std::vector<std::int64_t>& x,
                     const std::vector<std::int64_t>& y) {
   if (fit) return;
-  throw std::invalid_argument("x has shape " + text_of_list(x) + " and y, or its gradient, has shape " +
-                              text_of_list(y) + ": " + what);
+  throw std::invalid_argument("x has shape " + text_of(x) + " and y, or its gradient, has shape " +
+                              text_of(y) + ": " + what);
 }
 
 }  // namespace
@@ -61,7 +56,7 @@ std::vector<std::int64_t> ConvolutionAttributes::output_shape(const std::vector<
                                                               const std::vector<std::int64_t>& w) const {
   const std::size_t rank = kernel_shape.size();
   if (x.size() != rank + 2 || w.size() != rank + 2) {
-    throw std::invalid_argument("x has shape " + text_of_list(x) + " and w has shape " + text_of_list(w) +
+    throw std::invalid_argument("x has shape " + text_of(x) + " and w has shape " + text_of(w) +
                                 ": both must have " + std::to_string(rank + 2) +
                                 " axes, as attribute 'kernel_shape' says.");
   }

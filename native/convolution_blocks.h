@@ -7,14 +7,13 @@
 #include <vector>
 
 #include "kernels/convolution_table.h"
+#include "sizes.h"
 
 namespace onnxtrain {
 
 using Index = std::array<std::ptrdiff_t, kAxes>;
 
 inline std::ptrdiff_t product(const Index& sizes) { return sizes[0] * sizes[1] * sizes[2]; }
-
-inline std::size_t divided_up(std::size_t count, std::size_t by) { return (count + by - 1) / by; }
 
 // One element of a kernel: what it adds to the place of a position in the source, and its place in the weights.
 struct Tap {

@@ -3,46 +3,52 @@
 #include <algorithm>
 #include <limits>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "kernels/product_table.h"
 #include "scratch.h"
+#include "sizes.h"
 
 namespace onnxtrain {
 namespace {
 
 // What a part reads of a block of the depth, arranged, stays in the second cache: its columns, and its rows where they
 // have to be copied.
-constexpr std::size_t kBlockDepth = 256, kMostCopiedRows = 384, kMostColumns = 768;
+constexpr std::size_t kBlockDepth = 256, kMostCopiedRows = 512, kMostColumns = 768;
 
 // What a part has at least: rows, columns, and multiplications, which are worth the while of a thread.
 constexpr std::size_t kLeastRows = 48, kLeastColumns = 64, kPartProducts = std::size_t{1} << 19;
 
-std::size_t divided_up(std::size_t count, std::size_t by) { return (count + by - 1) / by; }
+// As how many multiplications arranging an element takes, and reading one where it lies.
+constexpr std::size_t kArranging = 24, kReading = 8;
 
-// Rows and columns cut into parts of about the same size: one for each of the machine's cores, but not more, since each
-// part arranges its rows and columns for itself.
+// Rows and columns cut into parts of about the same size, so that the machine's cores are done soonest: few parts, since
+// each arranges its rows and columns for itself, but as many for one core as for another.
 struct Cut {
   std::size_t rows = 1, columns = 1;  // numbers of parts
 
   Cut(std::size_t row_count, std::size_t column_count, std::size_t depth, bool copied_rows) {
     static const std::size_t cores = std::max(1u, std::thread::hardware_concurrency());
     const std::size_t products = row_count * column_count * depth;
-    const std::size_t wanted = std::clamp<std::size_t>(products / kPartProducts, 1, cores);
-    const std::size_t most_rows = std::max<std::size_t>(1, row_count / kLeastRows);
-    const std::size_t most_columns = std::max<std::size_t>(1, column_count / kLeastColumns);
-    const std::size_t fewest_rows = copied_rows ? std::max<std::size_t>(1, divided_up(row_count, kMostCopiedRows)) : 1;
-    const std::size_t fewest_columns = std::max<std::size_t>(1, divided_up(column_count, kMostColumns));
-    std::size_t least = std::numeric_limits<std::size_t>::max();
-    for (std::size_t r = fewest_rows; r <= std::max(fewest_rows, std::min(most_rows, wanted)); ++r) {
-      const std::size_t c = std::max(fewest_columns, std::min(most_columns, divided_up(wanted, r)));
-      const std::size_t arranged = r * column_count + (copied_rows ? c * row_count : 0);
-      const std::size_t missing = wanted - std::min(wanted, r * c);
-      const std::size_t cost = arranged + missing * (row_count + column_count);
-      if (cost < least) {
-        least = cost;
-        rows = r;
-        columns = c;
+    const std::size_t threads = std::clamp<std::size_t>(products / kPartProducts, 1, cores);
+    const auto limits = [threads](std::size_t count, std::size_t most, std::size_t least) {
+      const std::size_t fewest = std::max<std::size_t>(1, divided_up(count, most));
+      return std::pair(fewest, std::max(fewest, std::min(fewest + threads, count / least)));
+    };
+    const auto [fewest_rows, most_rows] = limits(row_count, copied_rows ? kMostCopiedRows : row_count + 1, kLeastRows);
+    const auto [fewest_columns, most_columns] = limits(column_count, kMostColumns, kLeastColumns);
+    std::size_t soonest = std::numeric_limits<std::size_t>::max();
+    for (std::size_t r = fewest_rows; r <= most_rows; ++r) {
+      for (std::size_t c = fewest_columns; c <= most_columns; ++c) {
+        const std::size_t height = divided_up(row_count, r), width = divided_up(column_count, c);
+        const std::size_t part = height * width + kArranging * width + (copied_rows ? kArranging : kReading) * height;
+        const std::size_t time = divided_up(r * c, threads) * part;
+        if (time < soonest) {
+          soonest = time;
+          rows = r;
+          columns = c;
+        }
       }
     }
   }
@@ -51,12 +57,6 @@ struct Cut {
 // Where part `part` of `parts` begins, in whole vectors.
 std::size_t begin_of(std::size_t part, std::size_t parts, std::size_t count, std::size_t unit) {
   return std::min(count, part * divided_up(count, unit) / parts * unit);
-}
-
-std::vector<std::ptrdiff_t> multiples(std::ptrdiff_t of, std::size_t count) {
-  std::vector<std::ptrdiff_t> result(count);
-  for (std::size_t i = 0; i < count; ++i) result[i] = static_cast<std::ptrdiff_t>(i) * of;
-  return result;
 }
 
 template <typename T>
@@ -88,7 +88,7 @@ void multiply(const Product<T>& whole, const ParallelFor& parallel_for) {
     if (part.bias != nullptr) part.bias += column;
     part.left_sums = column_part == 0 && whole.left_sums != nullptr ? whole.left_sums + row : nullptr;
     part.right_sums = row_part == 0 && whole.right_sums != nullptr ? whole.right_sums + column : nullptr;
-    const auto copied = multiples(static_cast<std::ptrdiff_t>(kernels_for.copy_stride(part.rows)), common.block);
+    const auto copied = multiples(kernels_for.copy_stride(part.rows), common.block);
     part.copied = copied.data();
     pool.lend([&](const Buffer& buffer) {
       part.scratch = buffer.as<T>();

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <functional>
 
+#include "sizes.h"
 #include "variables.h"
 
 namespace onnxtrain {
@@ -18,7 +19,7 @@ inline std::size_t items_per_task(std::size_t size) {
 // Calls work(first, last) for ranges that cover [0, count). Nothing depends on the number of threads.
 inline void for_each_range(const ParallelFor& parallel_for, std::size_t count, std::size_t items,
                            const std::function<void(std::size_t first, std::size_t last)>& work) {
-  const std::size_t tasks = (count + items - 1) / items;
+  const std::size_t tasks = divided_up(count, items);
   if (tasks == 1) {
     work(0, count);
   } else if (tasks > 1) {

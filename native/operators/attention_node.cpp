@@ -1,5 +1,7 @@
 #include "attention_node.h"
 
+#include "../sizes.h"
+
 namespace onnxtrain {
 namespace {
 

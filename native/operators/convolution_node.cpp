@@ -18,15 +18,6 @@ ConvolutionAttributes attributes_of(const Attributes& attributes) {
   return result;
 }
 
-std::vector<std::int64_t> shape_in(const Tensor& tensor) {
-  const auto* sizes = static_cast<const std::int64_t*>(tensor.data);
-  std::vector<std::int64_t> shape(sizes, sizes + tensor.count());
-  for (const std::int64_t size : shape) {
-    if (size < 0) throw std::invalid_argument("input 2 (x_shape) is " + text_of(shape) + ": no size may be negative.");
-  }
-  return shape;
-}
-
 }  // namespace
 
 const Signature ConvNode::kSignature = {"Conv", {"x", "w", "b"}, 2, 1, {-1}, {}};
@@ -60,7 +51,7 @@ void ConvInputGradientNode::compute(const Call& call) const {
   const Inputs inputs(kSignature, call);
   const ElementType type = inputs.element_type(0);
   inputs.require_same_type(1, 0);
-  const std::vector<std::int64_t> x_shape = shape_in(inputs[2]);
+  const std::vector<std::int64_t> x_shape = inputs.sizes(2);
   const Convolution convolution(attributes_, x_shape, inputs[0].shape);
   inputs.require_shape(1, convolution.weight_shape(attributes_));
   void* dx = call.output(0, x_shape);

@@ -1,5 +1,6 @@
 #include "fused_node.h"
 
+#include "../sizes.h"
 #include "known_shape.h"
 
 namespace onnxtrain {
@@ -49,6 +50,15 @@ void Inputs::require_shape(std::size_t index, const std::vector<std::int64_t>& s
   if (tensors_[index].shape == shape) return;
   throw std::invalid_argument(label(index) + " has shape " + text_of(tensors_[index].shape) + ", and must have shape " +
                               text_of(shape) + ".");
+}
+
+std::vector<std::int64_t> Inputs::sizes(std::size_t index) const {
+  const auto* numbers = static_cast<const std::int64_t*>(tensors_[index].data);
+  std::vector<std::int64_t> sizes(numbers, numbers + tensors_[index].count());
+  for (const std::int64_t size : sizes) {
+    if (size < 0) throw std::invalid_argument(label(index) + " is " + text_of(sizes) + ": no size may be negative.");
+  }
+  return sizes;
 }
 
 std::string type_name(int type) {

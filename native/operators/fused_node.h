@@ -54,6 +54,8 @@ class Inputs {
   void require_same_type(std::size_t index, std::size_t other) const;
   void require_same_shape(std::size_t index, std::size_t other) const;
   void require_shape(std::size_t index, const std::vector<std::int64_t>& shape) const;
+  // The numbers in input `index`, int64, which are sizes; refuses negative ones.
+  std::vector<std::int64_t> sizes(std::size_t index) const;
 
  private:
   std::string label(std::size_t index) const;

@@ -34,18 +34,6 @@ Places sorted_places(const Tensor& tensor, std::size_t size) {
   return sorted;
 }
 
-std::vector<std::int64_t> shape_from(const Tensor& tensor) {
-  if (tensor.shape.size() != 1) {
-    throw std::invalid_argument("input 2 (shape) has shape " + text_of(tensor.shape) + ", and must be a list.");
-  }
-  const auto* sizes = static_cast<const std::int64_t*>(tensor.data);
-  std::vector<std::int64_t> shape(sizes, sizes + tensor.shape[0]);
-  for (const std::int64_t size : shape) {
-    if (size < 0) throw std::invalid_argument("input 2 (shape) holds " + text_of(shape) + ", and no size is negative.");
-  }
-  return shape;
-}
-
 }  // namespace
 
 const Signature GatherGradientNode::kSignature = {"GatherGradient", {"dy", "indices", "shape"}, 3, 1, {-1}, {}, {ort::kTypeUndefined, ort::kTypeInt64, ort::kTypeInt64}};
@@ -53,7 +41,10 @@ const Signature GatherGradientNode::kSignature = {"GatherGradient", {"dy", "indi
 void GatherGradientNode::compute(const Call& call) const {
   const Inputs inputs(kSignature, call);
   const ElementType type = inputs.element_type(0);
-  const std::vector<std::int64_t> shape = shape_from(inputs[2]);
+  if (inputs[2].shape.size() != 1) {
+    throw std::invalid_argument("input 2 (shape) has shape " + text_of(inputs[2].shape) + ", and must be a list.");
+  }
+  const std::vector<std::int64_t> shape = inputs.sizes(2);
   const std::size_t axis = axis_of(axis_, shape), size = static_cast<std::size_t>(shape[axis]);
   const Tensor& indices = inputs[1];
   std::vector<std::int64_t> gathered(shape.begin(), shape.begin() + static_cast<std::ptrdiff_t>(axis));

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "../sizes.h"
 #include "fused_node.h"
 #include "known_shape.h"
 

@@ -156,10 +156,4 @@ ParallelFor Call::parallel_for() const {
   };
 }
 
-std::string text_of(const std::vector<std::int64_t>& shape) {
-  std::string text = "[";
-  for (std::size_t i = 0; i < shape.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
-  return text + "]";
-}
-
 }  // namespace onnxtrain

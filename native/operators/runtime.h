@@ -79,6 +79,4 @@ class Call {
   OrtKernelContext* context_;
 };
 
-std::string text_of(const std::vector<std::int64_t>& shape);
-
 }  // namespace onnxtrain

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime.h"
+#include "../sizes.h"
 
 namespace onnxtrain {
 

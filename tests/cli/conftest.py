@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from command_files import examples
+from mistakes import Mistake
 
 import onnxtrain
 from onnxtrain.cli import main
@@ -61,3 +63,21 @@ def files(tmp_path: Path) -> Path:
     np.savez(tmp_path / "train.npz", **examples())
     np.savez(tmp_path / "test.npz", **examples(30, seed=1))
     return tmp_path
+
+
+@pytest.fixture
+def ends_in_one_sentence(files: Path, run: Run) -> Callable[[Mistake], None]:
+    """Makes a mistake, and requires its sentence, exit code 2, and that all files are as they were."""
+
+    def check(mistake: Mistake) -> None:
+        mistake.spoil(files)
+        before = {path: path.read_bytes() for path in files.iterdir()}
+        result = run(*mistake.arguments)
+        assert result.code == 2
+        assert re.fullmatch(r"error: [^\n]+\.\n", result.err), result.err
+        assert "Traceback" not in result.err + result.out
+        assert re.search(mistake.message, result.err), result.err
+        after = {path: path.read_bytes() for path in files.iterdir() if not path.is_dir()}
+        assert after == before
+
+    return check

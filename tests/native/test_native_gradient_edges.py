@@ -151,7 +151,7 @@ BAD = [
     ("GatherGradient", [ones(2, 3), np.array([0, 4]), np.array([4, 3])], {}, "an index is 4, and must be from -4 to 3"),
     ("GatherGradient", [ones(2, 3), np.array([0]), np.array([4, 3])], {}, r"\(dy\) has shape \[2, 3\].*\[1, 3\]"),
     ("GatherGradient", [ones(2, 3), np.array([0]), np.array([[4, 3]])], {}, r"\(shape\).*must be a list"),
-    ("GatherGradient", [ones(2, 3), np.array([0]), np.array([4, -3])], {}, "no size is negative"),
+    ("GatherGradient", [ones(2, 3), np.array([0]), np.array([4, -3])], {}, "no size may be negative"),
     ("GatherGradient", [ones(2, 3), np.array([0, 1]), np.array([4, 3])], {"axis": 2}, "must be from -2 to 1"),
     ("GeluGradient", [ones(2), ones(3)], {}, "they must have one shape"),
     ("GeluGradient", [ones(2), ones(2)], {"approximate": "erf"}, "'approximate' is 'erf': it must be 'none' or 'tanh'"),

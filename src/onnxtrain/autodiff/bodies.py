@@ -7,8 +7,8 @@ import onnx_ir as ir
 from onnxtrain.autodiff.registry import describe
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder, Value
-from onnxtrain.graph.builder import RANDOM
 from onnxtrain.graph.clone import Values, clone_nodes, subgraphs
+from onnxtrain.graph.sharing import RANDOM
 
 
 def copy_body(graph: ir.Graph, op: Builder, values: Values) -> list[Value]:

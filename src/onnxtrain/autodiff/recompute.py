@@ -21,9 +21,9 @@ from onnxtrain.autodiff.engine import Backward
 from onnxtrain.autodiff.fused import DOMAIN
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder
-from onnxtrain.graph.builder import RANDOM
 from onnxtrain.graph.clone import Values, captured_values, clone_nodes, subgraphs
 from onnxtrain.graph.replace import set_inputs
+from onnxtrain.graph.sharing import RANDOM
 from onnxtrain.graph.value import is_float
 
 _ONCE = RANDOM | {"Dropout"}

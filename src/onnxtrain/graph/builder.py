@@ -11,16 +11,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.graph.inference import infer_outputs
+from onnxtrain.graph.reshaping import reduce_to, reshape, reshape_like
 from onnxtrain.graph.sequences import Placed, map_sequences, sum_of_sequences
+from onnxtrain.graph.sharing import NEVER_SHARED, attribute_key
 from onnxtrain.graph.value import Dimension, Operand, Value
-
-RANDOM = frozenset(
-    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
-)
-
-# A second call of one of these must draw again, or write another body: it may not be shared.
-# An Identity is there to give a value a second name.
-NEVER_SHARED = RANDOM | {"Dropout", "If", "Loop", "Scan", "Identity"}
 
 
 class Builder:
@@ -262,19 +256,11 @@ class Builder:
 
     def reshape(self, value: Value, shape: Value | Sequence[int], known: Sequence[Dimension] | None = None) -> Value:
         """Reshape with zeros meaning size zero; ``known`` states the result's axes where they are known."""
-        target = shape if isinstance(shape, Value) else self.ints(*shape)
-        result = self.Reshape(value, target, allowzero=1 if not _has_minus_one(target) else None)
-        return result.with_shape(tuple(known)) if known is not None else result
+        return reshape(self, value, shape, known)
 
     def reshape_like(self, value: Value, like: Value) -> Value:
         """The elements of ``value`` in the shape of ``like``."""
-        shape = like.shape
-        if shape is not None and shape == value.shape and None not in shape:
-            return value
-        target = None if shape is None else _constant_target(shape, value.shape)
-        if target is not None:
-            return self.Reshape(value, self.ints(*target)).with_shape(shape)
-        return self.reshape(value, self.shape_of(like)).with_shape(shape)
+        return reshape_like(self, value, like)
 
     def zeros_like(self, value: Value) -> Value:
         """Zeros of the type and shape of ``value``; for a sequence, a sequence of zeros."""
@@ -331,37 +317,7 @@ class Builder:
         Decided from the shapes where they say enough: an axis of size 1 in ``like`` is summed, equal symbols
         are equal sizes. The rest is decided in the graph.
         """
-        from_shape, to_shape = value.shape, like.shape
-        if from_shape is None or to_shape is None or len(to_shape) > len(from_shape):
-            return self._reduce_dynamically(value, like)
-        extra = len(from_shape) - len(to_shape)
-        axes = list(range(extra))
-        for axis, (source, target) in enumerate(zip(from_shape[extra:], to_shape, strict=True), start=extra):
-            if target == 1:
-                if source != 1:
-                    axes.append(axis)
-            elif not isinstance(target, int) and (target is None or source != target) and source != 1:
-                return self._reduce_dynamically(value, like)
-        if not axes:
-            return value
-        if axes == list(range(extra)):
-            summed = self.ReduceSum(value, self.ints(*axes), keepdims=0)
-            return summed.with_shape(to_shape)
-        kept = tuple(1 if a in axes else d for a, d in enumerate(from_shape))
-        summed = self.ReduceSum(value, self.ints(*axes), keepdims=1).with_shape(kept)
-        return summed if not extra else self.reshape_like(summed, like)
-
-    def _reduce_dynamically(self, value: Value, like: Value) -> Value:
-        source, target = self.Shape(value), self.Shape(like)
-        missing = self.Sub(self.Shape(source), self.Shape(target))
-        ones = self.ConstantOfShape(missing, value=ir.tensor(np.asarray([1], dtype=np.int64)))
-        padded = self.Concat(ones, target, axis=0)
-        differs = self.Not(self.Equal(padded, source))
-        axes = self.Reshape(self.NonZero(differs), self.ints(-1))
-        summed = self.ReduceSum(value, axes, keepdims=1, noop_with_empty_axes=1)
-        result = self.Reshape(summed, target, allowzero=1)
-        result.ir.dtype = value.dtype
-        return result.with_shape(like.shape)
+        return reduce_to(self, value, like)
 
 
 def _plain(item: Any) -> Any:
@@ -372,37 +328,3 @@ def _is_neutral(operator: str, number: float) -> bool:
     if operator in ("Add", "Sub"):
         return number == 0
     return operator in ("Mul", "Div") and number == 1
-
-
-def attribute_key(attributes: dict[str, Any]) -> tuple[Any, ...] | None:
-    """A key for a node's attributes, or ``None`` when one of them (a graph) cannot be compared."""
-    parts: list[Any] = []
-    for name, item in sorted(attributes.items()):
-        if hasattr(item, "tobytes") and hasattr(item, "dtype"):  # a check against the protocol would cost 0.1 ms
-            parts.append((name, str(item.dtype), tuple(item.shape.numpy()), item.tobytes()))
-        elif isinstance(item, (list, tuple)) and all(isinstance(i, (int, float, str)) for i in item):
-            parts.append((name, *map(repr, item)))
-        elif isinstance(item, (int, float, str)):
-            parts.append((name, repr(item)))
-        else:
-            return None
-    return tuple(parts)
-
-
-def _constant_target(shape: Sequence[Dimension], source: Sequence[Dimension] | None) -> list[int] | None:
-    """The shape as numbers, where -1 (one unknown axis) or 0 (axes that stay) stand for what is not known."""
-    if 0 in shape:
-        return None
-    unknown = [axis for axis, size in enumerate(shape) if not isinstance(size, int)]
-    if len(unknown) == 1:
-        return [size if isinstance(size, int) else -1 for size in shape]
-    known = list(source or ())
-    stays = [axis < len(known) and shape[axis] is not None and shape[axis] == known[axis] for axis in unknown]
-    if unknown and all(stays):
-        return [size if isinstance(size, int) else 0 for size in shape]
-    return None
-
-
-def _has_minus_one(shape: Value) -> bool:
-    known = shape.constant()
-    return known is not None and bool((known == -1).any())

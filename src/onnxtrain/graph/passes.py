@@ -11,8 +11,8 @@ from collections.abc import Hashable
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from onnxtrain.graph.builder import NEVER_SHARED, attribute_key
 from onnxtrain.graph.replace import remove_nodes, substitute
+from onnxtrain.graph.sharing import NEVER_SHARED, attribute_key
 
 
 def clean(model: ir.Model) -> ir.Model:

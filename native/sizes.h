@@ -1,0 +1,27 @@
+// Arithmetic on sizes, and lists of them as text.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace onnxtrain {
+
+inline std::size_t divided_up(std::size_t count, std::size_t by) { return (count + by - 1) / by; }
+
+// 0, of, 2 of, ...: what kernels read as offsets.
+inline std::vector<std::ptrdiff_t> multiples(std::size_t of, std::size_t count) {
+  std::vector<std::ptrdiff_t> result(count);
+  for (std::size_t i = 0; i < count; ++i) result[i] = static_cast<std::ptrdiff_t>(i * of);
+  return result;
+}
+
+// "[2, 3]": how messages show a shape, or another list.
+inline std::string text_of(const std::vector<std::int64_t>& list) {
+  std::string text = "[";
+  for (std::size_t i = 0; i < list.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(list[i]);
+  return text + "]";
+}
+
+}  // namespace onnxtrain

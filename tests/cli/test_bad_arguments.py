@@ -1,0 +1,167 @@
+"""Mistakes in arguments end in one sentence: which one, what it got, what it needs; nothing written."""
+
+from __future__ import annotations
+
+import pytest
+from mistakes import Mistake, fit, nodes
+from onnx import helper
+
+OPTIONS = [
+    Mistake("unknown loss", "no loss 'crossentropy'; use softmax_cross_entropy, .*", fit("--loss", "crossentropy")),
+    Mistake(
+        "unknown output",
+        "--loss 'output:cost' ?, but .*outputs are logits|--loss output:cost, but .* are logits",
+        fit("--loss", "output:cost"),
+    ),
+    Mistake(
+        "unknown prediction",
+        "--prediction probabilities, but the outputs are logits",
+        fit("--prediction", "probabilities"),
+    ),
+    Mistake("unknown optimizer", r'"sgd" .*--optimizer.*"?adagrad.*momentum', fit("--optimizer", "sgd")),
+    Mistake(
+        "foreign attribute",
+        r"--mode is nesterov, but adam has no such attribute; it has --learning-rate, --alpha",
+        fit("--mode", "nesterov"),
+    ),
+    Mistake(
+        "unknown mode",
+        "Momentum: the attribute 'mode' is 'heavy', but must be one of 'standard', 'nesterov'",
+        fit("--optimizer", "momentum", "--mode", "heavy"),
+    ),
+    Mistake(
+        "attribute out of range",
+        "Adam: alpha is 1.5, but must be a finite number, 0 or more and below 1",
+        fit("--alpha", "1.5"),
+    ),
+    Mistake("negative rate", "Adam: learning_rate is -1.0, but must be", fit("--learning-rate", "-1")),
+    Mistake(
+        "train nothing", r"--train 'head\.\*' matches no initializer; the model has layer1", fit("--train", "head.*")
+    ),
+    Mistake("freeze nothing", r"--freeze conv matches no initializer", fit("--freeze", "conv")),
+    Mistake("unknown schedule", "no schedule 'polynomial'", fit("--schedule", "polynomial")),
+    Mistake("no epochs", "epochs is 0; it needs a number of at least 1", fit("--epochs", "0")),
+    Mistake("no batch", "the batch size is 0; it must be a whole number of at least 1", fit("--batch-size", "0")),
+    Mistake("negative seed", "seed is -1; it must be a whole number of at least 0", fit("--seed", "-1")),
+    Mistake("no micro-batch", "accumulate is 0; it needs", fit("--accumulate", "0")),
+    Mistake("no threads", "threads is 0; it needs a number of at least 1", fit("--threads", "0")),
+    Mistake("negative norm", "clip_norm is -1.0; it needs a finite number above 0", fit("--clip-norm", "-1")),
+    Mistake(
+        "unknown metric",
+        "no metric 'precision': use accuracy",
+        fit("--validation", "test.npz", "--metrics", "precision"),
+    ),
+    Mistake(
+        "metric without data",
+        "metrics are measured on validation data; give --validation",
+        fit("--metrics", "accuracy"),
+    ),
+    Mistake(
+        "metric without targets",
+        "metrics compare predictions with targets, which this loss does not take; leave them out",
+        fit("--loss", "output:logits", "--validation", "test.npz", "--metrics", "accuracy"),
+        spoil=nodes(helper.make_node("ReduceMean", ["weight"], ["logits"], keepdims=0), scalar=True),
+    ),
+    Mistake(
+        "no validation file",
+        r"--validation is 'tests\.npz'; it needs a \.npz file.* or a fraction",
+        fit("--validation", "tests.npz"),
+    ),
+    Mistake(
+        "validation fraction",
+        "validation fraction is 1.5; it must be greater than 0 and less than 1",
+        fit("--validation", "1.5"),
+    ),
+    Mistake(
+        "stopping without validation",
+        "--early-stopping watches the validation loss; give --validation",
+        fit("--early-stopping", "3"),
+    ),
+    Mistake(
+        "no patience",
+        "patience of early stopping is 0; it must be at least 1",
+        fit("--validation", "test.npz", "--early-stopping", "0"),
+    ),
+    Mistake("resume from nowhere", "resume needs the folder of the checkpoints; give --checkpoint", fit("--resume")),
+    Mistake(
+        "keep nothing",
+        "checkpoints to keep is 0; it must be at least 1",
+        fit("--checkpoint", "checkpoints", "--keep", "0"),
+    ),
+    Mistake(
+        "diverges",
+        r"loss became (nan|inf) at step \d+ .*clip gradients \(--clip-norm 1\.0\)",
+        fit("--optimizer", "momentum", "--learning-rate", "1e38", "--epochs", "20"),
+    ),
+    Mistake("unknown batch-norm", r'"on" .*--batch-norm.*frozen.*train', fit("--batch-norm", "on")),
+]
+
+PATHS = [
+    Mistake(
+        "output in no folder",
+        r"'missing/tuned\.onnx' cannot be written: there is no folder 'missing'",
+        fit("--output", "missing/tuned.onnx"),
+    ),
+    Mistake("output is a folder", r"'\.' cannot be written: it is a folder", fit("--output", ".")),
+    Mistake("curve in no folder", r"'missing/curve\.png' cannot be written", fit("--curve", "missing/curve.png")),
+    Mistake(
+        "history of no kind",
+        r"--history is 'rows\.txt'; it needs a file that ends in \.json or \.csv",
+        fit("--history", "rows.txt"),
+    ),
+    Mistake(
+        "checkpoints in a file",
+        r"--checkpoint is 'train\.npz', but 'train\.npz' is a file",
+        fit("--checkpoint", "train.npz"),
+    ),
+    Mistake(
+        "predictions of no kind",
+        r"--output is 'p\.txt'; it needs a file that ends in \.npz or \.npy",
+        ("predict", "model.onnx", "--data", "test.npz", "--output", "p.txt"),
+    ),
+    Mistake(
+        "predictions in no folder",
+        r"'missing/p\.npz' cannot be written",
+        ("predict", "model.onnx", "--data", "test.npz", "--output", "missing/p.npz"),
+    ),
+    Mistake(
+        "nothing to export",
+        r"nothing to write; give --training-model, --step-graph or --states",
+        ("export", "model.onnx", "--loss", "huber"),
+    ),
+    Mistake(
+        "export without loss",
+        r"'model\.onnx' is no training model yet; give it a --loss",
+        ("export", "model.onnx", "--step-graph", "step.onnx"),
+    ),
+    Mistake(
+        "export to no folder",
+        r"'missing/step\.onnx' cannot be written",
+        ("export", "model.onnx", "--loss", "huber", "--step-graph", "missing/step.onnx"),
+    ),
+    Mistake(
+        "export a bad entry",
+        r"no entry 3; the training model has 1",
+        ("export", "model.onnx", "--loss", "huber", "--step-graph", "step.onnx", "--entry", "3"),
+    ),
+]
+
+USAGE = [
+    Mistake("unknown command", r'"fitt".*"fit".*[Ss]ee onnxtrain --help', ("fitt",)),
+    Mistake("unknown flag", r"--epoch\b.*--epochs.*[Ss]ee onnxtrain fit --help", fit("--epoch", "3")),
+    Mistake("no loss", r"--loss.*[Ss]ee onnxtrain fit --help", ("fit", "model.onnx", "--data", "train.npz")),
+    Mistake("no model", r"MODEL.*[Ss]ee onnxtrain inspect --help", ("inspect",)),
+    Mistake("not a number", r'--epochs.*"many".* into int.*[Ss]ee onnxtrain fit --help', fit("--epochs", "many")),
+    Mistake("flag without value", r"--data.*[Ss]ee onnxtrain fit --help", ("fit", "model.onnx", "--data")),
+    Mistake("evaluate unknown loss", "no loss 'l2'", ("evaluate", "model.onnx", "--data", "test.npz", "--loss", "l2")),
+    Mistake(
+        "inspect unknown pattern",
+        "--freeze nothing matches no initializer",
+        ("inspect", "model.onnx", "--freeze", "nothing"),
+    ),
+]
+
+
+@pytest.mark.parametrize("mistake", [*OPTIONS, *PATHS, *USAGE], ids=str)
+def test_ends_in_one_sentence(mistake, ends_in_one_sentence):
+    ends_in_one_sentence(mistake)

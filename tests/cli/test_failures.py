@@ -1,0 +1,86 @@
+"""What fails while a command runs: defects, full disks, interrupts; and where ``--debug`` shows it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from mistakes import FIT, fit
+
+import onnxtrain
+
+
+def test_debug_shows_where(files, run):
+    result = run(*fit("--loss", "crossentropy", "--debug"))
+    assert result.code == 2
+    assert "Traceback (most recent call last)" in result.err
+    assert "error: There is no loss 'crossentropy'" in result.err
+
+
+def test_debug_shows_where_arguments_are_wrong(run):
+    result = run("fit", "--debug")
+    assert result.code == 2
+    assert "Traceback (most recent call last)" in result.err
+
+
+def test_a_defect_is_called_one(files, run, monkeypatch):
+    def broken(*arguments, **options):
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(onnxtrain.model.inspection, "inspect", broken)
+    result = run("inspect", "model.onnx")
+    assert result.code == 1
+    assert result.err.startswith("error: This is a defect of onnxtrain (ZeroDivisionError: division by zero)")
+    assert "Traceback" not in result.err
+
+
+def test_a_full_disk_is_no_defect(files, run, monkeypatch):
+    def full(*arguments, **options):
+        raise OSError(28, "No space left on device", "tuned.onnx")
+
+    monkeypatch.setattr(onnxtrain.model.file.ModelFile, "save", full)
+    result = run(*FIT)
+    assert result.code == 2
+    assert result.err == "error: 'tuned.onnx': No space left on device.\n"
+
+
+def test_interrupt_says_that_nothing_was_written(files, run, monkeypatch):
+    interrupt_after(monkeypatch, 3)
+    result = run(*fit("--epochs", "5"))
+    assert result.code == 130
+    assert result.err == "error: Interrupted; nothing was written.\n"
+    assert not (files / "tuned.onnx").exists()
+
+
+def test_interrupt_names_the_checkpoint(files, run, monkeypatch):
+    interrupt_after(monkeypatch, 5)
+    result = run(*fit("--epochs", "5", "--checkpoint", "kept"))
+    assert result.code == 130
+    assert re.search(r"Interrupted; 'kept/checkpoint-.*step-4\.json' is kept, --resume goes on", result.err)
+
+
+def interrupt_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """Press Ctrl-C after some steps."""
+    from onnxtrain.training.trainer import Trainer
+
+    step_batch, done = Trainer._step_batch, []
+
+    def step(self, batch):
+        done.append(batch)
+        if len(done) > steps:
+            raise KeyboardInterrupt
+        return step_batch(self, batch)
+
+    monkeypatch.setattr(Trainer, "_step_batch", step)
+
+
+def test_broken_pipe_is_silent(files, monkeypatch, capfd):
+    from onnxtrain.cli import main
+
+    def closed(*arguments, **options):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("onnxtrain.model.inspection.inspect", closed)
+    monkeypatch.setattr("os.dup2", lambda *descriptors: None)
+    assert main(["inspect", str(files / "model.onnx")]) == 0
+    assert capfd.readouterr().err == ""
