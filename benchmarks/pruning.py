@@ -286,18 +286,19 @@ def run_all(tasks: Sequence[Task], workers: int, log: Path | None) -> list[Outco
         if task.recipe.begins_dense(task.method) and not (task.dense().key() in known and task.dense_file().exists())
     ]
     waves = [list({task.key(): task for task in first}.values()), [task for task in missing if task.method != DENSE]]
+    done, total = 0, sum(map(len, waves))
     with ProcessPoolExecutor(workers) as pool:
         for wave in waves:
             running = {pool.submit(run, task): task for task in wave}
-            for done, future in enumerate(as_completed(running), start=1):
-                task, outcomes = running[future], future.result()
+            for future in as_completed(running):
+                task, outcomes, done = running[future], future.result(), done + 1
                 known[task.key()] = outcomes
                 if log is not None:
                     with log.open("a") as file:
                         print(json.dumps({"key": task.key(), "outcomes": [asdict(o) for o in outcomes]}), file=file)
                 said = ", ".join(f"{o.error:.2f} % error at {o.compression:.1f}x" for o in outcomes)
                 print(
-                    f"{done} of {len(wave)}: {task.data.name}, {task.recipe.model}, {task.method}, seed {task.seed}: "
+                    f"{done} of {total}: {task.data.name}, {task.recipe.model}, {task.method}, seed {task.seed}: "
                     f"{said}; {sum(o.seconds for o in outcomes):.0f} s",
                     flush=True,
                 )

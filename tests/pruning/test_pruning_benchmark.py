@@ -88,6 +88,18 @@ def test_results_in_the_log_are_not_computed_again(folder: Path, tmp_path: Path)
     assert row in second.splitlines()
 
 
+def test_lenet_5_is_pruned_from_its_dense_training_which_is_kept(folder: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    options = ("--quick", "--workers", 1, "--models", "lenet5_caffe", "--log", log, "--data", folder)
+    assert "2 of 2" in run(*options, "--methods", "ssgd", expected=0)
+    assert len(list(tmp_path.glob("dense_*.onnx"))) == 1
+    assert "1 of 1" in run(*options, "--methods", "magnitude", expected=0)
+    next(tmp_path.glob("dense_*.onnx")).unlink()
+    kept = [line for line in log.read_text().splitlines(keepends=True) if " magnitude " not in line.split("[")[0]]
+    log.write_text("".join(kept))
+    assert "2 of 2" in run(*options, "--methods", "dense,magnitude", expected=0)
+
+
 def test_stages_of_one_training(folder: Path) -> None:
     import pruning
 
