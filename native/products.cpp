@@ -40,7 +40,8 @@ struct Cut {
     const auto [fewest_columns, most_columns] = limits(column_count, kMostColumns, kLeastColumns);
     std::size_t soonest = std::numeric_limits<std::size_t>::max();
     for (std::size_t r = fewest_rows; r <= most_rows; ++r) {
-      for (std::size_t c = fewest_columns; c <= most_columns; ++c) {
+      const std::size_t enough = std::clamp(divided_up(threads, r), fewest_columns, most_columns);
+      for (const std::size_t c : {fewest_columns, enough}) {
         const std::size_t height = divided_up(row_count, r), width = divided_up(column_count, c);
         const std::size_t part = height * width + kArranging * width + (copied_rows ? kArranging : kReading) * height;
         const std::size_t time = divided_up(r * c, threads) * part;
@@ -54,7 +55,7 @@ struct Cut {
   }
 };
 
-// Where part `part` of `parts` begins, in whole vectors.
+// Where part `part` of `parts` begins, in whole units.
 std::size_t begin_of(std::size_t part, std::size_t parts, std::size_t count, std::size_t unit) {
   return std::min(count, part * divided_up(count, unit) / parts * unit);
 }
@@ -71,8 +72,10 @@ void multiply(const Product<T>& whole, const ParallelFor& parallel_for) {
   Product<T> common = whole;
   const std::size_t depth = std::max<std::size_t>(whole.depth, 1);
   common.block = divided_up(depth, divided_up(depth, kBlockDepth));  // all of about the same size
-  const auto ones = multiples(1, common.block);
+  common.copy_stride = kernels_for.copy_stride(most_rows);
+  const auto ones = multiples(1, common.block), copied = multiples(common.copy_stride, common.block);
   common.ones = ones.data();
+  common.copied = copied.data();
   BufferPool pool(kernels_for.scratch(most_rows, most_columns) * common.block * sizeof(T));
   parallel_for(cut.rows * cut.columns, [&](std::size_t task) {
     const std::size_t row_part = task / cut.columns, column_part = task % cut.columns;
@@ -88,8 +91,6 @@ void multiply(const Product<T>& whole, const ParallelFor& parallel_for) {
     if (part.bias != nullptr) part.bias += column;
     part.left_sums = column_part == 0 && whole.left_sums != nullptr ? whole.left_sums + row : nullptr;
     part.right_sums = row_part == 0 && whole.right_sums != nullptr ? whole.right_sums + column : nullptr;
-    const auto copied = multiples(kernels_for.copy_stride(part.rows), common.block);
-    part.copied = copied.data();
     pool.lend([&](const Buffer& buffer) {
       part.scratch = buffer.as<T>();
       kernels_for.multiply(part);

@@ -16,7 +16,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 BENCHMARKS = REPOSITORY / "benchmarks"
 sys.path.append(str(BENCHMARKS))
 
-import fused  # noqa: E402
+import fused_cases  # noqa: E402
 import harness  # noqa: E402
 import idx  # noqa: E402
 import profile_step  # noqa: E402
@@ -98,7 +98,7 @@ def test_fused_compares_kernel_body_and_torch() -> None:
 
 @pytest.mark.torch
 def test_fused_measures_every_operator() -> None:
-    measured = {case.operator for case in fused.cases()}
+    measured = {case.operator for case in fused_cases.cases()}
     assert measured == {operator.name for operator in fused_operators()}
 
 

@@ -23,8 +23,7 @@ extern const ConvolutionTable ONNXTRAIN_JOIN(kConvolution_, ONNXTRAIN_INSTRUCTIO
   }
 
 const ConvolutionTable ONNXTRAIN_JOIN(kConvolution_, ONNXTRAIN_INSTRUCTION_SET) = {
-    ONNXTRAIN_CONVOLUTION_KERNELS(float),
-    ONNXTRAIN_CONVOLUTION_KERNELS(double),
+    {ONNXTRAIN_CONVOLUTION_KERNELS(float), ONNXTRAIN_CONVOLUTION_KERNELS(double)},
 };
 
 }  // namespace onnxtrain

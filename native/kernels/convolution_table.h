@@ -5,6 +5,8 @@
 
 #include <cstddef>
 
+#include "by_type.h"
+
 namespace onnxtrain {
 
 // Spatial axes: those that a convolution lacks come first and have size 1.
@@ -224,18 +226,6 @@ struct ConvolutionKernels {
   void (*depthwise_gradient)(const DepthwiseGradient<T>&);
 };
 
-struct ConvolutionTable {
-  ConvolutionKernels<float> single;
-  ConvolutionKernels<double> wide;
-};
-
-template <typename T>
-const ConvolutionKernels<T>& kernels_of(const ConvolutionTable& table) {
-  if constexpr (sizeof(T) == sizeof(float)) {
-    return table.single;
-  } else {
-    return table.wide;
-  }
-}
+struct ConvolutionTable : ByType<ConvolutionKernels> {};
 
 }  // namespace onnxtrain

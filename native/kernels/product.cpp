@@ -10,8 +10,8 @@ namespace onnxtrain {
 extern const ProductTable ONNXTRAIN_JOIN(kProduct_, ONNXTRAIN_INSTRUCTION_SET);
 
 const ProductTable ONNXTRAIN_JOIN(kProduct_, ONNXTRAIN_INSTRUCTION_SET) = {
-    {copy_stride<float>, product_scratch<float>, multiply_matrices<float>},
-    {copy_stride<double>, product_scratch<double>, multiply_matrices<double>},
+    {{copy_stride<float>, product_scratch<float>, multiply_matrices<float>},
+     {copy_stride<double>, product_scratch<double>, multiply_matrices<double>}},
 };
 
 }  // namespace onnxtrain

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "correlation.h"
+#include "padding.h"
 #include "product_table.h"
 
 namespace onnxtrain {
@@ -14,23 +15,16 @@ inline constexpr std::size_t kFewRows = 2 * kMaxTileRows;
 // Rows that are multiplied with all panels before the next ones: what is read of them stays in the second cache.
 inline constexpr std::size_t kMostStripRows = 192;
 
-// Between rows of the copy of a block of the left matrix. An odd number of cache lines: a power of two would put all
-// rows into few places of the cache. Behind each row is room for a vector.
+// Between rows of the copy of a block of the left matrix. Behind each row is room for a vector.
 template <typename T>
 std::size_t copy_stride(std::size_t rows) {
-  constexpr std::size_t line = 64 / sizeof(T);
-  return (((rows + kLanes<T> + line - 1) / line) | 1) * line;
-}
-
-template <typename T>
-std::size_t whole_vectors(std::size_t count) {
-  return (count + kLanes<T> - 1) / kLanes<T> * kLanes<T>;
+  return odd_lines<T>(rows + kLanes<T>);
 }
 
 // Per element of the depth.
 template <typename T>
 std::size_t product_scratch(std::size_t rows, std::size_t columns) {
-  return whole_vectors<T>(columns) + copy_stride<T>(rows);
+  return padded<T>(columns) + copy_stride<T>(rows);
 }
 
 // Rows of the right matrix, `depth` of them, as panels from `first` on; the last is filled up with zeros.
@@ -187,8 +181,8 @@ ProductBlock<T> arranged(const Product<T>& p, std::size_t begin, const Panels<T>
     block.left_offsets = p.ones;
     return block;
   }
-  const std::size_t stride = copy_stride<T>(p.rows);
-  T* copies = packed + whole_vectors<T>(p.columns) * p.block;
+  const std::size_t stride = p.copy_stride;
+  T* copies = packed + padded<T>(p.columns) * p.block;
   for (std::size_t k = 0; k < block.depth; ++k) {
     copy(p.left.data + (at + static_cast<std::ptrdiff_t>(k)) * p.left.column, p.rows, copies + k * stride);
   }

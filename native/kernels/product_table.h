@@ -5,6 +5,8 @@
 
 #include <cstddef>
 
+#include "by_type.h"
+
 namespace onnxtrain {
 
 // A matrix as it lies in memory.
@@ -27,7 +29,8 @@ struct Product {
   T *left_sums, *right_sums;  // over the depth: [rows] and [columns]; null: not wanted
 
   std::size_t block;  // depth at a time
-  // Multiples, `block` of them: of 1, and of the distance between rows of the copy of the left matrix.
+  std::size_t copy_stride;  // between rows of the copy of a block of the left matrix
+  // Multiples, `block` of them: of 1, and of `copy_stride`.
   const std::ptrdiff_t *ones, *copied;
   T* scratch;  // `scratch(rows, columns)` elements for each element of a block
 };
@@ -39,18 +42,6 @@ struct ProductKernels {
   void (*multiply)(const Product<T>&);
 };
 
-struct ProductTable {
-  ProductKernels<float> single;
-  ProductKernels<double> wide;
-};
-
-template <typename T>
-const ProductKernels<T>& kernels_of(const ProductTable& table) {
-  if constexpr (sizeof(T) == sizeof(float)) {
-    return table.single;
-  } else {
-    return table.wide;
-  }
-}
+struct ProductTable : ByType<ProductKernels> {};
 
 }  // namespace onnxtrain

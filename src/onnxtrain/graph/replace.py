@@ -44,6 +44,13 @@ def stand_in(graph: ir.Graph, substitutes: Mapping[ir.Value, ir.Value]) -> None:
         new.name = name
 
 
+def take_over(graph: ir.Graph, substitutes: Mapping[ir.Value, ir.Value]) -> None:
+    """Let new values that are what old ones were take their places, names, types and shapes."""
+    for old, new in substitutes.items():
+        new.type, new.shape = old.type, old.shape
+    stand_in(graph, substitutes)
+
+
 def substitute(graph: ir.Graph, substitutes: Mapping[ir.Value, ir.Value]) -> None:
     """Let all readers of the old values, and the graph's outputs, have the new ones, which keep their names."""
     if any(value.is_graph_output() for value in substitutes):

@@ -14,7 +14,7 @@ from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.model.file import ModelFile
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.states import StateBuffers
-from onnxtrain.training.data import ArrayDataset, TensorSpec, open_dataset
+from onnxtrain.training.data import TensorSpec, open_dataset
 from onnxtrain.training.evaluation import Evaluator
 from onnxtrain.training.subject import LossLike, Subject, prepare, tensor_spec
 from onnxtrain.training_info.recipe import Names
@@ -55,15 +55,13 @@ def evaluate(
     subject = prepare(file, loss, output=output)
     wanted = subject.target is not None
     dataset = open_dataset(data, _specs(subject.model.graph), target=target, need_target=wanted, validate=False)
-    targets = dataset.targets if isinstance(dataset, ArrayDataset) else None
-    kind = None if targets is None else subject.target_kind(targets.dtype, targets.ndim)
+    kind = subject.kind_of(dataset)
     if kind is not None:
         subject = prepare(file, loss, output=output, target_kind=kind)
     names = Names.beside(subject.model.graph)
     if subject.target is not None:
         subject.target.name = names.target
-        expected = tensor_spec(subject.target)
-        dataset = open_dataset(data, _specs(subject.model.graph), target=target, target_spec=expected, validate=False)
+        dataset = dataset.expecting(tensor_spec(subject.target))
     subject.validate(dataset, labels=wanted)
     return _evaluator(subject, names, options).evaluate(dataset, batch_size, metrics)
 

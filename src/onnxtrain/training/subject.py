@@ -111,6 +111,11 @@ class Subject:
             options=self.options,
         )
 
+    def kind_of(self, dataset: Dataset) -> TargetKind | None:
+        """What the targets of a dataset are; ``None`` where it does not tell, or the loss takes one kind only."""
+        targets = dataset.targets
+        return None if targets is None else self.target_kind(targets.dtype, targets.ndim)
+
     def target_kind(self, dtype: np.dtype[Any], rank: int) -> TargetKind | None:
         """What targets of this type and rank are; ``None`` where the loss takes one kind only."""
         if self.loss is None or len(self.loss.target_kinds) < 2:

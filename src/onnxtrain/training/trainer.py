@@ -22,7 +22,7 @@ from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.pruning.masks import check_masks, choose_tensors, set_to_zero
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.session import TrainingSession
-from onnxtrain.training.data import ArrayDataset, Batch, Dataset, open_dataset
+from onnxtrain.training.data import Batch, Dataset, open_dataset
 from onnxtrain.training.evaluation import Evaluator
 from onnxtrain.training.feeding import Parameters, by_input_name, fit_to_spec
 from onnxtrain.training.fitting import fit
@@ -261,13 +261,13 @@ class Trainer:
             if targets is None:
                 raise DataError("This loss needs targets; give them to train_step(inputs, targets).")
             targets = np.asarray(targets)
-            self._choose_target_kind(targets.dtype, targets.ndim)
+            self._choose_target_kind(self._subject.target_kind(targets.dtype, targets.ndim))
             feeds[self._names.target] = fit_to_spec(targets, self._target_spec)
         return feeds
 
-    def _choose_target_kind(self, dtype: np.dtype[Any], rank: int) -> None:
+    def _choose_target_kind(self, kind: TargetKind | None) -> None:
         """Rebuild for distributions over classes when such targets come where labels were expected."""
-        kind, loss = self._subject.target_kind(dtype, rank), self._subject.loss
+        loss = self._subject.loss
         if kind is not None and loss is not None and kind != (self._kind or loss.target_kinds[0]):
             self._kind = kind
             self._rebuild()
@@ -289,13 +289,9 @@ class Trainer:
             need_target=wanted,
             validate=False,
         )
-        if wanted and isinstance(dataset, ArrayDataset) and dataset.targets is not None:
-            self._choose_target_kind(dataset.targets.dtype, dataset.targets.ndim)
+        if wanted:
+            self._choose_target_kind(self._subject.kind_of(dataset))
             dataset = dataset.expecting(self._target_spec)
-        elif wanted:
-            dataset = open_dataset(
-                source, self._inputs, target=target, target_spec=self._target_spec, need_target=True, validate=False
-            )
         self._subject.validate(dataset, labels=wanted)
         return dataset
 
@@ -332,20 +328,11 @@ class Trainer:
         Raises:
             DataError: It cannot be read or does not fit.
         """
-        wanted = self._target_spec is not None
-        if not wanted:
-            return self._evaluation(self._kind), self.open(source, target=target, need_target=False)
-        dataset = open_dataset(source, self._inputs, target=target, need_target=True, validate=False)
-        kind = self._kind
-        if isinstance(dataset, ArrayDataset) and dataset.targets is not None:
-            kind = self._subject.target_kind(dataset.targets.dtype, dataset.targets.ndim) or kind
-        evaluator = self._evaluation(kind)
-        if isinstance(dataset, ArrayDataset):
-            dataset = dataset.expecting(evaluator.target_spec)
-        elif not isinstance(source, Dataset):
-            dataset = open_dataset(
-                source, self._inputs, target=target, target_spec=evaluator.target_spec, need_target=True, validate=False
-            )
+        if self._target_spec is None:
+            return self._evaluation(self._kind), self.open(source, target=target)
+        dataset = open_dataset(source, self._inputs, target=target, validate=False)
+        evaluator = self._evaluation(self._subject.kind_of(dataset) or self._kind)
+        dataset = dataset.expecting(evaluator.target_spec)
         if not isinstance(source, Dataset):
             evaluator.subject.validate(dataset, labels=True)
         return evaluator, dataset

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import DOMAIN, KERNEL_TYPES, VERSION
 from onnxtrain.graph import Builder, Value
-from onnxtrain.graph.replace import stand_in, substitute
+from onnxtrain.graph.replace import substitute, take_over
 from onnxtrain.graph.value import Dimension, constant_number, dimensions
 from onnxtrain.training_info.patterns import (
     are_seen,
@@ -327,20 +327,14 @@ def _replace(op: Builder, pattern: _Pattern, result: ir.Value, named: set[str]) 
             node.replace_input_with(0, result)
             node.attributes["perm"] = ir.AttrInt64s("perm", order)
         elif not renamed:
-            _stand_in(graph, output, result)
+            take_over(graph, {output: result})
             renamed = True
         elif not output.is_graph_output():
             substitute(graph, {output: result})
         remove_unread(graph, [node, *_producers(source)], named)
     if y.uses() or is_needed(y, named):
-        _stand_in(graph, y, op.Transpose(op.wrap(result), perm=list(_HEADS_SECOND)).ir)
+        take_over(graph, {y: op.Transpose(op.wrap(result), perm=list(_HEADS_SECOND)).ir})
     remove_unread(graph, pattern.inside, named)
-
-
-def _stand_in(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
-    """Let a value take the place of another, and its name."""
-    new.type, new.shape = old.type, old.shape
-    stand_in(graph, {old: new})
 
 
 def _read_sizes_before_transposes(main: Builder, named: set[str]) -> None:
@@ -355,7 +349,7 @@ def _read_sizes_before_transposes(main: Builder, named: set[str]) -> None:
         for reader in shapes:
             op = main.before(reader)
             sizes = op.Gather(op.Shape(op.wrap(node.inputs[0])), op.ints(*node.attributes["perm"].as_ints())).ir
-            _stand_in(graph, reader.outputs[0], sizes)
+            take_over(graph, {reader.outputs[0]: sizes})
         remove_unread(graph, [*shapes, node], named)
 
 

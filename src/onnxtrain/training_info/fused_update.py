@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import DOMAIN, VERSION
 from onnxtrain.graph import Builder
-from onnxtrain.graph.replace import remove_nodes, stand_in
+from onnxtrain.graph.replace import remove_nodes, take_over
 from onnxtrain.graph.value import constant_number
 from onnxtrain.operators.registry import find
 from onnxtrain.operators.schema import OptimizerSchema
@@ -85,9 +85,7 @@ def fuse_updates(model: ir.Model) -> None:
                 **{name: attribute.value for name, attribute in node.attributes.items()},
             )
             substitutes.update({before: after.ir for before, after in zip(old, new, strict=True)})
-        for before, after in substitutes.items():
-            after.type, after.shape = before.type, before.shape
-        stand_in(graph, substitutes)
+        take_over(graph, substitutes)
         remove_nodes(graph, [node, *passed, *masking])
         graph.opset_imports.setdefault(DOMAIN, VERSION)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxtrain.graph import Builder
-from onnxtrain.graph.replace import remove_nodes, stand_in
+from onnxtrain.graph.replace import remove_nodes, take_over
 from onnxtrain.graph.value import constant_number
 from onnxtrain.training_info.patterns import (
     are_seen,
@@ -55,8 +55,7 @@ def fuse_activations(model: ir.Model) -> None:
         op = Builder(graph, graph.opset_imports[""], before=last)
         op.scope = f"fused {node.name}" if node.name else ""
         result = op.several(kind, op.wrap(x), outputs=1, domain=DOMAIN)[0].ir
-        result.type, result.shape = y.type, y.shape
-        stand_in(graph, {y: result})
+        take_over(graph, {y: result})
         replaced |= inside
     if replaced:
         graph.opset_imports.setdefault(DOMAIN, 1)

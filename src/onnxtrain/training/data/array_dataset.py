@@ -73,11 +73,7 @@ class ArrayDataset(Dataset):
         return None if self._targets is None else self._targets.array
 
     def expecting(self, target_spec: TensorSpec | None) -> Self:
-        """The same data with its targets checked against, and converted to, what the loss needs.
-
-        Raises:
-            DataError: they do not fit.
-        """
+        """The same data with other demands on its targets; see `Dataset.expecting`."""
         if self._targets is None or target_spec is None:
             return self
         result = copy.copy(self)

@@ -46,6 +46,19 @@ class Dataset(ABC):
 
     size: int | None = None
 
+    @property
+    def targets(self) -> Array | None:
+        """The target array as it came; None where there is none, or batches have a part each."""
+        return None
+
+    def expecting(self, target_spec: TensorSpec | None) -> Self:
+        """The same data with its targets checked against, and converted to, what the loss needs, where it can be.
+
+        Raises:
+            DataError: they do not fit.
+        """
+        return self
+
     @abstractmethod
     def batches(
         self, batch_size: int, *, shuffle: bool = False, seed: int = 0, epoch: int = 0, start: int = 0

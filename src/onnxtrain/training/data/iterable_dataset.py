@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from typing import Self
 
 from onnxtrain.errors import DataError
 from onnxtrain.training.data.base import (
@@ -50,6 +52,12 @@ class IterableDataset(Dataset):
         self._check_values = validate
         self._labels: tuple[int, int | None] | None = None
         self._used = False
+
+    def expecting(self, target_spec: TensorSpec | None) -> Self:
+        """The same source with other demands on the targets of batches, when they are read."""
+        result = copy.copy(self)
+        result._target_spec = target_spec
+        return result
 
     def batches(
         self, batch_size: int = 1, *, shuffle: bool = False, seed: int = 0, epoch: int = 0, start: int = 0

@@ -1,0 +1,321 @@
+"""The layers on which fused operators are measured, each with PyTorch's kernel for the same thing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Run = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One gradient of one layer.
+
+    Attributes:
+        operator: The fused operator.
+        layer: What it is the gradient of, for the table.
+        inputs: Its inputs.
+        like: Per output, the index of the input whose type and shape it has, or a shape.
+        torch: Makes PyTorch's call from the inputs as tensors.
+        attributes: Its attributes.
+        constants: Indices of the inputs that a model would have as constants.
+    """
+
+    operator: str
+    layer: str
+    inputs: Sequence[np.ndarray]
+    like: Sequence[int | tuple[int, ...]]
+    torch: Callable[..., Run]
+    attributes: dict[str, Any] = field(default_factory=dict)
+    constants: Sequence[int] = ()
+
+
+def normal(*shape: int) -> np.ndarray:
+    """Seeded normal numbers."""
+    return np.random.default_rng(shape).normal(size=shape).astype(np.float32)
+
+
+def cases() -> list[Case]:
+    """The layers that are measured."""
+    import torch
+    from torch.nn import functional
+
+    aten = torch.ops.aten
+    found: list[Case] = []
+
+    def relu(dy: Any, y: Any) -> Run:
+        return lambda: aten.threshold_backward(dy, y, 0.0)
+
+    large = (32, 64, 32, 32)
+    found.append(Case("ReluGradient", text(large), [normal(*large), np.maximum(normal(*large), 0)], [0], relu))
+
+    def clip(dy: Any, x: Any, low: Any, high: Any) -> Run:
+        return lambda: aten.hardtanh_backward(dy, x, 0.0, 6.0)
+
+    bounds = [np.float32(0), np.float32(6)]
+    found.append(
+        Case("ClipGradient", text(large), [normal(*large), 4 * normal(*large), *bounds], [0], clip, constants=(2, 3))
+    )
+
+    wide = (1024, 1024)
+    for approximate in ("none", "tanh"):
+
+        def gelu(dy: Any, x: Any, approximate: str = approximate) -> Run:
+            return lambda: aten.gelu_backward(dy, x, approximate=approximate)
+
+        name = f"{text(wide)}, {'erf' if approximate == 'none' else approximate}"
+        found.append(Case("GeluGradient", name, [normal(*wide)] * 2, [0], gelu, {"approximate": approximate}))
+
+    scores = (8, 4, 128, 128)
+    rows = np.exp(normal(*scores))
+    rows /= rows.sum(-1, keepdims=True)
+
+    def softmax(dy: Any, y: Any) -> Run:
+        return lambda: aten._softmax_backward_data(dy, y, -1, torch.float32)
+
+    def log_softmax(dy: Any, y: Any) -> Run:
+        return lambda: aten._log_softmax_backward_data(dy, y, -1, torch.float32)
+
+    found.append(Case("SoftmaxGradient", text(scores), [normal(*scores), rows], [0], softmax, {"axis": -1}))
+    found.append(
+        Case("LogSoftmaxGradient", text(scores), [normal(*scores), np.log(rows)], [0], log_softmax, {"axis": -1})
+    )
+
+    logits = (512, 1000)
+    labels = np.random.default_rng(0).integers(0, 1000, (512, 1))
+    log_probability = normal(*logits) - 7
+
+    def cross_entropy(dy: Any, log_probability: Any, labels: Any) -> Run:
+        labels, weight = labels[:, 0], torch.tensor(512.0)
+        return lambda: aten._log_softmax_backward_data(
+            aten.nll_loss_backward(dy, log_probability, labels, None, 1, -100, weight),
+            log_probability,
+            1,
+            torch.float32,
+        )
+
+    inputs = [np.float32(1 / 512), log_probability, labels]
+    found.append(Case("SoftmaxCrossEntropyGradient", text(logits), inputs, [1], cross_entropy))
+
+    tokens, scale = (1024, 256), normal(256)
+
+    def layer_norm(dy: Any, x: Any, scale: Any) -> Run:
+        _, mean, inverse = aten.native_layer_norm(x, [256], scale, scale, 1e-5)
+        return lambda: aten.native_layer_norm_backward(dy, x, [256], mean, inverse, scale, scale, [True] * 3)
+
+    settings = {"axis": -1, "epsilon": 1e-5}
+    inputs = [normal(*tokens), normal(*tokens), scale]
+    found.append(Case("LayerNormalizationGradient", text(tokens), inputs, [0, 2, 2], layer_norm, settings))
+
+    def rms_norm(dy: Any, x: Any, scale: Any) -> Run:
+        x, scale = x.requires_grad_(), scale.requires_grad_()
+        y = functional.rms_norm(x, [256], scale, 1e-5)
+        return lambda: torch.autograd.grad(y, [x, scale], dy, retain_graph=True)
+
+    found.append(Case("RMSNormalizationGradient", text(tokens), inputs, [0, 2], rms_norm, settings))
+
+    for size in ((32, 64, 32, 32), (32, 384, 4, 4)):
+        channel = normal(size[1])
+
+        def batch_norm(dy: Any, x: Any, scale: Any) -> Run:
+            _, mean, inverse = aten.native_batch_norm(x, scale, scale, None, None, True, 0.1, 1e-5)
+            return lambda: aten.native_batch_norm_backward(
+                dy, x, scale, None, None, mean, inverse, True, 1e-5, [True] * 3
+            )
+
+        inputs = [normal(*size), normal(*size), channel]
+        found.append(Case("BatchNormalizationGradient", text(size), inputs, [0, 2, 2], batch_norm, {"epsilon": 1e-5}))
+
+    image = (64, 6, 28, 28)
+
+    def max_pool(dy: Any, x: Any) -> Run:
+        _, indices = aten.max_pool2d_with_indices(x, [2, 2], [2, 2])
+        return lambda: aten.max_pool2d_with_indices_backward(dy, x, [2, 2], [2, 2], [0, 0], [1, 1], False, indices)
+
+    settings = {"kernel_shape": [2, 2], "strides": [2, 2], "dilations": [1, 1], "pads": [0] * 4}
+    found.append(
+        Case(
+            "MaxPoolGradient", f"{text(image)}, 2 x 2", [normal(64, 6, 14, 14), normal(*image)], [1], max_pool, settings
+        )
+    )
+
+    vocabulary, width = 30522, 256
+    indices = np.random.default_rng(0).integers(0, vocabulary, (8, 128))
+
+    def embedding(dy: Any, indices: Any, shape: Any) -> Run:
+        return lambda: aten.embedding_dense_backward(dy, indices, vocabulary, -1, False)
+
+    inputs = [normal(8, 128, width), indices, np.array([vocabulary, width])]
+    layer = f"{vocabulary} x {width}, 1024 rows"
+    found.append(Case("GatherGradient", layer, inputs, [(vocabulary, width)], embedding, {"axis": 0}, constants=(2,)))
+    return found + attentions(aten) + linears() + convolutions(aten)
+
+
+ATTENTIONS = (
+    # batch, rows, heads, size of a head, keys that are masked at the end
+    (8, 128, 4, 64, 20),
+    (8, 65, 3, 64, 0),
+)
+
+
+def attentions(aten: Any) -> list[Case]:
+    """Self-attention as in BERT-mini, under a mask by key, and in a small vision transformer, and its gradient."""
+    found = []
+    for batch, rows, heads, size, masked in ATTENTIONS:
+        shape = (batch, rows, heads, size)
+        arrays = [normal(*shape), *(np.roll(normal(*shape), turn) for turn in (1, 2, 3))]
+        mask = np.zeros((batch, 1, 1, rows), np.float32)
+        mask[..., rows - masked :] = np.finfo(np.float32).min
+        settings = {"scale": size**-0.5}
+        forward = aten._scaled_dot_product_flash_attention_for_cpu
+        backward = aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+        def given(bias: Sequence[Any], settings: Any = settings, full: Any = (batch, heads, rows, rows)) -> Any:
+            return settings | {"attn_mask": bias[0].expand(full) if bias else None}
+
+        def attention(q: Any, k: Any, v: Any, *bias: Any, given: Any = given, forward: Any = forward) -> Run:
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+            return lambda: forward(q, k, v, 0.0, False, **given(bias))
+
+        def gradient(
+            dy: Any,
+            q: Any,
+            k: Any,
+            v: Any,
+            _y: Any,
+            _log_sum: Any,
+            *bias: Any,
+            given: Any = given,
+            forward: Any = forward,
+            backward: Any = backward,
+        ) -> Run:
+            dy, q, k, v = (x.transpose(1, 2) for x in (dy, q, k, v))
+            y, log_sum = forward(q, k, v, 0.0, False, **given(bias))
+            return lambda: backward(dy, q, k, v, y, log_sum, 0.0, False, **given(bias))
+
+        layer = text(shape) + (", masked" if masked else "")
+        bias = [mask] if masked else []
+        sums = (batch, heads, rows)
+        y, log_sum = attention_of(*arrays[1:], mask, settings["scale"])
+        found.append(Case("Attention", layer, [*arrays[1:], *bias], [0, sums], attention, settings))
+        inputs = [*arrays, y, log_sum, *bias]
+        found.append(Case("AttentionGradient", layer, inputs, [1, 2, 3], gradient, settings))
+    return found
+
+
+def attention_of(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, bias: np.ndarray, scale: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """y and the logarithms of the sums that the gradient gets."""
+    scores = scale * np.einsum("bshd,bthd->bhst", q, k) + bias
+    largest = scores.max(-1, keepdims=True)
+    e = np.exp(scores - largest)
+    sums = e.sum(-1, keepdims=True)
+    return np.einsum("bhst,bthe->bshe", e / sums, v), (largest + np.log(sums))[..., 0]
+
+
+LINEARS = (
+    # leading axes, inputs, outputs, whether the weight is [outputs, inputs]
+    ((8, 128), 256, 256, False),
+    ((8, 128), 256, 256, True),
+    ((8, 128), 256, 1024, False),
+    ((8, 128), 1024, 256, False),
+    ((64,), 784, 128, True),
+)
+
+
+def linears() -> list[Case]:
+    """Layers as in BERT-mini and in the MLP: y, the gradient by x without a bias, and those by weight and bias."""
+    from torch.nn import functional
+
+    found = []
+    for leading, inputs, outputs, transposed in LINEARS:
+        x, dy, bias = normal(*leading, inputs), normal(*leading, outputs), normal(outputs)
+        weight = normal(outputs, inputs) if transposed else normal(inputs, outputs)
+
+        def linear(x: Any, w: Any, b: Any = None, turned: bool = transposed) -> Run:
+            return lambda: functional.linear(x, w if turned else w.t(), b)
+
+        def by_input(dy: Any, w: Any, turned: bool = transposed) -> Run:
+            return lambda: dy @ (w if turned else w.t())
+
+        def by_weight(dy: Any, x: Any, turned: bool = transposed) -> Run:
+            dy, x = dy.flatten(0, -2), x.flatten(0, -2)
+            return lambda: (dy.t() @ x if turned else x.t() @ dy, dy.sum(0))
+
+        layer = f"{text(x.shape)}, {outputs} outputs" + (", transposed" if transposed else "")
+        found += [
+            Case("Linear", layer, [x, weight, bias], [dy.shape], linear, {"transB": int(transposed)}),
+            Case("Linear", f"{layer}, by x", [dy, weight], [x.shape], by_input, {"transB": int(not transposed)}),
+            Case(
+                "LinearWeightGradient",
+                layer,
+                [dy, x],
+                [weight.shape, bias.shape],
+                by_weight,
+                {"transB": int(transposed)},
+            ),
+        ]
+    return found
+
+
+CONVOLUTIONS = (
+    # batch, channels, size, filters, kernel, stride, padding, groups
+    (64, 1, 28, 20, 5, 1, 0, 1),
+    (64, 20, 12, 50, 5, 1, 0, 1),
+    (32, 64, 32, 64, 3, 1, 1, 1),
+    (32, 128, 16, 128, 3, 1, 1, 1),
+    (32, 256, 8, 256, 3, 1, 1, 1),
+    (32, 512, 4, 512, 3, 1, 1, 1),
+    (32, 128, 16, 256, 3, 2, 1, 1),
+    (32, 144, 32, 24, 1, 1, 0, 1),
+    (32, 384, 4, 96, 1, 1, 0, 1),
+    (32, 144, 32, 144, 3, 1, 1, 144),
+    (32, 384, 4, 384, 3, 1, 1, 384),
+    (32, 144, 32, 144, 3, 2, 1, 144),
+)
+
+
+def convolutions(aten: Any) -> list[Case]:
+    """Both gradients of convolutions as in LeNet-5, ResNet-18 and MobileNetV2."""
+    found = []
+    for batch, channels, size, filters, kernel, stride, pad, groups in CONVOLUTIONS:
+        x, weight = normal(batch, channels, size, size), normal(filters, channels // groups, kernel, kernel)
+        windows = (size + 2 * pad - kernel) // stride + 1
+        dy = normal(batch, filters, windows, windows)
+        settings: dict[str, Any] = {
+            "kernel_shape": [kernel] * 2,
+            "strides": [stride] * 2,
+            "dilations": [1, 1],
+            "pads": [pad] * 4,
+            "group": groups,
+        }
+        layer = f"{text(x.shape)}, {kernel} x {kernel}, {filters} filters"
+        layer += (f", stride {stride}" if stride > 1 else "") + (", depthwise" if groups > 1 else "")
+
+        def both(dy: Any, x: Any, weight: Any, mask: list[bool], stride: int = stride, settings: Any = settings) -> Run:
+            return lambda: aten.convolution_backward(
+                dy, x, weight, None, [stride] * 2, settings["pads"][:2], [1, 1], False, [0, 0], settings["group"], mask
+            )
+
+        def by_input(
+            dy: Any, weight: Any, shape: Any, size: tuple[int, ...] = x.shape, both: Callable[..., Run] = both
+        ) -> Run:
+            return both(dy, dy.new_zeros(size), weight, [True, False, False])
+
+        def by_weight(dy: Any, x: Any, size: tuple[int, ...] = weight.shape, both: Callable[..., Run] = both) -> Run:
+            return both(dy, x, dy.new_zeros(size), [False, True, False])
+
+        shape = np.array(x.shape)
+        found.append(Case("ConvInputGradient", layer, [dy, weight, shape], [x.shape], by_input, settings, (2,)))
+        found.append(Case("ConvWeightGradient", layer, [dy, x], [weight.shape], by_weight, settings))
+    return found
+
+
+def text(shape: Sequence[int]) -> str:
+    """A shape as people write it."""
+    return " x ".join(map(str, shape))

@@ -1,0 +1,23 @@
+// Kernels for float and for double side by side.
+#pragma once
+
+#include <cstddef>
+
+namespace onnxtrain {
+
+template <template <typename> class Kernels>
+struct ByType {
+  Kernels<float> single;
+  Kernels<double> wide;
+};
+
+template <typename T, template <typename> class Kernels>
+const Kernels<T>& kernels_of(const ByType<Kernels>& table) {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    return table.single;
+  } else {
+    return table.wide;
+  }
+}
+
+}  // namespace onnxtrain
