@@ -144,6 +144,10 @@ using GetDimensionsCount = Function<61, OrtStatus*(const OrtTensorTypeAndShapeIn
 using GetDimensions = Function<62, OrtStatus*(const OrtTensorTypeAndShapeInfo*, std::int64_t*, std::size_t)>;
 using GetSymbolicDimensions = Function<63, OrtStatus*(const OrtTensorTypeAndShapeInfo*, const char**, std::size_t)>;
 using ReleaseTensorTypeAndShapeInfo = Function<99, void(OrtTensorTypeAndShapeInfo*)>;
+// From version 24 on: all that the five above tell of a value, without allocating anything; the shape stays the value's.
+using GetTensorElementTypeAndShapeDataReference =
+    Function<414, OrtStatus*(const OrtValue*, int* type, const std::int64_t** shape, std::size_t* rank)>;
+inline constexpr int kVersionOfShapeReferences = 24;  // ONNX Runtime 1.24
 
 using ShapeInferContext_GetInputCount = Function<267, OrtStatus*(const OrtShapeInferContext*, std::size_t*)>;
 using ShapeInferContext_GetInputTypeShape =

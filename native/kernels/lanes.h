@@ -6,6 +6,10 @@
 
 #include <cstddef>
 
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
 namespace onnxtrain {
 namespace {
 
@@ -16,15 +20,57 @@ constexpr std::size_t kVectorBytes = 32;
 #endif
 constexpr std::size_t kVectorWidth = kVectorBytes / sizeof(double);
 
-typedef double WideVector __attribute__((vector_size(kVectorBytes), aligned(8), may_alias));
+typedef double WideVector __attribute__((vector_size(kVectorBytes)));
 typedef double DoubleVector __attribute__((vector_size(kVectorBytes), aligned(8), may_alias));
 typedef float FloatVector __attribute__((vector_size(kVectorBytes / 2), aligned(4), may_alias));
 
-inline void load(const float* source, WideVector& value) {
-  value = __builtin_convertvector(*reinterpret_cast<const FloatVector*>(source), WideVector);
+// As many elements of type T as a WideVector has.
+template <typename T>
+struct Few {
+  typedef T type __attribute__((vector_size(sizeof(T) * kVectorWidth)));
+};
+
+// From the tensor's type to float64 and back, for one element or for a vector of them.
+inline double widen(double value) { return value; }
+inline WideVector widen(const WideVector& value) { return value; }
+
+template <typename T>
+inline T narrow(double value) {
+  return static_cast<T>(value);
 }
 
-inline void load(const double* source, WideVector& value) { value = *reinterpret_cast<const DoubleVector*>(source); }
+#if defined(__AVX512F__)
+// GCC makes two conversions and their shuffles of what is one instruction.
+inline WideVector widen(const Few<float>::type& value) { return (WideVector)_mm512_cvtps_pd((__m256)value); }
+#else
+inline WideVector widen(const Few<float>::type& value) { return __builtin_convertvector(value, WideVector); }
+#endif
+
+template <typename T>
+inline typename Few<T>::type narrow(const WideVector& value) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == sizeof(float)) return (typename Few<T>::type)_mm512_cvtpd_ps((__m512d)value);
+#endif
+  return __builtin_convertvector(value, typename Few<T>::type);
+}
+
+// The smaller one; NaN where `value` is NaN.
+inline double at_most(double bound, double value) { return bound < value ? bound : value; }
+
+inline WideVector at_most(double bound, const WideVector& value) {
+  const WideVector bounds = bound - WideVector{};
+  return bounds < value ? bounds : value;
+}
+
+inline Few<float>::type few(const float* source) { return *reinterpret_cast<const FloatVector*>(source); }
+inline Few<double>::type few(const double* source) { return *reinterpret_cast<const DoubleVector*>(source); }
+inline void store(float* target, const Few<float>::type& value) { *reinterpret_cast<FloatVector*>(target) = value; }
+inline void store(double* target, const Few<double>::type& value) { *reinterpret_cast<DoubleVector*>(target) = value; }
+
+template <typename T>
+inline void load(const T* source, WideVector& value) {
+  value = widen(few(source));
+}
 
 constexpr std::size_t kSumLanes = 8;
 constexpr std::size_t kLaneVectors = kSumLanes / kVectorWidth;

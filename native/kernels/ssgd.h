@@ -15,8 +15,8 @@ constexpr bool is_simple(Measure measure) {
 }
 
 // h(z) = 1 / f'(z) without its constant factor.
-template <Measure measure>
-inline double simple_h(const MeasureScalars& m, double z) {
+template <Measure measure, typename Wide>
+inline Wide simple_h(const MeasureScalars& m, const Wide& z) {
   if constexpr (measure == kLogSum) return z + m.epsilon;
   if constexpr (measure == kArctan) return z * z + m.epsilon * m.epsilon;
   if constexpr (measure == kGemanMcClure) return (z + m.epsilon) * (z + m.epsilon);
@@ -37,16 +37,19 @@ inline double relative_h(const MeasureScalars& m, double z) {
   }
 }
 
-template <bool l1, typename T>
-inline double measured(T value) {
-  const auto wide = static_cast<double>(value);
-  return l1 ? __builtin_fabs(wide) : wide * wide;
+inline double absolute(double value) { return __builtin_fabs(value); }
+inline WideVector absolute(const WideVector& value) { return value < 0.0 ? -value : value; }
+
+template <bool l1, typename Wide>
+inline Wide measured(const Wide& value) {
+  if constexpr (l1) return absolute(value);
+  return value * value;
 }
 
 template <typename T, Measure measure, bool l1>
 void relative_h_in(MeasureScalars m, std::size_t count, const T* X, double* h) {
   ONNXTRAIN_VECTORIZE
-  for (std::size_t i = 0; i < count; ++i) h[i] = relative_h<T, measure>(m, measured<l1>(X[i]));
+  for (std::size_t i = 0; i < count; ++i) h[i] = relative_h<T, measure>(m, measured<l1>(widen(X[i])));
 }
 
 template <typename T, Measure measure>
@@ -58,23 +61,28 @@ void relative_h_of(const MeasureScalars& m, std::size_t count, const T* X, doubl
   }
 }
 
-// Partial results in 32 lanes, combined in a fixed order: the same bits for every vector width. The compiler splits or
-// joins these vectors as the processor likes.
-typedef double Vector __attribute__((vector_size(32), aligned(8), may_alias));
-constexpr std::size_t kVectors = 8, kWidth = 4, kLanes = kVectors * kWidth;
+// Partial results in 32 lanes, combined in a fixed order: the same bits for every vector width.
+constexpr std::size_t kSums = 4, kLanes = kSums * kSumLanes;
 
 // Adds h, or h^2 for l1, to the lanes. `count` is a multiple of their number: callers pad with zeros.
 template <bool square>
-void add_to(Vector* sums, std::size_t count, const double* h) {
-  Vector lanes[kVectors];
-  for (std::size_t v = 0; v < kVectors; ++v) lanes[v] = sums[v];
+void add_to(LaneSum (&total)[kSums], std::size_t count, const double* h) {
+  LaneSum sums[kSums];
+  for (std::size_t s = 0; s < kSums; ++s) sums[s] = total[s];  // in registers
   for (std::size_t i = 0; i < count; i += kLanes) {
-    for (std::size_t v = 0; v < kVectors; ++v) {
-      const Vector value = *reinterpret_cast<const Vector*>(h + i + v * kWidth);
-      lanes[v] += square ? value * value : value;
+    for (std::size_t s = 0; s < kSums; ++s) {
+      for (std::size_t v = 0; v < kLaneVectors; ++v) {
+        WideVector value;
+        load(h + i + s * kSumLanes + v * kVectorWidth, value);
+        sums[s].lanes[v] += square ? value * value : value;
+      }
     }
   }
-  for (std::size_t v = 0; v < kVectors; ++v) sums[v] = lanes[v];
+  for (std::size_t s = 0; s < kSums; ++s) total[s] = sums[s];
+}
+
+inline double total_of(const LaneSum (&sums)[kSums]) {
+  return (sums[0].total() + sums[2].total()) + (sums[1].total() + sums[3].total());
 }
 
 inline std::size_t pad(double* values, std::size_t count) {
@@ -102,31 +110,31 @@ double largest_of(bool l1, std::size_t count, const T* X) {
   return l1 ? measured<true>(largest) : measured<false>(largest);
 }
 
-inline double total_of(Vector* lanes) {
-  for (std::size_t half = kVectors / 2; half > 0; half /= 2) {
-    for (std::size_t v = 0; v < half; ++v) lanes[v] += lanes[v + half];
-  }
-  return (lanes[0][0] + lanes[0][2]) + (lanes[0][1] + lanes[0][3]);
-}
-
 // The sum of h, or of h^2 for l1, of a simple measure.
 template <typename T, Measure measure, bool l1>
 double simple_sum(const MeasureScalars& m, std::size_t count, const T* X) {
-  const auto term = [&m](T x) {
-    const double h = simple_h<measure>(m, measured<l1>(x));
-    return l1 ? h * h : h;
-  };
-  double terms[kLanes];
-  Vector lanes[kVectors] = {};
+  LaneSum sums[kSums];
   std::size_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
     ask_for<kLanes * sizeof(T)>(X + i);
-    ONNXTRAIN_VECTORIZE
-    for (std::size_t lane = 0; lane < kLanes; ++lane) terms[lane] = term(X[i + lane]);
-    for (std::size_t v = 0; v < kVectors; ++v) lanes[v] += *reinterpret_cast<const Vector*>(terms + v * kWidth);
+#pragma GCC unroll 4
+    for (std::size_t s = 0; s < kSums; ++s) {
+#pragma GCC unroll 2
+      for (std::size_t v = 0; v < kLaneVectors; ++v) {
+        const WideVector h =
+            simple_h<measure>(m, measured<l1>(widen(few(X + i + s * kSumLanes + v * kVectorWidth))));
+        sums[s].lanes[v] += l1 ? h * h : h;
+      }
+    }
   }
-  for (std::size_t lane = 0; i < count; ++i, ++lane) lanes[lane / kWidth][lane % kWidth] += term(X[i]);
-  return total_of(lanes);
+  double terms[kLanes];
+  std::size_t last = 0;
+  for (; i < count; ++i, ++last) {
+    const double h = simple_h<measure>(m, measured<l1>(widen(X[i])));
+    terms[last] = l1 ? h * h : h;
+  }
+  if (last > 0) add_to<false>(sums, pad(terms, last), terms);
+  return total_of(sums);
 }
 
 template <typename T, Measure measure>
@@ -140,7 +148,7 @@ LayerSum layer_sum(const MeasureScalars& scalars, std::size_t count, const void*
     MeasureScalars m = scalars;
     if (measure == kExponential || measure == kTanh) m.largest = largest_of(m.l1, count, X);
     double h[kChunk];
-    Vector lanes[kVectors] = {};
+    LaneSum lanes[kSums];
     for (std::size_t begin = 0; begin < count; begin += kChunk) {
       const std::size_t n = count - begin < kChunk ? count - begin : kChunk;
       relative_h_of<T, measure>(m, n, X + begin, h);
@@ -212,37 +220,69 @@ void descend_any(const SsgdScalars& scalars, std::size_t count, const double* h,
   }
 }
 
-// The whole update in one loop, for a simple measure.
+// The update for a simple measure, of one element or of a vector of them.
+template <typename T, Measure measure, bool l1, bool with_momentum, bool regularized>
+class SimpleDescent {
+ public:
+  explicit SimpleDescent(const SsgdScalars& scalars)
+      : measure_(scalars.measure),
+        rate_(scalars.rate * scalars.inverse_mean),
+        cap_(scalars.cap / scalars.inverse_mean),
+        shrinkage_(scalars.shrinkage),
+        factor_(static_cast<T>(2.0 * scalars.shrinkage)),
+        norm_coefficient_(static_cast<T>(scalars.norm_coefficient)),
+        alpha_(static_cast<T>(scalars.alpha)) {}
+
+  // x becomes the new X, v the new V.
+  template <typename Some>
+  inline void operator()(Some& x, Some g, Some& v) const {
+    const auto h = simple_h<measure>(measure_, measured<l1>(widen(x)));
+    const auto squares = l1 ? h * h : h;
+    const Some step = narrow<T>(rate_ * at_most(cap_, squares));
+    g += norm_coefficient_ * x;
+    if (with_momentum) g += alpha_ * v;
+    v = g;
+    const Some moved = x - step * g;
+    if (!regularized) {
+      x = moved;
+    } else if (l1) {
+      const Some size = narrow<T>(shrinkage_ * h);
+      x = moved - (x > 0 ? size : x < 0 ? -size : x * 0);
+    } else {
+      x = moved - factor_ * x;
+    }
+  }
+
+ private:
+  MeasureScalars measure_;
+  double rate_, cap_, shrinkage_;  // rate / mean(w^2), and the cap on what is multiplied with it
+  T factor_, norm_coefficient_, alpha_;
+};
+
 template <typename T, Measure measure, bool l1, bool with_momentum, bool regularized>
 void descend_simply(const SsgdScalars& scalars, std::size_t count, SsgdArrays<T> arrays) {
-  const MeasureScalars m = scalars.measure;
-  const double rate = scalars.rate, inverse_mean = scalars.inverse_mean, cap = scalars.cap;
-  const double shrinkage = scalars.shrinkage;
-  const T factor = static_cast<T>(2.0 * shrinkage);
-  const T norm_coefficient = static_cast<T>(scalars.norm_coefficient), alpha = static_cast<T>(scalars.alpha);
+  const SimpleDescent<T, measure, l1, with_momentum, regularized> descend(scalars);
   const auto [X, G, V, X_new, V_new] = arrays;
-  const auto element = [=, X = X, G = G, V = V, X_new = X_new, V_new = V_new](std::size_t i) {
-    const T x = X[i];
-    const double h = simple_h<measure>(m, measured<l1>(x));
-    const double s = (l1 ? h * h : h) * inverse_mean;
-    const T step = static_cast<T>(rate * (s > cap ? cap : s));
-    const T g = norm_coefficient * x + G[i];
-    const T direction = with_momentum ? alpha * V[i] + g : g;
-    if (with_momentum) V_new[i] = direction;
-    const T moved = x - step * direction;
-    if (!regularized) {
-      X_new[i] = moved;
-    } else if (l1) {
-      const T size = static_cast<T>(shrinkage * h);
-      X_new[i] = moved - (x > 0 ? size : x < 0 ? -size : x * 0);
-    } else {
-      X_new[i] = moved - factor * x;
+  constexpr std::size_t block = 64;
+  std::size_t i = 0;
+  for (; i + block <= count; i += block) {
+    ask_for<block * sizeof(T)>(X + i);
+    ask_for<block * sizeof(T)>(G + i);
+    if (with_momentum) ask_for<block * sizeof(T)>(V + i);
+#pragma GCC unroll 8
+    for (std::size_t j = i; j < i + block; j += kVectorWidth) {
+      typename Few<T>::type x = few(X + j), v = {};
+      if (with_momentum) v = few(V + j);
+      descend(x, few(G + j), v);
+      if (with_momentum) store(V_new + j, v);
+      store(X_new + j, x);
     }
-  };
-  if constexpr (with_momentum) {
-    for_each_element<T>(count, {X, G, V}, element);
-  } else {
-    for_each_element<T>(count, {X, G}, element);
+  }
+  for (; i < count; ++i) {
+    T x = X[i], v = with_momentum ? V[i] : T(0);
+    descend(x, G[i], v);
+    if (with_momentum) V_new[i] = v;
+    X_new[i] = x;
   }
 }
 

@@ -102,15 +102,13 @@ void OptimizerNode::check(const Tensor& parameter, const Tensor& other, char let
     throw std::invalid_argument(label(letter, index) + " has type " + type_name(other.type) + " and X has type " +
                                 type_name(parameter.type) + ": the tensors of one variable must have one type.");
   }
-  const std::string shapes = label(letter, index) + " has shape " + text_of(other.shape) + " and X has shape " +
-                             text_of(parameter.shape);
-  if (letter == 'G') {
-    if (!Broadcast::fits(other.shape, parameter.shape)) {
-      throw std::invalid_argument(shapes + ": a gradient may broadcast to X, never beyond it.");
-    }
-  } else if (other.shape != parameter.shape) {
-    throw std::invalid_argument(shapes + (is_mask ? ": a mask" : ": a state") + " must have the shape of X.");
-  }
+  if (other.shape == parameter.shape) return;
+  if (letter == 'G' && Broadcast::fits(other.shape, parameter.shape)) return;
+  throw std::invalid_argument(label(letter, index) + " has shape " + text_of(other.shape) + " and X has shape " +
+                              text_of(parameter.shape) +
+                              (letter == 'G' ? ": a gradient may broadcast to X, never beyond it."
+                               : is_mask     ? ": a mask must have the shape of X."
+                                             : ": a state must have the shape of X."));
 }
 
 Variable OptimizerNode::variable(const Call& call, std::size_t index, Tensor& parameter, Tensor& other) const {

@@ -324,7 +324,10 @@ void add_to(OrtSessionOptions* options, const OrtApi* api) {
 extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(OrtSessionOptions* options,
                                                                                  const OrtApiBase* base) {
   const OrtApi* api = base->GetApi(onnxtrain::ort::kApiVersion);
-  if (api != nullptr) return onnxtrain::status_of(api, [&] { onnxtrain::add_to(options, api); });
+  if (api != nullptr) {
+    onnxtrain::use_version(api, base->GetVersionString());
+    return onnxtrain::status_of(api, [&] { onnxtrain::add_to(options, api); });
+  }
   // Older than the version we need: its first table still holds CreateStatus.
   const OrtApi* first = base->GetApi(1);
   if (first == nullptr) return nullptr;

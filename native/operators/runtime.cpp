@@ -1,9 +1,17 @@
 #include "runtime.h"
 
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
 #include <utility>
 
 namespace onnxtrain {
 namespace {
+
+// The runtime whose values show their shapes. Null, or another one where a process has several: the others' are read
+// the long way.
+std::atomic<const OrtApi*> shows_shapes{nullptr};
+
 
 // Whether the call succeeded; a failure is an answer here, not an error.
 bool succeeded(const OrtApi* api, OrtStatus* status) {
@@ -13,6 +21,12 @@ bool succeeded(const OrtApi* api, OrtStatus* status) {
 }
 
 }  // namespace
+
+void use_version(const OrtApi* api, const char* version) {
+  const bool new_enough =
+      std::strncmp(version, "1.", 2) == 0 && std::atoi(version + 2) >= ort::kVersionOfShapeReferences;
+  if (new_enough) shows_shapes.store(api, std::memory_order_relaxed);
+}
 
 void require(const OrtApi* api, OrtStatus* status) {
   if (status == nullptr) return;
@@ -122,15 +136,21 @@ void Call::input(std::size_t index, Tensor& tensor) const {
     throw std::invalid_argument("input " + std::to_string(index) +
                                 " is missing: no input of this operator is optional.");
   }
-  OrtTensorTypeAndShapeInfo* info = nullptr;
-  require(api_, ort::GetTensorTypeAndShape::call(api_, value, &info));
   std::size_t rank = 0;
-  OrtStatus* status = ort::GetTensorElementType::call(api_, info, &tensor.type);
-  if (status == nullptr) status = ort::GetDimensionsCount::call(api_, info, &rank);
-  tensor.shape.resize(rank);
-  if (status == nullptr) status = ort::GetDimensions::call(api_, info, tensor.shape.data(), rank);
-  ort::ReleaseTensorTypeAndShapeInfo::call(api_, info);
-  require(api_, status);
+  if (shows_shapes.load(std::memory_order_relaxed) == api_) {
+    const std::int64_t* shape = nullptr;
+    require(api_, ort::GetTensorElementTypeAndShapeDataReference::call(api_, value, &tensor.type, &shape, &rank));
+    tensor.shape.assign(shape, shape + rank);
+  } else {
+    OrtTensorTypeAndShapeInfo* info = nullptr;
+    require(api_, ort::GetTensorTypeAndShape::call(api_, value, &info));
+    OrtStatus* status = ort::GetTensorElementType::call(api_, info, &tensor.type);
+    if (status == nullptr) status = ort::GetDimensionsCount::call(api_, info, &rank);
+    tensor.shape.resize(rank);
+    if (status == nullptr) status = ort::GetDimensions::call(api_, info, tensor.shape.data(), rank);
+    ort::ReleaseTensorTypeAndShapeInfo::call(api_, info);
+    require(api_, status);
+  }
   // The runtime has no getter for constant data in this version; nothing is written through this pointer.
   require(api_, ort::GetTensorMutableData::call(api_, const_cast<OrtValue*>(value), &tensor.data));
 }

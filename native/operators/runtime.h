@@ -25,6 +25,9 @@ OrtStatus* status_of(const OrtApi* api, Work work) noexcept {
   }
 }
 
+// Tells what to use of a runtime by its version, "1.31.1": what newer ones do with less work.
+void use_version(const OrtApi* api, const char* version);
+
 // Throws the runtime's own message where `status` is a failure.
 void require(const OrtApi* api, OrtStatus* status);
 
