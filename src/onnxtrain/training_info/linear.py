@@ -48,6 +48,7 @@ def fuse_linear(model: ir.Model) -> None:
     finder = _Finder(named_by_gradients(graph), GradientOptions.read(model.metadata_props).recompute)
     varying = varying_values(graph)
     main = Builder(graph, graph.opset_imports[""])
+    replaced = []
     for product in list(graph):
         layer = finder.match(product)
         if layer is None or not (layer.x in varying or layer.w in varying):
@@ -60,7 +61,8 @@ def fuse_linear(model: ir.Model) -> None:
         op.emitted[-1].name = product.name
         stand_in(graph, {y: result.ir})
         varying.add(result.ir)
-        remove_unread(graph, [layer.last], finder.named)
+        replaced.append(layer.last)
+    remove_unread(graph, replaced, finder.named)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.operator import TRAINING_DOMAIN
 from onnxtrain.graph.clone import captured_values
-from onnxtrain.graph.replace import remove_nodes
+from onnxtrain.graph.replace import remove_nodes, set_inputs
 from onnxtrain.graph.value import constant_number, is_float
 
 
@@ -102,11 +102,15 @@ def is_needed(value: ir.Value, named: set[str]) -> bool:
 
 def remove_unread(graph: ir.Graph, nodes: Iterable[ir.Node], named: set[str]) -> None:
     """Take away those of some nodes that nobody needs, and then what only they read, in place."""
-    pending = list(nodes)
+    pending, unread = list(nodes), dict[ir.Node, None]()
     while pending:
         node = pending.pop()
-        if node.graph is not graph or any(output.uses() or is_needed(output, named) for output in node.outputs):
+        if node in unread or node.graph is not graph:
+            continue
+        if any(output.uses() or is_needed(output, named) for output in node.outputs):
             continue
         sources = [value.producer() for value in node.inputs if value is not None]
-        remove_nodes(graph, [node])
+        set_inputs(node, [None] * len(node.inputs))
+        unread[node] = None
         pending += [source for source in sources if source is not None]
+    remove_nodes(graph, unread)  # at once: every removal looks at all outputs of the graph
