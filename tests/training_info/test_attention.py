@@ -11,7 +11,7 @@ import pytest
 from onnx import helper, parser
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
-from ways import trained_both_ways
+from ways import recomputed, trained_both_ways
 
 import onnxtrain
 from onnxtrain.graph.shapes import infer_shapes
@@ -321,7 +321,7 @@ LAYER = (
 )
 
 
-def test_training_is_the_same():
+def layer():
     rng = np.random.default_rng(1)
     constants = {name: rng.normal(size=shape).astype(np.float32) for name, shape in WEIGHTS.items()}
     constants |= {"heads": np.asarray([0, 0, 2, 3]), "merged": np.asarray([0, 0, 6])}
@@ -332,7 +332,18 @@ def test_training_is_the_same():
     )
     tensors = [onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()]
     proto.graph.initializer.extend(tensors)
-    inputs, targets = (rng.normal(size=(3, 4, 6)).astype(np.float32) for _ in range(2))
+    return proto, [rng.normal(size=(3, 4, 6)).astype(np.float32) for _ in range(2)]
+
+
+@pytest.mark.parametrize(("pattern", "again"), [("o", ["Attention"]), ("p*", [])])
+def test_attention_is_recomputed_where_its_result_is(pattern, again):
+    proto, batch = layer()
+    found = recomputed(proto, pattern, list(WEIGHTS), *batch)
+    assert [operator for operator in found if operator in ("Attention", "Softmax")] == again
+
+
+def test_training_is_the_same():
+    proto, (inputs, targets) = layer()
     (plain_losses, plain), (losses, trainer) = trained_both_ways(proto, list(WEIGHTS), inputs, targets)
     lowered = onnxtrain.lower(trainer.training_model(), kernels=True)  # the size of a batch is open
     operators = {node.op_type for node in lowered.graph.node}

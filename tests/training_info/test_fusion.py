@@ -7,7 +7,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 from onnx import helper, parser
-from ways import trained_both_ways
+from ways import recomputed, trained_both_ways
 
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.training_info.fusion import fuse_activations
@@ -104,15 +104,40 @@ def test_value_that_a_gradient_names_stays():
     assert "Erf" in [node.op_type for node in working.graph]
 
 
+WEIGHTS = ", ".join(
+    f"float[{rows}, 5] {name} = {{{', '.join(str(i / 7 - 1) for i in range(5 * rows))}}}"
+    for name, rows in (("w", 3), ("v", 5))
+)
+
+
+def net(nodes):
+    return parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> f (float[n, 3] inputs) => (float[n, 5] result) '
+        f"<{CONSTANTS}, {WEIGHTS}> {{ x = MatMul(inputs, w) {nodes} result = MatMul(y, v) }}"
+    )
+
+
+def batch():
+    rng = np.random.default_rng(1)
+    return tuple(rng.normal(size=(8, size)).astype(np.float32) for size in (3, 5))
+
+
 @pytest.mark.parametrize("nodes", [EXACT["as PyTorch writes it"], TANH["as PyTorch writes it"]], ids=["erf", "tanh"])
 def test_training_is_the_same(nodes):
-    constants = f"{CONSTANTS}, float[3, 5] w = {{{', '.join(str(i / 7 - 1) for i in range(15))}}}"
-    proto = parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 18]> f (float[n, 3] inputs) => (float[n, 5] y) '
-        f"<{constants}> {{ x = MatMul(inputs, w) {nodes} }}"
-    )
-    rng = np.random.default_rng(1)
-    inputs, targets = (rng.normal(size=(8, size)).astype(np.float32) for size in (3, 5))
-    (plain_losses, plain), (losses, trainer) = trained_both_ways(proto, "w", inputs, targets)
+    (plain_losses, plain), (losses, trainer) = trained_both_ways(net(nodes), ["w", "v"], *batch())
     np.testing.assert_allclose(losses, plain_losses, rtol=1e-5)
     np.testing.assert_allclose(trainer.parameters["w"], plain.parameters["w"], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "pattern", "again"),
+    [
+        (EXACT["as PyTorch writes it"], "y", ["Gelu"]),
+        (EXACT["as PyTorch writes it"], "e", []),  # what is inside is never kept
+        (TANH["as PyTorch writes it"], "y", ["FastGelu"]),
+        (TANH["as PyTorch writes it"], "t", []),
+    ],
+)
+def test_fused_node_is_recomputed_where_its_result_is(nodes, pattern, again):
+    found = recomputed(net(nodes), pattern, ["w", "v"], *batch())
+    assert [operator for operator in found if operator in ("Gelu", "FastGelu", "Erf", "Tanh")] == again

@@ -14,7 +14,7 @@ from onnxtrain.autodiff.engine import Backward, Engine, Request
 from onnxtrain.autodiff.fused import resolve_fused
 from onnxtrain.autodiff.give_back import give_back_activations
 from onnxtrain.autodiff.options import GradientOptions
-from onnxtrain.autodiff.recompute import recompute
+from onnxtrain.autodiff.recompute import check_patterns, recompute
 from onnxtrain.errors import GradientError
 from onnxtrain.graph.clone import Values, captured_values, clone_nodes
 from onnxtrain.graph.passes import clean
@@ -34,6 +34,7 @@ def lower_gradients(model: ir.Model) -> ir.Model:
     Raises:
         GradientError: A name does not exist, an x determines another, operators have no rule.
     """
+    check_patterns(model.graph, GradientOptions.read(model.metadata_props).recompute)
     if replace_gradients(model):
         infer_shapes(model)
     return model
@@ -226,6 +227,7 @@ def gradient_model(
     """Append dy/dx for every x as graph outputs named ``{x}_grad``, in place; ``kernels`` as in the function above."""
     options = options or GradientOptions()
     graph = model.graph
+    check_patterns(graph, options.recompute)
     engine = Engine(graph, graph.opset_imports, model.functions, straight_through=options.straight_through)
     names = [x.name or "" for x in xs]
     gradients = engine.gradients(Request(y, xs))

@@ -36,6 +36,23 @@ SHAPES_ONLY = frozenset({"Shape", "Size"})
 """Operators that read no element of what they are given."""
 
 
+def check_patterns(graph: ir.Graph, patterns: Sequence[str]) -> None:
+    """Refuse patterns that match the name of no node, while the graph has all of its nodes: before any is fused.
+
+    Raises:
+        GradientError: There is such a pattern.
+    """
+    if not patterns:
+        return
+    names = [node.name for node in graph if node.name and not (node.op_type == "Gradient" and node.domain)]
+    for pattern in patterns:
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+            shown = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
+            raise GradientError(
+                f"recompute={pattern!r} matches the name of no node; the model has {shown or 'no node with a name'}."
+            )
+
+
 def recompute(graph: ir.Graph, backward: Backward, patterns: Sequence[str]) -> None:
     """Let gradient nodes read copies of the forward nodes whose names match a pattern, in place.
 
@@ -46,10 +63,8 @@ def recompute(graph: ir.Graph, backward: Backward, patterns: Sequence[str]) -> N
     Args:
         graph: The main graph.
         backward: The nodes that carry gradients; what is no longer in the graph is passed over.
-        patterns: Glob patterns of names of nodes.
-
-    Raises:
-        GradientError: A pattern matches no forward node.
+        patterns: Glob patterns of names of nodes, checked before. Where they match none any more, because what they
+            name is part of a fused node, nothing is left to recompute: the fused node keeps none of it.
     """
     if not patterns:
         return
@@ -69,12 +84,6 @@ def _choose(forward: Sequence[ir.Node], patterns: Sequence[str]) -> set[ir.Node]
     chosen: set[ir.Node] = set()
     for pattern in patterns:
         matching = [node for node in forward if fnmatch.fnmatchcase(node.name or "", pattern)]
-        if not matching:
-            names = [node.name for node in forward if node.name]
-            shown = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
-            raise GradientError(
-                f"recompute={pattern!r} matches the name of no node; the model has {shown or 'no node with a name'}."
-            )
         chosen.update(node for node in matching if any(map(is_float, node.outputs)) and not _draws(node))
     return chosen
 

@@ -314,6 +314,8 @@ def _emit(op: Builder, pattern: _Pattern, named: set[str]) -> ir.Value:
     y.with_shape((batch, queries, heads, features))
     log_sum.with_shape((batch, heads, queries))
     y.ir.dtype = log_sum.ir.dtype = q.dtype
+    last = pattern.y.producer()
+    op.emitted[-1].name = None if last is None else last.name  # what is to be recomputed is named so
     return y.ir
 
 

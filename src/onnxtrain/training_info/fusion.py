@@ -53,8 +53,8 @@ def fuse_activations(model: ir.Model) -> None:
         last = y.producer()
         assert last is not None
         op = Builder(graph, graph.opset_imports[""], before=last)
-        op.scope = f"fused {node.name}" if node.name else ""
         result = op.several(kind, op.wrap(x), outputs=1, domain=DOMAIN)[0].ir
+        op.emitted[-1].name = last.name  # whoever wants y to be recomputed names the node that gives it
         take_over(graph, {y: result})
         replaced |= inside
     if replaced:

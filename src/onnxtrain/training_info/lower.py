@@ -12,6 +12,8 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.autodiff.operator import TRAINING_DOMAIN, replace_gradients
+from onnxtrain.autodiff.options import GradientOptions
+from onnxtrain.autodiff.recompute import check_patterns
 from onnxtrain.errors import TrainingInfoError
 from onnxtrain.graph.passes import clean
 from onnxtrain.graph.shapes import infer_shapes
@@ -118,6 +120,7 @@ def lower_entry(
     bound = set(updates.values())
     returned = [output.name for output in info.algorithm.output if output.name not in bound]
     _choose_outputs(graph, [*returned, *results], updates)
+    check_patterns(graph, GradientOptions.read(working.metadata_props).recompute)
     if kernels:
         fuse_activations(working)
         fuse_attention(working)
