@@ -123,6 +123,20 @@ def test_one_hot_targets_train_like_labels() -> None:
         np.testing.assert_allclose(by_row.parameters[name], array, rtol=1e-4, atol=1e-6)
 
 
+class Distributions:
+    """Batches that do not tell what they hold before they are read."""
+
+    def __iter__(self):
+        x, y = data()
+        yield x, np.eye(3, dtype=np.float32)[y]
+
+
+def test_distributions_from_an_iterable_have_to_be_announced() -> None:
+    with pytest.raises(DataError, match=r'needs rank 1.*For distributions over classes, say targets="values"\.'):
+        trainer().fit(Distributions(), epochs=1)
+    assert len(trainer(targets="values").fit(Distributions(), epochs=1).rows) == 1
+
+
 def test_trained_on_distributions_and_measured_on_labels() -> None:
     x, labels = data()
     soft = np.full((len(labels), 3), 0.1, np.float32)

@@ -16,7 +16,7 @@ from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.runtime.step import StepSession
 from onnxtrain.training.data import Batch, Dataset
 from onnxtrain.training.metrics import MeanAccumulator
-from onnxtrain.training.subject import Subject, tensor_spec
+from onnxtrain.training.subject import Subject
 from onnxtrain.training_info.lower import StepGraph, drop_unused_inputs
 from onnxtrain.training_info.recipe import Names
 
@@ -35,7 +35,7 @@ class Evaluator:
 
     def __init__(self, subject: Subject, states: StateBuffers, options: RuntimeOptions, names: Names) -> None:
         self.subject = subject
-        self.target_spec = None if subject.target is None else tensor_spec(subject.target)
+        self.target_spec = subject.target_spec
         self._states = states
         self._options = options
         self._names = names

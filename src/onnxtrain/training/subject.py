@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +110,16 @@ class Subject:
             names=names,
             options=self.options,
         )
+
+    @property
+    def target_spec(self) -> TensorSpec | None:
+        """What targets must be; ``None`` where the loss needs none."""
+        if self.target is None:
+            return None
+        spec = tensor_spec(self.target)
+        if self.loss is None or len(self.loss.target_kinds) < 2 or spec.dtype.kind == "f":
+            return spec
+        return replace(spec, hint=' For distributions over classes, say targets="values".')
 
     def kind_of(self, dataset: Dataset) -> TargetKind | None:
         """What the targets of a dataset are; ``None`` where it does not tell, or the loss takes one kind only."""

@@ -158,7 +158,7 @@ class Trainer:
         )
         self._evaluators: dict[TargetKind | None, Evaluator] = {}
         self._inputs = [tensor_spec(value) for value in subject.model.graph.inputs]
-        self._target_spec = None if subject.target is None else tensor_spec(subject.target)
+        self._target_spec = subject.target_spec
         self.parameters = Parameters(self.session, subject.parameters)
 
     @property

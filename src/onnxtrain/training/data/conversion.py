@@ -32,11 +32,13 @@ class TensorSpec:
         dtype: the element type that the model computes with.
         shape: one entry per axis, the first of them the batch: a number, a symbol (equal symbols stand for
             equal sizes), or None for any size. None instead of a tuple leaves the rank open.
+        hint: what an error message adds about arrays of another type or rank.
     """
 
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int | str | None, ...] | None = None
+    hint: str = ""
 
     def describe_shape(self) -> str:
         """The shape as an error message shows it, for example ``(batch, 3, 32, 32)``.
@@ -110,7 +112,7 @@ def check_type(dtype: np.dtype[Any], spec: TensorSpec, what: str) -> None:
     if dtype == spec.dtype or found in _ACCEPTED.get(needed, ()):
         return
     hint = "round and convert it first" if (found, needed) == ("float", "integer") else "convert it first"
-    raise DataError(f"{what} has type {dtype}, but the model needs {spec.dtype}: {hint} (array.astype).")
+    raise DataError(f"{what} has type {dtype}, but the model needs {spec.dtype}: {hint} (array.astype).{spec.hint}")
 
 
 def check_shape(shape: tuple[int, ...], spec: TensorSpec, what: str) -> None:
@@ -122,7 +124,7 @@ def check_shape(shape: tuple[int, ...], spec: TensorSpec, what: str) -> None:
     if len(shape) != len(spec.shape):
         raise DataError(
             f"{what} has rank {len(shape)} (shape {shape}), but the model needs rank {len(spec.shape)}: "
-            f"{spec.describe_shape()}."
+            f"{spec.describe_shape()}.{spec.hint}"
         )
     for axis in range(1, len(shape)):
         if isinstance(spec.shape[axis], int) and shape[axis] != spec.shape[axis]:
