@@ -71,7 +71,7 @@ class Algorithm:
 
     def state(self, name: str, array: np.ndarray) -> Value:
         """A state tensor of the algorithm with its first value."""
-        first = ir.tensor(array, name=name)
+        first = ir.Tensor(array, name=name)
         tensor = placeholder(name, first)
         value = ir.Value(name=name, const_value=tensor)
         value.dtype, value.shape = tensor.dtype, ir.Shape(array.shape)
@@ -81,7 +81,7 @@ class Algorithm:
 
     def constant(self, name: str, array: np.ndarray) -> Value:
         """An initializer of the algorithm that nothing changes."""
-        value = ir.Value(name=name, const_value=ir.tensor(np.ascontiguousarray(array), name=name))
+        value = ir.Value(name=name, const_value=ir.Tensor(np.ascontiguousarray(array), name=name))
         assert value.const_value is not None
         value.dtype, value.shape = value.const_value.dtype, ir.Shape(array.shape)
         self.graph.register_initializer(value)
