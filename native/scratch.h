@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -12,18 +13,20 @@ namespace onnxtrain {
 // Memory that begins at a cache line, not initialized.
 class Buffer {
  public:
-  explicit Buffer(std::size_t bytes)
-      : data_(::operator new(bytes == 0 ? 1 : bytes, std::align_val_t(kAlignment)), Free()) {}
+  // Aligned here, not by the allocator: that of glibc (before 2.38) does not find what it aligned and freed for the next
+  // buffer of the same size, and grows.
+  explicit Buffer(std::size_t bytes) : data_(::operator new(bytes + kAlignment)) {}
 
   template <typename T>
   T* as() const {
-    return static_cast<T*>(data_.get());
+    const auto address = reinterpret_cast<std::uintptr_t>(data_.get());
+    return reinterpret_cast<T*>((address + kAlignment - 1) / kAlignment * kAlignment);
   }
 
  private:
   static constexpr std::size_t kAlignment = 64;
   struct Free {
-    void operator()(void* data) const { ::operator delete(data, std::align_val_t(kAlignment)); }
+    void operator()(void* data) const { ::operator delete(data); }
   };
   std::unique_ptr<void, Free> data_;
 };

@@ -17,6 +17,21 @@ trainer.train_step(np.eye(4, dtype=np.float32)[:3], np.arange(3))
 assert "sympy.core" not in sys.modules, "sympy was imported"
 """
 
+UNUSED = """
+unused = {"safetensors", "tarfile", "argparse", "subprocess"} & set(sys.modules)
+assert not unused, unused
+"""
+
+OF_ONNX = """
+import onnx.compose
+from onnx import compose, gen_proto
+model = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 18]> g (float[1] x) => (float[1] y) { y = Abs(x) }')
+assert onnx.compose.add_prefix(model, "a_").graph.input[0].name == "a_x"
+assert compose.add_prefix(model, "b_").graph.input[0].name == "b_x"
+assert sys.modules["onnx.compose"].__file__.endswith("compose.py") and callable(gen_proto.convert)
+assert onnx.utils.Extractor(model).extract_model(["x"], ["y"]).graph.node[0].op_type == "Abs"
+"""
+
 ARITHMETIC = """
 import onnx_ir
 total = onnx_ir.SymbolicDim("rows") + 1
@@ -38,4 +53,15 @@ assert isinstance(Symbol("a"), sympy.Expr) and sys.modules["sympy"].Integer(2) +
 )
 def test_sympy_is_imported_when_it_is_used(program):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_training_imports_no_checkpoints_archives_or_processes():
+    done = subprocess.run([sys.executable, "-c", TRAIN + UNUSED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("begin", [TRAIN, "import sys, onnx, onnxtrain\n"], ids=["deferred", "onnx first"])
+def test_modules_of_onnx_are_imported_when_they_are_used(begin):
+    done = subprocess.run([sys.executable, "-c", begin + OF_ONNX], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

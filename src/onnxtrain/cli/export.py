@@ -101,7 +101,7 @@ def command(
     if file.proto.training_info:
         if loss is not None:
             raise OptionError(f"{str(model)!r} is a training model, which has its own loss; leave --loss out.")
-        proto = file.proto
+        proto = file.whole()
     elif loss is None:
         raise OptionError(f"{str(model)!r} is no training model yet; give it a --loss.")
     else:

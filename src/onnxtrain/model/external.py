@@ -121,6 +121,16 @@ def _contained(label: str, location: str, folder: Path) -> Path:
     return path
 
 
+def raw_array(tensor: TensorProto, buffer: mmap.mmap | bytes, offset: int, length: int) -> npt.NDArray[np.generic]:
+    """The values of a tensor of this type and shape: a view of its raw data, where elements are not packed."""
+    if ir.DataType(tensor.data_type).bitwidth < 8:
+        raw = buffer[offset : offset + length]
+        packed = TensorProto(dims=tensor.dims, data_type=tensor.data_type, raw_data=raw)
+        return numpy_helper.to_array(packed)
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    return np.frombuffer(buffer, dtype, length // dtype.itemsize, offset).reshape(list(tensor.dims))
+
+
 class DataFiles:
     """Maps data files for reading, each once, as long as it is the same file."""
 
@@ -131,14 +141,7 @@ class DataFiles:
         """The tensor's values, read-only; pages are read when they are used."""
         if data.length == 0:
             return np.empty(list(tensor.dims), helper.tensor_dtype_to_np_dtype(tensor.data_type))
-        buffer = self._buffer(data.path)
-        if ir.DataType(tensor.data_type).bitwidth < 8:
-            raw = buffer[data.offset : data.offset + data.length]
-            packed = TensorProto(dims=tensor.dims, data_type=tensor.data_type, raw_data=raw)
-            return numpy_helper.to_array(packed)
-        dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-        flat = np.frombuffer(buffer, dtype, data.length // dtype.itemsize, data.offset)
-        return flat.reshape(list(tensor.dims))
+        return raw_array(tensor, self._buffer(data.path), data.offset, data.length)
 
     def _buffer(self, path: Path) -> mmap.mmap | bytes:
         status = path.stat()

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
-from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 
 from onnxtrain.errors import ModelError
 from onnxtrain.model.checks import MAXIMUM_IR_VERSION, MAXIMUM_OPSET, check_model
-from onnxtrain.model.external import DataFiles, copy_with_changes, locate
+from onnxtrain.model.external import DataFiles, copy_with_changes, locate, raw_array
+from onnxtrain.model.large import LargeData, Origin
 from onnxtrain.model.maps import maps_to_tensors
+from onnxtrain.model.reading import parse_file, places_by_name, read_file, serialised
 from onnxtrain.model.skeleton import all_tensors, default_opset, is_large, unify_default_domain, without_data
 from onnxtrain.model.upgrade import upgrade_opset
-from onnxtrain.model.wire import CutOffError, Template, WireError, raw_bytes
+from onnxtrain.model.wire import Template, raw_bytes
 from onnxtrain.model.writing import AtomicFiles, check_writable
 
 __all__ = ["MAXIMUM_IR_VERSION", "MAXIMUM_OPSET", "ModelFile", "check_writable"]
 
 _TRAINING_IR_VERSION = 8
 """What the opsets that training works at need."""
-
-_MAXIMUM_BYTES = (1 << 31) - 1
-"""The limit of protocol buffers."""
 
 
 class ModelFile:
@@ -44,11 +42,13 @@ class ModelFile:
         template: Its bytes.
         path: Where they came from.
         folder: Where its external data is.
+        large: Data that is not in ``proto``.
 
     Attributes:
         path: The file, ``None`` for a model that was given as an object.
         folder: Where external data is, ``None`` where that is not known.
-        proto: The model as given, without its external data.
+        proto: The model as given, without its external data; of a file also without the raw data of large
+            initializers, which :meth:`whole` has.
 
     Example:
         >>> import onnx
@@ -60,12 +60,20 @@ class ModelFile:
         (['w'], 2.0, 18)
     """
 
-    def __init__(self, proto: ModelProto, template: Template, path: Path | None, folder: Path | None) -> None:
+    def __init__(
+        self,
+        proto: ModelProto,
+        template: Template,
+        path: Path | None,
+        folder: Path | None,
+        large: LargeData | None = None,
+    ) -> None:
         self.path = path
         self.folder = folder
         self.proto = proto
         self._label = "The model" if path is None else repr(str(path))
         self._template = template
+        self._large = large or LargeData()
         try:
             self._external = check_model(self._label, proto, template, folder)
         except UnicodeDecodeError as error:  # protocol buffers look at strings only when they are read
@@ -90,17 +98,42 @@ class ModelFile:
                 says what is wrong.
         """
         if isinstance(model, ModelProto):
-            try:
-                data = model.SerializeToString()
-            except (EncodeError, ValueError) as error:
-                raise ModelError(
-                    "The model is larger than 2 GiB, which protocol buffers cannot hold; "
-                    "save it with external data and give the path."
-                ) from error
-            return cls(model, Template(data), None, None if folder is None else Path(folder))
+            return cls(model, Template(serialised(model)), None, None if folder is None else Path(folder))
         path = Path(model)
-        data = _read(path)
-        return cls(*_parse(path, data), path, path.parent)
+        data, stamp = read_file(path)
+        proto, template, places = parse_file(path, data)
+        return cls(proto, template, path, path.parent, LargeData(data, places, Origin(path, stamp, places)))
+
+    def changed(self, proto: ModelProto) -> ModelFile:
+        """The file of a model that was made from `whole`: initializers that kept their names have kept their data.
+
+        Raises:
+            ModelError: It is too large for protocol buffers, or cannot be used.
+        """
+        data = serialised(proto)
+        template = Template(data)
+        light = ModelProto.FromString(template.light())
+        large = LargeData(data, places_by_name(light, template), self._large.origin)
+        return ModelFile(light, template, None, self.folder, large)
+
+    def whole(self, *, without: Container[str] = ()) -> ModelProto:
+        """A copy of the model with all its data but the external, and that of some initializers."""
+        proto = ModelProto()
+        proto.CopyFrom(self.proto)
+        for tensor in proto.graph.initializer:
+            if tensor.name in self._large and tensor.name not in without:
+                tensor.raw_data = self._large.read(tensor.name)
+        return proto
+
+    def release(self, names: Iterable[str]) -> None:
+        """Free the memory of initializers whose values somebody else has now: a training, its parameters.
+
+        Whoever asks for them all the same gets them from the file, as long as that stays as it was. Of a model that
+        was given as an object nothing is released, nor of one with sparse initializers: saving makes these dense, in a
+        model made anew.
+        """
+        if not self.proto.graph.sparse_initializer:
+            self._large.release(names)
 
     @property
     def opset(self) -> int:
@@ -119,6 +152,15 @@ class ModelFile:
         Raises:
             ModelError: There is none of this name.
         """
+        tensor = self._declared(name)
+        if name in self._large:
+            full = TensorProto(raw_data=self._large.read(name))
+            full.MergeFrom(tensor)
+            return full
+        return tensor
+
+    def _declared(self, name: str) -> TensorProto:
+        """An initializer, perhaps without its data."""
         if name not in self._positions:
             raise ModelError(f"The model has no initializer named {name!r}; `names` lists those that it has.")
         tensor: TensorProto = self.proto.graph.initializer[self._positions[name]]
@@ -130,9 +172,12 @@ class ModelFile:
         Raises:
             ModelError: There is no initializer of this name, or its external data is gone.
         """
-        tensor = self.tensor(name)
+        tensor = self._declared(name)
         if name in self._external:
             array = self._data_files.array(tensor, locate(tensor, self.folder))
+        elif name in self._large:
+            raw = self._large.read(name)
+            array = raw_array(tensor, raw, 0, len(raw))
         else:
             array = numpy_helper.to_array(tensor)
         array.flags.writeable = False
@@ -177,17 +222,25 @@ class ModelFile:
         ir.external_data.set_base_dir(model.graph, folder)
         for tensor in self.proto.graph.initializer:
             if is_large(tensor):
-                model.graph.initializers[tensor.name].const_value = ir.serde.deserialize_tensor(tensor, folder)
+                model.graph.initializers[tensor.name].const_value = self._working_tensor(tensor, folder)
         return model
+
+    def _working_tensor(self, tensor: TensorProto, folder: str) -> ir.TensorProtocol:
+        """A large initializer of a working copy, whose data is looked up when it is read."""
+        if tensor.name not in self._large:
+            return ir.serde.deserialize_tensor(tensor, folder)
+        name, dtype = tensor.name, ir.DataType(tensor.data_type)
+        return ir.LazyTensor(
+            lambda: ir.Tensor(self.value(name), dtype=dtype, name=name), dtype, ir.Shape(tensor.dims), name=name
+        )
 
     def dense(self) -> ModelFile:
         """The model with its sparse initializers stored dense; itself where it has none."""
         if not self.proto.graph.sparse_initializer:
             return self
-        proto = ModelProto()
-        proto.CopyFrom(self.proto)
+        proto = self.whole()
         _make_sparse_dense(proto.graph)
-        return ModelFile.load(proto, folder=self.folder)
+        return self.changed(proto)
 
     def check_writable(self, path: str | os.PathLike[str]) -> None:
         """Find out before training whether `save` will be able to write here.
@@ -228,7 +281,7 @@ class ModelFile:
         inline: dict[int, npt.NDArray[np.generic]] = {}
         changes: dict[str, list[tuple[int, memoryview | bytes]]] = {}
         for name, array in values.items():
-            tensor = self.tensor(name)
+            tensor = self._declared(name)
             _check_value(tensor, array)
             if name in self._external:
                 data = self._external[name]
@@ -244,12 +297,16 @@ class ModelFile:
                     with files.create(_inside(target.parent, location)) as file:
                         copy_with_changes(source, file, changes.get(location, ()))
                 with files.create(target) as file:
-                    for chunk in self._template.render(list(self.proto.graph.initializer), inline):
+                    for chunk in self._template.render(list(self.proto.graph.initializer), inline, self._raw_data):
                         file.write(chunk)
         except OSError as error:
             raise ModelError(
                 f"{str(target)!r} cannot be written: {error.strerror or error}; save it somewhere else."
             ) from error
+
+    def _raw_data(self, index: int) -> bytes:
+        tensor: TensorProto = self.proto.graph.initializer[index]
+        return self._large.read(tensor.name) if tensor.name in self._large else bytes(tensor.raw_data)
 
     def _check_shared(self, values: Mapping[str, npt.NDArray[np.generic]]) -> None:
         """Exporters may let equal initializers share their external bytes: they can only change together."""
@@ -276,48 +333,6 @@ class ModelFile:
                 data = locate(tensor, self.folder)
                 found[data.location] = data.path
         return found
-
-
-def _read(path: Path) -> bytes:
-    label = repr(str(path))
-    try:
-        if path.is_dir():
-            raise ModelError(f"{label} is a folder; give the model file in it.")
-        data = path.read_bytes() if path.stat().st_size <= _MAXIMUM_BYTES else None
-    except FileNotFoundError as error:
-        raise ModelError(f"There is no file {label}; check the path.") from error
-    except OSError as error:
-        raise ModelError(f"{label} cannot be read: {error.strerror}; check the file.") from error
-    if data is None:
-        raise ModelError(
-            f"{label} is larger than 2 GiB, which an ONNX file cannot be; large weights must be external data."
-        )
-    if not data:
-        raise ModelError(f"{label} is empty; an ONNX model is needed.")
-    return data
-
-
-def _parse(path: Path, data: bytes) -> tuple[ModelProto, Template]:
-    label = repr(str(path))
-    no_model = f"{label} is not an ONNX model: it starts with {data[:8]!r}; give a file that an ONNX exporter wrote."
-    try:
-        template = Template(data)
-    except CutOffError as error:
-        # Every exporter starts with the IR version: field 1, a small number.
-        if data[0] == 0x08 and len(data) > 1 and 0 < data[1] < 0x80:
-            raise ModelError(
-                f"{label} is cut off: it has {len(data)} bytes and the model in it is longer; copy it again."
-            ) from error
-        raise ModelError(no_model) from error
-    except WireError as error:
-        raise ModelError(no_model) from error
-    try:
-        proto: ModelProto = ModelProto.FromString(data)
-    except DecodeError as error:
-        raise ModelError(no_model) from error
-    if not proto.ir_version:
-        raise ModelError(no_model)
-    return proto, template
 
 
 def _make_sparse_dense(graph: GraphProto) -> None:

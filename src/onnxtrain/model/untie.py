@@ -37,7 +37,7 @@ def untied(file: ModelFile, which: bool | str | Sequence[str]) -> ModelFile:
         return file
     shared = _shared(file.proto.graph)
     if which is True:
-        chosen = {name for name in shared if len(file.tensor(name).dims) <= 1}
+        chosen = {name for name in shared if file.value(name).ndim <= 1}
     else:
         patterns = [which] if isinstance(which, str) else list(which)
         chosen = {name for name in shared if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)}
@@ -49,12 +49,11 @@ def untied(file: ModelFile, which: bool | str | Sequence[str]) -> ModelFile:
                 )
     if not chosen:
         return file
-    proto = onnx.ModelProto()
-    proto.CopyFrom(file.proto)
+    proto = file.whole()
     taken = {name for node in proto.graph.node for name in (*node.input, *node.output)}
     for name in sorted(chosen):
         _copy(proto.graph, name, shared[name], taken, file.value(name))
-    return ModelFile.load(proto, folder=file.folder)
+    return file.changed(proto)
 
 
 def _shared(graph: onnx.GraphProto) -> dict[str, list[tuple[int, int]]]:

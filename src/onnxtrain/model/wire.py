@@ -46,7 +46,7 @@ _PACKED = tuple(item.value for item in ir.DataType if item not in _UNSIZED and i
 """Element types of which several share a byte."""
 
 _LARGE = 4096
-"""Raw data from this size on is not kept a second time: the parsed model has it."""
+"""Raw data from this size on is not part of the template: whoever has the model keeps it, once."""
 
 
 class WireError(ValueError):
@@ -59,9 +59,10 @@ class CutOffError(WireError):
 
 @dataclass(frozen=True)
 class _Raw:
-    """The raw data of an initializer, in the parsed model."""
+    """The raw data of an initializer, which is kept elsewhere: where it began, and its bytes."""
 
     index: int
+    begin: int
     size: int
 
 
@@ -123,7 +124,7 @@ class Template:
         header = bytes(view[part.start : part.payload])
         size = part.end - part.payload
         if part.number == _RAW_DATA and once and size >= _LARGE:
-            return _Field(part.number, part.wire_type, header, _Raw(len(self._tensors), size))
+            return _Field(part.number, part.wire_type, header, _Raw(len(self._tensors), part.payload, size))
         return _Field(part.number, part.wire_type, header, bytes(view[part.payload : part.end]))
 
     def stored_elements(self, index: int) -> tuple[str, int]:
@@ -134,22 +135,42 @@ class Template:
             return "raw", raw[-1].size
         return "typed", sum(_element_count(item) for item in fields)
 
+    def large(self) -> dict[int, slice]:
+        """Where the raw data of large initializers is in the serialised model, by their positions."""
+        found = {}
+        for message in self._tensors:
+            for _, raw in _large_fields(message):
+                found[raw.index] = slice(raw.begin, raw.begin + raw.size)
+        return found
+
+    def light(self) -> bytes:
+        """The model's bytes without the raw data of large initializers."""
+        dropped: _Payloads = {
+            id(message): {position: None for position, _ in _large_fields(message)} for message in self._tensors
+        }
+        _, chunks = _render(self._model, dropped)
+        return b"".join(chunk for chunk in chunks if not isinstance(chunk, _Raw))
+
     def render(
-        self, tensors: list[TensorProto], arrays: Mapping[int, npt.NDArray[np.generic]]
+        self,
+        tensors: list[TensorProto],
+        arrays: Mapping[int, npt.NDArray[np.generic]],
+        raw_data: Callable[[int], bytes],
     ) -> Iterator[bytes | memoryview]:
         """The model's bytes with new data.
 
         Args:
-            tensors: The initializers as parsed, in order.
+            tensors: The initializers, in order; their types and shapes are read.
             arrays: New values by position; of the tensors' types and shapes.
+            raw_data: The raw data of a large initializer that gets no new value, by its position.
         """
-        replaced = {
+        replaced: _Payloads = {
             id(self._tensors[index]): _replace(self._tensors[index], tensors[index], array)
             for index, array in arrays.items()
         }
         _, chunks = _render(self._model, replaced)
         for chunk in chunks:
-            yield tensors[chunk.index].raw_data if isinstance(chunk, _Raw) else chunk
+            yield raw_data(chunk.index) if isinstance(chunk, _Raw) else chunk
 
 
 @dataclass(frozen=True)
@@ -220,7 +241,11 @@ def _read_varint(view: memoryview, position: int, end: int) -> tuple[int, int]:
             raise WireError(f"a number of more than 64 bits at byte {position}")
 
 
-def _render(message: _Message, replaced: Mapping[int, dict[int, bytes | memoryview]]) -> tuple[int, list[Chunk]]:
+_Payloads = dict[int, dict[int, bytes | memoryview | None]]
+"""By the identity of a message, new payloads by the position of the field; ``None`` leaves the field out."""
+
+
+def _render(message: _Message, replaced: _Payloads) -> tuple[int, list[Chunk]]:
     """The payload's size and the message's chunks."""
     chunks: list[Chunk] = []
     size = 0
@@ -231,6 +256,8 @@ def _render(message: _Message, replaced: Mapping[int, dict[int, bytes | memoryvi
             size += len(part)
         elif isinstance(part, _Field):
             payload = new.get(position, part.payload)
+            if payload is None:
+                continue
             length = payload.size if isinstance(payload, _Raw) else len(payload)
             grown = part.wire_type == _BYTES and length != part.size
             header = _new_header(part.header, length) if grown else part.header
@@ -251,6 +278,15 @@ def _new_header(header: bytes, length: int) -> bytes:
     return header[:end] + _varints(np.array([length], np.uint64))
 
 
+def _large_fields(tensor: _Message) -> list[tuple[int, _Raw]]:
+    """The fields whose data is kept elsewhere, with their positions in the message."""
+    return [
+        (position, part.payload)
+        for position, part in enumerate(tensor.parts)
+        if isinstance(part, _Field) and isinstance(part.payload, _Raw)
+    ]
+
+
 def _data_fields(tensor: _Message) -> list[_Field]:
     return [part for part in tensor.parts if isinstance(part, _Field)]
 
@@ -265,14 +301,16 @@ def _element_count(item: _Field) -> int:
     return int(np.count_nonzero(np.frombuffer(item.payload, np.uint8) < 0x80))
 
 
-def _replace(message: _Message, tensor: TensorProto, array: npt.NDArray[np.generic]) -> dict[int, bytes | memoryview]:
+def _replace(
+    message: _Message, tensor: TensorProto, array: npt.NDArray[np.generic]
+) -> dict[int, bytes | memoryview | None]:
     """New payloads of a tensor's data fields, by position in the message."""
     fields = {position: part for position, part in enumerate(message.parts) if isinstance(part, _Field)}
     raw = [position for position, part in fields.items() if part.number == _RAW_DATA]
     if raw:
         return {raw[-1]: raw_bytes(array, tensor.data_type)}  # of several, the last one counts
     elements = _typed_elements(tensor, array)
-    payloads: dict[int, bytes | memoryview] = {}
+    payloads: dict[int, bytes | memoryview | None] = {}
     begin = 0
     for position, part in fields.items():
         count = _element_count(part)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +36,7 @@ class AtomicFiles:
     def create(self, target: Path) -> Iterator[BinaryIO]:
         """Open the file that becomes ``target``; missing folders are made."""
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+        temporary = target.with_name(f".{target.name}.{os.urandom(4).hex()}.tmp")
         # Not tempfile: its files are private to the user, these get the ordinary permissions.
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
         self._pending.append((temporary, target))
@@ -84,7 +83,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
         ModelError: The folder does not exist or does not take files, or the path is a folder.
     """
     target = Path(path)
-    probe = target.parent / f".{target.name}.{secrets.token_hex(4)}.tmp"
+    probe = target.parent / f".{target.name}.{os.urandom(4).hex()}.tmp"
     try:
         if target.is_dir():
             raise ModelError(f"{str(target)!r} cannot be written: it is a folder; give the name of a file in it.")

@@ -81,8 +81,7 @@ def sparse_model(
 ) -> tuple[onnx.ModelProto, list[str]]:
     """The model of :func:`save_sparse`, and the names of the initializers that are sparse in it."""
     file = file.dense()
-    proto = onnx.ModelProto()
-    proto.CopyFrom(file.proto)
+    proto = file.whole(without=values)
     external_data_helper.load_external_data_for_model(proto, str(file.folder or ""))
     graph = proto.graph
     sparse, kept = [], []

@@ -32,6 +32,7 @@ class TrainingSession:
         options: Threads, providers, memory, kernels.
         folder: Where external data lies, for a model given as a proto.
         values: First values of states, where they differ from the initializers.
+        states: Buffers to begin with, instead of new ones with the first values.
 
     Raises:
         TrainingInfoError: ``training_info`` is not valid; the message names the binding and the reason.
@@ -45,6 +46,7 @@ class TrainingSession:
         options: RuntimeOptions | None = None,
         folder: str | os.PathLike[str] = "",
         values: Mapping[str, np.ndarray] | None = None,
+        states: StateBuffers | None = None,
     ) -> None:
         model, own_folder = read_training_model(training_model)
         check_training_model(model)
@@ -53,7 +55,9 @@ class TrainingSession:
         self._model = model
         self._values = values or {}
         self._tensors = state_tensors(model)
-        self._states = StateBuffers({name: self._first_value(name) for name in self._tensors})
+        if states is None:
+            states = StateBuffers({name: self._first_value(name) for name in self._tensors})
+        self._states = states
         self._steps: list[StepSession] = []
         self._open()
 

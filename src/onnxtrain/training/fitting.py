@@ -12,13 +12,13 @@ import numpy as np
 
 from onnxtrain.errors import CheckpointError, OptionError
 from onnxtrain.training.callbacks import Callback, CallbackList, EarlyStopping, History, TrainingState
-from onnxtrain.training.checkpoint import CheckpointStore
 from onnxtrain.training.data import Dataset
 from onnxtrain.training.evaluation import fixed_batch_size
 from onnxtrain.training.metrics import MeanAccumulator, NamedMetric
 from onnxtrain.training.schedules import Schedule, resolve_schedule
 
 if TYPE_CHECKING:
+    from onnxtrain.training.checkpoint import CheckpointStore
     from onnxtrain.training.trainer import Source, Trainer
 
 
@@ -108,7 +108,7 @@ def fit(
     measured = trainer._subject.resolve_metrics(metrics)
     history = History()
     listeners = CallbackList([history, *callbacks])
-    store = None if checkpoint is None else CheckpointStore(checkpoint, keep)
+    store = None if checkpoint is None else _store(checkpoint, keep)
     loop = _Loop(trainer, dataset, held_out, measured, rate, listeners, store)
     loop.batch_size, loop.fixed, loop.shuffle, loop.every = size, fixed, shuffle, checkpoint_every
     loop.state = TrainingState(epochs=epochs, steps_per_epoch=per_epoch)
@@ -121,6 +121,12 @@ def fit(
         )
     loop.run(epochs)
     return history
+
+
+def _store(folder: str | os.PathLike[str], keep: int) -> CheckpointStore:
+    from onnxtrain.training.checkpoint import CheckpointStore  # imports safetensors
+
+    return CheckpointStore(folder, keep)
 
 
 class _Loop:

@@ -225,6 +225,7 @@ def prepare(
     train: str | Sequence[str] | None = None,
     freeze: str | Sequence[str] | None = None,
     options: GradientOptions | None = None,
+    table: list[Initializer] | None = None,
 ) -> Subject:
     """Make a model ready for training on a loss.
 
@@ -238,6 +239,7 @@ def prepare(
         train: Patterns of what to train.
         freeze: Patterns of what not to train.
         options: How gradients are built.
+        table: The initializers, where they have been sorted before; then their values are not read.
 
     Raises:
         OptionError: An unknown loss or output, a pattern that matches nothing, nothing to train.
@@ -261,7 +263,7 @@ def prepare(
         target = _target(resolved, prediction, kind, target_name)
         subject = Subject(model, resolved, prediction, target, [], statistics, probabilities)
     subject.options = options or GradientOptions()
-    subject.table = _table(subject, train, freeze)
+    subject.table = _table(subject, train, freeze) if table is None else table
     return subject
 
 

@@ -22,6 +22,7 @@ from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.pruning.masks import check_masks, choose_tensors, set_to_zero
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.session import TrainingSession
+from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.training.data import Batch, Dataset, open_dataset
 from onnxtrain.training.evaluation import Evaluator
 from onnxtrain.training.feeding import Parameters, by_input_name, fit_to_spec
@@ -40,7 +41,8 @@ class Trainer:
 
     Args:
         model: A path or a loaded model. It is never changed; :meth:`save` writes a copy in which only the
-            trained initializers differ.
+            trained initializers differ. A path takes less memory: the weights are held once, and not a second
+            time in the loaded model.
         loss: What to minimise: ``"softmax_cross_entropy"``, ``"binary_cross_entropy"``,
             ``"mean_squared_error"``, ``"mean_absolute_error"``, ``"huber"``, ``"output:NAME"`` for a scalar
             output of the model, a :class:`~onnxtrain.training.losses.Loss`, the path of an ONNX model of
@@ -135,7 +137,8 @@ class Trainer:
         if masks:
             self.set_masks(masks)
 
-    def _build(self) -> None:
+    def _build(self, *, table: list[Initializer] | None = None, states: StateBuffers | None = None) -> None:
+        """Everything from the model to the session; ``table`` and ``states`` go on where it was built before."""
         subject = prepare(
             self.file,
             self._loss,
@@ -145,6 +148,7 @@ class Trainer:
             train=self._train,
             freeze=self._freeze,
             options=self._gradient_options,
+            table=table,
         )
         recipe = subject.recipe(self.optimizer, self._clipping, accumulate=self.accumulate > 1)
         shapes = {row.name: row.shape for row in subject.table if row.trainable}
@@ -153,8 +157,15 @@ class Trainer:
         self._names = recipe.names
         self._subject = subject
         skeleton = build_skeleton(recipe)
+        if states is None:
+            states = StateBuffers(skeleton.values)
+            self.file.release(skeleton.values)  # it is the buffers that have the weights from now on
         self.session = TrainingSession(
-            skeleton.proto, options=self.options, folder=self.file.folder or "", values=skeleton.values
+            skeleton.proto,
+            options=self.options,
+            folder=self.file.folder or "",
+            values=skeleton.values,
+            states=states,
         )
         self._evaluators: dict[TargetKind | None, Evaluator] = {}
         self._inputs = [tensor_spec(value) for value in subject.model.graph.inputs]
@@ -248,10 +259,7 @@ class Trainer:
 
     def _rebuild(self) -> None:
         """Build everything again with the states as they are."""
-        state = {name: np.array(array) for name, array in self.session.state.items()}
-        self._build()
-        for name, array in state.items():
-            self.session.state[name] = array
+        self._build(table=self._subject.table, states=self.session.state)
 
     def _feeds(self, inputs: Any, targets: Any) -> dict[str, np.ndarray]:
         """Arrays by the names of the step graph, of its types."""
@@ -358,6 +366,7 @@ class Trainer:
                 target_kind=kind,
                 output=self._output,
                 target_name=self._names.target,
+                table=self._subject.table,
             )
             self._evaluators[kind] = Evaluator(evaluated, self.session.state, self.options, self._names)
         return self._evaluators[kind]

@@ -92,7 +92,7 @@ def read_training_model(given: onnx.ModelProto | str | os.PathLike[str]) -> tupl
         return given, ""
     from onnxtrain.model.file import ModelFile
 
-    return ModelFile.load(given).proto, str(Path(given).parent)
+    return ModelFile.load(given).whole(), str(Path(given).parent)
 
 
 def lower_entry(

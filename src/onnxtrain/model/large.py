@@ -1,0 +1,91 @@
+"""The raw data of a file's large initializers: held once, beside the parsed model, and only while it is needed.
+
+A message of protocol buffers frees its memory as a whole, and gives its data away in copies. What is read here are
+views, and each tensor's memory is free as soon as it is released.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from onnxtrain.errors import ModelError
+
+Stamp = tuple[int, int, int, int]
+"""Tells whether a file is still the one that it was: device, inode, time of change, size."""
+
+
+def stamp_of(status: os.stat_result) -> Stamp:
+    """The stamp of a file's status."""
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where data was read from, and can be read again while the file stays as it was.
+
+    Attributes:
+        path: The file.
+        stamp: Of the file when it was read.
+        places: Where in it the data of each tensor is.
+    """
+
+    path: Path
+    stamp: Stamp
+    places: Mapping[str, slice]
+
+    def read(self, name: str) -> bytes:
+        """The data of a tensor, from the file.
+
+        Raises:
+            ModelError: The file is gone, or was changed or replaced.
+        """
+        place = self.places[name]
+        try:
+            with self.path.open("rb") as file:
+                if stamp_of(os.fstat(file.fileno())) == self.stamp:
+                    file.seek(place.start)
+                    return file.read(place.stop - place.start)
+        except OSError:
+            pass
+        raise ModelError(
+            f"The first values of {name!r} are gone: training released them, and {str(self.path)!r} was changed since "
+            "it was read; load the model from a copy of the file that stays."
+        )
+
+
+class LargeData:
+    """Raw data by the names of the initializers.
+
+    Args:
+        data: The serialised model; not kept.
+        places: Where in it the data of each large initializer is.
+        origin: Where some or all of it can be read again.
+    """
+
+    def __init__(self, data: bytes = b"", places: Mapping[str, slice] | None = None, origin: Origin | None = None):
+        self.origin = origin
+        self._held: dict[str, bytes | None] = {name: data[place] for name, place in (places or {}).items()}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._held
+
+    def read(self, name: str) -> bytes:
+        """The data of an initializer, from the file again where it was released.
+
+        Raises:
+            ModelError: It was released, and the file is not what it was.
+        """
+        held = self._held[name]
+        if held is not None:
+            return held
+        assert self.origin is not None  # nothing else is released
+        return self.origin.read(name)
+
+    def release(self, names: Iterable[str]) -> None:
+        """Free the memory of what can be read from the file again."""
+        for name in names:
+            if name in self._held and self.origin is not None and name in self.origin.places:
+                self._held[name] = None

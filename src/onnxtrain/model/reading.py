@@ -1,0 +1,90 @@
+"""From a file to the parts of a model: the parsed message, its template, and where the large data is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
+from onnx import ModelProto
+
+from onnxtrain.errors import ModelError
+from onnxtrain.model.large import Stamp, stamp_of
+from onnxtrain.model.wire import CutOffError, Template, WireError
+
+_MAXIMUM_BYTES = (1 << 31) - 1
+"""The limit of protocol buffers."""
+
+
+def serialised(model: ModelProto) -> bytes:
+    """The bytes of a model.
+
+    Raises:
+        ModelError: It is larger than protocol buffers can be.
+    """
+    try:
+        return bytes(model.SerializeToString())
+    except (EncodeError, ValueError) as error:
+        raise ModelError(
+            "The model is larger than 2 GiB, which protocol buffers cannot hold; "
+            "save it with external data and give the path."
+        ) from error
+
+
+def read_file(path: Path) -> tuple[bytes, Stamp]:
+    """The bytes of a file, and what tells whether it is still the same.
+
+    Raises:
+        ModelError: It cannot be read; the message says why.
+    """
+    label = repr(str(path))
+    try:
+        if path.is_dir():
+            raise ModelError(f"{label} is a folder; give the model file in it.")
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            data = file.read() if status.st_size <= _MAXIMUM_BYTES else None
+    except FileNotFoundError as error:
+        raise ModelError(f"There is no file {label}; check the path.") from error
+    except OSError as error:
+        raise ModelError(f"{label} cannot be read: {error.strerror}; check the file.") from error
+    if data is None:
+        raise ModelError(
+            f"{label} is larger than 2 GiB, which an ONNX file cannot be; large weights must be external data."
+        )
+    if not data:
+        raise ModelError(f"{label} is empty; an ONNX model is needed.")
+    return data, stamp_of(status)
+
+
+def parse_file(path: Path, data: bytes) -> tuple[ModelProto, Template, dict[str, slice]]:
+    """The model without the raw data of large initializers, its template, and where that data is.
+
+    Raises:
+        ModelError: These are not the bytes of a model.
+    """
+    label = repr(str(path))
+    no_model = f"{label} is not an ONNX model: it starts with {data[:8]!r}; give a file that an ONNX exporter wrote."
+    try:
+        template = Template(data)
+    except CutOffError as error:
+        # Every exporter starts with the IR version: field 1, a small number.
+        if data[0] == 0x08 and len(data) > 1 and 0 < data[1] < 0x80:
+            raise ModelError(
+                f"{label} is cut off: it has {len(data)} bytes and the model in it is longer; copy it again."
+            ) from error
+        raise ModelError(no_model) from error
+    except WireError as error:
+        raise ModelError(no_model) from error
+    try:
+        proto: ModelProto = ModelProto.FromString(template.light())
+    except DecodeError as error:
+        raise ModelError(no_model) from error
+    if not proto.ir_version:
+        raise ModelError(no_model)
+    return proto, template, places_by_name(proto, template)
+
+
+def places_by_name(proto: ModelProto, template: Template) -> dict[str, slice]:
+    """Where the raw data of large initializers is, by their names."""
+    return {proto.graph.initializer[index].name: place for index, place in template.large().items()}
