@@ -117,6 +117,7 @@ void ConvolutionProducts<T>::input_gradient(const T* dy, const T* w, T* dx) cons
   if (is_pointwise()) return pointwise(source, w, 1, inputs, c_.inputs, nullptr, dx);
   const Weights<T> weights = {w, nullptr, outputs * inputs * positions, positions, inputs * positions};
   const PlaneCorrelation<T> correlation = {source, phases_of(size, stride, taps()), weights, c_.inputs, dx, size};
+  if (prefers_winograd(correlation)) return winograd(correlation);
   if (prefers_spread(correlation)) return spread(source, w, dx);
   correlate(correlation);
 }

@@ -76,6 +76,9 @@ class ConvolutionProducts {
  private:
   void correlate(const PlaneCorrelation<T>& correlation) const;
   void multiply(const PlaneCorrelation<T>& correlation) const;
+  // The same with fewer multiplications, and roundings that reach further.
+  bool prefers_winograd(const PlaneCorrelation<T>& correlation) const;
+  void winograd(const PlaneCorrelation<T>& correlation) const;
   void pointwise(const Planes<T>& source, const T* weights, std::ptrdiff_t row_stride, std::ptrdiff_t depth_stride,
                  std::size_t rows, const T* bias, T* target) const;
   // The gradient by the input as such products, one for each element of the kernel, added up where they belong.

@@ -7,6 +7,7 @@
 #include "depthwise.h"
 #include "filtering.h"
 #include "pointwise.h"
+#include "winograd.h"
 
 #define ONNXTRAIN_JOIN_(a, b) a##b
 #define ONNXTRAIN_JOIN(a, b) ONNXTRAIN_JOIN_(a, b)
@@ -17,8 +18,9 @@ extern const ConvolutionTable ONNXTRAIN_JOIN(kConvolution_, ONNXTRAIN_INSTRUCTIO
 
 #define ONNXTRAIN_CONVOLUTION_KERNELS(T)                                                                      \
   {                                                                                                           \
-    kLanes<T>, kPixelVectors * kLanes<T>, panel_count<T>, copy_boxes<T>, pack<T>, correlate<T>, accumulate<T>, \
-        unpack<T>, add<T>, pointwise<T>, spread<T>, filter<T>, filter_gradient<T>, depthwise<T>,               \
+    kLanes<T>, kPixelVectors * kLanes<T>, panel_count<T>, copy_boxes<T>, pack<T>, correlate<T>,               \
+        winograd_stride<T>, winograd_weights<T>, winograd_source<T>, winograd_products<T>, accumulate<T>,     \
+        unpack<T>, add<T>, pointwise<T>, spread<T>, filter<T>, filter_gradient<T>, depthwise<T>,              \
         depthwise_gradient<T>                                                                                 \
   }
 

@@ -92,6 +92,60 @@ struct Unpacking {
   std::ptrdiff_t row_stride, column_stride;
 };
 
+// Weights of 3 x 3 elements, transformed and arranged for products of points: [panel][point][channel][columns of the
+// panel].
+template <typename T>
+struct WinogradWeights {
+  const T *source, *source_end;
+  std::ptrdiff_t column_stride;
+  const std::ptrdiff_t* offsets;  // of channels and taps in the source, channel by channel
+  const std::size_t* order;       // number of the tap for each element, row by row
+  std::size_t columns, channels;
+  std::size_t panel, begin, end;  // the part that is arranged: channels begin to end
+  T* points;
+  T* scratch;  // [end - begin][9][columns of a panel]
+};
+
+// What rows of tiles, counted through all images, read of the source, transformed: [point][tile][row_stride].
+template <typename T>
+struct WinogradSource {
+  const T *source, *source_end;
+  std::ptrdiff_t plane, image;     // from channel to channel and from image to image
+  std::ptrdiff_t size[2];          // of a plane
+  std::ptrdiff_t start[2];         // of the first tile in the plane, may be negative
+  std::size_t tile_rows, tiles_in_row;  // of an image
+  std::size_t first, last, channels;
+  const std::ptrdiff_t* ones;  // 0, 1, 2, ...: as many as a row of tiles, or an image, reads
+  T* points;
+  std::size_t row_stride, point_stride;
+  T* scratch;  // as many, [columns of a panel]
+};
+
+// Some tiles whose positions are computed together.
+struct WinogradStrip {
+  std::size_t first_tile, tiles, first_position, positions;
+};
+
+// target[position, column] = bias[column] + what the points' products with the weights give.
+template <typename T>
+struct WinogradProducts {
+  const T* source;
+  std::size_t tiles, row_stride, point_stride;
+  const std::ptrdiff_t* ones;  // 0, 1, 2, ...: [channels]
+  std::size_t channels, columns;
+  std::size_t first_panel, end_panel;
+  const T* panels;
+  T* sums;  // [panel][point][tile][columns of the panel]
+  const WinogradStrip* strips;
+  std::size_t strip_count;
+  T* results;  // [tiles of a strip][4][columns of a panel]
+  T* target;
+  const std::ptrdiff_t* target_offsets;  // of the positions
+  const std::size_t* result_rows;        // of the positions, within their strip
+  std::ptrdiff_t column_stride;          // in the target
+  const T* bias;                         // [columns] or null
+};
+
 // target[image, row, pixel] = bias[row] + sum over the depth of weights[row, depth] * source[image, depth, pixel], for
 // some pixels of all images, counted through.
 template <typename T>
@@ -215,6 +269,10 @@ struct ConvolutionKernels {
   void (*copy_boxes)(const BoxCopy<T>&);
   void (*pack)(const Packing<T>&);
   void (*correlate)(const Correlation<T>&);
+  std::size_t (*winograd_stride)(std::size_t channels);
+  void (*winograd_weights)(const WinogradWeights<T>&);
+  void (*winograd_source)(const WinogradSource<T>&);
+  void (*winograd_products)(const WinogradProducts<T>&);
   void (*accumulate)(const Accumulation<T>&);
   void (*unpack)(const Unpacking<T>&);
   void (*add)(const T* from, std::size_t count, T* to);

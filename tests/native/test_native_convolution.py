@@ -57,6 +57,13 @@ CASES = {
     "large kernel, stride and dilation": Convolution(3, 2, 3, 20, (15, 21), (3, 3), (2, 2), (2, 3), (2, 0, 0, 1)),
     "large kernel, long signal": Convolution(2, 1, 3, 20, (700,), (9,), (1,), (1,), (3, 0)),
     "large kernel, volume": Convolution(2, 3, 2, 20, (5, 6, 7), (3, 2, 3), (1, 1, 2), (1, 2, 1), (1, 0, 0, 0, 1, 1)),
+    "tiles": plain(30, 40, 70, 4, 3),
+    "tiles, one image": plain(1, 70, 67, 34, 3),
+    "tiles, odd images": plain(12, 33, 130, 7, 3, bias=True),
+    "tiles, asymmetric padding": Convolution(7, 1, 40, 50, (9, 12), (3, 3), (1, 1), (1, 1), (0, 2, 1, 0)),
+    "tiles, wide padding": Convolution(5, 1, 40, 50, (13, 12), (3, 3), (1, 1), (1, 1), (2, 2, 2, 2)),
+    "tiles, without padding": Convolution(5, 1, 40, 50, (13, 12), (3, 3), (1, 1), (1, 1), (0, 0, 0, 0)),
+    "tiles, long rows": Convolution(1, 1, 40, 40, (5, 300), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
     "empty batch": plain(0, 3, 20, 5, 3),
     "no window": Convolution(2, 1, 3, 4, (2, 2), (3, 3), (1, 1), (1, 1), (0, 0, 0, 0)),
 }  # fmt: skip
@@ -118,7 +125,8 @@ def test_any_geometry(library_path, convolution, dtype):
 
 @pytest.mark.parametrize("name", ["several panels and depths", "many images", "large image", "pointwise", "stride",
                                   "depthwise", "small groups", "small images", "large kernel",
-                                  "large kernel, one image"])  # fmt: skip
+                                  "large kernel, one image", "tiles", "tiles, one image",
+                                  "tiles, odd images"])  # fmt: skip
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_threads_do_not_change_a_bit(operator, name):
     convolution = CASES[name]
@@ -139,6 +147,21 @@ def test_what_is_no_number_stays_in_its_windows(instruction_set, library_path, v
     assert np.isfinite(y[0]).all()
     assert np.isfinite(y[1][:, ~reached]).all()
     assert not np.isfinite(y[1][:, reached]).any()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_gradient_that_is_no_number_stays_in_its_tiles(instruction_set, library_path, value):
+    convolution = plain(20, 40, 48, 8, 3)
+    x, w, dy, b = convolution.draw(np.float32)
+    dy[1, 2, 4, 4] = value
+    operator = "ConvInputGradient"
+    dx = run(library_path, operator, convolution.feeds(operator, x, w, dy, b), convolution.attributes)
+    tiles, windows = np.zeros((8, 8), bool), np.zeros((8, 8), bool)
+    tiles[2:6, 2:6] = True  # of 2 x 2 positions
+    windows[3:6, 3:6] = True
+    assert np.isfinite(dx[[0, *range(2, 20)]]).all()
+    assert np.isfinite(dx[1][:, ~tiles]).all()
+    assert not np.isfinite(dx[1][:, windows]).any()
 
 
 GOOD = plain(2, 4, 6, 8, 3, group=2)
