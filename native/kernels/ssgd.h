@@ -221,7 +221,7 @@ void descend_any(const SsgdScalars& scalars, std::size_t count, const double* h,
 }
 
 // The update for a simple measure, of one element or of a vector of them.
-template <typename T, Measure measure, bool l1, bool with_momentum, bool regularized>
+template <typename T, Measure measure, bool l1, bool with_momentum, bool regularized, bool capped>
 class SimpleDescent {
  public:
   explicit SimpleDescent(const SsgdScalars& scalars)
@@ -238,7 +238,7 @@ class SimpleDescent {
   inline void operator()(Some& x, Some g, Some& v) const {
     const auto h = simple_h<measure>(measure_, measured<l1>(widen(x)));
     const auto squares = l1 ? h * h : h;
-    const Some step = narrow<T>(rate_ * at_most(cap_, squares));
+    const Some step = narrow<T>(rate_ * (capped ? at_most(cap_, squares) : squares));
     g += norm_coefficient_ * x;
     if (with_momentum) g += alpha_ * v;
     v = g;
@@ -259,9 +259,9 @@ class SimpleDescent {
   T factor_, norm_coefficient_, alpha_;
 };
 
-template <typename T, Measure measure, bool l1, bool with_momentum, bool regularized>
+template <typename T, Measure measure, bool l1, bool with_momentum, bool regularized, bool capped>
 void descend_simply(const SsgdScalars& scalars, std::size_t count, SsgdArrays<T> arrays) {
-  const SimpleDescent<T, measure, l1, with_momentum, regularized> descend(scalars);
+  const SimpleDescent<T, measure, l1, with_momentum, regularized, capped> descend(scalars);
   const auto [X, G, V, X_new, V_new] = arrays;
   constexpr std::size_t block = 64;
   std::size_t i = 0;
@@ -286,15 +286,24 @@ void descend_simply(const SsgdScalars& scalars, std::size_t count, SsgdArrays<T>
   }
 }
 
+template <typename T, Measure measure, bool l1, bool with_momentum, bool regularized>
+void descend_simply_capped(const SsgdScalars& scalars, std::size_t count, SsgdArrays<T> arrays) {
+  if (scalars.cap == __builtin_huge_val()) {
+    descend_simply<T, measure, l1, with_momentum, regularized, false>(scalars, count, arrays);
+  } else {
+    descend_simply<T, measure, l1, with_momentum, regularized, true>(scalars, count, arrays);
+  }
+}
+
 template <typename T, Measure measure, bool l1>
 void descend_simply_any(const SsgdScalars& scalars, std::size_t count, SsgdArrays<T> arrays) {
   const bool regularized = scalars.shrinkage != 0.0;
   if (scalars.momentum) {
-    (regularized ? descend_simply<T, measure, l1, true, true> : descend_simply<T, measure, l1, true, false>)(
-        scalars, count, arrays);
+    (regularized ? descend_simply_capped<T, measure, l1, true, true>
+                 : descend_simply_capped<T, measure, l1, true, false>)(scalars, count, arrays);
   } else {
-    (regularized ? descend_simply<T, measure, l1, false, true> : descend_simply<T, measure, l1, false, false>)(
-        scalars, count, arrays);
+    (regularized ? descend_simply_capped<T, measure, l1, false, true>
+                 : descend_simply_capped<T, measure, l1, false, false>)(scalars, count, arrays);
   }
 }
 
