@@ -214,7 +214,7 @@ template <typename T>
 void ConvolutionProducts<T>::multiply(const PlaneCorrelation<T>& p) const {
   const Grid grid = p.grid();
   const std::size_t groups = p.source.group, channels = p.source.channels;
-  const std::size_t padded_columns = divided_up(p.columns, kernels_.lanes) * kernels_.lanes;
+  const std::size_t padded_columns = rounded_up(p.columns, kernels_.lanes);
   std::size_t depth = 0;  // of all phases
   for (const Phase& phase : p.phases) depth += channels * phase.taps.size();
   const std::size_t positions = c_.batch * static_cast<std::size_t>(product(grid.size));

@@ -33,7 +33,7 @@ FilterGeometry geometry_of(const Grid& grid, const Index& size) {
 std::size_t copy_stride_of(const FilterGeometry& g, std::size_t lanes) {
   std::size_t count = 1;
   for (int axis = 0; axis < kAxes; ++axis) count *= static_cast<std::size_t>(g.step[axis] * g.phase_extent[axis]);
-  return divided_up(count + 8 * lanes, lanes) * lanes;
+  return rounded_up(count + 8 * lanes, lanes);
 }
 
 // Of channels and taps in the copies.

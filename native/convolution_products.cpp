@@ -42,8 +42,6 @@ std::vector<Phase> phases_of(const Index& size, const Index& stride, const std::
   return phases;
 }
 
-std::size_t rounded_up(std::size_t count, std::size_t to) { return divided_up(count, to) * to; }
-
 }  // namespace
 
 template <typename T>

@@ -7,7 +7,7 @@
 namespace onnxtrain {
 namespace {
 
-constexpr std::size_t kElements = 3, kTaps = kElements * kElements, kPoints = 16;
+constexpr std::size_t kElements = 3;  // of the kernel along an axis
 
 // Of a panel.
 constexpr std::size_t kMostColumns = 64;
@@ -97,11 +97,11 @@ bool ConvolutionProducts<T>::prefers_winograd(const PlaneCorrelation<T>& p) cons
   const TileGrid tiles(phase.size, c_.batch);
   const auto count = static_cast<double>(tiles.all_rows * tiles.in_row);
   const auto channels = static_cast<double>(p.source.channels), columns = static_cast<double>(p.columns);
-  const auto padded_columns = static_cast<double>(divided_up(p.columns, kernels_.lanes) * kernels_.lanes);
+  const auto padded_columns = static_cast<double>(rounded_up(p.columns, kernels_.lanes));
   const double inside = static_cast<double>(c_.batch) *
                         static_cast<double>(reads_inside(phase, 1, grid.lowest[1], p.source.size[1])) *
                         static_cast<double>(reads_inside(phase, 2, grid.lowest[2], p.source.size[2]));
-  const double by_tiles = (count * static_cast<double>(kPoints) + kOfWeight) * channels * padded_columns +
+  const double by_tiles = (count * static_cast<double>(kWinogradPoints) + kOfWeight) * channels * padded_columns +
                           kOfTile * count * (channels + columns);
   return by_tiles < kWorthIt * inside * channels * columns;
 }
@@ -112,14 +112,14 @@ void ConvolutionProducts<T>::winograd(const PlaneCorrelation<T>& p) const {
   const Grid grid = p.grid();
   const TileGrid tiles(phase.size, c_.batch);
   const std::size_t channels = p.source.channels, panels = kernels_.panels(p.columns);
-  const std::size_t padded_columns = divided_up(p.columns, kernels_.lanes) * kernels_.lanes;
+  const std::size_t padded_columns = rounded_up(p.columns, kernels_.lanes);
   const std::size_t splits = std::clamp<std::size_t>(kProductTasks / tiles.block_count, 1, panels);
   const bool shared = splits > 1;
 
   // The weights, and the source where several tasks read the same of it.
   const std::vector<std::ptrdiff_t> offsets = weight_offsets_of(phase.taps, channels, p.weights.channel_stride);
-  std::size_t order[kTaps];
-  for (std::size_t tap = 0; tap < kTaps; ++tap) {
+  std::size_t order[kWinogradTaps];
+  for (std::size_t tap = 0; tap < kWinogradTaps; ++tap) {
     const Index& offset = phase.taps[tap].offset;
     const std::ptrdiff_t place = (offset[1] - grid.lowest[1]) * static_cast<std::ptrdiff_t>(kElements) + offset[2] -
                                  grid.lowest[2];
@@ -131,8 +131,8 @@ void ConvolutionProducts<T>::winograd(const PlaneCorrelation<T>& p) const {
       static_cast<std::size_t>(std::min(p.source.size[1], 2 * static_cast<std::ptrdiff_t>(tiles.rows_of_block) + 2) *
                                p.source.size[2]);
   const auto ones = multiples(1, std::max(most_pixels, channels));
-  const Buffer weights(kPoints * channels * padded_columns * sizeof(T));
-  const Buffer sources(shared ? tiles.block_count * kPoints * point_stride * sizeof(T) : 0);
+  const Buffer weights(kWinogradPoints * channels * padded_columns * sizeof(T));
+  const Buffer sources(shared ? tiles.block_count * kWinogradPoints * point_stride * sizeof(T) : 0);
   const auto transform = [&](std::size_t block, T* points, T* scratch) {
     kernels_.winograd_source({p.source.data, p.source.data + static_cast<std::ptrdiff_t>(c_.batch) * image, plane,
                               image, {p.source.size[1], p.source.size[2]}, {grid.lowest[1], grid.lowest[2]},
@@ -140,7 +140,7 @@ void ConvolutionProducts<T>::winograd(const PlaneCorrelation<T>& p) const {
                               ones.data(), points, row_stride, point_stride, scratch});
   };
   const std::size_t pieces = divided_up(channels, kPackChannels), packs = panels * pieces;
-  BufferPool arranging(std::max(kPackChannels * kTaps, most_pixels) * kMostColumns * sizeof(T));
+  BufferPool arranging(std::max(kPackChannels * kWinogradTaps, most_pixels) * kMostColumns * sizeof(T));
   parallel_for_(packs + (shared ? tiles.block_count : 0), [&](std::size_t task) {
     arranging.lend([&](const Buffer& buffer) {
       if (task < packs) {
@@ -149,7 +149,7 @@ void ConvolutionProducts<T>::winograd(const PlaneCorrelation<T>& p) const {
                                    offsets.data(), order, p.columns, channels, task / pieces, piece * channels / pieces,
                                    (piece + 1) * channels / pieces, weights.as<T>(), buffer.as<T>()});
       } else {
-        transform(task - packs, sources.as<T>() + (task - packs) * kPoints * point_stride, buffer.as<T>());
+        transform(task - packs, sources.as<T>() + (task - packs) * kWinogradPoints * point_stride, buffer.as<T>());
       }
     });
   });
@@ -157,9 +157,9 @@ void ConvolutionProducts<T>::winograd(const PlaneCorrelation<T>& p) const {
   const std::ptrdiff_t target_plane = product(p.target_size);
   const std::size_t most_panels = divided_up(panels, splits);
   const std::size_t strip = TilePositions::rows_of_strip(tiles) * tiles.in_row;
-  const std::size_t sums_size = kPoints * tiles.most_tiles() * std::min(most_panels * kMostColumns, padded_columns);
+  const std::size_t sums_size = kWinogradPoints * tiles.most_tiles() * std::min(most_panels * kMostColumns, padded_columns);
   const std::size_t results_size = std::max(strip * 4, shared ? 0 : most_pixels) * kMostColumns;
-  BufferPool pool((sums_size + results_size + (shared ? 0 : kPoints * point_stride)) * sizeof(T));
+  BufferPool pool((sums_size + results_size + (shared ? 0 : kWinogradPoints * point_stride)) * sizeof(T));
   parallel_for_(tiles.block_count * splits, [&](std::size_t task) {
     const std::size_t split = task / tiles.block_count, block = task % tiles.block_count;
     const std::size_t first = tiles.begin(block), last = tiles.begin(block + 1);
@@ -168,7 +168,7 @@ void ConvolutionProducts<T>::winograd(const PlaneCorrelation<T>& p) const {
     pool.lend([&](const Buffer& buffer) {
       T *sums = buffer.as<T>(), *results = sums + sums_size, *source = results + results_size;
       if (shared) {
-        source = sources.as<T>() + block * kPoints * point_stride;
+        source = sources.as<T>() + block * kWinogradPoints * point_stride;
       } else {
         transform(block, source, results);
       }

@@ -9,6 +9,7 @@
 namespace onnxtrain {
 
 inline std::size_t divided_up(std::size_t count, std::size_t by) { return (count + by - 1) / by; }
+inline std::size_t rounded_up(std::size_t count, std::size_t to) { return divided_up(count, to) * to; }
 
 // 0, of, 2 of, ...: what kernels read as offsets.
 inline std::vector<std::ptrdiff_t> multiples(std::size_t of, std::size_t count) {

@@ -13,7 +13,7 @@ constexpr T kMinusInfinity = -static_cast<T>(__builtin_inf());
 
 template <typename T>
 std::size_t score_stride(std::size_t keys) {
-  return odd_lines<T>(padded<T>(keys));
+  return odd_lines<T>(keys);
 }
 
 }  // namespace

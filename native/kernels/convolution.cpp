@@ -19,7 +19,7 @@ extern const ConvolutionTable ONNXTRAIN_JOIN(kConvolution_, ONNXTRAIN_INSTRUCTIO
 #define ONNXTRAIN_CONVOLUTION_KERNELS(T)                                                                      \
   {                                                                                                           \
     kLanes<T>, kPixelVectors * kLanes<T>, panel_count<T>, copy_boxes<T>, pack<T>, correlate<T>,               \
-        winograd_stride<T>, winograd_weights<T>, winograd_source<T>, winograd_products<T>, accumulate<T>,     \
+        odd_lines<T>, winograd_weights<T>, winograd_source<T>, winograd_products<T>, accumulate<T>,     \
         unpack<T>, add<T>, pointwise<T>, spread<T>, filter<T>, filter_gradient<T>, depthwise<T>,              \
         depthwise_gradient<T>                                                                                 \
   }

@@ -92,6 +92,9 @@ struct Unpacking {
   std::ptrdiff_t row_stride, column_stride;
 };
 
+// Of tiles of 2 x 2 positions: elements of the kernel, and points, which are what a tile reads [4, 4].
+inline constexpr std::size_t kWinogradTaps = 9, kWinogradPoints = 16;
+
 // Weights of 3 x 3 elements, transformed and arranged for products of points: [panel][point][channel][columns of the
 // panel].
 template <typename T>

@@ -27,17 +27,29 @@ inline void ask_for(const void* from) {
   }
 }
 
+// Elements of a block: fewer, and the compiler sees no loop worth vectorising.
+inline constexpr std::size_t kBlock = 64;
+
+// Calls block(i) for whole blocks from i on, and element(i) for what is left; both read `streams` there.
+template <typename T, std::size_t count_of_streams, typename Block, typename Element>
+inline void for_each_block(std::size_t count, const T* const (&streams)[count_of_streams], Block block,
+                           Element element) {
+  std::size_t i = 0;
+  for (; i + kBlock <= count; i += kBlock) {
+    for (const T* stream : streams) ask_for<kBlock * sizeof(T)>(stream + i);
+    block(i);
+  }
+  for (; i < count; ++i) element(i);
+}
+
 // Calls element(0) ... element(count - 1), which read `streams` at that index.
 template <typename T, std::size_t count_of_streams, typename Element>
 inline void for_each_element(std::size_t count, const T* const (&streams)[count_of_streams], Element element) {
-  constexpr std::size_t block = 64;  // fewer, and the compiler sees no loop worth vectorising
-  std::size_t i = 0;
-  for (; i + block <= count; i += block) {
-    for (const T* stream : streams) ask_for<block * sizeof(T)>(stream + i);
+  const auto block = [element](std::size_t i) {
     ONNXTRAIN_VECTORIZE
-    for (std::size_t j = i; j < i + block; ++j) element(j);
-  }
-  for (; i < count; ++i) element(i);
+    for (std::size_t j = i; j < i + kBlock; ++j) element(j);
+  };
+  for_each_block<T>(count, streams, block, element);
 }
 
 inline float square_root(float value) { return __builtin_sqrtf(value); }

@@ -18,7 +18,7 @@ std::size_t padded(std::size_t count) {
   return rounded_up(count, kLanes<T>);
 }
 
-// As many elements as fill an odd number of cache lines: rows that are read side by side then lie in different sets of
+// As many elements as fill an odd number of cache lines, and so whole vectors: rows that are read side by side then lie in different sets of
 // the cache, where a power of two would put all into a few.
 template <typename T>
 std::size_t odd_lines(std::size_t count) {

@@ -194,7 +194,7 @@ void descend(const SsgdScalars& scalars, std::size_t count, const double* h, Ssg
   ONNXTRAIN_VECTORIZE
   for (std::size_t i = 0; i < count; ++i) {
     const double s = (square ? h[i] * h[i] : h[i]) * inverse_mean;
-    const T step = static_cast<T>(rate * (s > cap ? cap : s));
+    const T step = static_cast<T>(rate * at_most(cap, s));
     const T x = X[i];
     const T g = norm_coefficient * x + G[i];
     const T direction = with_momentum ? alpha * V[i] + g : g;
@@ -262,27 +262,26 @@ class SimpleDescent {
 template <typename T, Measure measure, bool l1, bool with_momentum, bool regularized, bool capped>
 void descend_simply(const SsgdScalars& scalars, std::size_t count, SsgdArrays<T> arrays) {
   const SimpleDescent<T, measure, l1, with_momentum, regularized, capped> descend(scalars);
-  const auto [X, G, V, X_new, V_new] = arrays;
-  constexpr std::size_t block = 64;
-  std::size_t i = 0;
-  for (; i + block <= count; i += block) {
-    ask_for<block * sizeof(T)>(X + i);
-    ask_for<block * sizeof(T)>(G + i);
-    if (with_momentum) ask_for<block * sizeof(T)>(V + i);
+  const auto vectors = [=](std::size_t i) {
 #pragma GCC unroll 8
-    for (std::size_t j = i; j < i + block; j += kVectorWidth) {
-      typename Few<T>::type x = few(X + j), v = {};
-      if (with_momentum) v = few(V + j);
-      descend(x, few(G + j), v);
-      if (with_momentum) store(V_new + j, v);
-      store(X_new + j, x);
+    for (std::size_t j = i; j < i + kBlock; j += kVectorWidth) {
+      typename Few<T>::type x = few(arrays.X + j), v = {};
+      if (with_momentum) v = few(arrays.V + j);
+      descend(x, few(arrays.G + j), v);
+      if (with_momentum) store(arrays.V_new + j, v);
+      store(arrays.X_new + j, x);
     }
-  }
-  for (; i < count; ++i) {
-    T x = X[i], v = with_momentum ? V[i] : T(0);
-    descend(x, G[i], v);
-    if (with_momentum) V_new[i] = v;
-    X_new[i] = x;
+  };
+  const auto element = [=](std::size_t i) {
+    T x = arrays.X[i], v = with_momentum ? arrays.V[i] : T(0);
+    descend(x, arrays.G[i], v);
+    if (with_momentum) arrays.V_new[i] = v;
+    arrays.X_new[i] = x;
+  };
+  if constexpr (with_momentum) {
+    for_each_block<T>(count, {arrays.X, arrays.G, arrays.V}, vectors, element);
+  } else {
+    for_each_block<T>(count, {arrays.X, arrays.G}, vectors, element);
   }
 }
 

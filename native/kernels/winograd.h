@@ -12,16 +12,9 @@
 namespace onnxtrain {
 namespace {
 
-inline constexpr std::size_t kTileTaps = 9, kPoints = 16;
-
 // Channels whose products are summed before the next: what a tile of sums reads of the weights stays in the first
 // cache, and of the source in the second.
 inline constexpr std::size_t kPointDepth = 256;
-
-template <typename T>
-std::size_t winograd_stride(std::size_t channels) {
-  return odd_lines<T>(padded<T>(channels));
-}
 
 // G along one axis.
 template <typename T>
@@ -48,12 +41,12 @@ void winograd_weights(const WinogradWeights<T>& task) {
   const Panels<T> panels(task.columns);
   const std::size_t first = panels.begin(task.panel), width = panels.width(task.panel);
   const std::size_t valid = task.columns - first < width ? task.columns - first : width;
-  const std::size_t depth = (task.end - task.begin) * kTileTaps;
+  const std::size_t depth = (task.end - task.begin) * kWinogradTaps;
   pack<T>({task.source + static_cast<std::ptrdiff_t>(first) * task.column_stride, task.source_end, task.column_stride,
-           task.offsets + task.begin * kTileTaps, valid, depth, 0, depth, 0, 1, task.scratch});
+           task.offsets + task.begin * kWinogradTaps, valid, depth, 0, depth, 0, 1, task.scratch});
   const T* from = task.scratch;
-  T* to = task.points + (first * kPoints * task.channels) + task.begin * width;
-  for (std::size_t channel = task.begin; channel < task.end; ++channel, from += kTileTaps * width, to += width) {
+  T* to = task.points + (first * kWinogradPoints * task.channels) + task.begin * width;
+  for (std::size_t channel = task.begin; channel < task.end; ++channel, from += kWinogradTaps * width, to += width) {
     for (std::size_t lane = 0; lane < width; lane += kLanes<T>) {
       Vector<T> half[3][4];
 #pragma GCC unroll 3
@@ -195,14 +188,14 @@ void winograd_products(const WinogradProducts<T>& task) {
   const Panels<T> panels(task.columns);
   const std::size_t start = panels.begin(task.first_panel);
   const auto columns_of = [&](std::size_t panel, std::size_t point) {
-    return task.panels + (panels.begin(panel) * kPoints + point * panels.width(panel)) * task.channels;
+    return task.panels + (panels.begin(panel) * kWinogradPoints + point * panels.width(panel)) * task.channels;
   };
   const auto sums_of = [&](std::size_t panel) {
-    return task.sums + (panels.begin(panel) - start) * kPoints * task.tiles;
+    return task.sums + (panels.begin(panel) - start) * kWinogradPoints * task.tiles;
   };
-  for (std::size_t point = 0; point < kPoints; ++point) {
+  for (std::size_t point = 0; point < kWinogradPoints; ++point) {
     const T* source = task.source + point * task.point_stride;
-    const std::size_t next = point + 1 < kPoints ? point + 1 : 0;
+    const std::size_t next = point + 1 < kWinogradPoints ? point + 1 : 0;
     for (std::size_t panel = task.first_panel; panel < task.end_panel; ++panel) {
       const bool last = panel + 1 == task.end_panel;
       const std::size_t width = panels.width(panel);

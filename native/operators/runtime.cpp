@@ -12,7 +12,6 @@ namespace {
 // the long way.
 std::atomic<const OrtApi*> shows_shapes{nullptr};
 
-
 // Whether the call succeeded; a failure is an answer here, not an error.
 bool succeeded(const OrtApi* api, OrtStatus* status) {
   if (status == nullptr) return true;

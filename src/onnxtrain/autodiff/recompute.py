@@ -81,11 +81,8 @@ def recompute(graph: ir.Graph, backward: Backward, patterns: Sequence[str]) -> N
 
 
 def _choose(forward: Sequence[ir.Node], patterns: Sequence[str]) -> set[ir.Node]:
-    chosen: set[ir.Node] = set()
-    for pattern in patterns:
-        matching = [node for node in forward if fnmatch.fnmatchcase(node.name or "", pattern)]
-        chosen.update(node for node in matching if any(map(is_float, node.outputs)) and not _draws(node))
-    return chosen
+    matching = [node for node in forward if any(fnmatch.fnmatchcase(node.name or "", pattern) for pattern in patterns)]
+    return {node for node in matching if any(map(is_float, node.outputs)) and not _draws(node)}
 
 
 def _draws(node: ir.Node) -> bool:

@@ -36,7 +36,7 @@ class AtomicFiles:
     def create(self, target: Path) -> Iterator[BinaryIO]:
         """Open the file that becomes ``target``; missing folders are made."""
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{os.urandom(4).hex()}.tmp")
+        temporary = _temporary(target)
         # Not tempfile: its files are private to the user, these get the ordinary permissions.
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
         self._pending.append((temporary, target))
@@ -66,6 +66,11 @@ class AtomicFiles:
             self._pending.clear()
 
 
+def _temporary(target: Path) -> Path:
+    """A name beside the target that nobody else has."""
+    return target.parent / f".{target.name}.{os.urandom(4).hex()}.tmp"
+
+
 def _flush_folder(folder: Path) -> None:
     """Make a rename survive a power failure, where folders can be flushed."""
     with contextlib.suppress(OSError):
@@ -83,7 +88,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
         ModelError: The folder does not exist or does not take files, or the path is a folder.
     """
     target = Path(path)
-    probe = target.parent / f".{target.name}.{os.urandom(4).hex()}.tmp"
+    probe = _temporary(target)
     try:
         if target.is_dir():
             raise ModelError(f"{str(target)!r} cannot be written: it is a folder; give the name of a file in it.")

@@ -81,7 +81,9 @@ def fuse_attention(model: ir.Model) -> None:
         assert last is not None
         op = main.before(last)
         op.scope = f"fused {softmax.name}" if softmax.name else ""
-        _replace(op, pattern, _emit(op, pattern, named), named)
+        result = _emit(op, pattern, named)
+        op.emitted[-1].name = last.name  # whoever wants y to be recomputed names the node that gives it
+        _replace(op, pattern, result, named)
         varying.update(output for node in op.emitted for output in node.outputs)  # they stand for some that were
         fused = True
     if fused:
@@ -314,8 +316,6 @@ def _emit(op: Builder, pattern: _Pattern, named: set[str]) -> ir.Value:
     y.with_shape((batch, queries, heads, features))
     log_sum.with_shape((batch, heads, queries))
     y.ir.dtype = log_sum.ir.dtype = q.dtype
-    last = pattern.y.producer()
-    op.emitted[-1].name = None if last is None else last.name  # what is to be recomputed is named so
     return y.ir
 
 
