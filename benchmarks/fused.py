@@ -31,9 +31,10 @@ from harness import (
 
 import onnxtrain
 from onnxtrain.autodiff.engine import Backward
-from onnxtrain.autodiff.fused import emit, fused_operators, resolve_fused
+from onnxtrain.autodiff.fused import emit, fused_operators
 from onnxtrain.graph import Builder
 from onnxtrain.graph.passes import clean
+from onnxtrain.lowering.resolve_fused import resolve_fused
 from onnxtrain.runtime.step import create_session
 
 OPSET = 18

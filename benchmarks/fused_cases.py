@@ -70,6 +70,12 @@ def cases() -> list[Case]:
         name = f"{text(wide)}, {'erf' if approximate == 'none' else approximate}"
         found.append(Case("GeluGradient", name, [normal(*wide)] * 2, [0], gelu, {"approximate": approximate}))
 
+    def dropout(x: Any, ratio: Any, count: Any) -> Run:
+        return lambda: functional.dropout(x, 0.1)
+
+    inputs = [normal(*wide), np.float32(0.1), np.asarray(3)]
+    found.append(Case("CountedDropout", text(wide), inputs, [0], dropout, {"seed": 1}))
+
     scores = (8, 4, 128, 128)
     rows = np.exp(normal(*scores))
     rows /= rows.sum(-1, keepdims=True)

@@ -20,9 +20,10 @@ from models import LOSS, MODELS
 from peers import Task
 
 import onnxtrain
+from onnxtrain.lowering.join import join
+from onnxtrain.lowering.lower import lower_entry
 from onnxtrain.model.file import ModelFile
 from onnxtrain.runtime.step import create_session
-from onnxtrain.training_info.lower import lower_entry
 
 GOAL_SECONDS = 3.0
 DEEP = "deep"
@@ -106,7 +107,7 @@ def cost(source: Any, runs: int, threads: int) -> tuple[list[str], float]:
         session.append(time.perf_counter() - begin)
         build.append(whole[-1] - session[-1])
     with_kernels = len(step_graph.graph) if kernels else None
-    standard = len(lower_entry(model, 0, kernels=False).model.graph)
+    standard = len(lower_entry(join(model, 0), kernels=False).model.graph)
     seconds = [statistics.median(times) for times in (build, session, whole)]
     cells = [str(nodes), "-" if with_kernels is None else str(with_kernels), str(standard)]
     return [*cells, *(f"{value:.2f}" for value in seconds)], seconds[0]

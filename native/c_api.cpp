@@ -6,6 +6,8 @@
 #include <atomic>
 #include <chrono>
 #include <exception>
+#include <limits>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -31,9 +33,26 @@ using onnxtrain::Variable;
 
 thread_local std::string last_error;
 
+constexpr std::int64_t kMostElements = std::numeric_limits<std::int64_t>::max() / 16;  // of 8 bytes, and offsets to them
+
+void require(bool fits, const char* what) {
+  if (!fits) throw std::invalid_argument(std::string(what) + ".");
+}
+
+bool has_buffers(const OnnxtrainTensors& tensors, std::size_t states) {
+  for (std::size_t s = 0; s < states; ++s) {
+    if (tensors.states[s] == nullptr) return false;
+  }
+  return tensors.parameter != nullptr && tensors.gradient != nullptr;
+}
+
 std::vector<Variable> variables_of(const OnnxtrainTensors* tensors, std::size_t count, std::size_t states) {
+  require(count == 0 || tensors != nullptr, "the list of tensors is null");
   std::vector<Variable> variables(count);
   for (std::size_t i = 0; i < count; ++i) {
+    require(tensors[i].type == 0 || tensors[i].type == 1, "a type is neither 0 (float) nor 1 (double)");
+    require(tensors[i].count >= 0 && tensors[i].count <= kMostElements, "a number of elements is negative or too large");
+    require(tensors[i].count == 0 || has_buffers(tensors[i], states), "a buffer is null");
     Variable& variable = variables[i];
     variable.type = tensors[i].type == 0 ? onnxtrain::kFloat : onnxtrain::kDouble;
     variable.count = static_cast<std::size_t>(tensors[i].count);
@@ -45,9 +64,10 @@ std::vector<Variable> variables_of(const OnnxtrainTensors* tensors, std::size_t 
 }
 
 template <typename Work>
-const char* guarded(Work work) {
+const char* guarded(int threads, Work work) {
   try {
     if (onnxtrain::kernels() == nullptr) return onnxtrain::kernels_error();
+    require(threads >= 1, "threads is less than 1");
     work();
     return nullptr;
   } catch (const std::exception& error) {
@@ -69,7 +89,7 @@ ONNXTRAIN_API const char* onnxtrain_error() { return onnxtrain::kernels_error();
 ONNXTRAIN_API const char* onnxtrain_adagrad(const OnnxtrainTensors* tensors, std::size_t count, int threads, double R,
                                             std::int64_t T, float decay_factor, float epsilon,
                                             float norm_coefficient) {
-  return guarded([&] {
+  return guarded(threads, [&] {
     onnxtrain::run_adagrad({decay_factor, epsilon, norm_coefficient}, R, T, variables_of(tensors, count, 1),
                            parallel_for(threads));
   });
@@ -78,7 +98,7 @@ ONNXTRAIN_API const char* onnxtrain_adagrad(const OnnxtrainTensors* tensors, std
 ONNXTRAIN_API const char* onnxtrain_adam(const OnnxtrainTensors* tensors, std::size_t count, int threads, double R,
                                          std::int64_t T, float alpha, float beta, float epsilon,
                                          float norm_coefficient, float norm_coefficient_post) {
-  return guarded([&] {
+  return guarded(threads, [&] {
     onnxtrain::run_adam({alpha, beta, epsilon, norm_coefficient, norm_coefficient_post}, R, T,
                         variables_of(tensors, count, 2), parallel_for(threads));
   });
@@ -87,7 +107,7 @@ ONNXTRAIN_API const char* onnxtrain_adam(const OnnxtrainTensors* tensors, std::s
 ONNXTRAIN_API const char* onnxtrain_momentum(const OnnxtrainTensors* tensors, std::size_t count, int threads, double R,
                                              std::int64_t T, float alpha, float beta, float norm_coefficient,
                                              const char* mode) {
-  return guarded([&] {
+  return guarded(threads, [&] {
     onnxtrain::run_momentum({alpha, beta, norm_coefficient, onnxtrain::nesterov_from(mode)}, R, T,
                             variables_of(tensors, count, 1), parallel_for(threads));
   });
@@ -97,7 +117,7 @@ ONNXTRAIN_API const char* onnxtrain_ssgd(const OnnxtrainTensors* tensors, std::s
                                          const char* measure, const char* reweighting, float epsilon, float p,
                                          float regularization, float alpha, float norm_coefficient,
                                          float max_scale) {
-  return guarded([&] {
+  return guarded(threads, [&] {
     onnxtrain::SsgdAttributes attributes;
     attributes.measure = onnxtrain::measure_from(measure);
     attributes.l1 = onnxtrain::l1_from(reweighting);
@@ -113,11 +133,12 @@ ONNXTRAIN_API const char* onnxtrain_ssgd(const OnnxtrainTensors* tensors, std::s
 }
 
 // The seconds that one pass of plain reading and writing takes, the limit for the optimizers: `arrays` (1 to 3) outputs
-// are read and written, one input is read. Each thread goes `passes` times over its own part.
+// are read and written, one input is read. Each thread goes `passes` times over its own part. -1 where an argument
+// cannot be, or threads cannot be had.
 ONNXTRAIN_API double onnxtrain_stream(const float* input, float* const* outputs, std::size_t arrays, std::size_t count,
                                       int threads, int passes) {
   const onnxtrain::KernelTable* table = onnxtrain::kernels();
-  if (table == nullptr || threads < 1 || passes < 1) return -1.0;
+  if (table == nullptr || arrays < 1 || arrays > 3 || threads < 1 || passes < 1) return -1.0;
   std::atomic<int> waiting{threads};
   const auto work = [&](std::size_t part) {
     const auto size = static_cast<std::size_t>(threads);
@@ -129,7 +150,13 @@ ONNXTRAIN_API double onnxtrain_stream(const float* input, float* const* outputs,
     for (int pass = 0; pass < passes; ++pass) table->stream(arrays, end - begin, input + begin, parts);
   };
   std::vector<std::thread> helpers;
-  for (int i = 1; i < threads; ++i) helpers.emplace_back(work, static_cast<std::size_t>(i));
+  try {
+    for (int i = 1; i < threads; ++i) helpers.emplace_back(work, static_cast<std::size_t>(i));
+  } catch (const std::exception&) {
+    waiting = 0;
+    for (std::thread& helper : helpers) helper.join();
+    return -1.0;
+  }
   while (waiting.load() > 1) std::this_thread::yield();
   const auto start = std::chrono::steady_clock::now();
   work(0);

@@ -1,5 +1,7 @@
 #include "convolution.h"
 
+#include <algorithm>
+#include <limits>
 #include <stdexcept>
 #include <string>
 
@@ -8,6 +10,11 @@
 
 namespace onnxtrain {
 namespace {
+
+// What windows may reach along an axis, and in a plane, padding included: far more than any image has, and few enough
+// that offsets within it cannot overflow.
+constexpr std::int64_t kMostAlongAxis = std::numeric_limits<std::int32_t>::max();
+constexpr std::uint64_t kMostInPlane = std::uint64_t{1} << 40;
 
 void require_list(const char* name, const std::vector<std::int64_t>& list, std::size_t count, std::int64_t least) {
   if (list.size() != count) {
@@ -47,9 +54,12 @@ void ConvolutionAttributes::check() const {
 }
 
 std::int64_t ConvolutionAttributes::windows(std::size_t axis, std::int64_t size) const {
-  const std::int64_t padded = size + pads[axis] + pads[kernel_shape.size() + axis];
-  const std::int64_t rest = padded - dilations[axis] * (kernel_shape[axis] - 1) - 1;
+  const std::int64_t rest = padded(axis, size) - checked_product(dilations[axis], kernel_shape[axis] - 1) - 1;
   return rest < 0 ? 0 : rest / strides[axis] + 1;
+}
+
+std::int64_t ConvolutionAttributes::padded(std::size_t axis, std::int64_t size) const {
+  return checked_sum(size, pads[axis], pads[kernel_shape.size() + axis]);
 }
 
 std::vector<std::int64_t> ConvolutionAttributes::output_shape(const std::vector<std::int64_t>& x,
@@ -79,20 +89,37 @@ Convolution::Convolution(const ConvolutionAttributes& attributes, const std::vec
   group = static_cast<std::size_t>(attributes.group);
   inputs = static_cast<std::size_t>(x[1]) / group;
   outputs = static_cast<std::size_t>(y[1]) / group;
+  bool windowed = true, within = true;
+  std::uint64_t in_plane = 1;
   for (std::size_t i = 0; i < rank; ++i) {
     const std::size_t axis = kAxes - rank + i;
     input[axis] = x[2 + i];
     output[axis] = y[2 + i];
     kernel[axis] = attributes.kernel_shape[i];
-    stride[axis] = attributes.strides[i];
     dilation[axis] = attributes.dilations[i];
     pad[axis] = attributes.pads[i];
-    const std::int64_t expected = attributes.windows(i, x[2 + i]);
+    const std::int64_t expected = attributes.windows(i, x[2 + i]), padded = attributes.padded(i, x[2 + i]);
     require_shapes(output[axis] == expected,
                    "axis " + std::to_string(2 + i) + " of y must have size " + std::to_string(expected) +
                        ", the number of windows by the attributes.",
                    x, y);
+    // A stride beyond the padded size leads from the one window there is to nowhere.
+    stride[axis] = std::min(attributes.strides[i], std::max<std::int64_t>(padded, 1));
+    windowed = windowed && expected > 0;
+    in_plane = saturating_product(in_plane, static_cast<std::uint64_t>(padded));
+    within = within && padded <= kMostAlongAxis;
   }
+  if (!windowed) return;
+  require_shapes(within && in_plane <= kMostInPlane,
+                 "with its pads, " + text_of(attributes.pads) + ", x has more than " + std::to_string(kMostAlongAxis) +
+                     " elements along an axis or " + std::to_string(kMostInPlane) +
+                     " in a plane, which is more than this kernel reaches: use ONNX's own Conv.",
+                 x, y);
+}
+
+bool Convolution::is_empty() const {
+  const auto none = [](const std::ptrdiff_t (&sizes)[kAxes]) { return std::find(sizes, sizes + kAxes, 0) != sizes + kAxes; };
+  return batch == 0 || inputs == 0 || outputs == 0 || none(input) || none(output);
 }
 
 std::vector<std::int64_t> Convolution::weight_shape(const ConvolutionAttributes& attributes) const {

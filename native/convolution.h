@@ -22,6 +22,8 @@ struct ConvolutionAttributes {
   std::vector<std::int64_t> output_shape(const std::vector<std::int64_t>& x, const std::vector<std::int64_t>& w) const;
   // Windows along one axis of that size.
   std::int64_t windows(std::size_t axis, std::int64_t size) const;
+  // That size with its padding.
+  std::int64_t padded(std::size_t axis, std::int64_t size) const;
 };
 
 // A convolution of x [batch, group * inputs, input...] with w [group * outputs, inputs, kernel...] to
@@ -31,11 +33,14 @@ struct Convolution {
   std::ptrdiff_t input[kAxes] = {1, 1, 1}, output[kAxes] = {1, 1, 1}, kernel[kAxes] = {1, 1, 1};
   std::ptrdiff_t stride[kAxes] = {1, 1, 1}, dilation[kAxes] = {1, 1, 1}, pad[kAxes] = {0, 0, 0};
 
-  // A std::invalid_argument where the shapes of x and y do not fit the attributes or each other.
+  // A std::invalid_argument where the shapes of x and y do not fit the attributes or each other, or what windows reach
+  // is larger than kernels address.
   Convolution(const ConvolutionAttributes& attributes, const std::vector<std::int64_t>& x,
               const std::vector<std::int64_t>& y);
 
   std::vector<std::int64_t> weight_shape(const ConvolutionAttributes& attributes) const;
+  // Whether there is no product to add up: no image, no channel, no window, or no element of the kernel within x.
+  bool is_empty() const;
 };
 
 // y = x * w + bias (null: none).

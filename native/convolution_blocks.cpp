@@ -1,6 +1,15 @@
 #include "convolution_blocks.h"
 
+#include <stdexcept>
+#include <string>
+
 namespace onnxtrain {
+namespace {
+
+// Elements that a block's copy of the source may have: a gigabyte of float. Kernels as large as an image are far below.
+constexpr std::size_t kMostCopied = std::size_t{1} << 28;
+
+}  // namespace
 
 std::vector<std::ptrdiff_t> weight_offsets_of(const std::vector<Tap>& taps, std::size_t channels,
                                               std::ptrdiff_t channel_stride) {
@@ -36,10 +45,10 @@ Blocks::Blocks(const Grid& grid, std::size_t batch, std::size_t channels, std::s
   Index box = grid.size;
   const auto covered = [&] {
     for (int axis = 0; axis < kAxes; ++axis) extent[axis] = (box[axis] - 1) * grid.step[axis] + grid.reach[axis] + 1;
-    return static_cast<std::size_t>(product(extent));
+    return static_cast<std::size_t>(product(extent));  // of a plane at most
   };
   const auto too_large = [&] {
-    return covered() * channels > elements || static_cast<std::size_t>(product(box)) > positions;
+    return saturating_product(covered(), channels) > elements || static_cast<std::size_t>(product(box)) > positions;
   };
   constexpr std::ptrdiff_t kFewest = 64;  // positions: fewer are not worth a copy
   while (too_large() && product(box) > kFewest) {
@@ -48,6 +57,12 @@ Blocks::Blocks(const Grid& grid, std::size_t batch, std::size_t channels, std::s
     box[axis] = (box[axis] + 1) / 2;
   }
   const std::size_t plane = covered();
+  if (saturating_product(plane, channels) > std::max(kMostCopied, elements)) {
+    throw std::invalid_argument("the windows of neighbouring positions reach over " + std::to_string(plane) +
+                                " elements of each of " + std::to_string(channels) +
+                                " channels, more than this kernel copies at a time: use ONNX's own Conv for such "
+                                "pads and dilations.");
+  }
   std::size_t images = 1;
   if (box == grid.size) {
     images = std::min(elements / std::max<std::size_t>(plane * channels, 1),

@@ -58,7 +58,9 @@ struct Blocks {
   // At most `elements` in a block's copy of `channels` channels, and about `positions` positions in a block.
   Blocks(const Grid& grid, std::size_t batch, std::size_t channels, std::size_t elements, std::size_t positions);
 
-  std::size_t copy_size(std::size_t channels) const { return static_cast<std::size_t>(channel_stride) * channels; }
+  std::size_t copy_size(std::size_t channels) const {
+    return checked_product(static_cast<std::size_t>(channel_stride), channels);
+  }
   // Of channels and taps in a block's copy, channel by channel.
   std::vector<std::ptrdiff_t> tap_offsets(const Grid& grid, const std::vector<Tap>& taps, std::size_t channels) const;
   // Of a block's positions in its copy.

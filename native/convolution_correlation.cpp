@@ -199,13 +199,13 @@ Grid PlaneCorrelation<T>::grid() const {
 template <typename T>
 void ConvolutionProducts<T>::correlate(const PlaneCorrelation<T>& p) const {
   const auto is_empty = [](const Phase& phase) { return phase.taps.empty(); };
-  const bool all_empty = std::all_of(p.phases.begin(), p.phases.end(), is_empty) || product(p.source.size) == 0;
+  const bool all_empty = std::all_of(p.phases.begin(), p.phases.end(), is_empty);
   const std::size_t count = c_.batch * p.source.group * p.columns * static_cast<std::size_t>(product(p.target_size));
   if (all_empty && p.weights.bias == nullptr) return clear(p.target, count);
-  if (depthwise(p)) return;
+  if (p.all_phases && depthwise(p)) return;
   PlaneCorrelation<T> reached = p;  // by some tap; all else is zero, as only gradients have such places
   reached.phases.erase(std::remove_if(reached.phases.begin(), reached.phases.end(), is_empty), reached.phases.end());
-  if (reached.phases.size() < p.phases.size()) clear(p.target, count);
+  if (!p.all_phases || reached.phases.size() < p.phases.size()) clear(p.target, count);
   if (!prefers_filter(p.source, reached.grid(), p.columns)) return multiply(reached);
   for (const Phase& phase : reached.phases) filter(reached, phase);
 }
@@ -218,7 +218,7 @@ void ConvolutionProducts<T>::multiply(const PlaneCorrelation<T>& p) const {
   std::size_t depth = 0;  // of all phases
   for (const Phase& phase : p.phases) depth += channels * phase.taps.size();
   const std::size_t positions = c_.batch * static_cast<std::size_t>(product(grid.size));
-  const bool large = depth * padded_columns * sizeof(T) > kLargeWeights;
+  const bool large = saturating_product(depth, padded_columns, sizeof(T)) > kLargeWeights;
   const std::size_t wanted = std::max<std::size_t>(large ? 256 : 96, divided_up(positions * groups, kProductTasks));
   const Blocks blocks(grid, c_.batch, channels, kBlockBytes / sizeof(T), wanted);
   const std::size_t panels = kernels_.panels(p.columns);
@@ -242,8 +242,8 @@ void ConvolutionProducts<T>::multiply(const PlaneCorrelation<T>& p) const {
   }
 
   // Arranges the weights, and the source where several tasks read the same of it.
-  const Buffer weights(groups * depth * padded_columns * sizeof(T));
-  const Buffer copies(shared ? groups * blocks.all.size() * copy_size * sizeof(T) : 0);
+  const Buffer weights(checked_product(groups, depth, padded_columns, sizeof(T)));
+  const Buffer copies(shared ? checked_product(groups, blocks.all.size(), copy_size, sizeof(T)) : 0);
   const auto weights_of = [&](const PhasePart& part, std::size_t group) {
     return weights.as<T>() + (part.weights + group * part.depth) * padded_columns;
   };
@@ -267,7 +267,7 @@ void ConvolutionProducts<T>::multiply(const PlaneCorrelation<T>& p) const {
 
   const std::ptrdiff_t target_plane = product(p.target_size);
   const std::ptrdiff_t target_image = target_plane * static_cast<std::ptrdiff_t>(groups * p.columns);
-  BufferPool pool(shared ? 0 : copy_size * sizeof(T));
+  BufferPool pool(shared ? 0 : checked_product(copy_size, sizeof(T)));
   parallel_for_(groups * blocks.all.size() * splits, [&](std::size_t task) {
     const std::size_t split = task % splits, number = task / splits, group = number / blocks.all.size();
     const Block& box = blocks.all[number % blocks.all.size()];

@@ -62,8 +62,9 @@ struct DepthwiseLayout {
     layout.columns = columns;
     layout.positions = static_cast<std::size_t>(product(size));
     layout.target_positions = static_cast<std::size_t>(product(target_size));
-    layout.copy_size = static_cast<std::size_t>(product(box)) * lanes;
-    if (scratch_without_weights() * sizeof(float) > kScratchBytes) return;  // not for this: see fits()
+    layout.copy_size = saturating_product(static_cast<std::size_t>(box[0]), static_cast<std::size_t>(box[1]),
+                                          static_cast<std::size_t>(box[2]), lanes);
+    if (saturating_product(scratch_without_weights(), sizeof(float)) > kScratchBytes) return;  // see fits()
     append_places(size, inside, one, box, lanes, places);
     layout.places = places.data();
     for (std::size_t i = 0; i < parts.size(); ++i) {
@@ -90,17 +91,21 @@ struct DepthwiseLayout {
   DepthwiseLayout& operator=(const DepthwiseLayout&) = delete;
 
   std::size_t scratch_without_weights() const {
-    return layout.channels * layout.copy_size + layout.target_positions * lanes;
+    return saturating_sum(saturating_product(layout.channels, layout.copy_size),
+                          saturating_product(layout.target_positions, lanes));
   }
-  std::size_t scratch() const { return scratch_without_weights() + layout.columns * layout.total_depth * lanes; }
+  std::size_t scratch() const {
+    return saturating_sum(scratch_without_weights(), saturating_product(layout.columns, layout.total_depth, lanes));
+  }
   bool fits(std::size_t element_size) const {
-    return layout.phases != nullptr && scratch() * element_size <= kScratchBytes;
+    return layout.phases != nullptr && saturating_product(scratch(), element_size) <= kScratchBytes;
   }
 };
 
 template <typename T>
 bool ConvolutionProducts<T>::is_depthwise() const {
-  return 2 * c_.group >= kernels_.lanes && c_.group > 1 && c_.inputs * c_.outputs <= kMostProducts;
+  return c_.group >= kernels_.lanes / 2 && c_.group > 1 &&
+         saturating_product(c_.inputs, c_.outputs) <= kMostProducts;
 }
 
 template <typename T>
@@ -131,8 +136,8 @@ bool ConvolutionProducts<T>::depthwise_gradient(const PlaneProducts<T>& p) const
   // Few groups leave cores idle unless the images are shared, too: their sums are added in order at the end.
   const std::size_t parts = divided_up(p.source.group, kernels_.lanes);
   const std::size_t chunks = std::clamp<std::size_t>(kTasks / 2 / parts, 1, c_.batch);
-  const std::size_t count = p.source.group * p.columns.channels * layout.layout.total_depth;
-  const Buffer sums((chunks - 1) * count * sizeof(T));
+  const std::size_t count = checked_product(p.source.group, p.columns.channels, layout.layout.total_depth);
+  const Buffer sums(checked_product(chunks - 1, count, sizeof(T)));
   BufferPool pool(layout.scratch() * sizeof(T));
   parallel_for_(parts * chunks, [&](std::size_t task) {
     const std::size_t chunk = task / parts;

@@ -23,17 +23,21 @@ FilterGeometry geometry_of(const Grid& grid, const Index& size) {
     g.grid[axis] = grid.size[axis];
     const std::ptrdiff_t extent = (grid.size[axis] - 1) * grid.step[axis] + grid.reach[axis] + 1;
     g.phase_extent[axis] = (extent + grid.step[axis] - 1) / grid.step[axis];
-    length = length * static_cast<std::size_t>(g.phase_extent[axis]) + static_cast<std::size_t>(grid.size[axis] - 1);
+    length = saturating_sum(saturating_product(length, static_cast<std::size_t>(g.phase_extent[axis])),
+                            static_cast<std::size_t>(grid.size[axis] - 1));
   }
-  g.length = length + 1;
+  g.length = saturating_sum(length, std::size_t{1});
   return g;
 }
 
 // Elements of a copy of a plane; behind it is room for a whole block of vectors.
 std::size_t copy_stride_of(const FilterGeometry& g, std::size_t lanes) {
-  std::size_t count = 1;
-  for (int axis = 0; axis < kAxes; ++axis) count *= static_cast<std::size_t>(g.step[axis] * g.phase_extent[axis]);
-  return rounded_up(count + 8 * lanes, lanes);
+  std::size_t count = 1;  // up to a stride more than the plane along each axis
+  for (int axis = 0; axis < kAxes; ++axis) {
+    count = saturating_product(count, static_cast<std::size_t>(g.step[axis] * g.phase_extent[axis]));
+  }
+  constexpr std::size_t kMost = std::size_t{1} << 62;  // for no copy: see prefers_filter
+  return rounded_up(std::min(count, kMost) + 8 * lanes, lanes);
 }
 
 // Of channels and taps in the copies.
@@ -61,7 +65,7 @@ std::vector<std::ptrdiff_t> copy_offsets(const FilterGeometry& g, const Grid& gr
 template <typename T>
 bool ConvolutionProducts<T>::prefers_filter(const Planes<T>& source, const Grid& grid, std::size_t columns) const {
   const std::size_t stride = copy_stride_of(geometry_of(grid, source.size), kernels_.lanes);
-  return 4 * columns <= kernels_.lanes && (source.channels + 1) * stride * sizeof(T) <= kCopyBytes;
+  return 4 * columns <= kernels_.lanes && saturating_product(source.channels + 1, stride, sizeof(T)) <= kCopyBytes;
 }
 
 template <typename T>
@@ -75,7 +79,8 @@ void ConvolutionProducts<T>::filter(const PlaneCorrelation<T>& p, const Phase& p
   const auto offsets = copy_offsets(geometry, grid, phase.taps, p.source.channels, copy_stride);
   const auto weight_offsets = weight_offsets_of(phase.taps, p.source.channels, p.weights.channel_stride);
   const std::size_t items = c_.batch * p.source.group, tasks = std::min(items, kTasks);
-  BufferPool pool(((p.source.channels + 1) * copy_stride + offsets.size()) * sizeof(T));
+  BufferPool pool(checked_product(checked_sum(checked_product(p.source.channels + 1, copy_stride), offsets.size()),
+                                  sizeof(T)));
   parallel_for_(tasks, [&](std::size_t task) {
     pool.lend([&](const Buffer& buffer) {
       kernels_.filter({&geometry, offsets.data(), weight_offsets.data(), offsets.size(), p.source.channels, p.columns,
@@ -92,8 +97,9 @@ void ConvolutionProducts<T>::filter_gradient(const PlaneProducts<T>& p) const {
   const std::size_t copy_stride = copy_stride_of(geometry, kernels_.lanes);
   const auto offsets = copy_offsets(geometry, p.grid, p.taps, p.source.channels, copy_stride);
   const std::size_t groups = p.source.group, tasks = std::min(groups, kTasks);
-  const std::size_t sums = divided_up(groups, tasks) * p.columns.channels * offsets.size() * kernels_.lanes;
-  BufferPool pool(((p.source.channels + 1) * copy_stride + sums) * sizeof(T));
+  const std::size_t sums =
+      checked_product(divided_up(groups, tasks), p.columns.channels, offsets.size(), kernels_.lanes);
+  BufferPool pool(checked_product(checked_sum(checked_product(p.source.channels + 1, copy_stride), sums), sizeof(T)));
   parallel_for_(tasks, [&](std::size_t task) {
     pool.lend([&](const Buffer& buffer) {
       kernels_.filter_gradient({&geometry, offsets.data(), offsets.size(), p.source.channels, p.columns.channels,

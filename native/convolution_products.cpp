@@ -1,6 +1,7 @@
 #include "convolution_products.h"
 
 #include <algorithm>
+#include <set>
 
 #include "scratch.h"
 
@@ -16,29 +17,48 @@ constexpr std::size_t kPixelBytes = 256 * 1024;
 // and how much less than a correlation that must be: parts of the latter's padding may be skipped, too.
 constexpr double kLineAdditions = 10.0, kTileStart = 8.0, kWorthSpreading = 0.8;
 
-// Positions of x that are a stride apart: the same elements of the kernel reach them, so that their gradient is a
-// correlation of dy with these.
-std::vector<Phase> phases_of(const Index& size, const Index& stride, const std::vector<Tap>& taps) {
-  std::vector<Phase> phases;
-  for (std::ptrdiff_t number = 0; number < product(stride); ++number) {
-    const Index start = {number / (stride[1] * stride[2]), number / stride[2] % stride[1], number % stride[2]};
-    Phase phase = {{}, {1, 1, 1}, start, stride, {}};
-    for (int axis = 0; axis < kAxes; ++axis) {
-      phase.size[axis] = (size[axis] - start[axis] + stride[axis] - 1) / stride[axis];
-    }
-    if (*std::min_element(phase.size.begin(), phase.size.end()) <= 0) continue;
-    for (const Tap& tap : taps) {
-      Tap turned = {{}, tap.weight};
-      bool reaches = true;
-      for (int axis = 0; axis < kAxes; ++axis) {
-        const std::ptrdiff_t distance = start[axis] - tap.offset[axis];
-        reaches = reaches && distance % stride[axis] == 0;
-        turned.offset[axis] = distance / stride[axis];
-      }
-      if (reaches) phase.taps.push_back(turned);
-    }
-    phases.push_back(std::move(phase));
+// Phases of large strides that no element of the kernel reaches are left out: beyond so many, most are.
+constexpr std::size_t kMostPhases = 4096;
+
+// Positions of x that are a stride apart, from `start` on: the same elements of the kernel reach them, so that their
+// gradient is a correlation of dy with these.
+Phase phase_of(const Index& start, const Index& size, const Index& stride, const std::vector<Tap>& taps) {
+  Phase phase = {{}, {1, 1, 1}, start, stride, {}};
+  for (int axis = 0; axis < kAxes; ++axis) {
+    phase.size[axis] = (size[axis] - start[axis] + stride[axis] - 1) / stride[axis];
   }
+  for (const Tap& tap : taps) {
+    Tap turned = {{}, tap.weight};
+    bool reaches = true;
+    for (int axis = 0; axis < kAxes; ++axis) {
+      const std::ptrdiff_t distance = start[axis] - tap.offset[axis];
+      reaches = reaches && distance % stride[axis] == 0;
+      turned.offset[axis] = distance / stride[axis];
+    }
+    if (reaches) phase.taps.push_back(turned);
+  }
+  return phase;
+}
+
+// All of them; or, where they are too many, those that some element reaches.
+std::vector<Phase> phases_of(const Index& size, const Index& stride, const std::vector<Tap>& taps, bool& all) {
+  Index starts;
+  for (int axis = 0; axis < kAxes; ++axis) starts[axis] = std::min(size[axis], stride[axis]);
+  all = static_cast<std::size_t>(product(starts)) <= kMostPhases;
+  std::set<Index> found;
+  for (std::ptrdiff_t number = 0; all && number < product(starts); ++number) {
+    found.insert({number / (starts[1] * starts[2]), number / starts[2] % starts[1], number % starts[2]});
+  }
+  for (const Tap& tap : taps) {
+    Index start;
+    for (int axis = 0; axis < kAxes; ++axis) {
+      start[axis] = ((tap.offset[axis] % stride[axis]) + stride[axis]) % stride[axis];
+    }
+    if (start[0] < starts[0] && start[1] < starts[1] && start[2] < starts[2]) found.insert(start);
+  }
+  std::vector<Phase> phases;
+  phases.reserve(found.size());
+  for (const Index& start : found) phases.push_back(phase_of(start, size, stride, taps));
   return phases;
 }
 
@@ -50,7 +70,8 @@ ConvolutionProducts<T>::ConvolutionProducts(const Convolution& convolution, cons
 
 template <typename T>
 std::size_t ConvolutionProducts<T>::weight_count() const {
-  return c_.group * c_.outputs * c_.inputs * static_cast<std::size_t>(product(index_of(c_.kernel)));
+  return checked_product(c_.group * c_.outputs, c_.inputs, static_cast<std::size_t>(c_.kernel[0]),
+                         static_cast<std::size_t>(c_.kernel[1]), static_cast<std::size_t>(c_.kernel[2]));
 }
 
 template <typename T>
@@ -58,6 +79,19 @@ void ConvolutionProducts<T>::clear(T* data, std::size_t count) const {
   constexpr std::size_t kPart = 65536;
   parallel_for_(divided_up(count, kPart), [&](std::size_t part) {
     std::fill(data + part * kPart, data + std::min(count, (part + 1) * kPart), T(0));
+  });
+}
+
+// Every plane, `channels` of them for each group, with the bias of its channel (null: with zeros).
+template <typename T>
+void ConvolutionProducts<T>::fill(T* data, std::size_t channels, const std::ptrdiff_t (&size)[kAxes],
+                                  const T* bias) const {
+  const std::size_t planes = checked_product(c_.batch, c_.group, channels);
+  if (planes == 0) return;
+  const std::size_t plane = checked_product(static_cast<std::size_t>(size[0]), static_cast<std::size_t>(size[1]),
+                                            static_cast<std::size_t>(size[2]));
+  parallel_for_(planes, [&](std::size_t number) {
+    std::fill_n(data + number * plane, plane, bias == nullptr ? T(0) : bias[number % (c_.group * channels)]);
   });
 }
 
@@ -94,10 +128,10 @@ std::vector<Tap> ConvolutionProducts<T>::taps() const {
 
 template <typename T>
 void ConvolutionProducts<T>::forward(const T* x, const T* w, const T* bias, T* y) const {
+  if (c_.is_empty()) return fill(y, c_.outputs, c_.output, bias);
   const Planes<T> source = {x, c_.group, c_.inputs, index_of(c_.input)};
   const auto positions = static_cast<std::ptrdiff_t>(product(index_of(c_.kernel)));
   const auto inputs = static_cast<std::ptrdiff_t>(c_.inputs);
-  if (c_.batch == 0 || product(index_of(c_.output)) == 0) return;
   if (is_pointwise()) return pointwise(source, w, inputs, 1, c_.outputs, bias, y);
   const Phase phase = {index_of(c_.output), index_of(c_.stride), {0, 0, 0}, {1, 1, 1}, taps()};
   const Weights<T> weights = {w, bias, static_cast<std::ptrdiff_t>(c_.outputs) * inputs * positions, inputs * positions,
@@ -107,14 +141,16 @@ void ConvolutionProducts<T>::forward(const T* x, const T* w, const T* bias, T* y
 
 template <typename T>
 void ConvolutionProducts<T>::input_gradient(const T* dy, const T* w, T* dx) const {
+  if (c_.is_empty()) return fill(dx, c_.inputs, c_.input, nullptr);
   const Planes<T> source = {dy, c_.group, c_.outputs, index_of(c_.output)};
   const auto positions = static_cast<std::ptrdiff_t>(product(index_of(c_.kernel)));
   const auto inputs = static_cast<std::ptrdiff_t>(c_.inputs), outputs = static_cast<std::ptrdiff_t>(c_.outputs);
   const Index size = index_of(c_.input), stride = index_of(c_.stride);
-  if (c_.batch == 0 || product(size) == 0) return;
   if (is_pointwise()) return pointwise(source, w, 1, inputs, c_.inputs, nullptr, dx);
   const Weights<T> weights = {w, nullptr, outputs * inputs * positions, positions, inputs * positions};
-  const PlaneCorrelation<T> correlation = {source, phases_of(size, stride, taps()), weights, c_.inputs, dx, size};
+  bool all_phases = true;
+  std::vector<Phase> phases = phases_of(size, stride, taps(), all_phases);
+  const PlaneCorrelation<T> correlation = {source, std::move(phases), weights, c_.inputs, dx, size, all_phases};
   if (prefers_winograd(correlation)) return winograd(correlation);
   if (prefers_spread(correlation)) return spread(source, w, dx);
   correlate(correlation);
@@ -138,7 +174,7 @@ void ConvolutionProducts<T>::pointwise(const Planes<T>& source, const T* weights
   const std::size_t in_task = std::max(rounded_up(divided_up(pixels * groups, kProductTasks), width), 2 * width);
   const std::size_t tasks = divided_up(pixels, in_task);
   const std::ptrdiff_t target_plane = source.plane(), target_group = target_plane * static_cast<std::ptrdiff_t>(rows);
-  BufferPool pool(depth * std::min(block, in_task) * sizeof(T));
+  BufferPool pool(checked_product(depth, std::min(block, in_task), sizeof(T)));
   parallel_for_(groups * tasks, [&](std::size_t task) {
     const std::size_t group = task / tasks, begin = task % tasks * in_task;
     pool.lend([&](const Buffer& buffer) {
@@ -203,7 +239,7 @@ void ConvolutionProducts<T>::spread(const Planes<T>& source, const T* weights, T
   const std::size_t parts = std::min(c_.batch, divided_up(kProductTasks, groups));
   const std::size_t splits = std::clamp<std::size_t>(kProductTasks / (groups * parts), 1, c_.inputs);
   const std::size_t block = pixels_at_once(depth);
-  BufferPool pool(depth * block * sizeof(T));
+  BufferPool pool(checked_product(depth, block, sizeof(T)));
   parallel_for_(groups * parts * splits, [&](std::size_t number) {
     const std::size_t split = number % splits, part = number / splits % parts, group = number / splits / parts;
     const std::size_t channel = split * c_.inputs / splits, end = (split + 1) * c_.inputs / splits;
@@ -222,10 +258,10 @@ void ConvolutionProducts<T>::spread(const Planes<T>& source, const T* weights, T
 
 template <typename T>
 void ConvolutionProducts<T>::weight_gradient(const T* x, const T* dy, T* dw) const {
+  if (c_.is_empty()) return clear(dw, weight_count());
   const Index input = index_of(c_.input), output = index_of(c_.output);
   const auto positions = static_cast<std::ptrdiff_t>(product(index_of(c_.kernel)));
   const auto inputs = static_cast<std::ptrdiff_t>(c_.inputs);
-  if (c_.batch == 0 || product(output) == 0 || product(input) == 0) return clear(dw, weight_count());
   const Planes<T> from_x = {x, c_.group, c_.inputs, input}, from_dy = {dy, c_.group, c_.outputs, output};
   const std::vector<Tap> all = taps();
   const Grid grid(output, index_of(c_.stride), all);
@@ -263,7 +299,7 @@ void ConvolutionProducts<T>::accumulate(const PlaneProducts<T>& p) const {
 
   const std::size_t positions = c_.batch * static_cast<std::size_t>(product(p.grid.size));
   const bool shared = ranges > 1;
-  const Buffer arranged(shared ? groups * positions * padded_columns * sizeof(T) : 0);
+  const Buffer arranged(shared ? checked_product(groups, positions, padded_columns, sizeof(T)) : 0);
   const auto arrange = [&](std::size_t group, const Block& block, T* target) {
     const auto offsets = plane_offsets(block, p.columns.size, {0, 0, 0}, {1, 1, 1}, p.columns.image());
     kernels_.pack({p.columns.of_group(group) + static_cast<std::ptrdiff_t>(block.image) * p.columns.image(),
@@ -280,8 +316,8 @@ void ConvolutionProducts<T>::accumulate(const PlaneProducts<T>& p) const {
   }
 
   const std::vector<std::ptrdiff_t> row_offsets = blocks.tap_offsets(p.grid, p.taps, in_range);
-  const std::size_t rows = channels * taps, sums_size = groups * rows * padded_columns;
-  const Buffer sums(chunks * sums_size * sizeof(T));
+  const std::size_t rows = channels * taps, sums_size = checked_product(groups, rows, padded_columns);
+  const Buffer sums(checked_product(chunks, sums_size, sizeof(T)));
   const auto sums_of = [&](std::size_t chunk, std::size_t group, std::size_t range) {
     return sums.as<T>() + chunk * sums_size + (group * rows + range * in_range * taps) * padded_columns;
   };
@@ -295,7 +331,8 @@ void ConvolutionProducts<T>::accumulate(const PlaneProducts<T>& p) const {
   };
 
   const std::size_t copy_size = direct ? 0 : blocks.copy_size(in_range);
-  BufferPool pool((copy_size + (shared ? 0 : blocks.most_positions * padded_columns)) * sizeof(T));
+  const std::size_t panels_size = shared ? 0 : checked_product(blocks.most_positions, padded_columns);
+  BufferPool pool(checked_product(checked_sum(copy_size, panels_size), sizeof(T)));
   parallel_for_(groups * ranges * chunks, [&](std::size_t task) {
     const std::size_t chunk = task % chunks, range = task / chunks % ranges, group = task / chunks / ranges;
     const std::size_t first = range * in_range, count = std::min(channels, first + in_range) - first;

@@ -48,6 +48,7 @@ struct PlaneCorrelation {
   std::size_t columns;  // per group
   T* target;
   Index target_size;
+  bool all_phases = true;  // else the target has positions beside them, which are zero
 
   // The largest grid, with all taps.
   Grid grid() const;
@@ -102,6 +103,7 @@ class ConvolutionProducts {
   std::vector<Tap> taps() const;
   std::size_t weight_count() const;
   void clear(T* data, std::size_t count) const;
+  void fill(T* data, std::size_t channels, const std::ptrdiff_t (&size)[kAxes], const T* bias) const;
 
   const Convolution& c_;
   const ParallelFor& parallel_for_;

@@ -126,13 +126,14 @@ void ConvolutionProducts<T>::winograd(const PlaneCorrelation<T>& p) const {
     order[place] = tap;
   }
   const std::ptrdiff_t plane = p.source.plane(), image = p.source.image();
-  const std::size_t row_stride = kernels_.winograd_stride(channels), point_stride = tiles.most_tiles() * row_stride;
+  const std::size_t row_stride = kernels_.winograd_stride(channels);
+  const std::size_t point_stride = checked_product(tiles.most_tiles(), row_stride);
   const std::size_t most_pixels =
       static_cast<std::size_t>(std::min(p.source.size[1], 2 * static_cast<std::ptrdiff_t>(tiles.rows_of_block) + 2) *
                                p.source.size[2]);
   const auto ones = multiples(1, std::max(most_pixels, channels));
-  const Buffer weights(kWinogradPoints * channels * padded_columns * sizeof(T));
-  const Buffer sources(shared ? tiles.block_count * kWinogradPoints * point_stride * sizeof(T) : 0);
+  const Buffer weights(checked_product(kWinogradPoints, channels, padded_columns, sizeof(T)));
+  const Buffer sources(shared ? checked_product(tiles.block_count, kWinogradPoints, point_stride, sizeof(T)) : 0);
   const auto transform = [&](std::size_t block, T* points, T* scratch) {
     kernels_.winograd_source({p.source.data, p.source.data + static_cast<std::ptrdiff_t>(c_.batch) * image, plane,
                               image, {p.source.size[1], p.source.size[2]}, {grid.lowest[1], grid.lowest[2]},
@@ -140,7 +141,7 @@ void ConvolutionProducts<T>::winograd(const PlaneCorrelation<T>& p) const {
                               ones.data(), points, row_stride, point_stride, scratch});
   };
   const std::size_t pieces = divided_up(channels, kPackChannels), packs = panels * pieces;
-  BufferPool arranging(std::max(kPackChannels * kWinogradTaps, most_pixels) * kMostColumns * sizeof(T));
+  BufferPool arranging(checked_product(std::max(kPackChannels * kWinogradTaps, most_pixels), kMostColumns, sizeof(T)));
   parallel_for_(packs + (shared ? tiles.block_count : 0), [&](std::size_t task) {
     arranging.lend([&](const Buffer& buffer) {
       if (task < packs) {
@@ -157,9 +158,11 @@ void ConvolutionProducts<T>::winograd(const PlaneCorrelation<T>& p) const {
   const std::ptrdiff_t target_plane = product(p.target_size);
   const std::size_t most_panels = divided_up(panels, splits);
   const std::size_t strip = TilePositions::rows_of_strip(tiles) * tiles.in_row;
-  const std::size_t sums_size = kWinogradPoints * tiles.most_tiles() * std::min(most_panels * kMostColumns, padded_columns);
-  const std::size_t results_size = std::max(strip * 4, shared ? 0 : most_pixels) * kMostColumns;
-  BufferPool pool((sums_size + results_size + (shared ? 0 : kWinogradPoints * point_stride)) * sizeof(T));
+  const std::size_t sums_size =
+      checked_product(kWinogradPoints, tiles.most_tiles(), std::min(most_panels * kMostColumns, padded_columns));
+  const std::size_t results_size = checked_product(std::max(strip * 4, shared ? 0 : most_pixels), kMostColumns);
+  const std::size_t source_size = shared ? 0 : checked_product(kWinogradPoints, point_stride);
+  BufferPool pool(checked_product(checked_sum(sums_size, results_size, source_size), sizeof(T)));
   parallel_for_(tiles.block_count * splits, [&](std::size_t task) {
     const std::size_t split = task / tiles.block_count, block = task % tiles.block_count;
     const std::size_t first = tiles.begin(block), last = tiles.begin(block + 1);

@@ -30,7 +30,7 @@ struct Cut {
 
   Cut(std::size_t row_count, std::size_t column_count, std::size_t depth, bool copied_rows) {
     static const std::size_t cores = std::max(1u, std::thread::hardware_concurrency());
-    const std::size_t products = row_count * column_count * depth;
+    const std::size_t products = saturating_product(row_count, column_count, depth);
     const std::size_t threads = std::clamp<std::size_t>(products / kPartProducts, 1, cores);
     const auto limits = [threads](std::size_t count, std::size_t most, std::size_t least) {
       const std::size_t fewest = std::max<std::size_t>(1, divided_up(count, most));
@@ -43,8 +43,9 @@ struct Cut {
       const std::size_t enough = std::clamp(divided_up(threads, r), fewest_columns, most_columns);
       for (const std::size_t c : {fewest_columns, enough}) {
         const std::size_t height = divided_up(row_count, r), width = divided_up(column_count, c);
-        const std::size_t part = height * width + kArranging * width + (copied_rows ? kArranging : kReading) * height;
-        const std::size_t time = divided_up(r * c, threads) * part;
+        const std::size_t arranging = kArranging * width + (copied_rows ? kArranging : kReading) * height;
+        const std::size_t part = saturating_sum(saturating_product(height, width), arranging);
+        const std::size_t time = saturating_product(divided_up(r * c, threads), part);
         if (time < soonest) {
           soonest = time;
           rows = r;
@@ -76,7 +77,7 @@ void multiply(const Product<T>& whole, const ParallelFor& parallel_for) {
   const auto ones = multiples(1, common.block), copied = multiples(common.copy_stride, common.block);
   common.ones = ones.data();
   common.copied = copied.data();
-  BufferPool pool(kernels_for.scratch(most_rows, most_columns) * common.block * sizeof(T));
+  BufferPool pool(checked_product(kernels_for.scratch(most_rows, most_columns), common.block, sizeof(T)));
   parallel_for(cut.rows * cut.columns, [&](std::size_t task) {
     const std::size_t row_part = task / cut.columns, column_part = task % cut.columns;
     const std::size_t row = begin_of(row_part, cut.rows, whole.rows, kRowUnit);

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Builds the library with AddressSanitizer and UndefinedBehaviorSanitizer and runs its tests on it, in under a minute.
+# Builds the library with AddressSanitizer and UndefinedBehaviorSanitizer and runs its tests on it, and random calls of
+# every kernel on every instruction set that the machine has (tests/reliability/fuzz_kernels.py), in a few minutes.
 # Needs what the tests need (Python with numpy, onnx, onnxruntime, pytest) and GCC or Clang with the sanitizers.
 #
 #   native/sanitize.sh [pytest arguments]
@@ -24,5 +25,7 @@ compiler=$(sed -n 's/^CMAKE_CXX_COMPILER:[^=]*=//p' "$scratch/build/CMakeCache.t
 preload="$("$compiler" -print-file-name=libasan.so) $("$compiler" -print-file-name=libubsan.so)"
 cd "$root/tests/native"
 env PYTHONPATH="$scratch/package" LD_PRELOAD="$preload" \
-  ASAN_OPTIONS=detect_leaks=0:alloc_dealloc_mismatch=0 UBSAN_OPTIONS=print_stacktrace=1 \
-  python -m pytest -q -p no:cacheprovider -k "not needs_nothing_but_libc and not torch" "$@" .
+  ASAN_OPTIONS=detect_leaks=0:alloc_dealloc_mismatch=0:allocator_may_return_null=1:max_allocation_size_mb=4096 \
+  UBSAN_OPTIONS=print_stacktrace=1 \
+  python -m pytest -q -p no:cacheprovider -k "not needs_nothing_but_libc and not torch" "$@" \
+  . ../reliability/test_kernel_fuzz.py

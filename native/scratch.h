@@ -6,7 +6,11 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <stdexcept>
+#include <string>
 #include <vector>
+
+#include "checked.h"
 
 namespace onnxtrain {
 
@@ -15,7 +19,12 @@ class Buffer {
  public:
   // Aligned here, not by the allocator: that of glibc (before 2.38) does not find what it aligned and freed for the next
   // buffer of the same size, and grows.
-  explicit Buffer(std::size_t bytes) : data_(::operator new(bytes + kAlignment)) {}
+  explicit Buffer(std::size_t bytes) : data_(::operator new(checked_sum(bytes, kAlignment), std::nothrow)) {
+    if (data_ == nullptr) {
+      throw std::runtime_error("its " + std::to_string(bytes) +
+                               " bytes of scratch memory cannot be had: free memory, or use smaller tensors.");
+    }
+  }
 
   template <typename T>
   T* as() const {

@@ -6,13 +6,16 @@
 #include <string>
 #include <vector>
 
+#include "checked.h"
+
 namespace onnxtrain {
 
-inline std::size_t divided_up(std::size_t count, std::size_t by) { return (count + by - 1) / by; }
-inline std::size_t rounded_up(std::size_t count, std::size_t to) { return divided_up(count, to) * to; }
+inline std::size_t divided_up(std::size_t count, std::size_t by) { return count / by + (count % by != 0 ? 1 : 0); }
+inline std::size_t rounded_up(std::size_t count, std::size_t to) { return checked_product(divided_up(count, to), to); }
 
 // 0, of, 2 of, ...: what kernels read as offsets.
 inline std::vector<std::ptrdiff_t> multiples(std::size_t of, std::size_t count) {
+  checked_product(static_cast<std::ptrdiff_t>(of), static_cast<std::ptrdiff_t>(count));  // the largest, and more
   std::vector<std::ptrdiff_t> result(count);
   for (std::size_t i = 0; i < count; ++i) result[i] = static_cast<std::ptrdiff_t>(i * of);
   return result;

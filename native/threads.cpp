@@ -18,6 +18,12 @@ namespace {
 // loop that does nothing else, too short to be in anyone's way.
 constexpr std::chrono::microseconds kPatience(100);
 
+// More than the machine has cores of are of no use, however many a caller asks for.
+std::size_t most_threads() {
+  static const std::size_t most = std::max(1u, std::thread::hardware_concurrency()) * std::size_t{4};
+  return most;
+}
+
 inline void pause() {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
@@ -117,8 +123,8 @@ class Helpers {
 
 ParallelFor parallel_for(int threads) {
   return [threads](std::size_t total, const std::function<void(std::size_t)>& task) {
-    const auto most = static_cast<std::size_t>(threads);
-    Helpers::of_process().run(static_cast<int>(std::min(most, total)) - 1, total, task);
+    const std::size_t most = std::min(static_cast<std::size_t>(std::max(threads, 1)), most_threads());
+    Helpers::of_process().run(static_cast<int>(std::max<std::size_t>(std::min(most, total), 1)) - 1, total, task);
   };
 }
 

@@ -38,12 +38,75 @@ total = onnx_ir.SymbolicDim("rows") + 1
 assert str(total.value) == "rows + 1", total
 """
 
+CLEAN = """
+from types import ModuleType
+strange = [name for name, module in sys.modules.items() if type(module).__module__.startswith("onnxtrain")]
+assert not strange, strange
+assert "sympy" not in sys.modules
+import onnx, onnx_ir
+for package in (onnx, onnx_ir):
+    assert "exec_module" not in vars(package.__loader__) and package.__spec__.loader is package.__loader__
+assert not [finder for finder in sys.meta_path if type(finder).__module__.startswith("onnxtrain")]
+"""
+
+ONE_SYMPY = """
+import sympy
+assert type(sympy) is ModuleType and sys.modules["sympy"] is sympy
+before = sympy.Symbol("rows", integer=True)
+import onnx_ir
+total = onnx_ir.SymbolicDim("rows") + 1
+assert isinstance(onnx_ir._core.sympy.Symbol("a"), sympy.Symbol)
+assert onnx_ir._core.sympy.Expr is sympy.Expr and sys.modules["sympy"] is sympy
+"""
+
+BEFORE_TRAINING = """
+import sys
+import onnxtrain
+from types import ModuleType
+assert not [name for name, module in sys.modules.items() if type(module).__module__.startswith("onnxtrain")]
+assert "onnx" not in sys.modules and "sympy" not in sys.modules
+"""
+
+IMPORTED_BY_ANOTHER = """
+import sys
+import onnxtrain
+import onnx_ir, onnx  # by this program, not by onnxtrain
+assert "sympy.core" in sys.modules and sys.modules["onnx.compose"].__file__.endswith("compose.py")
+assert not [finder for finder in sys.meta_path if type(finder).__module__.startswith("onnxtrain")]
+"""
+
 REAL_MODULE = """
 import sympy
 from sympy import Symbol
 import sympy.core.numbers
 assert isinstance(Symbol("a"), sympy.Expr) and sys.modules["sympy"].Integer(2) + 1 == 3
 """
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        BEFORE_TRAINING,
+        BEFORE_TRAINING + ONE_SYMPY,
+        TRAIN + CLEAN,
+        TRAIN + CLEAN + ONE_SYMPY,
+        BEFORE_TRAINING + "import sympy\n" + TRAIN.replace('assert "sympy.core"', '"sympy.core"') + ONE_SYMPY,
+        IMPORTED_BY_ANOTHER,
+        IMPORTED_BY_ANOTHER + TRAIN.replace('assert "sympy.core"', '"sympy.core"'),
+    ],
+    ids=[
+        "after import",
+        "a user's sympy after import",
+        "after training",
+        "a user's sympy after training",
+        "a user's sympy before training",
+        "not imported by onnxtrain",
+        "not imported by onnxtrain, then training",
+    ],
+)
+def test_nobody_else_sees_what_is_put_off(program):
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,8 @@ def _check(name: str, exporter: str, opset: int, dynamic: bool, folder: Path) ->
     path = export(entry, folder / f"{name}.onnx", exporter, opset, dynamic, optimize, module)
     # Softmax cross-entropy is built on the logits that a final Softmax gets.
     oracle = torch_gradients(entry, module=nn.Sequential(*list(module)[:-1]) if name == "mlp_softmax" else module)
-    training = onnxtrain.training_model(str(path), loss=_loss_of(entry), optimizer=onnxtrain.Momentum(1.0, alpha=0.0))
+    rule, mode = onnxtrain.Momentum(1.0, alpha=0.0), "train" if entry.training else "frozen"
+    training = onnxtrain.training_model(str(path), loss=_loss_of(entry), optimizer=rule, batch_norm=mode)
     session = onnxtrain.TrainingSession(training)
     exported = onnx.load(path)
     elements = Elements(module)

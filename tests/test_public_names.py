@@ -30,7 +30,12 @@ PUBLIC = {
     "examples",
     "gradient",
     "inspect",
+    "callbacks",
     "kernels",
+    "losses",
+    "metrics",
+    "pruning",
+    "schedules",
     "lower",
     "no_gradient",
     "operators",
@@ -103,6 +108,7 @@ FIT = {
     "checkpoint_every": None,
     "keep": 3,
     "resume": False,
+    "change": (),
 }
 
 RETURNS = {

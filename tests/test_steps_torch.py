@@ -64,7 +64,8 @@ def test_fifty_steps(name: str, optimizer: str, tmp_path: Path) -> None:
     exporter, opset = MODELS[name]
     path = export(entry, tmp_path / "model.onnx", exporter, opset=opset, dynamic=True)
     settings, rule, states = OPTIMIZERS[optimizer]
-    trainer = onnxtrain.Trainer(str(path), loss="softmax_cross_entropy", optimizer=settings)
+    mode = "train" if entry.training else "frozen"
+    trainer = onnxtrain.Trainer(str(path), loss="softmax_cross_entropy", optimizer=settings, batch_norm=mode)
     module = entry.build().train(entry.training)
     matches = match_parameters(onnx.load(path), module)
     trained = {key: match for key, match in matches.items() if key in trainer.parameters}

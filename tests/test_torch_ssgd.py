@@ -10,7 +10,7 @@ import pytest
 import onnxtrain
 from onnxtrain.errors import OptionError
 from onnxtrain.operators import ssgd
-from onnxtrain.pruning.measures import BUILT_IN, register_measure, unregister_measure
+from onnxtrain.operators.measures import BUILT_IN, register_measure, unregister_measure
 
 torch = pytest.importorskip("torch")
 from onnxtrain.torch import SSGD  # noqa: E402 - needs PyTorch

@@ -98,10 +98,12 @@ class MaxPoolImage {
     return window * call_.strides[axis] - call_.begin[axis];
   }
 
-  // The first position along an axis of a window at which it lies within x, relative to the image.
+  // The first position along an axis of a window at which it lies within x, relative to the image; the size of x, or
+  // more, where there is none.
   std::int64_t first_inside(int axis, std::int64_t from) const {
-    const std::int64_t step = call_.dilations[axis];
-    return from >= 0 ? from : from + (-from + step - 1) / step * step;
+    const std::int64_t step = call_.dilations[axis], elements = (-from + step - 1) / step;  // in front of x
+    if (from >= 0) return from;
+    return elements < call_.kernel[axis] ? from + elements * step : call_.size[axis];
   }
 
   // Every window begins at its first element within x, which is the answer where all are -infinity; one that lies
@@ -122,12 +124,12 @@ class MaxPoolImage {
     const std::int64_t *size = call_.size, *kernel = call_.kernel, *dilations = call_.dilations;
     const std::int64_t from_z = start(0, z), from_y = start(1, y);
     start_row(maxima, first_inside(0, from_z), first_inside(1, from_y), all);
-    for (std::int64_t k = 0; k < kernel[0]; ++k) {
-      const std::int64_t at_z = from_z + k * dilations[0];
-      if (at_z < 0 || at_z >= size[0]) continue;
-      for (std::int64_t l = 0; l < kernel[1]; ++l) {
-        const std::int64_t at_y = from_y + l * dilations[1];
-        if (at_y < 0 || at_y >= size[1]) continue;
+    // Elements of the window that lie within x: far fewer than there are, where a window reaches far over the border.
+    const Reach in_z = reach_of(dilations[0], from_z, size[0], {0, kernel[0]});
+    const Reach in_y = reach_of(dilations[1], from_y, size[1], {0, kernel[1]});
+    for (std::int64_t k = in_z.begin; k < in_z.end; ++k) {
+      for (std::int64_t l = in_y.begin; l < in_y.end; ++l) {
+        const std::int64_t at_z = from_z + k * dilations[0], at_y = from_y + l * dilations[1];
         compare_positions(maxima, (at_z * size[1] + at_y) * size[2], all);
       }
     }
@@ -139,9 +141,12 @@ class MaxPoolImage {
   }
 
   void compare_positions(Maxima<T>& maxima, std::int64_t row, Reach all) const {
-    const std::int64_t stride = call_.strides[2];
-    for (std::int64_t m = 0; m < call_.kernel[2]; ++m) {
-      const std::int64_t offset = m * call_.dilations[2] - call_.begin[2];
+    const std::int64_t stride = call_.strides[2], dilation = call_.dilations[2];
+    const Reach elements = {0, call_.kernel[2]};  // of them, those that lie within x in some window
+    const std::int64_t first = reach_of(dilation, start(2, all.end - 1), call_.size[2], elements).begin;
+    const std::int64_t last = reach_of(dilation, start(2, all.begin), call_.size[2], elements).end;
+    for (std::int64_t m = first; m < last; ++m) {
+      const std::int64_t offset = m * dilation - call_.begin[2];
       const Reach reach = reach_of(stride, offset, call_.size[2], all);
       if (reach.begin >= reach.end) continue;
       if (stride == 1) {

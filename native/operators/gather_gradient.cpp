@@ -21,6 +21,11 @@ std::size_t index_from(std::int64_t value, std::size_t size) {
   return static_cast<std::size_t>(value < 0 ? value + signed_size : value);
 }
 
+void check_indices(const Tensor& tensor, std::size_t size) {
+  const auto* indices = static_cast<const std::int64_t*>(tensor.data);
+  for (std::size_t i = 0; i < tensor.count(); ++i) index_from(indices[i], size);
+}
+
 Places sorted_places(const Tensor& tensor, std::size_t size) {
   const auto* indices = static_cast<const std::int64_t*>(tensor.data);
   const std::size_t count = tensor.count();
@@ -53,10 +58,10 @@ void GatherGradientNode::compute(const Call& call) const {
   inputs.require_shape(0, gathered);
 
   const std::size_t count = indices.count();
-  const Places sorted = sorted_places(indices, size);
   const std::size_t outer = product(shape, 0, axis), width = product(shape, axis + 1, shape.size());
   auto* table = static_cast<unsigned char*>(call.output(0, shape));
-  if (width == 0) return;
+  if (outer == 0 || width == 0) return check_indices(indices, size);  // however many rows of nothing there are
+  const Places sorted = sorted_places(indices, size);
   const auto* rows = static_cast<const unsigned char*>(inputs[0].data);
   const auto kernel = kernels()->row_sums[type];
   for_each_range(call.parallel_for(), outer * size, items_per_task(width), [&](std::size_t first, std::size_t last) {

@@ -64,7 +64,7 @@ void LinearWeightGradientNode::compute(const Call& call) const {
   inputs.require_shape(1, x_shape);
   const std::int64_t in = x_shape.back(), out = inputs[0].shape.back();
   void* dw = call.output(0, transposed_ ? std::vector<std::int64_t>{out, in} : std::vector<std::int64_t>{in, out});
-  const Buffer unwanted(dw == nullptr ? x.size * dy.size * size_of(type) : 0);
+  const Buffer unwanted(dw == nullptr ? checked_product(x.size, dy.size, size_of(type)) : 0);
   if (dw == nullptr) dw = unwanted.as<void>();
   void* db = with_bias_ ? call.output(1, {out}) : nullptr;
   linear_weight_gradient(type, {x.count, x.size, dy.size, transposed_}, inputs[0].data, inputs[1].data, dw, db,

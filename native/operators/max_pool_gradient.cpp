@@ -10,6 +10,7 @@ namespace onnxtrain {
 namespace {
 
 constexpr std::size_t kMostAxes = 3;
+constexpr std::int64_t kMostAlongAxis = std::numeric_limits<std::int32_t>::max();
 
 std::vector<std::int64_t> numbers_or(const Attributes& attributes, const char* name, std::size_t count,
                                      std::int64_t otherwise) {
@@ -71,17 +72,20 @@ void MaxPoolGradientNode::describe(const std::vector<std::int64_t>& dy, const st
   }
   for (std::size_t axis = 0; axis < axes; ++axis) {
     const std::size_t place = kMostAxes - axes + axis;
-    const std::int64_t size = x[axis + 2], windows = dy[axis + 2], stride = strides_[axis];
-    const std::int64_t extent = dilations_[axis] * (kernel_[axis] - 1) + 1;
+    const std::int64_t size = x[axis + 2], windows = dy[axis + 2];
+    const std::int64_t extent = checked_sum(checked_product(dilations_[axis], kernel_[axis] - 1), std::int64_t{1});
     std::int64_t begin = pads_[axis], end = pads_[axes + axis];
     if (auto_pad_ == "SAME_UPPER" || auto_pad_ == "SAME_LOWER") {
-      const std::int64_t total = std::max<std::int64_t>(0, ((size + stride - 1) / stride - 1) * stride + extent - size);
+      const std::int64_t last = size == 0 ? -strides_[axis] : (size - 1) / strides_[axis] * strides_[axis];
+      const std::int64_t total = std::max<std::int64_t>(0, checked_sum(last - size, extent));
       begin = auto_pad_ == "SAME_UPPER" ? total / 2 : total - total / 2;
       end = total - begin;
     }
-    const std::int64_t room = size + begin + end - extent;
+    const std::int64_t padded = checked_sum(size, begin, end), room = padded - extent;
+    // A stride beyond the padded size leads from the first window to nowhere.
+    const std::int64_t stride = std::min(strides_[axis], std::max<std::int64_t>(padded, 1));
     const std::int64_t fewest = room < 0 ? 0 : room / stride + 1;
-    const std::int64_t most = room < 0 ? 0 : (room + stride - 1) / stride + 1;
+    const std::int64_t most = room < 0 ? 0 : room / stride + (room % stride != 0 ? 1 : 0) + 1;
     if (windows != fewest && windows != most) {
       throw std::invalid_argument("input 0 (dy) has " + std::to_string(windows) + " elements along axis " +
                                   std::to_string(axis + 2) + ", and windows over input 1 (x) of shape " + text_of(x) +
@@ -92,8 +96,13 @@ void MaxPoolGradientNode::describe(const std::vector<std::int64_t>& dy, const st
     images.windows[place] = windows;
     images.kernel[place] = kernel_[axis];
     images.strides[place] = stride;
-    images.dilations[place] = dilations_[axis];
+    images.dilations[place] = kernel_[axis] == 1 ? 1 : dilations_[axis];
     images.begin[place] = begin;
+    if (windows > 0 && padded > kMostAlongAxis) {
+      throw std::invalid_argument("with its pads, input 1 (x) has " + std::to_string(padded) +
+                                  " elements along axis " + std::to_string(axis + 2) + ", and this kernel reaches " +
+                                  std::to_string(kMostAlongAxis) + ".");
+    }
   }
 }
 
@@ -111,6 +120,7 @@ void MaxPoolGradientNode::compute(const Call& call) const {
   images.dy = inputs[0].data;
   images.x = inputs[1].data;
   images.dx = call.output(0, x);
+  if (volume == 0) return;
   const auto kernel = kernels()->max_pool_gradient[type];
   for_each_range(call.parallel_for(), product(x, 0, 2), items_per_task(volume),
                  [&](std::size_t first, std::size_t last) { kernel(images, first, last); });

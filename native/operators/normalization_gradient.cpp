@@ -38,10 +38,10 @@ void run_rows(const LayerNormalizationCall& row_call, ElementType type, std::siz
               const ParallelFor& parallel_for) {
   constexpr std::size_t kMostBlocks = 64;
   const std::size_t size = row_call.size;
-  const std::size_t items = std::max(items_per_task(size), (rows + kMostBlocks - 1) / kMostBlocks);
-  const std::size_t blocks = (rows + items - 1) / items;
-  std::vector<double> scale_parts(dscale == nullptr ? 0 : blocks * size);
-  std::vector<double> bias_parts(dbias == nullptr ? 0 : blocks * size);
+  const std::size_t items = std::max(items_per_task(size), divided_up(rows, kMostBlocks));
+  const std::size_t blocks = divided_up(rows, items), parts_size = checked_product(blocks, size, sizeof(double));
+  std::vector<double> scale_parts(dscale == nullptr ? 0 : parts_size / sizeof(double));
+  std::vector<double> bias_parts(dbias == nullptr ? 0 : parts_size / sizeof(double));
   const auto kernel = kernels()->layer_normalization_gradient[type];
   for_each_range(parallel_for, size == 0 ? 0 : rows, items, [&](std::size_t first, std::size_t last) {
     const std::size_t at = first / items * size;
@@ -95,9 +95,9 @@ void BatchNormalizationGradientNode::compute(const Call& call) const {
   }
   for (std::size_t index = 2; index < (inputs.has(3) ? 5 : 3); ++index) inputs.require_shape(index, {shape[1]});
   BatchNormalizationCall channels = {};
-  channels.batch = static_cast<std::size_t>(shape[0]);
   channels.channels = static_cast<std::size_t>(shape[1]);
   channels.size = product(shape, 2, shape.size());
+  channels.batch = channels.size == 0 ? 0 : static_cast<std::size_t>(shape[0]);
   channels.epsilon = epsilon_;
   channels.dy = inputs[0].data;
   channels.x = inputs[1].data;
@@ -110,7 +110,7 @@ void BatchNormalizationGradientNode::compute(const Call& call) const {
   channels.dscale = call.output(1, inputs[2].shape);
   channels.dbias = call.output(2, inputs[2].shape);
   const auto kernel = kernels()->batch_normalization_gradient[type];
-  for_each_range(call.parallel_for(), channels.channels, items_per_task(channels.batch * channels.size),
+  for_each_range(call.parallel_for(), channels.channels, items_per_task(saturating_product(channels.batch, channels.size)),
                  [&](std::size_t first, std::size_t last) { kernel(channels, first, last); });
 }
 

@@ -26,7 +26,8 @@ Grouping Grouping::fused_with(bool masks) const {
 void infer_shapes(const OrtApi* api, const Grouping& grouping, OrtShapeInferContext* context) {
   std::size_t inputs = 0;
   require(api, ort::ShapeInferContext_GetInputCount::call(api, context, &inputs));
-  const std::size_t variables = (inputs - grouping.scalars()) / grouping.inputs.size();
+  const std::size_t tensors = inputs < grouping.scalars() ? 0 : inputs - grouping.scalars();
+  const std::size_t variables = tensors / grouping.inputs.size();
   if (variables == 0) return;  // refused when the kernel is created, with a sentence
   for (std::size_t output = 0; output < grouping.outputs.size(); ++output) {
     OrtTensorTypeAndShapeInfo* info = nullptr;  // stays the runtime's

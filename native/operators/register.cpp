@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "../optimizers.h"
+#include "../dropout/counted_dropout.h"
 #include "activation_gradient.h"
 #include "attention_node.h"
 #include "convolution_node.h"
@@ -293,6 +294,7 @@ Domains create_domains(const OrtApi* api) {
   add_operator<ConvNode>(api, domains.own);
   add_operator<ConvInputGradientNode>(api, domains.own);
   add_operator<ConvWeightGradientNode>(api, domains.own);
+  add_operator<CountedDropoutNode>(api, domains.own);
   add_operator<GatherGradientNode>(api, domains.own);
   add_operator<GeluGradientNode>(api, domains.own);
   add_operator<LayerNormalizationGradientNode>(api, domains.own);

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <utility>
 
+#include "shapes.h"
+
 namespace onnxtrain {
 namespace {
 
@@ -110,11 +112,7 @@ std::size_t Attributes::output_count() const {
   return count;
 }
 
-std::size_t Tensor::count() const {
-  std::size_t product = 1;
-  for (const std::int64_t size : shape) product *= static_cast<std::size_t>(size);
-  return product;
-}
+std::size_t Tensor::count() const { return product(shape, 0, shape.size()); }
 
 std::size_t Call::input_count() const {
   std::size_t count = 0;

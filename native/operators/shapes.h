@@ -1,6 +1,7 @@
 // Small questions about shapes.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
@@ -13,8 +14,11 @@ namespace onnxtrain {
 
 // The number of elements over axes [first, last).
 inline std::size_t product(const std::vector<std::int64_t>& shape, std::size_t first, std::size_t last) {
+  const auto begin = shape.begin() + static_cast<std::ptrdiff_t>(first);
+  const auto end = shape.begin() + static_cast<std::ptrdiff_t>(last);
+  if (std::find(begin, end, 0) != end) return 0;
   std::size_t count = 1;
-  for (std::size_t axis = first; axis < last; ++axis) count *= static_cast<std::size_t>(shape[axis]);
+  for (auto size = begin; size != end; ++size) count = checked_product(count, static_cast<std::size_t>(*size));
   return count;
 }
 

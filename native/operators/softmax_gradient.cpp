@@ -20,7 +20,8 @@ void run(const Signature& signature, const Call& call, std::int64_t axis,
   rows.dy = inputs[0].data;
   rows.y = inputs[1].data;
   rows.dx = call.output(0, shape);
-  for_each_range(call.parallel_for(), product(shape, 0, along), items_per_task(rows.size * rows.inner),
+  if (inputs[0].count() == 0) return;  // an axis without elements may stand beside one of any size
+  for_each_range(call.parallel_for(), product(shape, 0, along), items_per_task(saturating_product(rows.size, rows.inner)),
                  [&](std::size_t first, std::size_t last) { by_type[type](rows, first, last); });
 }
 
@@ -71,7 +72,7 @@ void SoftmaxCrossEntropyGradientNode::compute(const Call& call) const {
   }
   rows.dx = call.output(0, shape);
   const auto kernel = kernels()->cross_entropy_gradient[type];
-  const std::size_t volume = rows.classes * rows.inner;
+  const std::size_t volume = checked_product(rows.classes, rows.inner);
   for_each_range(call.parallel_for(), volume == 0 ? 0 : product(shape, 0, 1), items_per_task(volume),
                  [&](std::size_t first, std::size_t last) { kernel(rows, first, last); });
 }

@@ -29,11 +29,20 @@ import onnx_ir as ir
 from onnx import helper
 from onnx.backend.base import Backend, BackendRep
 
-from onnxtrain.autodiff.operator import TRAINING_DOMAIN, lower_gradients
 from onnxtrain.errors import ModelError, OnnxTrainError, OptionError
-from onnxtrain.model.checks import MAXIMUM_IR_VERSION, MAXIMUM_OPSET
+from onnxtrain.graph.domains import TRAINING_DOMAIN
+from onnxtrain.lowering.pipeline import lower_graph
+from onnxtrain.model.limits import (
+    MINIMUM_IR_VERSION,
+    MINIMUM_OPSET,
+    newest_ir_version,
+    newest_opset,
+    supports_ir_version,
+    supports_opset,
+)
+from onnxtrain.model.skeleton import all_tensors
 from onnxtrain.model.upgrade import upgrade_opset
-from onnxtrain.operators import lower_optimizers
+from onnxtrain.model.whole import with_external_data
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.step import create_session
 
@@ -103,9 +112,11 @@ class OnnxTrainBackend(Backend):
         """As :meth:`prepare`, for models that ONNX's checker does not take, as their outputs have no types."""
         if not cls.supports_device(device):
             raise OptionError(f"There is no provider for the device {device!r} in this onnxruntime; use 'CPU'.")
-        working = ir.from_proto(_runnable(model))
-        lower_gradients(working)
-        lower_optimizers(working)
+        model = _runnable(model)
+        if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in all_tensors(model)):
+            model = with_external_data(_copy(model), "")  # relative to the working directory, as the runtime has it
+        working = ir.from_proto(model)
+        lower_graph(working)
         options = RuntimeOptions(providers=[_PROVIDERS[device.partition(":")[0]]], **kwargs)
         return OnnxTrainBackendRep(create_session(working, options))
 
@@ -132,7 +143,7 @@ class OnnxTrainBackend(Backend):
             outputs_info: Type and shape of each output; not needed.
             **kwargs: As in :meth:`prepare`, and ``opset_version`` of ONNX's own operators.
         """
-        opset = int(kwargs.pop("opset_version", MAXIMUM_OPSET))
+        opset = int(kwargs.pop("opset_version", None) or newest_opset())
         names = list(dict.fromkeys(name for name in node.input if name))
         if len(names) != len(inputs):
             raise OptionError(f"{node.op_type} has {len(names)} inputs, but {len(inputs)} arrays came; give one each.")
@@ -145,7 +156,7 @@ class OnnxTrainBackend(Backend):
         model = helper.make_model(
             helper.make_graph([node], "node", infos, outputs),
             opset_imports=[helper.make_opsetid(domain, version) for domain, version in imports.items()],
-            ir_version=MAXIMUM_IR_VERSION,
+            ir_version=newest_ir_version(),
         )
         return cls._prepare(model, device, **kwargs).run(list(inputs))
 
@@ -163,28 +174,29 @@ _PROVIDERS = {"CPU": "CPUExecutionProvider", "CUDA": "CUDAExecutionProvider"}
 def _runnable(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model at versions that the gradient rules and ONNX Runtime accept; the same object where it is."""
     declared = _opset(model)
-    if declared is not None and declared > MAXIMUM_OPSET:
+    if declared is not None and not supports_opset(max(declared, MINIMUM_OPSET)):
         model = _declared_older(model, declared)
-    if model.ir_version > MAXIMUM_IR_VERSION:
+    if not supports_ir_version(max(model.ir_version, MINIMUM_IR_VERSION)):
         model = _copy(model)
-        model.ir_version = MAXIMUM_IR_VERSION
+        model.ir_version = newest_ir_version()
     if any(node.domain == TRAINING_DOMAIN and node.op_type == "Gradient" for node in model.graph.node):
         return upgrade_opset(model, GRADIENT_OPSET)
     return model
 
 
 def _declared_older(model: onnx.ModelProto, declared: int) -> onnx.ModelProto:
+    newest = newest_opset()
     for node in _nodes(model):
-        if node.domain in ("", "ai.onnx") and _meaning(node, declared) != _meaning(node, MAXIMUM_OPSET):
+        if node.domain in ("", "ai.onnx") and _meaning(node, declared) != _meaning(node, newest):
             raise ModelError(
                 f"The model declares opset {declared}, where {node.op_type} is not what it was at opset "
-                f"{MAXIMUM_OPSET}, the newest that ONNX Runtime supports; export the model at that one."
+                f"{newest}, the newest that ONNX Runtime supports; export the model at that one."
             )
     model = _copy(model)
     for function in (model, *model.functions):
         for entry in function.opset_import:
             if entry.domain in ("", "ai.onnx"):
-                entry.version = min(entry.version, MAXIMUM_OPSET)
+                entry.version = min(entry.version, newest)
     return model
 
 

@@ -2,23 +2,33 @@
 
 onnx-ir imports sympy for arithmetic with symbolic sizes: a third of a training process's memory before its first
 step, and half of its start. onnx imports what joins and cuts models and what generates its own sources, which bring
-the standard library's archives, processes and command lines. In the place of such a module stands one that imports it
-when the first attribute is read. (Python's own lazy loader does not serve here: an ``import`` statement of others
-already makes it load.) A module that is imported already, or is not there, is left as it is.
+the standard library's archives, processes and command lines.
+
+While this package imports onnx or onnx-ir for the first time, and no longer, stand-ins are where Python looks for these
+modules. What imports them then, onnx or onnx-ir, has a module that imports the real one when its first attribute is
+read. Nobody else sees any of it: `sys.modules` has real modules only, so that everybody's `import` gets the real one.
+What was imported before stays as it is (workarounds: sympy at every start).
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
+_DEFERRED = {
+    "onnx": ("onnx.compose", "onnx.gen_proto", "onnx.utils"),
+    "onnx_ir": ("onnx_ir._symbolic_shapes", "sympy"),
+}
+"""What is put off while a package is imported."""
 
-class _Deferred(ModuleType):
+
+class _StandIn(ModuleType):
     """Stands for a module until an attribute of it is read."""
 
     def __getattr__(self, name: str) -> Any:
@@ -29,28 +39,67 @@ class _Deferred(ModuleType):
         return getattr(module, name)
 
 
+class _Finder:
+    """Finds onnx and onnx-ir when this package asks for them; in ``sys.meta_path`` until both are there."""
+
+    def __init__(self) -> None:
+        self._waiting = {name: modules for name, modules in _DEFERRED.items() if name not in sys.modules}
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name not in self._waiting:
+            return None
+        modules = self._waiting.pop(name)
+        if not self._waiting:
+            sys.meta_path.remove(self)
+        if not _is_asked_by_this_package():
+            return None
+        spec = PathFinder.find_spec(name, path)
+        if spec is not None and spec.loader is not None:
+            _with_stand_ins(spec.loader, spec.submodule_search_locations or [], modules)
+        return spec
+
+
+def _is_asked_by_this_package() -> bool:
+    frame = sys._getframe(2)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] == __name__.partition(".")[0] and (
+            frame.f_globals["__name__"] != __name__
+        ):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def _with_stand_ins(loader: Any, locations: Sequence[str], modules: Sequence[str]) -> None:
+    """Let a loader execute its module once while there are stand-ins for others."""
+    execute = loader.exec_module
+
+    def execute_once(module: ModuleType) -> None:
+        del loader.exec_module
+        with _stand_ins(modules, locations):
+            execute(module)
+
+    loader.exec_module = execute_once
+
+
+@contextmanager
+def _stand_ins(names: Sequence[str], locations: Sequence[str]) -> Iterator[None]:
+    made: dict[str, ModuleType] = {}
+    for name in names:
+        spec = PathFinder.find_spec(name, locations if "." in name else None)
+        if name not in sys.modules and spec is not None:
+            sys.modules[name] = made[name] = _StandIn(name)
+            made[name].__spec__ = spec
+    try:
+        yield
+    finally:
+        for name, module in made.items():
+            if sys.modules.get(name) is module:
+                del sys.modules[name]
+
+
 def defer_imports() -> None:
-    """Put off sympy, the module of onnx-ir that uses it while it is imported, and modules of onnx.
-
-    To be called before these packages are imported; what is imported already stays as it is.
-    """
-    _defer_from("onnx", "compose", "gen_proto", "utils")
-    if _defer_from("onnx_ir", "_symbolic_shapes"):
-        _defer("sympy", None)
-
-
-def _defer_from(name: str, *modules: str) -> bool:
-    """Put off modules of a package; returns whether it is there and not imported yet."""
-    package = None if name in sys.modules else importlib.util.find_spec(name)
-    if package is None or package.submodule_search_locations is None:
-        return False
-    for module in modules:
-        _defer(f"{name}.{module}", list(package.submodule_search_locations))
-    return True
-
-
-def _defer(name: str, locations: Sequence[str] | None) -> None:
-    spec = importlib.machinery.PathFinder.find_spec(name, locations)
-    if name not in sys.modules and spec is not None:
-        sys.modules[name] = stub = _Deferred(name)
-        stub.__spec__ = spec
+    """Put off what onnx and onnx-ir import and training does not need, where they are not imported yet."""
+    finder = _Finder()
+    if finder._waiting:
+        sys.meta_path.insert(0, finder)

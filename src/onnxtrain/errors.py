@@ -41,3 +41,7 @@ class NumericalError(OnnxTrainError):
 
 class StepError(OnnxTrainError):
     """ONNX Runtime failed inside a step; the message names the node and the rule that wrote it."""
+
+
+class TrainingHint(OnnxTrainError, UserWarning):  # noqa: N818 - it is a warning
+    """Training will do something else than its caller may expect: a warning, and an error where Python is told so."""

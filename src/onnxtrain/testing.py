@@ -13,11 +13,13 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from onnxtrain.autodiff.engine import Backward
-from onnxtrain.autodiff.fused import DOMAIN, resolve_fused
-from onnxtrain.autodiff.operator import gradient_model
 from onnxtrain.errors import GradientError
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import is_float
+from onnxtrain.lowering.gradient_nodes import Derivative
+from onnxtrain.lowering.pipeline import lower_graph
+from onnxtrain.lowering.resolve_fused import resolve_fused
 from onnxtrain.reference import evaluator
 from onnxtrain.runtime.native import custom_ops_library, kernels_available
 
@@ -250,8 +252,8 @@ def projected_gradient(
         total.append(_append(graph, "ReduceSum", [product], keepdims=0))
     objective = total[0] if len(total) == 1 else _append(graph, "Sum", total)
     inputs = {value.name: value for value in graph.inputs} | dict(graph.initializers)
-    gradient_model(working, objective, [inputs[name] for name in names], kernels=kernels)
-    return ir.to_proto(working)
+    lower_graph(working, kernels=kernels, derivative=Derivative(objective, [inputs[name] for name in names]))
+    return ir.to_proto(infer_shapes(working))
 
 
 def _append(graph: ir.Graph, operator: str, inputs: Sequence[ir.Value], **attributes: Any) -> ir.Value:
@@ -377,4 +379,4 @@ def _check_runtime(
 
 
 def _has_fused(model: onnx.ModelProto) -> bool:
-    return any(entry.domain == DOMAIN for entry in model.opset_import)
+    return any(entry.domain == ONNXTRAIN_DOMAIN for entry in model.opset_import)

@@ -14,8 +14,9 @@ from onnx import defs
 from sweep_outcome import Outcome
 from sweep_subjects import node_tests, refusal
 
-from onnxtrain.autodiff import fused, registry
+from onnxtrain.autodiff import registry
 from onnxtrain.autodiff.registry import NEWEST as NO_END
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 
 BEGIN = "<!-- generated: python tests/autodiff/sweep.py --conventions docs/conventions.md -->"
 END = "<!-- end of the generated part -->"
@@ -155,12 +156,17 @@ def _summary(outcomes: Sequence[Outcome], ways: dict[str, str]) -> str:
 
 
 def _other_domains(rows: Counter[tuple[str, str]]) -> list[str]:
-    from test_microsoft import ROWS  # it imports ONNX Runtime
+    from test_microsoft import ROWS  # these import ONNX Runtime
+    from test_quantized import COVERED
 
-    counts = rows + Counter((row.values[3], row.values[0]) for row in ROWS)
-    bodies = [key for key in registry.registered_bodies() if key[0] != fused.DOMAIN]  # those have a page of their own
+    counts = rows + Counter((row.values[3], row.values[0]) for row in ROWS) + Counter(COVERED)
+    listed = {(e.domain, e.operator) for e in registry.entries() if e.function is None}
+    bodies = [
+        key for key in registry.registered_bodies() if key[0] != ONNXTRAIN_DOMAIN and key not in listed
+    ]  # those have a page of their own
     ways = dict.fromkeys(bodies, "body")
-    ways |= {(e.domain, e.operator): "rule" for e in registry.entries() if e.domain not in ("", fused.DOMAIN)}
+    rules = [entry for entry in registry.entries() if entry.function is not None]
+    ways |= {(e.domain, e.operator): "rule" for e in rules if e.domain not in ("", ONNXTRAIN_DOMAIN)}
     found = sorted(ways.items(), key=lambda item: (item[0][1].lower(), item[0][0]))
     return [
         _row([f"`{name}`", f"`{domain or 'ai.onnx'}`", way, str(counts[domain, name])]) for (domain, name), way in found

@@ -102,7 +102,6 @@ SILENT: dict[tuple[str, str], str] = {
 _CONSTANTS = "its body, which ONNX defines, has constants in single precision"
 SINGLE: dict[str, str] = {
     "AffineGrid": _CONSTANTS,
-    "DynamicQuantizeLinear": _CONSTANTS,
     "MeanVarianceNormalization": _CONSTANTS,
     "GroupNormalization": "its body computes in single precision",
     "DeformConv": "ONNX's reference evaluator rounds places to single precision",

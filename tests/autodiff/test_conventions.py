@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import test_quantized
 import test_special_elementwise as elementwise
 from onnx import parser
 from sweep_document import BEGIN
@@ -150,6 +151,11 @@ def test_what_y_does_not_depend_on_gets_zeros() -> None:
 
 
 ELSEWHERE: dict[tuple[str, str], Callable[..., None]] = {
+    ("What is held constant", "Cast"): test_quantized.test_casts_to_integers_are_steps,
+    (
+        "What is held constant",
+        "DynamicQuantizeLinear",
+    ): test_quantized.test_a_dynamically_quantized_product_has_the_gradient_of_the_dequantized_one,
     ("What is held constant", "Dropout"): elementwise.test_dropout_in_training_scales_what_it_kept,
     ("What is held constant", "Attention"): elementwise.test_softmax_of_a_row_that_is_masked_altogether,
     ("What is held constant", "an x that y does not depend on"): test_what_y_does_not_depend_on_gets_zeros,

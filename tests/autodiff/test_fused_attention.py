@@ -11,8 +11,9 @@ from case import gradients_alone, normal
 from onnx import helper
 
 from onnxtrain.autodiff.engine import Backward
-from onnxtrain.autodiff.fused import DOMAIN, resolve_fused
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.lowering.resolve_fused import resolve_fused
 from onnxtrain.runtime.native import custom_ops_library, kernels_available
 from onnxtrain.testing import check_gradient, projected_gradient
 
@@ -28,7 +29,7 @@ NAMES = ["q", "k", "v"]
 
 
 def model(kind: int = onnx.TensorProto.DOUBLE, outputs: tuple[str, ...] = ("y",), **attributes) -> onnx.ModelProto:
-    node = helper.make_node("Attention", list(FEEDS), list(outputs), domain=DOMAIN, scale=0.7, **attributes)
+    node = helper.make_node("Attention", list(FEEDS), list(outputs), domain=ONNXTRAIN_DOMAIN, scale=0.7, **attributes)
     shapes = {"y": Y, "log_sum": (BATCH, HEADS, QUERIES)}
     graph = helper.make_graph(
         [node],
@@ -36,12 +37,12 @@ def model(kind: int = onnx.TensorProto.DOUBLE, outputs: tuple[str, ...] = ("y",)
         [helper.make_tensor_value_info(name, kind, array.shape) for name, array in FEEDS.items()],
         [helper.make_tensor_value_info(name, kind, shapes[name]) for name in outputs],
     )
-    opsets = [helper.make_opsetid("", 18), helper.make_opsetid(DOMAIN, 1)]
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid(ONNXTRAIN_DOMAIN, 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
 def fused(given: onnx.ModelProto) -> set[str]:
-    return {node.op_type for node in given.graph.node if node.domain == DOMAIN}
+    return {node.op_type for node in given.graph.node if node.domain == ONNXTRAIN_DOMAIN}
 
 
 def gradient(given: onnx.ModelProto, names: list[str], projections: dict[str, np.ndarray], **options):
@@ -71,7 +72,7 @@ def test_half_precision_gets_bodies():
 def test_without_kernels_all_is_standard():
     found = gradient(model(), NAMES, {"y": normal(*Y)})
     assert not fused(found)
-    assert DOMAIN not in {entry.domain for entry in found.opset_import}
+    assert ONNXTRAIN_DOMAIN not in {entry.domain for entry in found.opset_import}
     onnx.checker.check_model(found, full_check=True)
 
 

@@ -11,8 +11,9 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from onnxtrain.autodiff.engine import Backward
-from onnxtrain.autodiff.fused import DOMAIN, resolve_fused
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.lowering.resolve_fused import resolve_fused
 from onnxtrain.testing import check_gradient, projected_gradient
 
 LEADING, FEW, MANY = (2, 3), 4, 5
@@ -31,11 +32,11 @@ def one_node(
     kind: int = DOUBLE,
     **attributes: int,
 ) -> onnx.ModelProto:
-    node = helper.make_node(operator, list(inputs), list(outputs), domain=DOMAIN, **attributes)
+    node = helper.make_node(operator, list(inputs), list(outputs), domain=ONNXTRAIN_DOMAIN, **attributes)
     infos = [helper.make_tensor_value_info(name, kind, array.shape) for name, array in inputs.items()]
     results = [helper.make_tensor_value_info(name, kind, shape) for name, shape in outputs.items()]
     graph = helper.make_graph([node], "linear", infos, results)
-    opsets = [helper.make_opsetid("", 18), helper.make_opsetid(DOMAIN, 1)]
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid(ONNXTRAIN_DOMAIN, 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
@@ -53,7 +54,9 @@ def gradient(model: onnx.ModelProto, names: list[str], *, kernels: bool = True) 
 
 def emitted(model: onnx.ModelProto) -> list[tuple[str, int, int]]:
     """Operator, number of outputs and transposition of the gradient's fused nodes."""
-    nodes = [node for node in model.graph.node if node.domain == DOMAIN and node.name.startswith("gradient of")]
+    nodes = [
+        node for node in model.graph.node if node.domain == ONNXTRAIN_DOMAIN and node.name.startswith("gradient of")
+    ]
     assert all(node.input[-1] and node.output[-1] for node in nodes)  # what is absent is left out
     return sorted((node.op_type, len(node.output), node.attribute[0].i) for node in nodes)
 
@@ -92,7 +95,7 @@ def test_half_precision_and_sessions_without_kernels_get_bodies():
     half = gradient(layer(kind=onnx.TensorProto.FLOAT16), ["x", "w", "b"])
     plain = gradient(layer(), ["x", "w", "b"], kernels=False)
     for found in (half, plain):
-        assert DOMAIN not in {entry.domain for entry in found.opset_import}
+        assert ONNXTRAIN_DOMAIN not in {entry.domain for entry in found.opset_import}
         onnx.checker.check_model(found, full_check=True)
 
 

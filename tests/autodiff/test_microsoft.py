@@ -4,6 +4,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import test_quantized
 from case import normal
 from onnx import TensorProto, helper, numpy_helper, parser
 
@@ -59,6 +60,12 @@ ROWS = [
         **{"activation": "HardSigmoid", "activation_alpha": 0.1, "activation_beta": 0.4},
         label="two-numbers",
     ),
+    row(
+        *("FusedGemm", 0.4 * abs(normal(3, 4)), 0.4 * abs(normal(4, 5))),
+        **{"activation": "HardSigmoid", "activation_alpha": 0.3, "activation_beta": 0.0},
+        label="no-shift",
+    ),
+    row("FusedGemm", normal(3, 4), normal(4, 5), activation="LeakyRelu", activation_alpha=0.0, label="no-slope"),
     row("FusedConv", IMAGE, KERNEL, normal(3), activation="Sigmoid"),
     row("FusedConv", IMAGE, KERNEL, normal(3), normal(2, 3, 3, 3), activation="Tanh", label="sum"),
     row(
@@ -208,7 +215,7 @@ def test_gelu_stays_a_node_where_kernels_are(operator, bias):
 
 
 def test_every_body_has_a_row():
-    covered = {(values[3], values[0]) for values in (parameters.values for parameters in ROWS)}
+    covered = {(values[3], values[0]) for values in (parameters.values for parameters in ROWS)} | test_quantized.COVERED
     assert not {
         (domain, operator)
         for domain, operator in registry.registered_bodies()

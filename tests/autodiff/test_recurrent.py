@@ -74,6 +74,15 @@ FORMS = [
             "activation_beta": [0.8, 0.1],
         },
     ),
+    (
+        "LSTM",
+        ALL,
+        {
+            "activations": ["HardSigmoid", "Elu", "LeakyRelu"],
+            "activation_alpha": [0.3, 0.0, 0.0],
+            "activation_beta": [0.0],
+        },
+    ),
     ("GRU", ALL - {"c0"}, {}),
     ("GRU", ALL - {"c0"}, {"linear_before_reset": 1}),
     ("GRU", BARE, {"linear_before_reset": 1, "direction": "reverse"}),

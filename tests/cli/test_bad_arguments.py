@@ -3,11 +3,43 @@
 from __future__ import annotations
 
 import pytest
-from mistakes import Mistake, fit, nodes
+from mistakes import FIT, Mistake, fit, hot, nodes
 from onnx import helper
 
 OPTIONS = [
     Mistake("unknown loss", "no loss 'crossentropy'; use softmax_cross_entropy, .*", fit("--loss", "crossentropy")),
+    Mistake(
+        "unknown argument of a loss",
+        r"softmax_cross_entropy\(axs.1\)' gives softmax_cross_entropy arguments that it has not; it has class_weights",
+        fit("--loss", "softmax_cross_entropy(axs=1)"),
+    ),
+    Mistake(
+        "loss with markup and emoji",
+        r"no loss '\[bold\]\N{BUG}\[/bold\] :bug:'; use softmax_cross_entropy",
+        fit("--loss", "[bold]\N{BUG}[/bold] :bug:"),
+    ),
+    Mistake(
+        "flag of another loss",
+        "--axis 1 is given, but the loss huber has no such argument; it has delta",
+        fit("--loss", "huber", "--axis", "1"),
+    ),
+    Mistake(
+        "no class axis",
+        "axis is 2, but the logits 'logits' have rank 2: it is 1 to 1",
+        fit("--axis", "2"),
+    ),
+    Mistake(
+        "metric of another loss",
+        "metric accuracy is for scores over classes or .* measure mean_squared_error, mean_absolute_error, huber, or",
+        fit("--loss", "huber", "--validation", "0.5", "--metrics", "accuracy"),
+        spoil=hot(1, 0),
+    ),
+    Mistake(
+        "targets that are no distributions",
+        "target array has a distribution that sums to 2 at example 0, .* give the loss --no-check-targets to take any",
+        FIT,
+        spoil=hot(1, 1),
+    ),
     Mistake(
         "unknown output",
         "--loss 'output:cost' ?, but .*outputs are logits|--loss output:cost, but .* are logits",
@@ -111,8 +143,8 @@ PATHS = [
     ),
     Mistake(
         "checkpoints in a file",
-        r"--checkpoint is 'train\.npz', but 'train\.npz' is a file",
-        fit("--checkpoint", "train.npz"),
+        r"--checkpoint is 'test\.npz', but 'test\.npz' is a file",
+        fit("--checkpoint", "test.npz"),
     ),
     Mistake(
         "predictions of no kind",
@@ -161,7 +193,21 @@ USAGE = [
     ),
 ]
 
+NOTHING = [
+    Mistake(f"{command[0]} {flag} of nothing", f"{flag} is empty; give it a value, or leave it out", (*command, *given))
+    for command, flags in (
+        (fit(), ("--data", "--output", "--checkpoint", "--curve", "--history", "--validation", "--loss", "--train")),
+        (("evaluate", "model.onnx", "--loss", "huber"), ("--data", "--target", "--metrics")),
+        (("predict", "model.onnx", "--data", "test.npz"), ("--output", "-o")),
+        (("export", "model.onnx", "--loss", "huber"), ("--training-model", "--step-graph", "--states")),
+        (("prune", "model.onnx", "--data", "train.npz", "--loss", "huber"), ("--output", "--report", "--validation")),
+        (("demo",), ("--folder",)),
+    )
+    for flag in flags
+    for given in ((flag, ""), (f"{flag}=",) if flag.startswith("--") else (flag, ""))
+] + [Mistake("no path", "The argument after 'inspect' is empty", ("inspect", ""))]
 
-@pytest.mark.parametrize("mistake", [*OPTIONS, *PATHS, *USAGE], ids=str)
+
+@pytest.mark.parametrize("mistake", [*OPTIONS, *PATHS, *USAGE, *NOTHING], ids=str)
 def test_ends_in_one_sentence(mistake, ends_in_one_sentence):
     ends_in_one_sentence(mistake)

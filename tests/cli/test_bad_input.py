@@ -90,7 +90,7 @@ MODELS = [
     Mistake("missing external data", r"'model\.onnx' .*weights\.bin", spoil=external("weights.bin")),
     Mistake("escaping external data", r"'model\.onnx' .*'\.\./secret\.bin'", spoil=external("../secret.bin")),
     Mistake("unknown opset", r"opset 28, but opsets 7 to \d+ are supported", spoil=opset(28)),
-    Mistake("unknown IR", r"IR version 14, but ONNX Runtime supports 3 to 13", spoil=model(ir_version=14)),
+    Mistake("unknown IR", r"IR version 99, but ONNX Runtime supports 3 to \d+", spoil=model(ir_version=99)),
     Mistake(
         "no parameter",
         "no trainable parameter: it has no initializers",

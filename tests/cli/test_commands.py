@@ -41,6 +41,53 @@ def test_evaluate_takes_one_hot_targets(files, success):
     assert vectors["loss"] == pytest.approx(indices["loss"], rel=1e-5)
 
 
+def test_the_arguments_of_a_loss_are_text_or_flags(files, success):
+    data = np.load(files / "test.npz")
+    labels = np.where(np.arange(30) < 10, -7, data["label"])
+    np.savez(files / "ignoring.npz", input=data["input"], label=labels)
+    np.savez(files / "kept.npz", input=data["input"][10:], label=labels[10:])
+
+    def measured(source: str, *loss: str) -> dict[str, float]:
+        return json.loads(success("evaluate", "model.onnx", "--data", source, "--loss", *loss, "--json").out)
+
+    expected = measured("kept.npz", "softmax_cross_entropy")
+    for loss in (
+        ("softmax_cross_entropy(ignore_index=-7, axis=1)",),
+        ("softmax_cross_entropy", "--ignore-index", "-7", "--axis", "-1"),
+        ("softmax_cross_entropy(axis=-1)", "--ignore-index", "-7"),
+    ):
+        assert measured("ignoring.npz", *loss) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("command", ["fit", "evaluate", "prune"])
+def test_targets_of_any_numbers_are_allowed_by_a_flag(files, success, command):
+    data = np.load(files / "train.npz")
+    counts = np.eye(3, dtype=np.float32)[data["label"]] * 6
+    np.savez(files / "counts.npz", input=data["input"], label=counts)
+    more = ("--sparsity", "0.5", "--epochs", "1") if command == "prune" else ()
+    success(
+        *(command, "model.onnx", "--data", "counts.npz", "--loss", "softmax_cross_entropy", "--no-check-targets", *more)
+    )
+
+
+def test_an_export_has_the_arguments_of_the_loss(files, success):
+    flags = ("--loss", "softmax_cross_entropy", "--ignore-index", "-7", "--training-model", "training.onnx")
+    success("export", "model.onnx", *flags)
+    nodes = onnx.load(files / "training.onnx").training_info[0].algorithm.node
+    loss = next(node for node in nodes if node.op_type == "SoftmaxCrossEntropyLoss")
+    assert next(item.i for item in loss.attribute if item.name == "ignore_index") == -7
+
+
+def test_evaluate_counts_every_binary_column(files, success):
+    data = np.load(files / "test.npz")
+    scores = logits(files / "model.onnx", data["input"])
+    truth = (np.random.default_rng(0).random(scores.shape) > 0.5).astype(np.float32)
+    np.savez(files / "binary.npz", input=data["input"], label=truth)
+    command = ("evaluate", "model.onnx", "--data", "binary.npz", "--loss", "binary_cross_entropy")
+    found = json.loads(success(*command, "--metrics", "accuracy", "--json").out)
+    assert found["accuracy"] == pytest.approx(np.mean((scores > 0) == truth))
+
+
 def test_evaluate_and_predict_need_no_gradient(files, success):
     model = onnx.load(files / "model.onnx")
     model.graph.node[-1].output[0] = "raw"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 
 import pytest
@@ -27,7 +28,7 @@ def test_a_defect_is_called_one(files, run, monkeypatch):
     def broken(*arguments, **options):
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr(onnxtrain.model.inspection, "inspect", broken)
+    monkeypatch.setattr(onnxtrain.training.inspection, "inspect", broken)
     result = run("inspect", "model.onnx")
     assert result.code == 1
     assert result.err.startswith("error: This is a defect of onnxtrain (ZeroDivisionError: division by zero)")
@@ -74,13 +75,42 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     monkeypatch.setattr(Trainer, "_step_batch", step)
 
 
-def test_broken_pipe_is_silent(files, monkeypatch, capfd):
-    from onnxtrain.cli import main
-
+def test_a_broken_pipe_elsewhere_is_an_error(files, run, monkeypatch):
     def closed(*arguments, **options):
-        raise BrokenPipeError
+        raise BrokenPipeError(32, "Broken pipe")
 
-    monkeypatch.setattr("onnxtrain.model.inspection.inspect", closed)
-    monkeypatch.setattr("os.dup2", lambda *descriptors: None)
-    assert main(["inspect", str(files / "model.onnx")]) == 0
-    assert capfd.readouterr().err == ""
+    monkeypatch.setattr("onnxtrain.training.inspection.inspect", closed)
+    result = run("inspect", "model.onnx")
+    assert result.code == 2
+    assert result.err == "error: The system refused to read or write: Broken pipe; --debug shows where.\n"
+
+
+@pytest.mark.parametrize(
+    ("number", "reason", "way_out"),
+    [
+        (errno.ENOSPC, "No space left on device", "make room on the disk, "),
+        (errno.EMFILE, "Too many open files", r"raise the limit for open files \(ulimit -n\), "),
+        (errno.EFBIG, "File too large", r"raise the limit for the size of a file \(ulimit -f\), "),
+        (errno.ENOTDIR, "Not a directory", ""),
+    ],
+)
+def test_a_system_error_without_a_file_says_what_to_do(number, reason, way_out, files, run, monkeypatch):
+    def refuse(*arguments, **options):
+        raise OSError(number, reason)
+
+    monkeypatch.setattr("onnxtrain.training.inspection.inspect", refuse)
+    result = run("inspect", "model.onnx")
+    assert result.code == 2
+    assert re.fullmatch(
+        f"error: The system refused to read or write: {reason}; {way_out}--debug shows where.\n", result.err
+    )
+
+
+def test_too_little_memory_is_no_defect(files, run, monkeypatch):
+    def refuse(*arguments, **options):
+        raise MemoryError
+
+    monkeypatch.setattr("onnxtrain.training.inspection.inspect", refuse)
+    result = run("inspect", "model.onnx")
+    assert result.code == 2
+    assert result.err.startswith("error: There is not enough memory for this; take smaller batches (--batch-size)")

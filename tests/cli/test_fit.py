@@ -92,7 +92,7 @@ def test_default_output(files, success):
 
 
 def test_over_the_model_itself(files, success):
-    success(*FIT, "--output", "model.onnx")
+    success(*FIT, "--in-place")
     onnxruntime.InferenceSession(files / "model.onnx", providers=["CPUExecutionProvider"])
 
 
@@ -183,6 +183,58 @@ def test_resume_refuses_another_training(files, success, run):
     result = run(*FIT, "--checkpoint", "kept", "--resume", "--epochs", "2", "--alpha", "0.5")
     assert result.code == 2
     assert "belongs to another training: attributes is" in result.err
+
+
+def test_resume_accepts_by_name_what_differs(files, success, run):
+    kept = ("--checkpoint", "kept", "--schedule", "cosine")
+    success(*FIT, *kept)
+    longer = ("fit", "model.onnx", "--data", "test.npz", *FIT[4:6], "--learning-rate", "0.03", *kept, "--epochs", "3")
+    result = run(*longer, "--resume")
+    assert result.code == 2
+    assert "learning_rate is 0.02 there and 0.03 here" in result.err
+    assert result.err.endswith("accept what differs by its name: --change 'data,epochs,learning_rate'.\n")
+    assert run(*longer, "--resume", "--change", "data").code == 2
+    success(*longer, "--resume", "--change", "data,epochs", "--change", "learning-rate")
+    assert run(*longer, "--resume", "--change", "patience").code == 2
+    result = run(*FIT, *kept, "--change", "epochs")
+    assert (result.code, result.err.partition(";")[2]) == (2, " give --resume, too.\n")
+
+
+@pytest.mark.parametrize("resume", [(), ("--resume",)])
+def test_a_checkpoint_folder_without_a_name(files, run, resume):
+    before = sorted(path.name for path in files.iterdir())
+    result = run(*FIT, "--checkpoint", "", *resume)
+    assert result.code == 2
+    assert result.err == "error: --checkpoint is empty; give it a value, or leave it out.\n"
+    assert sorted(path.name for path in files.iterdir()) == before
+
+
+def test_a_checkpoint_folder_that_is_a_loop_of_links(files, run):
+    (files / "kept").symlink_to("kept")
+    result = run(*FIT, "--checkpoint", "kept")
+    assert result.code == 2
+    assert "error: checkpoints cannot be written to 'kept': " in result.err
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(files, success, run):
+    success(*FIT, "--epochs", "3", "--output", "whole.onnx")
+    success(*FIT, "--epochs", "2", "--checkpoint", "kept")
+    newest = sorted((files / "kept").glob("*.safetensors"))[-1]
+    newest.write_bytes(newest.read_bytes()[:-1])
+    result = run(*FIT, "--epochs", "3", "--checkpoint", "kept", "--resume", "--output", "parts.onnx")
+    assert result.code == 0
+    assert (files / "parts.onnx").read_bytes() == (files / "whole.onnx").read_bytes()
+
+
+def test_epochs_are_counted_alike_in_every_line(files, success):
+    noise = np.random.default_rng(0)
+    points = noise.normal(size=(30, 4)).astype(np.float32)
+    np.savez(files / "noise.npz", input=points, label=noise.integers(0, 3, 30))
+    out = success(*FIT, "--epochs", "200", "--validation", "noise.npz", "--early-stopping", "3").out
+    lines = re.findall(r"^epoch +(\d+)/200 .*  validation loss ([\d.]+)", out, re.MULTILINE)
+    best = min(lines, key=lambda line: float(line[1]))[0]
+    assert re.search(rf"best [\d.]+ in epoch {best}\)", out)
+    assert re.search(rf"^ validation loss +[\d.]+ +[\d.]+ +{best} *$", out, re.MULTILINE)
 
 
 def test_hints_are_said_in_flags(files, success):

@@ -92,8 +92,10 @@ def test_training_model_does_not_copy_large_weights() -> None:
     model.graph.initializer.append(numpy_helper.from_array(np.ones(1000, np.float32), "large"))
     file = ModelFile.load(model)
     value = file.training_model().graph.initializers["large"].const_value
-    assert isinstance(value, ir.TensorProtoTensor)
-    assert value.raw is model.graph.initializer[2]
+    assert isinstance(value, ir.LazyTensor)
+    assert value.raw().raw is model.graph.initializer[2]
+    value.name = "another"
+    assert model.graph.initializer[2].name == "large"  # the working copy has a name of its own
     np.testing.assert_array_equal(value.numpy(), 1)
 
 

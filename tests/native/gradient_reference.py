@@ -14,6 +14,7 @@ EPSILON = float(np.float32(1e-5))  # attributes are single precision
 INPUTS = {
     "BatchNormalizationGradient": ("dy", "x", "scale", "mean", "variance"),
     "ClipGradient": ("dy", "x", "min", "max"),
+    "CountedDropout": ("x", "ratio", "count"),
     "GatherGradient": ("dy", "indices", "shape"),
     "GeluGradient": ("dy", "x"),
     "LayerNormalizationGradient": ("dy", "x", "scale"),
@@ -64,6 +65,25 @@ def normalized_gradient(dy, x, scale, axes, epsilon, centred=True):
     g = dy * scale
     mean = g.mean(axes, keepdims=True) if centred else 0
     return r * (g - mean - d * r * r * (g * d).mean(axes, keepdims=True)), dy * d * r
+
+
+def mixed(h):
+    """lowbias32 over uint32."""
+    h = (h ^ h >> np.uint32(16)) * np.uint32(0x7FEB352D)
+    h = (h ^ h >> np.uint32(15)) * np.uint32(0x846CA68B)
+    return h ^ h >> np.uint32(16)
+
+
+def counted_dropout(x, ratio, count, seed):
+    def word(number):
+        return np.full(1, int(number) & 0xFFFFFFFF, np.uint32)
+
+    key = mixed(mixed(mixed(word(seed)) ^ word(seed >> 32)) ^ word(count.item()))
+    h = np.arange(x.size, dtype=np.uint32) * np.uint32(0x9E3779B1) + key
+    h = (h ^ h >> np.uint32(16)) * np.uint32(0x7FEB352D)
+    h = (h ^ h >> np.uint32(15) ^ mixed(key ^ np.uint32(0x85EBCA6B))) * np.uint32(0x846CA68B)
+    kept = (h >> np.uint32(1)).reshape(x.shape) >= int(np.float64(ratio) * 2**31)
+    return [np.where(kept, np.float64(x) / (1 - np.float64(ratio)), 0)]
 
 
 def batch_normalization(dy, x, scale, mean=None, variance=None, epsilon=EPSILON):

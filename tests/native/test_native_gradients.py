@@ -149,6 +149,7 @@ def examples(dtype):
         ("BatchNormalizationGradient", statistics[:3], {}),
         ("BatchNormalizationGradient", batch_inputs((50, 700), dtype, 1, False), {}),
         ("ClipGradient", (rows, rows, np.asarray(dtype(-1)), np.asarray(dtype(1))), {}),
+        ("CountedDropout", (rows, np.asarray(dtype(0.25)), np.asarray(2**40 + 3)), {"seed": 2**61 + 5}),
         ("GatherGradient", (draw((30, 31, 45), dtype, 7), indices, np.array([50, 45])), {"axis": 0}),
         ("GatherGradient", (draw((3, 30, 31, 5), dtype, 7), indices, np.array([3, 50, 5])), {"axis": 1}),
         ("GeluGradient", (rows, rows), {"approximate": "none"}),
@@ -175,6 +176,7 @@ def names(example):
 FUNCTIONS = {
     "BatchNormalizationGradient": reference.batch_normalization,
     "ClipGradient": reference.clip,
+    "CountedDropout": reference.counted_dropout,
     "GatherGradient": reference.gather,
     "GeluGradient": reference.gelu,
     "LayerNormalizationGradient": reference.layer_normalization,
@@ -226,7 +228,8 @@ def test_the_forward_result_is_given_where_it_is_wanted(operator):
 
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize(
-    "operator", sorted(set(FUNCTIONS) - {"MaxPoolGradient", "GatherGradient", "SoftmaxCrossEntropyGradient"})
+    "operator",
+    sorted(set(FUNCTIONS) - {"CountedDropout", "MaxPoolGradient", "GatherGradient", "SoftmaxCrossEntropyGradient"}),
 )
 def test_in_place_gives_what_out_of_place_does(operator, which):
     """The gradient takes over the buffer of an intermediate value that nothing else reads."""

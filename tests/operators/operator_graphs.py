@@ -11,7 +11,8 @@ import onnx_ir as ir
 import onnxruntime
 from onnx import helper
 
-from onnxtrain.operators import OPTIMIZERS, lower_optimizers
+from onnxtrain.lowering.optimizer_nodes import lower_optimizers
+from onnxtrain.operators import OPTIMIZERS
 
 
 def model_of(

@@ -10,7 +10,8 @@ from operator_graphs import model_of
 
 from onnxtrain import operators
 from onnxtrain.errors import OperatorError
-from onnxtrain.operators import OPTIMIZERS, lower_optimizers
+from onnxtrain.lowering.optimizer_nodes import lower_optimizers
+from onnxtrain.operators import OPTIMIZERS
 
 X = np.ones(2, np.float32)
 MOMENTUM = {"alpha": 0.9, "beta": 1.0, "mode": "standard", "norm_coefficient": 0.0}

@@ -18,10 +18,10 @@ from operator_cases import ATTRIBUTES
 
 import onnxtrain
 from onnxtrain import operators
+from onnxtrain.graph.domains import TRAINING_DOMAIN
 from onnxtrain.operators import OPTIMIZERS, Optimizer
 from onnxtrain.operators.documentation import pages
 from onnxtrain.operators.registry import discover, find
-from onnxtrain.operators.schema import STANDARD_DOMAIN
 
 DOCS = Path(__file__).parents[2] / "docs" / "operators"
 
@@ -51,7 +51,7 @@ def test_settings_have_the_attributes_of_the_operator(name):
     assert names == ["learning_rate", *(a.name for a in entry.schema.attributes)]
 
 
-@pytest.mark.parametrize("name", [n for n, entry in OPTIMIZERS.items() if entry.schema.domain == STANDARD_DOMAIN])
+@pytest.mark.parametrize("name", [n for n, entry in OPTIMIZERS.items() if entry.schema.domain == TRAINING_DOMAIN])
 def test_schema_agrees_with_onnx(name):
     schema = OPTIMIZERS[name].schema
     standard = onnx.defs.get_schema(name, schema.version, schema.domain)

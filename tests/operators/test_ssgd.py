@@ -12,9 +12,9 @@ from operator_cases import MEASURES
 from onnxtrain import operators
 from onnxtrain.operators import SSGD
 from onnxtrain.operators.arithmetic import Tensor, Wide
+from onnxtrain.operators.measures import measure
 from onnxtrain.operators.momentum import rule as momentum_rule
 from onnxtrain.operators.sparsity import Layer
-from onnxtrain.pruning.measures import measure
 
 EVERY = [(name, reweighting) for name in MEASURES for reweighting in ("l1", "l2")]
 

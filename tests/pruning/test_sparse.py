@@ -86,3 +86,46 @@ def test_errors(tmp_path):
         save_sparse(model, tmp_path / "sparse.onnx", {name: np.zeros(3, np.float32)})
     with pytest.raises(ModelError, match="cannot be written: there is no folder"):
         save_sparse(model, tmp_path / "nowhere" / "sparse.onnx")
+
+
+@pytest.mark.parametrize("element", [onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE])
+@pytest.mark.parametrize("given", [np.float16, np.float32, np.float64, np.int64])
+@pytest.mark.parametrize("zeros", [0.5, 1.0], ids=["dense", "sparse"])
+def test_the_types_stay_the_models(tmp_path, element, given, zeros):
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(element)
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "g",
+        [onnx.helper.make_tensor_value_info("x", element, ["N", 6])],
+        [onnx.helper.make_tensor_value_info("y", element, ["N", 4])],
+        [numpy_helper.from_array(np.ones((6, 4), dtype), "w")],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=8)
+    value = np.ones((6, 4), given)
+    value[: round(6 * zeros)] = 0
+    assert save_sparse(model, tmp_path / "m.onnx", {"w": value}) == (["w"] if zeros == 1 else [])
+    written = onnx.load(tmp_path / "m.onnx").graph
+    tensors = [*written.initializer, *(sparse.values for sparse in written.sparse_initializer)]
+    assert [tensor.data_type for tensor in tensors] == [element]
+    assert all(sparse.indices.data_type == onnx.TensorProto.INT64 for sparse in written.sparse_initializer)
+    onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
+
+
+def test_values_that_do_not_fit(tmp_path):
+    model = onnxtrain.examples.mlp((4, 8, 3))
+    with pytest.raises(ModelError, match=r"'layer1\.weight' is float32, but its new value complex64; convert it\.$"):
+        save_sparse(model, tmp_path / "m.onnx", {"layer1.weight": np.zeros((8, 4), np.complex64)})
+    with pytest.raises(ModelError, match=r"no initializer named 'layer9'"):
+        save_sparse(model, tmp_path / "m.onnx", {"layer9": np.zeros(1)})
+    assert not list(tmp_path.iterdir())
+
+
+def test_data_files_come_inside(tmp_path):
+    """Of the model's own, when it is written onto itself, they stay: its owner reads on."""
+    model = onnxtrain.examples.mlp((4, 8, 3))
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
+    file = onnxtrain.model.file.ModelFile.load(tmp_path / "m.onnx")
+    zeros = np.zeros((8, 4), np.float32)
+    assert save_sparse(file, tmp_path / "m.onnx", {"layer1.weight": zeros}) == ["layer1.weight"]
+    onnxruntime.InferenceSession((tmp_path / "m.onnx").read_bytes(), providers=["CPUExecutionProvider"])
+    assert file.value("layer2.weight").any()

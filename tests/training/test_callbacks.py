@@ -36,7 +36,7 @@ def test_stops_after_patience_epochs_without_improvement():
     state = run(stopping, [3.0, 2.0, 2.5, 2.0, 1.0])
     assert state.stop
     assert state.epoch == 3
-    assert state.stop_reason == "validation_loss has not improved for 2 epochs (best 2 in epoch 1)"
+    assert state.stop_reason == "validation_loss has not improved for 2 epochs (best 2 in epoch 2)"  # as people count
     assert (stopping.best, stopping.best_epoch) == (2.0, 1)
 
 

@@ -288,3 +288,13 @@ def test_random_damage_ends_in_a_data_error_or_in_arrays(tmp_path, seed):
         return
     for array in arrays.values():
         array.sum() if array.dtype.kind in "iuf" else array.tobytes()  # no access beyond the mapping
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_pipe_is_refused_before_it_is_opened(tmp_path, inside):
+    """Opening a pipe waits for a writer, who may never come."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    os.mkfifo(folder / "x.npy")
+    with pytest.raises(DataError, match=r"x.npy' is a pipe, a device or a folder, no ordinary file"):
+        read_arrays(folder if inside else folder / "x.npy")

@@ -3,11 +3,15 @@
 import math
 
 import numpy as np
+import onnx
 import pytest
 
+import onnxtrain
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.training import metrics
-from onnxtrain.training.metrics import MeanAccumulator, resolve_metric
+from onnxtrain.training.forward import evaluate
+from onnxtrain.training.losses import LOSSES, CustomLoss
+from onnxtrain.training.metrics import BUILT_IN, MeanAccumulator, resolve_metric
 
 
 @pytest.fixture
@@ -226,3 +230,137 @@ def test_mean_accumulator():
     assert mean.value == 1.25
     mean.add(math.nan, 1)
     assert math.isnan(mean.value)
+
+
+# --- metrics read what the loss says that predictions are
+
+
+def _trainer(loss, columns=5, **options):
+    return onnxtrain.Trainer(onnxtrain.examples.mlp((4, columns)), loss=loss, **options)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.bool_])
+@pytest.mark.parametrize("columns", [1, 5])
+def test_accuracy_of_binary_columns_counts_each_of_them(random, columns, dtype):
+    x = random.normal(size=(40, 4)).astype(np.float32)
+    truth = x @ random.normal(size=(4, columns)) > 0
+    trainer = _trainer("binary_cross_entropy", columns, optimizer=onnxtrain.Adam(0.1))
+    history = trainer.fit((x, truth.astype(dtype)), validation=(x, truth), metrics=["accuracy"], epochs=40)
+    expected = np.mean((trainer.predict(x) > 0) == truth)
+    assert expected > 0.95
+    assert history.rows[-1]["validation_accuracy"] == pytest.approx(expected)
+    for metric in ("accuracy", metrics.accuracy):
+        assert trainer.evaluate((x, truth.astype(dtype)), metrics=[metric])["accuracy"] == pytest.approx(expected)
+
+
+def test_accuracy_of_several_columns_by_itself(random):
+    truth, scores = random.random((30, 4)) > 0.4, random.random((30, 4))
+    expected = np.mean((scores > 0.5) == truth)
+    assert metrics.accuracy(truth, scores) == pytest.approx(expected)
+    assert metrics.accuracy(truth.astype(float), scores, binary=True) == pytest.approx(expected)
+    assert metrics.accuracy(truth, scores * 2 - 1, threshold=0.0) == pytest.approx(expected)
+    one_hot = np.eye(4)[truth.argmax(1)]
+    assert metrics.accuracy(one_hot, scores) == pytest.approx(np.mean(scores.argmax(1) == truth.argmax(1)))
+    assert metrics.accuracy(one_hot, scores, binary=True) == pytest.approx(np.mean((scores > 0.5) == one_hot))
+    assert metrics.accuracy(one_hot * 6, scores, binary=False) == metrics.accuracy(one_hot, scores)
+    with pytest.raises(DataError, match=r"neither one-hot .* sums to 6 along axis 1; give binary=True or binary=False"):
+        metrics.accuracy(one_hot * 6, scores)
+
+
+LOSS_METRICS = {
+    "softmax_cross_entropy": {"accuracy", "softmax_cross_entropy"},
+    "binary_cross_entropy": {"accuracy", "binary_cross_entropy"},
+    "mean_squared_error": {"mean_squared_error", "mean_absolute_error", "huber"},
+    "mean_absolute_error": {"mean_squared_error", "mean_absolute_error", "huber"},
+    "huber": {"mean_squared_error", "mean_absolute_error", "huber"},
+}
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_metric_is_for_the_predictions_of_some_losses(random, loss, name):
+    x, truth = random.normal(size=(6, 4)), np.eye(5)[random.integers(0, 5, 6)]
+    if name in LOSS_METRICS[loss]:
+        found = _trainer(loss).evaluate((x, truth), metrics=[name])
+        if name == loss:
+            assert found[name] == pytest.approx(found["loss"], rel=1e-5)
+        return
+    fitting = ", ".join(metric for metric in BUILT_IN if metric in LOSS_METRICS[loss])
+    message = rf"The metric {name} is for .*, but with the loss {loss} predictions are .*; measure {fitting}, or a func"
+    for measure in (
+        lambda: _trainer(loss).evaluate((x, truth), metrics=[name]),
+        lambda: _trainer(loss).evaluate((x, truth), metrics=[getattr(metrics, name)]),
+        lambda: _trainer(loss).fit((x, truth), validation=(x, truth), metrics=[name]),
+        lambda: evaluate(onnxtrain.examples.mlp((4, 5)), (x, truth), loss=loss, metrics=[name]),
+    ):
+        with pytest.raises(OptionError, match=message):
+            measure()
+
+
+def _squared(op, prediction, target):
+    return op.ReduceMean((prediction - target) ** 2)
+
+
+def test_metrics_of_a_loss_of_ones_own(random):
+    x, truth = random.normal(size=(6, 4)), (random.random((6, 5)) > 0.5).astype(np.float32)
+    scores = _trainer(_squared).predict(x)
+    found = _trainer(_squared).evaluate((x, truth), metrics=["mean_squared_error"])
+    assert found["mean_squared_error"] == pytest.approx(found["loss"], rel=1e-5)
+    with pytest.raises(
+        OptionError, match="accuracy needs to know what the predictions are, which the loss custom does"
+    ):
+        _trainer(_squared).evaluate((x, truth), metrics=["accuracy"])
+    expected = {
+        "binary": np.mean((scores > 0) == truth),
+        "classes": np.mean(scores.argmax(1) == truth.argmax(1)),
+    }
+    for predicts, value in expected.items():
+        loss = CustomLoss(_squared, predicts=predicts)
+        assert _trainer(loss).evaluate((x, truth), metrics=["accuracy"])["accuracy"] == pytest.approx(value)
+
+
+def test_metrics_of_a_loss_that_is_a_model(random, tmp_path):
+    text = """<ir_version: 8, opset_import: ["": 18]> loss (float[N,5] p, int64[N] t) => (float l)
+        { l = SoftmaxCrossEntropyLoss(p, t) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "loss.onnx")
+    x, labels = random.normal(size=(6, 4)), random.integers(0, 5, 6)
+    expected = _trainer("softmax_cross_entropy").evaluate((x, labels), metrics=["accuracy"])
+    found = _trainer(tmp_path / "loss.onnx").evaluate((x, labels), metrics=["accuracy"])
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+ENDINGS = {
+    "Sigmoid": ("binary_cross_entropy", "p = Sigmoid(z)"),
+    "Softmax": ("softmax_cross_entropy", "p = Softmax(z)"),
+    "Cast": ("binary_cross_entropy", "q = Sigmoid(z)  p = Cast<to = 1>(q)"),
+    "probabilities": ("softmax_cross_entropy", "s = Exp(z)  n = ReduceSum(s, axes)  p = Div(s, n)  c = ArgMax(p)"),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_metrics_read_logits_and_functions_the_output(random, ending):
+    loss, nodes = ENDINGS[ending]
+    label = ", int64[N,M] c" if ending == "probabilities" else ""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 18]> m (float[N,2] x) => (float[N,3] p{label})
+        <float[2,3] w = {{0.5, -0.5, 1, 0.1, 0.2, 2}}, int64[1] axes = {{1}}> {{ z = MatMul(x, w)  {nodes} }}"""
+    )
+    x, classes = random.normal(size=(8, 2)).astype(np.float32), random.integers(0, 3, 8)
+    binary = loss == "binary_cross_entropy"
+    truth = (random.random((8, 3)) > 0.5) if binary else classes
+    seen = []
+
+    def own(y_true, y_pred):
+        seen.append(y_pred)
+        return 0.0
+
+    trainer = onnxtrain.Trainer(model, loss=loss, train="w")
+    output = trainer.predict(x)
+    output = output["p"] if isinstance(output, dict) else output
+    expected = np.mean((output > 0.5) == truth) if binary else np.mean(output.argmax(1) == truth)
+    found = trainer.evaluate((x, truth), metrics=["accuracy", loss, own])
+    assert found["accuracy"] == pytest.approx(expected)
+    assert found[loss] == pytest.approx(found["loss"], rel=1e-4)
+    np.testing.assert_allclose(seen[0], output, rtol=1e-6)
+    trainer.fit((x, truth), validation=(x, truth), metrics=[own])
+    np.testing.assert_allclose(seen[1], trainer.predict(x)["p"] if ending == "probabilities" else trainer.predict(x))

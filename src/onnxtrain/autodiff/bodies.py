@@ -27,7 +27,7 @@ def copy_body(graph: ir.Graph, op: Builder, values: Values) -> list[Value]:
         tensor = initializer.const_value
         assert tensor is not None
         values[initializer] = op.constant(tensor.numpy()).ir
-    op.graph.extend(clone_nodes(graph, values, rename=lambda name: op.prefix + name))
+    op.graph.extend(clone_nodes(graph, values, rename=op.copied_name))
     outputs = [values.get(value, value) for value in graph.outputs]
     return [op.wrap(value) for value in outputs if value is not None]
 
@@ -45,7 +45,7 @@ def draws(node: ir.Node) -> bool:
 
 def input_like(op: Builder, like: ir.Value, values: Values | None = None) -> ir.Value:
     """A new value with the type and shape of another, to become an input of a body; ``values`` is told."""
-    made = ir.Value(name=f"{op.unique_prefix()}{like.name}", type=like.type, shape=like.shape)
+    made = ir.Value(name=f"{op.unique_prefix()}{op.bare_name(like.name or '')}", type=like.type, shape=like.shape)
     if values is not None:
         values[like] = made
     return made

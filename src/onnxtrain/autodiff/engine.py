@@ -7,7 +7,7 @@ check of what a rule returns.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -15,11 +15,13 @@ import onnx_ir as ir
 from onnxtrain.autodiff import registry
 from onnxtrain.autodiff.body_types import learn_types
 from onnxtrain.autodiff.expand import expand, expand_registered, find_body
-from onnxtrain.autodiff.registry import Node, describe
-from onnxtrain.errors import GradientError
+from onnxtrain.autodiff.floating import seen_as_floating
+from onnxtrain.autodiff.registry import Node, describe, too_large
+from onnxtrain.errors import GradientError, OnnxTrainError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.clone import captured_values, subgraphs
 from onnxtrain.graph.inference import infer_outputs
+from onnxtrain.graph.limits import TooLargeError
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import is_float
 
@@ -194,8 +196,14 @@ class Engine:
                 self._infer_shapes()
             missing = []
             expanded = False
-            for node in self._path(route):
-                if self._entry(node) is not None:
+            path = self._path(route)
+            given = {output for node in path for output in node.outputs}
+            for node in path:
+                entry = self._entry(node)
+                if entry is not None and (entry.function is None or _loses_quantized(node, given)):
+                    missing.append(node)
+                    continue
+                if entry is not None:
                     missing += self._missing_inside(node, route) if subgraphs(node) else []
                     continue
                 body = find_body(node, self.opsets, self.functions)
@@ -233,12 +241,15 @@ class Engine:
         active = {self.current(x) for x in route.xs}
         through: list[ir.Node] = []
         for node in self.graph:
-            if not any(value in active for value in _read(node)):
+            read = [value for value in _read(node) if value in active]
+            if not read:
                 continue
             entry = self._entry(node)
-            if entry is not None and entry.function is None:
+            if entry is not None and entry.function is None and not _hands_on(node, entry, active):
                 continue
-            integers = entry is not None and entry.through_integers
+            # Without passing straight through, these are followed to find what would lose a gradient.
+            quantizes = entry is not None and bool(entry.quantized)
+            integers = self.straight_through or quantizes or not all(map(_may_carry, read))
             outputs = [v for v in node.outputs if (_may_carry(v) or (integers and _is_number(v))) and v not in fixed]
             if outputs:
                 active.update(outputs)
@@ -260,13 +271,17 @@ class Engine:
             assert entry is not None
             captured = captured_values(node)
             view = Node(node, self.op, captured, engine=self, wanted=wanted)
-            self.op.scope = f"gradient of {node.name or node.op_type}"
+            self.op.scope = f"gradient of {self.op.bare_name(node.name or node.op_type)}"
             dys = [self._output_gradient(collected, output, output in keep) for output in node.outputs]
+            if not entry.through_integers:
+                view, dys = seen_as_floating(view, wanted, dys, self.opsets)
             returned = self._apply(entry, view, dys)
             for x, dx in zip((*node.inputs, *captured), returned, strict=True):
                 if x is None or dx is None or x not in wanted:
                     continue
-                collected.setdefault(x, []).append(self._fit(entry, view, dx, self.op.wrap(x)))
+                others = collected.setdefault(x, [])
+                fitted = self._fit(entry, view, dx, self.op.wrap(x))
+                others.append(self.op.cast(fitted, others[0].dtype) if others and not is_float(x) else fitted)
         self.op.scope = ""
 
     def _output_gradient(self, collected: dict[ir.Value, list[Value]], output: ir.Value, keep: bool) -> Value | None:
@@ -284,7 +299,17 @@ class Engine:
 
     def _apply(self, entry: registry.Entry, node: Node, dys: Sequence[Value | None]) -> list[Value | None]:
         assert entry.function is not None
-        result = entry.function(node, *dys)
+        try:
+            result = entry.function(node, *dys)
+        except TooLargeError as error:
+            raise too_large(node.ir, error) from error
+        except (LookupError, ValueError, OverflowError) as error:
+            if node.ir.domain or isinstance(error, OnnxTrainError):
+                raise
+            raise GradientError(
+                f"The gradient of {describe(node.ir)} cannot be built, as its attributes do not fit its inputs "
+                f"({error}); export the model again."
+            ) from error
         returned = [result] if result is None or isinstance(result, Value) else list(result)
         count = len(node.inputs) + len(node.captured)
         if isinstance(result, Value):
@@ -300,7 +325,14 @@ class Engine:
 
     def _fit(self, entry: registry.Entry, node: Node, dx: Value, x: Value) -> Value:
         """Give a gradient the type and shape of the value that it belongs to."""
-        if dx.dtype != x.dtype and not (entry.through_integers and not x.is_float):
+        if dx.dtype != x.dtype and not (self.straight_through and _is_number(x.ir) and not x.is_float):
+            source = x.ir.producer()
+            if x.dtype == ir.DataType.UNDEFINED and source is not None:
+                raise GradientError(
+                    f"The type of {x.name!r} is not known: shape inference does not accept the inputs and attributes "
+                    f"of the {describe(source)}; export the model again, or declare the type in its "
+                    "value_info."
+                )
             if dx.ir.dtype is not None:
                 raise GradientError(
                     f"The gradient rule of {describe(node.ir)} returned {dx.dtype.name.lower()} for the "
@@ -320,14 +352,53 @@ class Engine:
 
 
 def missing_rules_message(nodes: Iterable[ir.Node], opsets: Mapping[str, int]) -> str:
-    """One sentence for every operator without a rule, then how to add one."""
+    """One sentence for every operator without a rule, then how to add one; another for those that quantize."""
+    nodes = list(nodes)
+    quantized = [node for node in nodes if _is_listed(node, opsets)]
+    known = [node for node in nodes if node not in quantized and _find(node, opsets) is not None]
+    unknown = [node for node in nodes if node not in quantized and node not in known]
+    parts = [quantized_message(quantized)] * bool(quantized) + [bodies_message(known)] * bool(known)
+    return " ".join(parts + [unknown_message(unknown, opsets)] * bool(unknown))
+
+
+def _is_listed(node: ir.Node, opsets: Mapping[str, int]) -> bool:
+    entry = _find(node, opsets)
+    return entry is not None and entry.function is None
+
+
+def _find(node: ir.Node, opsets: Mapping[str, int]) -> registry.Entry | None:
+    return registry.find(node.op_type, node.domain, opsets.get(node.domain, 1))
+
+
+def bodies_message(nodes: Sequence[ir.Node]) -> str:
+    """What is wrong with bodies that read quantized values of their surroundings."""
+    return (
+        f"{_some(nodes)} reads quantized values in its bodies, into which no gradient passes straight; quantize inside "
+        "of the bodies, or freeze the parameters before them (freeze=)."
+    )
+
+
+def _some(nodes: Sequence[ir.Node]) -> str:
+    return ", ".join(describe(node) for node in nodes[:3]) + (", ..." if len(nodes) > 3 else "")
+
+
+def quantized_message(nodes: Sequence[ir.Node]) -> str:
+    """What is wrong with a gradient that arrives where values are quantized."""
+    return (
+        f"Between the parameters and the loss values are handed on as quantized integers, whose gradient is zero, by "
+        f"{_some(nodes)}. Let gradients pass straight through (straight_through=True), or freeze the parameters "
+        "before them (freeze=)."
+    )
+
+
+def unknown_message(nodes: Iterable[ir.Node], opsets: Mapping[str, int]) -> str:
+    """What is wrong where operators have no rule."""
     operators: dict[tuple[str, str], list[ir.Node]] = {}
     for node in nodes:
         operators.setdefault((node.domain, node.op_type), []).append(node)
     parts = []
     for (domain, operator), found in operators.items():
-        named = ", ".join(describe(node) for node in found[:3]) + (", ..." if len(found) > 3 else "")
-        parts.append(f"{domain or 'ai.onnx'}::{operator} (opset {opsets.get(domain, 'not imported')}): {named}")
+        parts.append(f"{domain or 'ai.onnx'}::{operator} (opset {opsets.get(domain, 'not imported')}): {_some(found)}")
     return (
         f"No gradient rule for {len(operators)} operator{'s' if len(operators) > 1 else ''} between the "
         f"parameters and the loss: {'; '.join(parts)}. Freeze the parameters before them (freeze=), or add a "
@@ -341,6 +412,22 @@ def _registered(node: ir.Node) -> bool:
 
 def _read(node: ir.Node) -> list[ir.Value]:
     return [value for value in node.inputs if value is not None] + captured_values(node)
+
+
+def _hands_on(node: ir.Node, entry: registry.Entry, active: Collection[ir.Value]) -> bool:
+    """Whether values on which a gradient is asked for go on through a node as integers."""
+    return any(place < len(node.inputs) and node.inputs[place] in active for place in entry.quantized)
+
+
+def _loses_quantized(node: ir.Node, given: Collection[ir.Value]) -> bool:
+    """Whether bodies read quantized values, into which no gradient is carried."""
+    return bool(subgraphs(node)) and any(value in given and value.dtype in _QUANTIZED for value in _read(node))
+
+
+_QUANTIZED = frozenset(
+    {ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType.UINT16, ir.DataType.INT4, ir.DataType.UINT4}
+)
+"""Types of quantized values; wider integers are mostly indices and sizes."""
 
 
 def _is_number(value: ir.Value) -> bool:

@@ -9,10 +9,11 @@ import onnx
 import onnx_ir as ir
 from onnx import defs, version_converter
 
-from onnxtrain.autodiff.registry import Body, Node
+from onnxtrain.autodiff.registry import Body, Node, too_large
 from onnxtrain.graph import Builder
 from onnxtrain.graph.clone import Values, captured_values, clone_nodes
 from onnxtrain.graph.inference import infer_outputs
+from onnxtrain.graph.limits import TooLargeError
 
 
 def find_body(
@@ -169,7 +170,11 @@ def expand_registered(node: ir.Node, body: Body, op: Builder, renamed: dict[ir.V
     assert graph is not None
     op.scope = _prefix(node)
     op.prefix = f"{op.scope}/"
-    for old, result in zip(node.outputs, body(Node(node, op)), strict=False):
+    try:
+        results = body(Node(node, op))
+    except TooLargeError as error:
+        raise too_large(node, error) from error
+    for old, result in zip(node.outputs, results, strict=False):
         if result is None:
             continue
         named = op.Identity(result).ir  # a name of its own: the body may hand an input through

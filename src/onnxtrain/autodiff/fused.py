@@ -1,8 +1,8 @@
 """Operators of this project's own domain that gradient rules emit: one node where standard operators need many.
 
-Each has a body in standard operators. :func:`resolve_fused` is the one place that decides which of the two a graph
-gets: the node, for a session that loads the native kernels, or the body, for any runtime. Rules, second derivatives
-and every pass before it see the node.
+Each has a body in standard operators. :mod:`onnxtrain.lowering.resolve_fused` decides which of the two a graph gets:
+the node, for a session that loads the native kernels, or the body, for any runtime. Rules, second derivatives and every
+pass before it see the node.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxtrain.autodiff.engine import Backward
-from onnxtrain.autodiff.expand import expand_registered
 from onnxtrain.autodiff.registry import Body, find_registered_body, register_body
 from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.value import is_float
 
-DOMAIN = "onnxtrain"
 VERSION = 1
+"""Of the domain ``onnxtrain``."""
 
 KERNEL_TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 """The element types that native kernels have."""
@@ -45,7 +44,7 @@ _operators: dict[tuple[str, str], FusedOperator] = {}
 
 
 def register_fused(
-    name: str, *, domain: str = DOMAIN, has_kernel: Callable[[ir.Node], bool] = lambda node: True
+    name: str, *, domain: str = ONNXTRAIN_DOMAIN, has_kernel: Callable[[ir.Node], bool] = lambda node: True
 ) -> Callable[[Body], Body]:
     """Register the body of an operator that has a native kernel, too.
 
@@ -63,8 +62,8 @@ def register_fused(
 
 def fused_operators() -> list[FusedOperator]:
     """All operators with a native kernel of this project that gradient rules, and passes over a model, emit."""
-    find_registered_body("", DOMAIN)  # loads the rules
-    return [operator for operator in _operators.values() if operator.domain == DOMAIN]
+    find_registered_body("", ONNXTRAIN_DOMAIN)  # loads the rules
+    return [operator for operator in _operators.values() if operator.domain == ONNXTRAIN_DOMAIN]
 
 
 def emit(
@@ -79,8 +78,8 @@ def emit(
         like: Per output, a value whose type and shape it has.
         **attributes: Its attributes.
     """
-    op.import_domain(DOMAIN, VERSION)
-    outputs = op.several(name, *inputs, outputs=len(like), domain=DOMAIN, **attributes)
+    op.import_domain(ONNXTRAIN_DOMAIN, VERSION)
+    outputs = op.several(name, *inputs, outputs=len(like), domain=ONNXTRAIN_DOMAIN, **attributes)
     for output, source in zip(outputs, like, strict=True):
         if source is not None:
             output.ir.dtype = source.dtype
@@ -88,38 +87,13 @@ def emit(
     return outputs
 
 
-def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool) -> None:
-    """Keep the nodes of fused operators that a kernel can run, and write the others in standard operators, in place.
-
-    Args:
-        model: A model whose gradients are built.
-        backward: What the engine emitted; bodies take the place of their nodes in it.
-        kernels: Whether the model is for a session that loads the native kernels.
-    """
-    fused_operators()  # loads the rules
-    kept, renamed = False, dict[ir.Value, ir.Value]()
-    emitted = set(backward.nodes)
-    opset = model.graph.opset_imports.get("", 1)
-    main = Builder(model.graph, opset)
-    for graph in [model.graph, *model.graph.subgraphs()]:
-        nodes = [node for node in graph if (node.domain, node.op_type) in _operators]
-        for node in nodes:
-            if kernels and _runs(node):
-                kept = kept or node.domain == DOMAIN
-                continue
-            assert isinstance(graph, ir.Graph)
-            body = find_registered_body(node.op_type, node.domain)
-            assert body is not None
-            op = main.before(node) if graph is model.graph else Builder(graph, opset, before=node, outer=main)
-            written = expand_registered(node, body, op, renamed)
-            if node in emitted:  # the others are the model's own, or stand in the body of one that was emitted
-                backward.nodes += written
-    backward.arriving = {renamed.get(value, value) for value in backward.arriving}
-    others = any(node.domain == DOMAIN for node in model.graph.all_nodes())
-    if not kept and not others:
-        model.graph.opset_imports.pop(DOMAIN, None)
+def find_fused(node: ir.Node) -> FusedOperator | None:
+    """The fused operator that a node applies, if it is one."""
+    return _operators.get((node.domain, node.op_type))
 
 
-def _runs(node: ir.Node) -> bool:
+def has_kernel(node: ir.Node) -> bool:
+    """Whether a native kernel can run a node of a fused operator."""
+    operator = _operators[node.domain, node.op_type]
     floating = [value.dtype for value in node.inputs if value is not None and is_float(value)]
-    return all(dtype in KERNEL_TYPES for dtype in floating) and _operators[node.domain, node.op_type].has_kernel(node)
+    return all(dtype in KERNEL_TYPES for dtype in floating) and operator.has_kernel(node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import pkgutil
@@ -14,6 +15,7 @@ import onnx_ir as ir
 
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.limits import TooLargeError
 from onnxtrain.graph.value import Dimension
 
 if TYPE_CHECKING:
@@ -56,6 +58,13 @@ class Node:
         self.captured = tuple(op.wrap(value) for value in captured)
         self._engine = engine
         self._wanted = wanted
+
+    def with_values(self, inputs: Sequence[Value | None], outputs: Sequence[Value] | None = None) -> Node:
+        """The same node with other values in the place of its inputs and outputs: another node's rule may serve it."""
+        other = copy.copy(self)
+        other.inputs = tuple(inputs)
+        other.outputs = self.outputs if outputs is None else tuple(outputs)
+        return other
 
     @property
     def operator(self) -> str:
@@ -161,6 +170,8 @@ class Entry:
         reason: Why there is none.
         through_integers: Whether the gradient also flows through integer inputs and outputs, as straight-through
             rules of quantization need it; it then has the type of the floating values around them.
+        quantized: Inputs whose values the operator hands on as integers, so that a gradient of zero would not be
+            meant: where one arrives that is not to pass straight through, that is an error.
     """
 
     operator: str
@@ -171,6 +182,7 @@ class Entry:
     function: Rule | None
     reason: str = ""
     through_integers: bool = False
+    quantized: tuple[int, ...] = ()
 
 
 Body = Callable[["Node"], Sequence["Value | None"]]
@@ -271,6 +283,18 @@ def no_gradient(*operators: str, domain: str = "", reason: str) -> None:
         _add(Entry(operator, _canonical(domain), 1, NEWEST, False, None, reason))
 
 
+def only_straight_through(operator: str, *, domain: str = "", quantized: tuple[int, ...], reason: str) -> None:
+    """List an operator that computes with quantized values: a gradient passes only where it is asked to pass straight.
+
+    Args:
+        operator: Its name.
+        domain: Its domain.
+        quantized: The inputs that hold the values.
+        reason: Why there is no gradient.
+    """
+    _add(Entry(operator, _canonical(domain), 1, NEWEST, False, None, reason, quantized=quantized))
+
+
 def _add(entry: Entry) -> None:
     known = _entries.setdefault((entry.domain, entry.operator), [])
     for other in known:
@@ -290,13 +314,14 @@ def unregister_gradient(operator: str, domain: str = "") -> None:
 
 
 def find(operator: str, domain: str, version: int, *, straight_through: bool = False) -> Entry | None:
-    """The entry for an operator at a version of its domain, or ``None``."""
+    """The entry for an operator at a version of its domain, or ``None``: then it may have a body."""
     _load_rules()
-    if straight_through and (_canonical(domain), operator) in _straight_through:
-        return _straight_through[_canonical(domain), operator]
-    for entry in _entries.get((_canonical(domain), operator), ()):
+    key = _canonical(domain), operator
+    if straight_through and key in _straight_through:
+        return _straight_through[key]
+    for entry in _entries.get(key, ()):
         if entry.since <= version <= entry.until:
-            return entry
+            return None if straight_through and entry.quantized and key in _bodies else entry
     return None
 
 
@@ -321,6 +346,13 @@ def describe(node: ir.Node) -> str:
     name = f" {node.name!r}" if node.name else ""
     output = f" (output {node.outputs[0].name!r})" if node.outputs and node.outputs[0].name else ""
     return f"{operator} node{name}{output}"
+
+
+def too_large(node: ir.Node, error: TooLargeError) -> GradientError:
+    """What is said where the gradient of a node would write more than is written."""
+    return GradientError(
+        f"The gradient of {describe(node)} {error}; give the model smaller sizes, or sizes that it finds as it runs."
+    )
 
 
 def _canonical(domain: str) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 
 from onnxtrain.autodiff.registry import Node
 from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.limits import check_positions
 
 END = np.iinfo(np.int64).max
 """A slice's end that no axis reaches."""
@@ -53,6 +54,7 @@ class Windows:
     def positions(self) -> list[tuple[int, ...]]:
         """All positions in a window, row by row."""
         assert self.kernel is not None
+        check_positions(*self.kernel)
         return list(np.ndindex(*self.kernel))
 
     @property

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
-import os
+import itertools
 import sys
 import traceback
 from collections.abc import Sequence
@@ -13,11 +14,16 @@ from rich.text import Text
 
 import onnxtrain
 from onnxtrain.cli import wording
-from onnxtrain.cli.terminal import console
-from onnxtrain.errors import OnnxTrainError
+from onnxtrain.cli.interruption import interrupted
+from onnxtrain.cli.notices import notices
+from onnxtrain.cli.streams import quiet_streams
+from onnxtrain.cli.terminal import console, visible
+from onnxtrain.errors import OnnxTrainError, OptionError
 
 COMMANDS = ("fit", "prune", "evaluate", "predict", "inspect", "export", "demo")
-"""Each is a module of this package with a function ``command`` and its ``EXAMPLES``."""
+"""Each is a module of this package with a function ``command``, its ``HELP`` and its ``EXAMPLES``.
+
+The help is no docstring, since there are none under ``python -OO``."""
 
 _HELP = "Train, fine-tune and look into ONNX models on stock ONNX Runtime."
 
@@ -46,52 +52,87 @@ def build() -> App:
     )
     for name in COMMANDS:
         module = importlib.import_module(f"onnxtrain.cli.{name}")
-        app.command(module.command, name=name, help_epilogue=module.EXAMPLES)
+        app.command(module.command, name=name, help=module.HELP, help_epilogue=module.EXAMPLES)
     return app
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command.
+def run(tokens: Sequence[str]) -> int:
+    """Run a command: what :func:`onnxtrain.cli.main` does once everything is imported."""
+    with quiet_streams() as output:
+        with notices(everything="--debug" in tokens):
+            code = _attempt(tokens)
+        lost = output.lost()
+        if lost is not None and code == 0:
+            _say(f"What was printed is incomplete, since the standard output could not be written: {lost}.")
+            return MISUSE
+    return code
 
-    Args:
-        arguments: What follows ``onnxtrain``; by default what the process was given.
 
-    Returns:
-        The exit code: 0; 1 where a result was not reached; 2 for bad input; 130 after Ctrl-C.
-    """
-    tokens = list(sys.argv[1:] if arguments is None else arguments)
+def _attempt(tokens: Sequence[str]) -> int:
     try:
+        _check_not_empty(tokens)
         result = build()(tokens, exit_on_error=False, print_error=False)
-        sys.stdout.flush()
         return result if isinstance(result, int) else 0
-    except BrokenPipeError:  # the reader of our output has seen enough: onnxtrain inspect ... | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except (Exception, KeyboardInterrupt) as error:
         if "--debug" in tokens:
-            traceback.print_exc()
+            sys.stderr.write(visible(traceback.format_exc()))
         return _fail(error)
+
+
+def _check_not_empty(tokens: Sequence[str]) -> None:
+    """Raise OptionError for an argument that is empty: as a path it would be the present folder."""
+    for before, token in itertools.pairwise(["onnxtrain", *tokens]):
+        flag, _, value = token.partition("=")
+        if flag.startswith("--") and flag != token and not value:
+            raise OptionError(f"{flag} is empty; give it a value, or leave it out.")
+        if not token:
+            what = before if before.startswith("-") else f"The argument after {before!r}"
+            raise OptionError(f"{what} is empty; give it a value, or leave it out.")
 
 
 def _fail(error: BaseException) -> int:
     """Say what went wrong; returns the exit code."""
-    if isinstance(error, KeyboardInterrupt):
-        code, sentence = INTERRUPTED, str(error) or "Interrupted."
+    if interrupted(error):
+        code, sentence = INTERRUPTED, (isinstance(error, KeyboardInterrupt) and str(error)) or "Interrupted."
     elif isinstance(error, OnnxTrainError):
         code, sentence = MISUSE, wording.in_flags(str(error))
     elif isinstance(error, CycloptsError):
         code, sentence = MISUSE, wording.usage(error)
     elif isinstance(error, OSError):
         code, sentence = MISUSE, _system_error(error)
+    elif isinstance(error, MemoryError):
+        code, sentence = MISUSE, _MEMORY
     else:
         reason = f"{type(error).__name__}: {error}"
         code = FAILURE
         sentence = f"This is a defect of onnxtrain ({reason}); --debug shows where, please report it."
-    errors = console(stderr=True)
-    errors.print(Text("error:", style="bold red"), " ".join(sentence.split()), soft_wrap=True)
+    _say(sentence)
     return code
 
 
+def _say(sentence: str) -> None:
+    console(stderr=True).print(Text("error:", style="bold red"), " ".join(sentence.split()), soft_wrap=True)
+
+
+_MEMORY = (
+    "There is not enough memory for this; take smaller batches (--batch-size), train fewer weights (--train), or raise "
+    "the limit of the process (ulimit -v)."
+)
+
+_WAYS_OUT = {
+    errno.ENOSPC: "make room on the disk",
+    errno.EDQUOT: "make room on the disk, or ask for more",
+    errno.EFBIG: "raise the limit for the size of a file (ulimit -f)",
+    errno.EMFILE: "raise the limit for open files (ulimit -n)",
+    errno.ENFILE: "close other programs, or raise the system's limit for open files",
+    errno.ENOMEM: "take smaller batches (--batch-size), or raise the limit of the process (ulimit -v)",
+    errno.EAGAIN: "raise the limit for threads and processes (ulimit -u), or give --threads",
+}
+
+
 def _system_error(error: OSError) -> str:
-    reason = error.strerror or str(error)
-    return f"{str(error.filename)!r}: {reason}." if error.filename else f"{reason}."
+    reason = error.strerror or str(error) or type(error).__name__
+    if error.filename:
+        return f"{str(error.filename)!r}: {reason}."
+    way_out = _WAYS_OUT.get(error.errno or 0)
+    return f"The system refused to read or write: {reason}; {way_out + ', ' if way_out else ''}--debug shows where."

@@ -10,6 +10,9 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from onnxtrain.cli import flags, terminal
+from onnxtrain.cli.streams import unattended
+
+HELP = "Build a convolutional network as ONNX, train it on handwritten digits, check the file: under a minute."
 
 EXAMPLES = """\
 Examples
@@ -19,6 +22,7 @@ Examples
 """
 
 
+@unattended()
 def command(
     *,
     folder: Annotated[
@@ -26,19 +30,18 @@ def command(
     ] = Path("onnxtrain-demo"),
     debug: flags.Debug = False,
 ) -> int:
-    """Build a convolutional network as ONNX, train it on handwritten digits, check the file: under a minute."""
-    import onnx
-
+    """Run ``onnxtrain demo``; the flags are described where they are declared."""
     from onnxtrain import demo
     from onnxtrain.cli.progress import Progress
     from onnxtrain.examples import digits_cnn
+    from onnxtrain.model.file import ModelFile
 
     began = time.perf_counter()
     console = terminal.console()
     digits = demo.load_digits()
     original, tuned, curve = (folder / name for name in ("digits.onnx", "digits-tuned.onnx", "curve.png"))
     _make(folder, [original, tuned, curve])
-    onnx.save(digits_cnn(), original)
+    ModelFile.load(digits_cnn()).save(original, {})
     trainer = demo.trainer_for(original)
     console.print(
         f"{len(digits.train_images)} images of handwritten digits to learn from, {len(digits.test_images)} held out"

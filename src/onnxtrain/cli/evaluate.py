@@ -7,7 +7,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from onnxtrain.cli import flags, terminal
+from onnxtrain.cli import flags, paths, terminal
+
+HELP = "Measure the loss and other metrics of a model on data."
 
 EXAMPLES = """\
 Examples
@@ -24,6 +26,7 @@ def command(
     *,
     data: flags.Data,
     loss: flags.Loss,
+    loss_flags: flags.LossFlags = flags.LossFlags(),  # noqa: B008 - frozen
     target: flags.Target = None,
     metrics: flags.Metrics = None,
     prediction: flags.Prediction = None,
@@ -32,14 +35,15 @@ def command(
     json_output: Annotated[flags.Json, Parameter(name="--json")] = False,
     debug: flags.Debug = False,
 ) -> None:
-    """Measure the loss and other metrics of a model on data."""
+    """Run ``onnxtrain evaluate``; the flags are described where they are declared."""
     from onnxtrain.runtime.options import RuntimeOptions
     from onnxtrain.training.forward import evaluate
 
+    paths.check_paths({paths.MODEL: paths.model(model), "--data": paths.data(data), "--loss": paths.loss(loss)})
     measured = evaluate(
         model,
         data,
-        loss=loss,
+        loss=loss_flags.of(loss),
         target=target,
         metrics=metrics or (),
         batch_size=batch_size,

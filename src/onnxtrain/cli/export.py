@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from onnxtrain.cli import flags, terminal
+from onnxtrain.cli import flags, paths, terminal
 from onnxtrain.cli.flags import LOSS, RESULTS, SWITCH, TRAINED, OptimizerSettings, Training
 from onnxtrain.errors import OptionError
 
 if TYPE_CHECKING:
     from onnx import ModelProto
+
+HELP = "Write a training model (ONNX's own TrainingInfoProto), the graph of one step, or the first states."
 
 EXAMPLES = """\
 Examples
@@ -77,6 +79,7 @@ def command(
     loss: Annotated[
         str | None, Parameter(group=LOSS, metavar="NAME", help=f"{flags.LOSS_HELP} A training model has its own.")
     ] = None,
+    loss_flags: flags.LossFlags = flags.LossFlags(),  # noqa: B008 - frozen
     accumulate: Annotated[
         bool,
         SWITCH,
@@ -90,12 +93,21 @@ def command(
     written: Written = Written(),
     debug: flags.Debug = False,
 ) -> None:
-    """Write a training model (ONNX's own TrainingInfoProto), the graph of one step, or the first states."""
+    """Run ``onnxtrain export``; the flags are described where they are declared."""
     import onnxtrain
     from onnxtrain.model.file import ModelFile, check_writable
 
-    paths = written.paths()
-    for path in paths.values():
+    files = written.paths()
+    paths.check_paths(
+        {
+            paths.MODEL: paths.model(model),
+            "--loss": paths.loss(loss),
+            "--training-model": paths.output(written.training_model, is_model=True),
+            "--step-graph": paths.output(written.step_graph, is_model=True),
+            "--states": paths.output(written.states),
+        }
+    )
+    for path in files.values():
         check_writable(path)
     file = ModelFile.load(model)
     if file.proto.training_info:
@@ -106,7 +118,7 @@ def command(
         raise OptionError(f"{str(model)!r} is no training model yet; give it a --loss.")
     else:
         arguments = training.arguments() | {"accumulate": accumulate}
-        proto = onnxtrain.training_model(model, loss=loss, optimizer=settings.build(), **arguments)
+        proto = onnxtrain.training_model(model, loss=loss_flags.of(loss), optimizer=settings.build(), **arguments)
     rows: dict[str, str] = {}
     step = None
     if written.step_graph is not None:  # before anything is written: this finds operators without a gradient
@@ -118,13 +130,13 @@ def command(
         ModelFile.load(step, folder=file.folder).save(written.step_graph, {})
     if written.states is not None:
         _save_states(proto, file.folder, written.states)
-    rows |= {what: f"{path} ({terminal.file_size(path)})" for what, path in paths.items()}
+    rows |= {what: f"{path} ({terminal.file_size(path)})" for what, path in files.items()}
     terminal.console().print(terminal.facts(rows))
 
 
 def _ports(step: ModelProto) -> dict[str, str]:
     """What to feed to a step graph and what it returns."""
-    from onnxtrain.training_info.lower import STATES_KEY
+    from onnxtrain.lowering.lower import STATES_KEY
 
     states = json.loads(next(item.value for item in step.metadata_props if item.key == STATES_KEY))
     feeds = [value.name for value in step.graph.input if value.name not in states]
@@ -140,7 +152,7 @@ def _save_states(proto: ModelProto, folder: Path | None, path: Path) -> None:
     from safetensors.numpy import save
 
     from onnxtrain.model.writing import AtomicFiles
-    from onnxtrain.training_info.join import state_tensors
+    from onnxtrain.training_info.read import state_tensors
 
     base = "" if folder is None else str(folder)
     arrays = {name: numpy_helper.to_array(tensor, base) for name, tensor in state_tensors(proto).items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from onnxtrain.cli import flags
+from onnxtrain.cli import flags, paths
 from onnxtrain.cli.flags import COURSE, DATA, RESULTS, RUNNING, SWITCH, TRAINED, OptimizerSettings, Training
-from onnxtrain.errors import DataError, OptionError
+from onnxtrain.cli.streams import unattended
+from onnxtrain.cli.wording import in_flags
+from onnxtrain.errors import DataError, OptionError, TrainingHint
 
 if TYPE_CHECKING:
     from onnxtrain.training.callbacks import Callback
     from onnxtrain.training.trainer import Trainer
+
+HELP = "Train a model on data; the result differs from it in the trained weights and in nothing else."
 
 EXAMPLES = """\
 Examples
@@ -36,6 +41,11 @@ Examples
     onnxtrain fit model.onnx --data train.npz --loss mean_squared_error \\
         --optimizer momentum --mode nesterov --learning-rate 0.1 \\
         --schedule 'warmup(100)+cosine' --checkpoint checkpoints --resume
+
+  Longer than planned at first; the terminal may be closed meanwhile:
+    onnxtrain fit model.onnx --data train.npz --loss mean_squared_error \\
+        --epochs 20 --schedule cosine --checkpoint checkpoints --resume \\
+        --change epochs &
 """
 
 
@@ -60,7 +70,7 @@ class Course:
             metavar="PATIENCE", help="Stop after this many epochs without a better validation loss; keep the best."
         ),
     ] = None
-    checkpoint: Annotated[Path | None, Parameter(metavar="FOLDER", help="Write checkpoints to this folder.")] = None
+    checkpoint: Annotated[str | None, Parameter(metavar="FOLDER", help="Write checkpoints to this folder.")] = None
     checkpoint_every: Annotated[
         int | None, Parameter(metavar="STEPS", help="Steps between checkpoints.  [default: an epoch]")
     ] = None
@@ -70,6 +80,14 @@ class Course:
         SWITCH,
         Parameter(help="Go on from the newest checkpoint, bit for bit as if never stopped."),
     ] = False
+    change: Annotated[
+        list[str] | None,
+        Parameter(
+            negative=(),
+            metavar="NAMES",
+            help="What --resume may find otherwise than the checkpoint has it: epochs,learning_rate. May be repeated.",
+        ),
+    ] = None
 
 
 @Parameter(name="*", group=RESULTS)
@@ -83,18 +101,21 @@ class Results:
             name=["--output", "-o"], metavar="FILE", help="The trained model.  [default: MODEL-trained.onnx, here]"
         ),
     ] = None
+    in_place: flags.InPlace = False
     curve: Annotated[Path | None, Parameter(metavar="FILE", help="The training curve as a PNG (needs matplotlib).")] = (
         None
     )
     history: Annotated[Path | None, Parameter(metavar="FILE", help="One row per epoch, as .json or .csv.")] = None
 
 
+@unattended()
 def command(
-    model: flags.ModelPath,
+    model: flags.TunedModelPath,
     /,
     *,
     data: flags.Data,
     loss: flags.Loss,
+    loss_flags: flags.LossFlags = flags.LossFlags(),  # noqa: B008 - frozen
     validation: Annotated[
         str | None,
         Parameter(
@@ -114,19 +135,39 @@ def command(
     quiet: Annotated[bool, SWITCH, Parameter(group=RUNNING, help="Print the results only.")] = False,
     debug: flags.Debug = False,
 ) -> None:
-    """Train a model on data; the result differs from it in the trained weights and in nothing else."""
+    """Run ``onnxtrain fit``; the flags are described where they are declared."""
     from onnxtrain.cli.progress import Progress
     from onnxtrain.training.trainer import Trainer
 
-    output = results.output or Path(f"{model.stem}-trained.onnx")
+    output = paths.output_of(model, results.output, f"{model.stem}-trained.onnx", in_place=results.in_place)
     _check_paths(results, course, output, validated=validation is not None)
-    trainer = Trainer(
-        model, loss=loss, optimizer=settings.build(), accumulate=accumulate, threads=threads, **training.arguments()
+    paths.check_paths(
+        {
+            paths.MODEL: paths.model(model),
+            "--data": paths.data(data),
+            "--validation": paths.data(validation),
+            "--loss": paths.loss(loss),
+            "--checkpoint": paths.Given(course.checkpoint, written=True, files="checkpoint-*"),
+            "--output": paths.output(output, is_model=True),
+            "--curve": paths.output(results.curve),
+            "--history": paths.output(results.history),
+        },
+        in_place=results.in_place,
     )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TrainingHint)  # the progress says all hints
+        trainer = Trainer(
+            model,
+            loss=loss_flags.of(loss),
+            optimizer=settings.build(),
+            accumulate=accumulate,
+            threads=threads,
+            **training.arguments(),
+        )
     trainer.file.check_writable(output)
     examples, held_out = _datasets(trainer, data, validation, target)
     progress = Progress(trainer, name=model.name, quiet=quiet)
-    with _interruptible(course), contextlib.closing(progress):
+    with _interruptible(), contextlib.closing(progress):
         history = trainer.fit(
             examples,
             validation=held_out,
@@ -141,6 +182,7 @@ def command(
             checkpoint_every=course.checkpoint_every,
             keep=course.keep,
             resume=course.resume,
+            change=",".join(course.change or ()),
         )
     trainer.save(output)
     progress.written("model", output)
@@ -159,12 +201,11 @@ def _check_paths(results: Results, course: Course, output: Path, *, validated: b
     for path in (output, results.curve, results.history):
         if path is not None:
             check_writable(path)
-    if course.checkpoint is not None:
-        existing = next(path for path in (course.checkpoint, *course.checkpoint.absolute().parents) if path.exists())
+    if course.checkpoint:
+        folder = Path(course.checkpoint)
+        existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if not existing.is_dir():
-            raise OptionError(
-                f"--checkpoint is {str(course.checkpoint)!r}, but {str(existing)!r} is a file, no folder."
-            )
+            raise OptionError(f"--checkpoint is {course.checkpoint!r}, but {str(existing)!r} is a file, no folder.")
         check_writable(existing / "checkpoint")
     if results.history is not None and results.history.suffix not in (".json", ".csv"):
         raise OptionError(f"--history is {str(results.history)!r}; it needs a file that ends in .json or .csv.")
@@ -195,13 +236,9 @@ def _datasets(trainer: Trainer, data: str, validation: str | None, target: str |
 
 
 @contextlib.contextmanager
-def _interruptible(course: Course) -> Iterator[None]:
+def _interruptible() -> Iterator[None]:
     """Let Ctrl-C say what is kept."""
     try:
         yield
-    except KeyboardInterrupt:
-        from onnxtrain.training.checkpoint import CheckpointStore
-
-        newest = None if course.checkpoint is None else CheckpointStore(course.checkpoint).latest()
-        kept = "nothing was written" if newest is None else f"{str(newest)!r} is kept, --resume goes on from there"
-        raise KeyboardInterrupt(f"Interrupted; {kept}.") from None
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt(in_flags(str(error)) or "Interrupted; nothing was written.") from None

@@ -15,6 +15,7 @@ from onnxtrain.operators.optimizer import Optimizer
 
 LOSS_HELP = (
     "What to minimise: softmax_cross_entropy, binary_cross_entropy, mean_squared_error, mean_absolute_error, huber, "
+    "each with arguments as in 'huber(delta=0.5)'; "
     "output:NAME for a scalar output of the model, or the path of an ONNX model of (prediction, target)."
 )
 
@@ -31,6 +32,14 @@ SWITCH = Parameter(negative=(), show_default=False)
 _PATTERNS = Parameter(negative=(), metavar="PATTERN")
 
 ModelPath = Annotated[Path, Parameter(group=MODEL, help="The ONNX model. It is never changed.")]
+TunedModelPath = Annotated[
+    Path, Parameter(group=MODEL, help="The ONNX model. It is changed only where --in-place says so.")
+]
+InPlace = Annotated[
+    bool,
+    SWITCH,
+    Parameter(group=RESULTS, help="Write the result onto the model itself, instead of --output."),
+]
 Data = Annotated[
     str,
     Parameter(
@@ -44,6 +53,40 @@ Target = Annotated[
     Parameter(group=DATA, metavar="NAME", help="Name of the target array, where several are left beside the inputs."),
 ]
 Loss = Annotated[str, Parameter(group=LOSS, metavar="NAME", help=LOSS_HELP)]
+
+
+@Parameter(name="*", group=LOSS)
+@dataclass(frozen=True)
+class LossFlags:
+    """Arguments of the loss that have a flag of their own."""
+
+    axis: Annotated[
+        int | None,
+        Parameter(help="Class axis of the logits, for softmax_cross_entropy.  [default: as the labels' shape tells]"),
+    ] = None
+    ignore_index: Annotated[
+        int | None, Parameter(help="Label that does not count, for softmax_cross_entropy.  [default: -100]")
+    ] = None
+    check_targets: Annotated[
+        bool, Parameter(help="Refuse targets outside of 0 to 1, and distributions that do not sum to 1.")
+    ] = True
+
+    def of(self, loss: str) -> Any:
+        """The loss with these arguments.
+
+        Raises:
+            OptionError: It has no such argument.
+        """
+        given: dict[str, Any] = {"axis": self.axis, "ignore_index": self.ignore_index}
+        given["check_targets"] = None if self.check_targets else False
+        options = {name: value for name, value in given.items() if value is not None}
+        if not options:
+            return loss
+        from onnxtrain.training.loss_choice import resolve_loss
+
+        return resolve_loss(loss, **options)
+
+
 Prediction = Annotated[
     str | None,
     Parameter(
@@ -93,6 +136,11 @@ class Training:
         bool,
         SWITCH,
         Parameter(help="Give every node its own copy of vectors that an exporter merged because they were equal."),
+    ] = False
+    tie: Annotated[
+        bool,
+        SWITCH,
+        Parameter(help="Train weights that the model holds twice, such as a transposed embedding, as one."),
     ] = False
     clip_value: Annotated[float | None, Parameter(help="Clip every element of the gradients to [-FLOAT, FLOAT].")] = (
         None

@@ -15,7 +15,9 @@ from onnxtrain.cli.wording import in_flags
 
 if TYPE_CHECKING:
     from onnxtrain.graph.value import Dimension
-    from onnxtrain.model.inspection import Inspection
+    from onnxtrain.training.inspection import Inspection
+
+HELP = "Print what a model holds: which weights can be trained and why others cannot, operators, hints."
 
 EXAMPLES = """\
 Examples
@@ -49,8 +51,8 @@ def command(
     json_output: Annotated[flags.Json, Parameter(name="--json")] = False,
     debug: flags.Debug = False,
 ) -> None:
-    """Print what a model holds: which weights can be trained and why others cannot, operators, hints."""
-    from onnxtrain.model.inspection import inspect
+    """Run ``onnxtrain inspect``; the flags are described where they are declared."""
+    from onnxtrain.training.inspection import inspect
 
     found = inspect(model, train=train, freeze=freeze, output=prediction)
     if json_output:

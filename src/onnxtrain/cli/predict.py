@@ -8,8 +8,10 @@ from typing import Annotated
 import numpy as np
 from cyclopts import Parameter
 
-from onnxtrain.cli import flags, terminal
+from onnxtrain.cli import flags, paths, terminal
 from onnxtrain.errors import OptionError
+
+HELP = "Write the outputs of a model for data; a target in the data is not looked at."
 
 EXAMPLES = """\
 Examples
@@ -37,7 +39,7 @@ def command(
     threads: flags.Threads = None,
     debug: flags.Debug = False,
 ) -> None:
-    """Write the outputs of a model for data; a target in the data is not looked at."""
+    """Run ``onnxtrain predict``; the flags are described where they are declared."""
     from onnxtrain.model.file import check_writable
     from onnxtrain.model.writing import AtomicFiles
     from onnxtrain.runtime.options import RuntimeOptions
@@ -45,6 +47,7 @@ def command(
 
     if output.suffix not in (".npz", ".npy"):
         raise OptionError(f"--output is {str(output)!r}; it needs a file that ends in .npz or .npy.")
+    paths.check_paths({paths.MODEL: paths.model(model), "--data": paths.data(data), "--output": paths.output(output)})
     check_writable(output)
     arrays = predict(model, data, batch_size=batch_size, options=RuntimeOptions(threads=threads))
     if output.suffix == ".npy" and len(arrays) > 1:
@@ -52,9 +55,11 @@ def command(
             f"--output is {str(output)!r}, but the model has {len(arrays)} outputs ({', '.join(arrays)}); "
             "give a .npz file."
         )
+    # Text comes as Python objects, which only pickle could write.
+    arrays = {name: array.astype(np.str_) if array.dtype.hasobject else array for name, array in arrays.items()}
     with AtomicFiles() as files, files.create(output) as file:
         if output.suffix == ".npy":
-            np.save(file, next(iter(arrays.values())))
+            np.save(file, next(iter(arrays.values())), allow_pickle=False)
         else:
             np.savez(file, allow_pickle=False, **arrays)
     rows = {name: f"{array.dtype} {list(array.shape)}" for name, array in arrays.items()}

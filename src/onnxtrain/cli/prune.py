@@ -10,9 +10,12 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
-from onnxtrain.cli import flags, terminal
+from onnxtrain.cli import flags, paths, terminal
 from onnxtrain.cli.flags import COURSE, DATA, RESULTS, RUNNING, SWITCH, PruningOptimizer, Training
+from onnxtrain.cli.streams import unattended
 from onnxtrain.operators.optimizer import Optimizer
+
+HELP = "Train, cut and fine-tune a model; the result differs from it in its weights, of which many are zero."
 
 EXAMPLES = """\
 Examples
@@ -59,7 +62,9 @@ class Pruning:
     tensors: Annotated[
         list[str] | None,
         Parameter(
-            negative=(), metavar="PATTERN", help="Parameters to prune. May be repeated.  [default: those of rank 2 up]"
+            negative=(),
+            metavar="PATTERN",
+            help="Parameters to prune. May be repeated.  [default: weights and embeddings]",
         ),
     ] = None
     rounds: Annotated[int, Parameter(help="How many cuts, spread over the training on a cubic schedule.")] = 1
@@ -82,12 +87,14 @@ class Course:
     )
 
 
+@unattended()
 def command(
-    model: flags.ModelPath,
+    model: flags.TunedModelPath,
     /,
     *,
     data: flags.Data,
     loss: flags.Loss,
+    loss_flags: flags.LossFlags = flags.LossFlags(),  # noqa: B008 - frozen
     validation: Annotated[
         str | None,
         Parameter(group=DATA, metavar="PATH", help="Data to measure on, or the fraction to hold out: 0.1."),
@@ -106,6 +113,7 @@ def command(
             help="The pruned model.  [default: MODEL-pruned.onnx, here]",
         ),
     ] = None,
+    in_place: flags.InPlace = False,
     storage: Annotated[
         Literal["dense", "sparse"],
         Parameter(group=RESULTS, help="Write zeros, or sparse_initializer where that takes fewer bytes."),
@@ -118,17 +126,28 @@ def command(
     quiet: Annotated[bool, SWITCH, Parameter(group=RUNNING, help="Print the results only.")] = False,
     debug: flags.Debug = False,
 ) -> None:
-    """Train, cut and fine-tune a model; the result differs from it in its weights, of which many are zero."""
+    """Run ``onnxtrain prune``; the flags are described where they are declared."""
     from onnxtrain.pruning.prune import prune
 
     console = terminal.console()
     silent = quiet or json_output
     arguments: dict[str, Any] = dataclasses.asdict(pruning) | dataclasses.asdict(course)
-    path = output or Path(f"{model.stem}-pruned.onnx")
+    path = paths.output_of(model, output, f"{model.stem}-pruned.onnx", in_place=in_place)
+    paths.check_paths(
+        {
+            paths.MODEL: paths.model(model),
+            "--data": paths.data(data),
+            "--validation": paths.data(validation),
+            "--loss": paths.loss(loss),
+            "--output": paths.output(path, is_model=True),
+            "--report": paths.Given(report, written=True, files=("report.txt", "report.json", "report.png")),
+        },
+        in_place=in_place,
+    )
     result = prune(
         model,
         data,
-        loss=loss,
+        loss=loss_flags.of(loss),
         validation=_validation(validation),
         target=target,
         optimizer=_optimizer(settings),

@@ -3,24 +3,70 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import stat
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 
 _PLAIN_WIDTH = 200
 """Columns where the output is a file or a pipe, so that no table is cut."""
 
 
+_HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Unicode's categories of what a terminal obeys, or does not show, instead of showing it: control characters, marks
+that turn the direction of writing, halves of characters, separators of lines and paragraphs."""
+
+_JOINERS = "\u200c\u200d"
+"""Between letters and within emoji: they change how their neighbours look, and nothing else."""
+
+
+def visible(text: str) -> str:
+    """A text whose every character is shown and none is obeyed; lines and tabs stay.
+
+    Names in models, data and checkpoints are other people's. Printed as they are, they could write anywhere on the
+    terminal, set its title, or show one thing and mean another.
+    """
+    if text.isprintable():
+        return text
+    return "".join(_visible_character(character) for character in text)
+
+
+def _visible_character(character: str) -> str:
+    if character in "\n\t" or character in _JOINERS or unicodedata.category(character) not in _HIDDEN:
+        return character
+    return character.encode("unicode_escape").decode("ascii")
+
+
+class _PlainConsole(Console):
+    """A console that shows texts as they are: no markup, no emoji by name, no control characters."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """What becomes of a string: measured and shown as it is."""
+        return super().render_str(visible(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """What becomes of everything: texts with a style come by here only."""
+        for segment in super().render(renderable, options):
+            if segment.control:
+                yield segment
+            else:
+                yield Segment(visible(segment.text), segment.style)
+
+
 def console(*, stderr: bool = False) -> Console:
     """A console on the standard output, or the standard error."""
-    # No markup: names of values and files may hold brackets.
-    found = Console(stderr=stderr, highlight=False, markup=False)
-    if not found.is_terminal:
-        found = Console(stderr=stderr, highlight=False, markup=False, width=_PLAIN_WIDTH)
-    return found
+    found = _PlainConsole(stderr=stderr)
+    return found if found.is_terminal else _PlainConsole(stderr=stderr, width=_PLAIN_WIDTH)
 
 
 def table(*columns: str, title: str | None = None, right: Sequence[str] = ()) -> Table:
@@ -66,7 +112,10 @@ def duration(seconds: float) -> str:
 
 def file_size(path: Path) -> str:
     """The size of a file in units of a thousand."""
-    size = float(path.stat().st_size)
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        return "a device or a pipe"
+    size = float(status.st_size)
     for unit in ("bytes", "kB", "MB"):
         if size < 1000:
             return f"{size:.0f} {unit}"

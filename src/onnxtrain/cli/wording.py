@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 
@@ -10,7 +11,7 @@ from cyclopts import CycloptsError
 RENAMED = {"output": "prediction"}
 """Arguments whose flag has another name: ``--output`` is the file that a command writes."""
 
-_ARGUMENT = re.compile(r"\b(?P<name>[a-z_]+)=(?P<value>True|'[^']*'|\"[^\"]*\"|-?\d+(?:\.\d+)?)?")
+_ARGUMENT = re.compile(r"\b(?P<name>[a-z_]+)=(?P<value>True|False|'[^']*'|\"[^\"]*\"|-?\d+(?:\.\d+)?)?")
 _PLAIN = re.compile(r"[\w.:-]+")
 
 
@@ -29,6 +30,8 @@ def in_flags(sentence: str) -> str:
             return match[0]
         if value in (None, "True"):
             return flag(name)
+        if value == "False":
+            return flag(f"no_{name}")
         bare = value.strip("\"'")
         return f"{flag(name)} {bare if _PLAIN.fullmatch(bare) else repr(bare)}"
 
@@ -44,9 +47,11 @@ def usage(error: CycloptsError) -> str:
 
 
 def _argument_names() -> set[str]:
+    from onnxtrain.cli.flags import LossFlags
     from onnxtrain.pruning.prune import prune
     from onnxtrain.training.fitting import fit
     from onnxtrain.training.trainer import Trainer
 
     functions = (Trainer, fit, prune)
-    return {name for function in functions for name in inspect.signature(function).parameters} | {"targets", "entry"}
+    names = {name for function in functions for name in inspect.signature(function).parameters}
+    return names | {"targets", "entry", *(field.name for field in dataclasses.fields(LossFlags))}

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.graph.indexing import indexed
 from onnxtrain.graph.inference import infer_outputs
+from onnxtrain.graph.operands import as_array, exact, lifted
 from onnxtrain.graph.reshaping import reduce_to, reshape, reshape_like
 from onnxtrain.graph.sequences import Placed, map_sequences, sum_of_sequences
 from onnxtrain.graph.sharing import NEVER_SHARED, attribute_key
@@ -21,8 +23,9 @@ class Builder:
     """Appends nodes to a graph (or before a given node of it).
 
     ``builder.Relu(x)`` emits one standard operator and returns its output;
-    ``builder.several("TopK", x, k, outputs=2)`` returns all outputs of one that has several. Keyword arguments
-    are attributes; ``domain`` names another operator set. The same operator on the same inputs is emitted once:
+    ``builder.several("TopK", x, k, outputs=2)`` returns all outputs of one that has several. Inputs are values;
+    numbers and arrays become constants of the type that the operator needs. Keyword arguments are attributes;
+    ``domain`` names another operator set. The same operator on the same inputs is emitted once:
     the first result is returned again.
 
     Args:
@@ -56,21 +59,28 @@ class Builder:
     def __getattr__(self, operator: str) -> Callable[..., Value]:
         """``builder.Add(a, b)``: emit the standard operator of that name."""
         if not operator[:1].isupper():
-            raise AttributeError(f"Builder has no attribute {operator!r}")
+            raise AttributeError(f"Builder has no attribute {operator!r}; operators have ONNX's names, such as Relu")
 
-        def emit(*inputs: Value | None, domain: str = "", **attributes: Any) -> Value:
+        def emit(*inputs: Operand | None, domain: str = "", **attributes: Any) -> Value:
             return self.several(operator, *inputs, outputs=1, domain=domain, **attributes)[0]
 
         return emit
 
     def several(
-        self, operator: str, *inputs: Value | None, outputs: int, domain: str = "", **attributes: Any
+        self, operator: str, *inputs: Operand | None, outputs: int, domain: str = "", **attributes: Any
     ) -> tuple[Value, ...]:
-        """Emit one node of any operator and return all its outputs; attributes that are ``None`` are left out."""
+        """Emit one node of any operator and return all its outputs; attributes that are ``None`` are left out.
+
+        Raises:
+            OperatorError: An input is neither a value nor a number nor an array.
+        """
         given = {key: _plain(item) for key, item in attributes.items() if item is not None}
-        if operator == "Pad" and not domain and len(inputs) == 4:
-            inputs = self._padded_on_every_axis(*inputs)
-        values = [None if value is None else value.ir for value in inputs]
+        operands = [item for item in inputs if item is None or isinstance(item, Value)]
+        if len(operands) < len(inputs):
+            operands = lifted(self, operator, inputs, domain)
+        if operator == "Pad" and not domain and len(operands) == 4:
+            operands = self._padded_on_every_axis(*operands)
+        values = [None if value is None else value.ir for value in operands]
         while values and values[-1] is None:
             values.pop()
         compared = attribute_key(given)
@@ -86,22 +96,22 @@ class Builder:
 
     def _padded_on_every_axis(
         self, x: Value | None, pads: Value | None, fill: Value | None, axes: Value | None
-    ) -> tuple[Value | None, ...]:
+    ) -> list[Value | None]:
         """Pad's inputs without its axes, where the rank is known.
 
-        ONNX Runtime moves transpositions across Pad as if it had no axes, and then fails (seen in 1.31).
+        ONNX Runtime fails on Pad with axes between transpositions (workarounds: transposed padding).
         """
         listed = None if axes is None else axes.constant()
         if x is None or x.rank is None or pads is None or listed is None:
-            return x, pads, fill, axes
+            return [x, pads, fill, axes]
         begins = listed % x.rank
         positions = np.concatenate([begins, begins + x.rank]).astype(np.int64)
         known = pads.constant()
         every = np.zeros(2 * x.rank, np.int64)
         if known is None:
-            return x, self.ScatterElements(self.constant(every), self.constant(positions), pads), fill
+            return [x, self.ScatterElements(self.constant(every), self.constant(positions), pads), fill]
         every[positions] = known
-        return x, self.constant(every), fill
+        return [x, self.constant(every), fill]
 
     def _emit(
         self, operator: str, values: list[ir.Value | None], outputs: int, domain: str, given: dict[str, Any]
@@ -125,7 +135,8 @@ class Builder:
         self._counter += 1
         if not self.scope:
             return None
-        while (name := f"{self.scope}/{operator}_{self._counter}") in self._node_names:
+        scope = self.scope if self._outer is None else self.prefix + self.scope
+        while (name := f"{scope}/{operator}_{self._counter}") in self._node_names:
             self._counter += 1
         return name
 
@@ -158,7 +169,18 @@ class Builder:
     def unique_prefix(self) -> str:
         """The beginning of names that nothing in this graph or its bodies has."""
         self._counter += 1
-        return f"{self.prefix}{self.scope or 'body'}/{self._counter}/"
+        # Bodies within bodies only count: with what they are for in each prefix, names would double at every level.
+        return f"{self.prefix}{self._counter}/" if self.prefix else f"{self.scope or 'body'}/{self._counter}/"
+
+    def copied_name(self, name: str) -> str:
+        """The name that a copy has in this body of what has one in the surrounding graph."""
+        return self.prefix + self.bare_name(name)
+
+    def bare_name(self, name: str) -> str:
+        """A name of this graph or the surrounding one without what it begins with there."""
+        if self.prefix and name.startswith(self.prefix):
+            return name[len(self.prefix) :]
+        return name if self._outer is None else name.removeprefix(self._outer.prefix)
 
     def wrap(self, value: ir.Value) -> Value:
         """An existing value of the graph as an operand."""
@@ -200,18 +222,32 @@ class Builder:
         """An arithmetic or comparison operator; numbers and arrays take the type of the other side.
 
         Adding zero, multiplying by one and dividing by one emit nothing.
+
+        Raises:
+            OperatorError: A number does not fit the type of the other side, or an operand is neither a value nor a
+                number nor an array.
         """
         if isinstance(left, Value) and not isinstance(right, Value):
-            if isinstance(right, (int, float)) and _is_neutral(operator, right):
+            if _is_number(right) and _is_neutral(operator, right):
                 return left
-            right = self.constant(right, left.dtype)
+            right = self._beside(left, right, operator)
         elif isinstance(right, Value) and not isinstance(left, Value):
-            if isinstance(left, (int, float)) and operator in ("Add", "Mul") and _is_neutral(operator, left):
+            if operator in ("Add", "Mul") and _is_number(left) and _is_neutral(operator, left):
                 return right
-            left = self.constant(left, right.dtype)
+            left = self._beside(right, left, operator)
         assert isinstance(left, Value)
         assert isinstance(right, Value)
         return self.several(operator, left, right, outputs=1)[0]
+
+    def _beside(self, value: Value, operand: Any, operator: str) -> Value:
+        """A number or an array as a constant of the type of the value beside it."""
+        what = f"an operand of {operator}"
+        array = as_array(operand, what)
+        return self.constant(array if value.ir.dtype is None else exact(array, value.dtype, what))
+
+    def index(self, value: Value, key: Any) -> Value:
+        """``value[key]`` as NumPy has it: whole numbers, slices, ``...``, ``None``, one array of indices."""
+        return indexed(value, key)
 
     def cast(self, value: Value, dtype: ir.DataType) -> Value:
         """The value in another element type; itself where it has that type already."""
@@ -322,6 +358,10 @@ class Builder:
 
 def _plain(item: Any) -> Any:
     return int(item) if isinstance(item, (ir.DataType, np.integer, bool)) else item
+
+
+def _is_number(operand: Operand) -> TypeGuard[int | float]:
+    return isinstance(operand, int | float) and not isinstance(operand, bool)
 
 
 def _is_neutral(operator: str, number: float) -> bool:

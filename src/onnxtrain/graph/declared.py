@@ -2,9 +2,103 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterator
+
 import onnx_ir as ir
 
-from onnxtrain.graph.clone import subgraphs
+from onnxtrain.graph.clone import captured_values, subgraphs
+from onnxtrain.graph.inference import told_shape
+from onnxtrain.graph.value import Dimension, dimensions
+
+MADE_UP = "unk__"
+"""How the symbols begin that ONNX's inference makes up."""
+
+_ANONYMOUS = frozenset({"", "?", "-1", "None", "unknown", "*"})
+"""What exporters write for the size of an axis of which they know nothing: several axes of a model may have it."""
+
+
+def forget_anonymous_axes(graph: ir.Graph) -> None:
+    """Take what is no name of a size for none, in place: two axes that are called ``?`` need not be equal."""
+    _forget_sizes(graph, lambda size: size in _ANONYMOUS if isinstance(size, str) else size is not None and size < 0)
+
+
+def forget_undefined_types(graph: ir.Graph) -> None:
+    """Take a declared type without an element type for none, in place: inference finds the type."""
+    for node in graph:
+        for output in node.outputs:
+            if isinstance(output.type, ir.TensorType) and output.dtype == ir.DataType.UNDEFINED:
+                output.type = output.shape = None
+        for body in subgraphs(node):
+            forget_undefined_types(body)
+
+
+def forget_symbols(graph: ir.Graph, symbols: Collection[str]) -> None:
+    """Forget symbols that were found to stand for different sizes, in place."""
+    _forget_sizes(graph, lambda size: isinstance(size, str) and size in symbols)
+
+
+def forget_branch_shapes(graph: ir.Graph) -> bool:
+    """Forget the shapes of what If nodes give where their branches give others, and what follows, in place.
+
+    Exporters declare the shape of one branch for both. Where the condition is constant, that may be right.
+
+    Returns:
+        Whether there were any.
+    """
+    affected: set[ir.Value] = set()
+    for node in graph:
+        for body in subgraphs(node):
+            if forget_branch_shapes(body):
+                affected.update(node.outputs)
+        if node.op_type == "If" and not node.domain:
+            affected.update(output for place, output in enumerate(node.outputs) if _is_of_one_branch(node, place))
+    if not affected:
+        return False
+    own = set(affected)
+    for node in graph:
+        if any(value in affected for value in (*node.inputs, *captured_values(node))):
+            affected.update(node.outputs)
+            for body in subgraphs(node):
+                forget_shapes(body)
+    for value in affected:
+        rank = None if value.shape is None or value in own or not value.is_graph_output() else len(value.shape)
+        value.shape = None if rank is None else ir.Shape([None] * rank)
+    return True
+
+
+def _is_of_one_branch(node: ir.Node, place: int) -> bool:
+    """Whether an output of an If is declared to have a shape that a branch does not give it."""
+    outer = dimensions(node.outputs[place])
+    condition = node.inputs[0]
+    if outer is None or condition is None or ir.convenience.get_const_tensor(condition) is not None:
+        return False
+    for body in subgraphs(node):
+        inner = told_shape(body.outputs[place])
+        if inner is None:
+            continue
+        if len(inner) != len(outer) or any(map(_differ, outer, inner)):
+            return True
+    return False
+
+
+def _differ(outer: Dimension, inner: Dimension) -> bool:
+    return None not in (outer, inner) and outer != inner and not str(inner).startswith(MADE_UP)
+
+
+def _forget_sizes(graph: ir.Graph, is_unknown: Callable[[Dimension], bool]) -> None:
+    for value in _values(graph):
+        sizes = dimensions(value) or ()
+        if any(is_unknown(size) for size in sizes):
+            value.shape = ir.Shape([None if is_unknown(size) else size for size in sizes])
+
+
+def _values(graph: ir.Graph) -> Iterator[ir.Value]:
+    """The inputs of a graph and what its nodes give, those in bodies included."""
+    yield from graph.inputs
+    for node in graph:
+        yield from node.outputs
+        for body in subgraphs(node):
+            yield from _values(body)
 
 
 def contradictions(graph: ir.Graph) -> int:

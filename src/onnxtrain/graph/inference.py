@@ -69,7 +69,17 @@ _ONE_TYPE = frozenset({"Split", "BatchNormalization", "SoftmaxCrossEntropyLoss",
 
 
 def infer_outputs(node: ir.Node) -> None:
-    """Set element type and shape of a new node's outputs as far as its inputs tell."""
+    """Set element type and shape of a new node's outputs as far as its inputs tell.
+
+    Nothing is told where attributes and inputs do not go together, as in branches that are never taken.
+    """
+    try:
+        _infer_outputs(node)
+    except (LookupError, ValueError):
+        return
+
+
+def _infer_outputs(node: ir.Node) -> None:
     if node.op_type in _BODIES:
         _infer_from_body(node)
         return
@@ -87,6 +97,18 @@ def infer_outputs(node: ir.Node) -> None:
         node.outputs[1].shape = node.inputs[0].shape  # the log-probabilities
     if node.op_type in ("MaxPool", "TopK") and len(node.outputs) == 2:
         node.outputs[1].dtype = ir.DataType.INT64
+
+
+def told_shape(value: ir.Value) -> tuple[Dimension, ...] | None:
+    """The shape of a value, or what the inputs of its node tell: ONNX's inference sees no constants outside a body."""
+    producer = value.producer()
+    known = dimensions(value)
+    if known is not None or producer is None or producer.domain or value is not producer.outputs[0]:
+        return known
+    try:
+        return _shape(producer)
+    except (LookupError, ValueError):
+        return None
 
 
 def is_elementwise(operator: str) -> bool:

@@ -1,7 +1,7 @@
 """Passes over a graph: what is computed twice is computed once, what nobody reads goes away.
 
 onnx-ir ships passes of the same names; these differ in that the names of graph outputs are never given to
-another value, and that nothing random is merged.
+another value, and that nothing random is merged (workarounds: merged random nodes, merged outputs).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def merge_common_subexpressions(graph: ir.Graph) -> None:
             continue
         removed.append(node)
         for old, new in zip(node.outputs, first.outputs, strict=True):
-            new.shape = old.shape if new.shape is None else new.shape
+            _know_as_much(new, old)
             if old.is_graph_output():
                 _name_again(graph, node, old, new)
             else:
@@ -75,8 +75,7 @@ def remove_identities(graph: ir.Graph) -> None:
             names[source] = result.name
         substitutes[result] = source
         removed.append(node)
-        if source.shape is None:
-            source.shape = result.shape
+        _know_as_much(source, result)
     substitute(graph, substitutes)
     for node in removed:
         if substitutes[node.outputs[0]] in names:
@@ -84,6 +83,12 @@ def remove_identities(graph: ir.Graph) -> None:
     for source, name in names.items():
         source.name = name
     remove_nodes(graph, removed)
+
+
+def _know_as_much(value: ir.Value, other: ir.Value) -> None:
+    """Take over type and shape from a value that is the same; onnx-ir complains of a shape without a type."""
+    value.type = other.type if value.type is None else value.type
+    value.shape = other.shape if value.shape is None else value.shape
 
 
 def remove_dead_nodes(graph: ir.Graph) -> None:

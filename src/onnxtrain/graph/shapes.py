@@ -2,37 +2,88 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import onnx
 import onnx_ir as ir
 
-from onnxtrain.graph.declared import contradictions, forget_shapes
+from onnxtrain.graph.declared import (
+    contradictions,
+    forget_anonymous_axes,
+    forget_branch_shapes,
+    forget_shapes,
+    forget_symbols,
+    forget_undefined_types,
+)
+from onnxtrain.graph.limits import check_shapes
+from onnxtrain.graph.nesting import check_depth
+from onnxtrain.graph.propagation import infer_within_bounds
 from onnxtrain.graph.symbols import resolve_symbols
+from onnxtrain.workarounds import hide_computed_slices, is_taken_for_scalar
+
+_INFERENCES: list[Callable[[ir.Node], bool]] = []
+_NAMERS: list[Callable[[ir.Node], list[ir.Value]]] = []
+
+
+def register_inference(infer: Callable[[ir.Node], bool], name_outputs: Callable[[ir.Node], list[ir.Value]]) -> None:
+    """Teach the inference operators that ONNX does not know.
+
+    Args:
+        infer: Gives the outputs of a node types and shapes where it knows the operator; returns whether that told
+            anything new.
+        name_outputs: Names the outputs of a node that have no name, where ONNX's inference needs one, and returns
+            them; they lose it afterwards.
+    """
+    _INFERENCES.append(infer)
+    _NAMERS.append(name_outputs)
 
 
 def infer_shapes(model: ir.Model) -> ir.Model:
     """Fill in types and shapes of all values of a model, in place; what cannot be found stays unknown.
 
     Big tensors are left out of what ONNX sees, so that models beyond protobuf's 2 GiB pass. ONNX knows nothing
-    of the operators in this project's own domain: optimizers are inferred here.
+    of the operators in this project's own domain: those are inferred by what
+    :func:`register_inference` was given.
     """
-    from onnxtrain.operators.lowering import infer_optimizer_types, name_skipped_outputs  # built on this package
-
-    skipped = [output for node in model.graph for output in name_skipped_outputs(node)]
+    forget_anonymous_axes(model.graph)
+    forget_undefined_types(model.graph)
+    skipped = [output for node in model.graph for name in _NAMERS for output in name(node)]
     try:
         _infer_consistently(model)
-        learned = [infer_optimizer_types(node) for node in model.graph]
+        learned = [infer(node) for node in model.graph for infer in _INFERENCES]
         if any(learned):
             _infer(model)
-        resolve_symbols(model.graph)
+        if resolve_symbols(model.graph):
+            _infer(model)
+            resolve_symbols(model.graph)
     finally:
         for output in skipped:
             output.name = ""
     return model
 
 
+def complete_shapes(model: ir.Model) -> ir.Model:
+    """Infer types and shapes where the main graph has a value without them, in place; most graphs have none."""
+    for node in model.graph:
+        for output in node.outputs:
+            known = output.shape is not None or not isinstance(output.type, ir.TensorType | None)
+            if output.name and not known:
+                return infer_shapes(model)
+    return model
+
+
+Sizes = dict[str, set[int]]
+"""The sizes that axes of one symbol have."""
+
+
 def _infer_consistently(model: ir.Model) -> None:
     """Where declared shapes contradict each other, infer again without them."""
-    _infer(model)
+    untrue = {symbol for symbol, sizes in _infer(model).items() if len(sizes) > 1}
+    if untrue:
+        forget_symbols(model.graph, untrue)
+        _infer(model)
+    if forget_branch_shapes(model.graph):
+        _infer(model)
     before = contradictions(model.graph)
     if not before:
         return
@@ -43,8 +94,11 @@ def _infer_consistently(model: ir.Model) -> None:
             value.shape = shape
 
 
-def _infer(model: ir.Model) -> None:
+def _infer(model: ir.Model) -> Sizes:
+    """Infer once; returns the sizes that were found for symbols that the model gives."""
     graph = model.graph
+    check_depth(graph)
+    check_shapes(graph)
     inputs = len(graph.inputs)
     hidden: list[tuple[ir.Value, ir.TensorProtocol]] = []
     for value in list(graph.initializers.values()):
@@ -65,45 +119,16 @@ def _infer(model: ir.Model) -> None:
             value.const_value = tensor
             graph.register_initializer(value)
         del added
-    _hide_computed_slices(proto.graph)
-    inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
-    _copy(graph, inferred.graph)
+    hide_computed_slices(proto.graph)
+    return _copy(graph, infer_within_bounds(proto).graph)
 
-
-def _hide_computed_slices(graph: onnx.GraphProto) -> None:
-    """Keep ONNX's data propagation from Slice nodes whose bounds are computed, in place.
-
-    It takes bounds that it does not know for absent ones, and so the whole input for the result: shapes that
-    are made of such slices come out wrong (seen in 1.23). Compress has the same types and no propagation.
-    """
-    known = {tensor.name for tensor in graph.initializer}
-    known |= {node.output[0] for node in graph.node if node.op_type == "Constant"}
-    # What is propagated has one axis and holds sizes; its rank may not be declared yet.
-    integers: set[str] = set()
-    for node in graph.node:
-        read = node.input[:1] if node.op_type == "Slice" else node.input  # bounds are sizes of whatever is sliced
-        if node.op_type == "Shape" or (node.op_type in _OF_SIZES and any(name in integers for name in read)):
-            integers.add(node.output[0])
-    ranks = {info.name: len(info.type.tensor_type.shape.dim) for info in (*graph.value_info, *graph.input)}
-    ranks.update((tensor.name, len(tensor.dims)) for tensor in graph.initializer)
-    for node in graph.node:
-        if node.op_type == "Slice" and any(name and name not in known for name in node.input[1:]):
-            if ranks.get(node.input[0]) != 1 and node.input[0] not in integers:
-                continue
-            condition = node.input[1]
-            del node.input[1:]
-            node.input.append(condition)
-            node.op_type = "Compress"
-            node.attribute.append(onnx.helper.make_attribute("axis", 0))
-
-
-_OF_SIZES = frozenset({"Concat", "Cast", "Identity", "Slice", "Add", "Sub", "Mul", "Div", "Max", "Min", "Neg"})
 
 _SMALL = 1024
 """Bytes; tensors up to this size take part in inference by their values (shapes, axes, repeats)."""
 
 
-def _copy(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
+def _copy(graph: ir.Graph, inferred: onnx.GraphProto) -> Sizes:
+    sizes: Sizes = {}
     found = {info.name: info.type for info in (*inferred.value_info, *inferred.output)}
     for node in graph:
         for value in node.outputs:
@@ -113,19 +138,23 @@ def _copy(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
             if value.type is None:
                 value.type = ir.serde.deserialize_type_proto_for_type(other)
             tensor = other.tensor_type
-            if tensor.HasField("shape") and not (node.op_type == "Attention" and not tensor.shape.dim):
-                # ONNX takes the matrix of an Attention of unknown shapes for a scalar.
-                value.shape = _better(value.shape, ir.serde.deserialize_type_proto_for_shape(other))
+            if tensor.HasField("shape") and not is_taken_for_scalar(node, tensor):
+                value.shape = _better(value.shape, ir.serde.deserialize_type_proto_for_shape(other), sizes)
     for node, other_node in zip(graph, inferred.node, strict=False):
         for attribute in other_node.attribute:
             if attribute.type == onnx.AttributeProto.GRAPH and attribute.name in node.attributes:
-                _copy(node.attributes[attribute.name].as_graph(), attribute.g)
+                for symbol, numbers in _copy(node.attributes[attribute.name].as_graph(), attribute.g).items():
+                    sizes.setdefault(symbol, set()).update(numbers)
+    return sizes
 
 
-def _better(old: ir.Shape | None, new: ir.Shape | None) -> ir.Shape | None:
+def _better(old: ir.Shape | None, new: ir.Shape | None, sizes: Sizes) -> ir.Shape | None:
     """Per axis what says more: a size, then a symbol that the model itself gave, then a new symbol."""
     if old is None or new is None or len(old) != len(new):
         return old if new is None else new
+    for a, b in zip(old, new, strict=True):
+        if isinstance(b, int) and not isinstance(a, int) and a.value is not None:
+            sizes.setdefault(a.value, set()).add(b)
     chosen = [
         b if isinstance(b, int) or (not isinstance(a, int) and a.value is None) else a
         for a, b in zip(old, new, strict=True)

@@ -13,26 +13,28 @@ from collections.abc import Callable, Sequence
 import onnx_ir as ir
 
 from onnxtrain.graph.clone import subgraphs
+from onnxtrain.graph.declared import MADE_UP
 from onnxtrain.graph.inference import broadcast_shapes, is_elementwise
 from onnxtrain.graph.value import Dimension, dimensions
-
-_MADE_UP = "unk__"
-"""How the symbols begin that ONNX's inference makes up."""
 
 _LONGEST = 64
 """Elements up to which an integer tensor is taken for sizes."""
 
 
-def resolve_symbols(graph: ir.Graph) -> None:
+def resolve_symbols(graph: ir.Graph) -> bool:
     """Replace made-up symbols by the sizes or symbols that they are equal to, in place.
 
     Requires: a sorted graph whose shapes ONNX has inferred. Ensures: shapes say the same or more.
+
+    Returns:
+        Whether there were any, so that another inference may find more.
     """
     resolver = _Resolver()
     for node in graph:
         resolver.visit(node)
     if resolver.found:
         resolver.write(graph)
+    return bool(resolver.found)
 
 
 class _Resolver:
@@ -83,7 +85,7 @@ class _Resolver:
             output.shape = ir.Shape(new)
             return
         for before, now in zip(map(self._resolved, old), new, strict=False):
-            if now is not None and now != before and isinstance(before, str) and before.startswith(_MADE_UP):
+            if now is not None and now != before and isinstance(before, str) and before.startswith(MADE_UP):
                 self.found[before] = now
 
     def write(self, graph: ir.Graph) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 import onnx_ir as ir
+
+from onnxtrain.errors import OperatorError
 
 if TYPE_CHECKING:
     from onnxtrain.graph.builder import Builder
@@ -14,16 +16,20 @@ Dimension = int | str | None
 """One axis: a size, a symbol (equal symbols are equal sizes), or nothing known."""
 
 Operand = Union["Value", float, int, np.ndarray]
-"""What an arithmetic operator accepts beside a value: numbers and arrays become constants of its type."""
+"""What an operator accepts beside a value: numbers and arrays become constants of the type that it needs."""
 
 
 class Value:
-    """A value of a graph under construction; arithmetic on it emits nodes through its builder.
+    """A value of a graph under construction; arithmetic, comparisons of size, and indices emit nodes.
 
-    Two wrappers of the same graph value are interchangeable; identity is that of ``ir``.
+    Two wrappers of the same graph value are interchangeable; identity is that of ``ir``. ``==`` compares Python
+    objects; ``op.Equal`` compares what two values hold.
     """
 
     __slots__ = ("ir", "op")
+
+    __array_ufunc__ = None  # so that NumPy leaves array * value to the value
+    __iter__ = None  # __getitem__ alone would make an endless loop of it
 
     def __init__(self, value: ir.Value, op: Builder) -> None:
         self.ir = value
@@ -114,11 +120,50 @@ class Value:
     def __rpow__(self, other: Operand) -> Value:
         return self.op.binary("Pow", other, self)
 
-    def __matmul__(self, other: Value) -> Value:
-        return self.op.MatMul(self, other)
+    def __matmul__(self, other: Operand) -> Value:
+        return self.op.binary("MatMul", self, other)
+
+    def __rmatmul__(self, other: Operand) -> Value:
+        return self.op.binary("MatMul", other, self)
+
+    # NumPy declares the reflected comparisons for its arrays; __array_ufunc__ leaves them to these.
+    def __lt__(self, other: Operand) -> Value:  # type: ignore[misc]
+        return self.op.binary("Less", self, other)
+
+    def __le__(self, other: Operand) -> Value:  # type: ignore[misc]
+        return self.op.binary("LessOrEqual", self, other)
+
+    def __gt__(self, other: Operand) -> Value:  # type: ignore[misc]
+        return self.op.binary("Greater", self, other)
+
+    def __ge__(self, other: Operand) -> Value:  # type: ignore[misc]
+        return self.op.binary("GreaterOrEqual", self, other)
+
+    def __and__(self, other: Operand) -> Value:
+        return self.op.binary("And", self, other)
+
+    def __or__(self, other: Operand) -> Value:
+        return self.op.binary("Or", self, other)
+
+    def __invert__(self) -> Value:
+        return self.op.Not(self)
 
     def __neg__(self) -> Value:
         return self.op.Neg(self)
+
+    def __pos__(self) -> Value:
+        return self
+
+    def __abs__(self) -> Value:
+        return self.op.Abs(self)
+
+    def __getitem__(self, key: Any) -> Value:
+        return self.op.index(self, key)
+
+    def __bool__(self) -> bool:
+        raise OperatorError(
+            f"{self!r} is not computed yet, so Python cannot branch on it; use op.Where(condition, this, that)."
+        )
 
     def __repr__(self) -> str:
         return f"Value({self.name!r}, {self.dtype.name}, {self.shape})"

@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
-from onnx import ModelProto, TensorProto
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, TensorProto
 
 from onnxtrain.errors import ModelError
+from onnxtrain.graph.nesting import DEEPEST
+from onnxtrain.model.bodies import check_bodies
 from onnxtrain.model.external import ExternalData, data_bytes, locate
-from onnxtrain.model.skeleton import all_tensors, default_opset, hide_runtime_operators, skeleton, unify_default_domain
+from onnxtrain.model.limits import (
+    MINIMUM_IR_VERSION,
+    MINIMUM_OPSET,
+    newest_ir_version,
+    newest_opset,
+    supports_ir_version,
+    supports_opset,
+)
+from onnxtrain.model.order import sort_nodes
+from onnxtrain.model.skeleton import (
+    all_nodes,
+    all_tensors,
+    default_opset,
+    hide_runtime_operators,
+    is_default_domain,
+    skeleton,
+    subgraphs,
+    unify_default_domain,
+)
+from onnxtrain.model.sparse_tensors import check_sparse
+from onnxtrain.model.text import is_text
 from onnxtrain.model.wire import Template
 
-MINIMUM_OPSET = 7
-"""Older operators broadcast by rules of their own, and ONNX Runtime does not support them."""
 
-MAXIMUM_OPSET = 26
-"""The newest opset that ONNX Runtime 1.31 runs; to be raised with the runtime."""
-
-MINIMUM_IR_VERSION = 3
-"""The first version with opset imports."""
-
-MAXIMUM_IR_VERSION = 13
-"""The newest that ONNX Runtime 1.31 reads; to be raised with the runtime."""
-
-
-def check_model(label: str, proto: ModelProto, template: Template, folder: Path | None) -> dict[str, ExternalData]:
+def check_model(
+    label: str, proto: ModelProto, template: Template, folder: Path | None, moved: Mapping[str, str]
+) -> tuple[dict[str, ExternalData], list[ExternalData]]:
     """Check a model without reading its external data.
 
     Args:
@@ -34,21 +48,29 @@ def check_model(label: str, proto: ModelProto, template: Template, folder: Path 
         proto: The model.
         template: Its bytes.
         folder: Where its external data is.
+        moved: Where data files are now, by where the model says they are.
 
     Returns:
-        Where the external tensors of the main graph are.
+        Where the external initializers of the main graph are by name, and where all external tensors are.
 
     Raises:
         ModelError: The first thing that is wrong.
     """
     _check_head(label, proto)
+    _check_depth(label, proto)
+    _check_text(label, template)
     _check_names(label, proto)
-    located = _check_external(label, proto, folder)
+    _check_ports(label, proto)
+    located, everywhere = _check_external(label, proto, folder, moved)
     for index, tensor in enumerate(proto.graph.initializer):
         if tensor.name not in located:
             _check_size(label, tensor, *template.stored_elements(index))
+    _check_inner_sizes(label, proto)
+    for sparse in proto.graph.sparse_initializer:
+        check_sparse(label, sparse)
+    _check_branches(label, proto)
     _check_specification(label, proto)
-    return located
+    return located, everywhere
 
 
 def _check_head(label: str, proto: ModelProto) -> None:
@@ -56,19 +78,32 @@ def _check_head(label: str, proto: ModelProto) -> None:
         raise ModelError(f"{label} has no graph; export the model again.")
     if not proto.graph.output:
         raise ModelError(f"{label} has a graph without outputs, so that there is nothing to compute; export it again.")
-    if not MINIMUM_IR_VERSION <= proto.ir_version <= MAXIMUM_IR_VERSION:
+    if not supports_ir_version(proto.ir_version):
         raise ModelError(
             f"{label} has IR version {proto.ir_version}, but ONNX Runtime supports {MINIMUM_IR_VERSION} to "
-            f"{MAXIMUM_IR_VERSION}; export it for a version in that range."
+            f"{newest_ir_version()}; export it for a version in that range."
         )
     opset = default_opset(proto.opset_import)
     if opset is None:
         raise ModelError(f"{label} does not import ONNX's own operators (domain ''); export it with an opset.")
-    if not MINIMUM_OPSET <= opset <= MAXIMUM_OPSET:
+    if not supports_opset(opset):
         raise ModelError(
-            f"{label} has opset {opset}, but opsets {MINIMUM_OPSET} to {MAXIMUM_OPSET} are supported; "
+            f"{label} has opset {opset}, but opsets {MINIMUM_OPSET} to {newest_opset()} are supported; "
             "export it at an opset in that range."
         )
+
+
+def _check_depth(label: str, proto: ModelProto) -> None:
+    found = max(map(_depth, (proto.graph, *proto.functions)))
+    if found > DEEPEST:
+        raise ModelError(
+            f"{label} nests the bodies of If, Loop and Scan {found} levels deep, but protocol buffers read {DEEPEST}; "
+            "export it with fewer."
+        )
+
+
+def _depth(holder: GraphProto | FunctionProto) -> int:
+    return max((1 + _depth(body) for node in holder.node for body in subgraphs(node)), default=0)
 
 
 def _check_names(label: str, proto: ModelProto) -> None:
@@ -79,18 +114,57 @@ def _check_names(label: str, proto: ModelProto) -> None:
         raise ModelError(f"{label} has several initializers named {', '.join(map(repr, twice))}; names must be unique.")
 
 
-def _check_external(label: str, proto: ModelProto, folder: Path | None) -> dict[str, ExternalData]:
+def _check_text(label: str, template: Template) -> None:
+    if not is_text(template.light()):
+        raise ModelError(f"{label} is damaged: it has a name that is not UTF-8 text; copy it again.")
+
+
+def _check_ports(label: str, proto: ModelProto) -> None:
+    """What ONNX Runtime asks of inputs and outputs, and ONNX's checker does not."""
+    twice = sorted(name for name, count in Counter(value.name for value in proto.graph.output).items() if count > 1)
+    if twice:
+        raise ModelError(
+            f"{label} has several outputs named {', '.join(map(repr, twice))}; each needs a name of its own: "
+            "export the model again."
+        )
+    for what, values in (("input", proto.graph.input), ("output", proto.graph.output)):
+        for value in values:
+            if value.type.WhichOneof("value") == "tensor_type" and not value.type.tensor_type.elem_type:
+                raise ModelError(
+                    f"{label} has the {what} {value.name!r} without an element type, which ONNX Runtime needs; "
+                    "export the model again."
+                )
+
+
+def _check_branches(label: str, proto: ModelProto) -> None:
+    """The branches of an If give its outputs, so that each has as many."""
+    for node in (node for holder in (proto.graph, *proto.functions) for node in all_nodes(holder)):
+        if node.op_type != "If" or not is_default_domain(node.domain):
+            continue
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.GRAPH and len(attribute.g.output) != len(node.output):
+                raise ModelError(
+                    f"{label} has the If node {node.name!r} with {len(node.output)} outputs, but its {attribute.name} "
+                    f"has {len(attribute.g.output)}; it needs as many: export the model again."
+                )
+
+
+def _check_external(
+    label: str, proto: ModelProto, folder: Path | None, moved: Mapping[str, str]
+) -> tuple[dict[str, ExternalData], list[ExternalData]]:
+    everywhere = []
     for tensor in all_tensors(proto):
         if tensor.data_location == TensorProto.EXTERNAL:
             try:
-                locate(tensor, folder)
+                everywhere.append(locate(tensor, folder, moved))
             except ModelError as error:
                 raise ModelError(f"{label} cannot be used: {_lower(str(error))}") from error
-    return {
-        tensor.name: locate(tensor, folder)
+    located = {
+        tensor.name: locate(tensor, folder, moved)
         for tensor in proto.graph.initializer
         if tensor.data_location == TensorProto.EXTERNAL
     }
+    return located, everywhere
 
 
 def _lower(sentence: str) -> str:
@@ -113,6 +187,19 @@ def _check_size(label: str, tensor: TensorProto, storage: str, stored: int) -> N
         )
 
 
+def _check_inner_sizes(label: str, proto: ModelProto) -> None:
+    """The sizes of tensors in attributes and bodies, whose data is in the message."""
+    outside = len(proto.graph.initializer)
+    for tensor in itertools.islice(all_tensors(proto), outside, None):
+        if tensor.data_location == TensorProto.EXTERNAL or not tensor.data_type:
+            continue
+        if tensor.HasField("raw_data"):
+            _check_size(label, tensor, "raw", len(tensor.raw_data))
+        else:
+            stored = (tensor.float_data, tensor.double_data, tensor.int32_data, tensor.int64_data, tensor.uint64_data)
+            _check_size(label, tensor, "typed", sum(map(len, stored)))
+
+
 def _typed_elements(tensor: TensorProto, needed: int) -> int:
     """How many numbers a typed field has: one per element, two for complex ones, one per byte where packed."""
     if tensor.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128):
@@ -131,6 +218,7 @@ def _check_specification(label: str, proto: ModelProto) -> None:
     light = skeleton(proto)
     unify_default_domain(light)  # the checker knows only one spelling
     hide_runtime_operators(light)
+    sort_nodes(label, light)  # the runtime runs nodes in any order
     for value in (*light.graph.input, *light.graph.output):
         # The checker wants shapes here; the runtime does not, and exporters leave unknown ones out.
         if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
@@ -140,3 +228,16 @@ def _check_specification(label: str, proto: ModelProto) -> None:
     except onnx.checker.ValidationError as error:
         reason = str(error).strip().splitlines()[0].rstrip(". ")
         raise ModelError(f"{label} is not valid ONNX: {reason}; export it again.") from error
+    check_bodies(label, light)
+    _check_types(label, light)
+
+
+def _check_types(label: str, proto: ModelProto) -> None:
+    given = {tensor.name for tensor in proto.graph.initializer}
+    for info in proto.graph.input:
+        tensor = info.type.tensor_type
+        if info.type.HasField("tensor_type") and not tensor.elem_type and info.name not in given:
+            raise ModelError(
+                f"{label} has the input {info.name!r} of no element type, so that nothing can be fed to it; "
+                "export it again."
+            )

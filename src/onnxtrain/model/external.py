@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
+import posixpath
+import re
 import shutil
-from collections.abc import Iterable
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +20,13 @@ import onnx_ir as ir
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxtrain.errors import ModelError
+from onnxtrain.model.places import reason
+
+_BLOCK = 1 << 20
+"""Bytes that are read at once."""
+
+_HELD = 16
+"""How many data files of a model are held open."""
 
 _SMALL_FILE = 1 << 20
 """Data files up to this size are read: each mapping costs a file descriptor, and models may have thousands."""
@@ -36,6 +47,16 @@ class ExternalData:
     path: Path
     offset: int
     length: int
+
+    @property
+    def file(self) -> str:
+        """The location as each file has only one."""
+        return posixpath.normpath(self.location)
+
+    @property
+    def end(self) -> int:
+        """The byte after the last one."""
+        return self.offset + self.length
 
 
 def data_bytes(tensor: TensorProto) -> int:
@@ -59,12 +80,13 @@ def data_bytes(tensor: TensorProto) -> int:
     return (elements * bits + 7) // 8
 
 
-def locate(tensor: TensorProto, folder: Path | None) -> ExternalData:
+def locate(tensor: TensorProto, folder: Path | None, moved: Mapping[str, str] | None = None) -> ExternalData:
     """Find an external tensor's bytes.
 
     Args:
         tensor: Says location, offset and length.
         folder: Where the model is; ``None`` for a model that was not read from a file.
+        moved: Where data files are now, by where the model says they are.
 
     Raises:
         ModelError: The file is outside the folder, missing or too short, or the tensor's description is not
@@ -78,12 +100,9 @@ def locate(tensor: TensorProto, folder: Path | None) -> ExternalData:
             f"{label} is in {location!r}, but the model was not read from a file, so that its folder is not known; "
             "give the path of the model instead."
         )
-    path = _contained(label, location, folder)
-    try:
-        offset = int(entries.get("offset") or 0)
-        length = int(entries["length"]) if entries.get("length") else data_bytes(tensor)
-    except ValueError as error:
-        raise ModelError(f"{label} has the offset or length {error.args[0].rsplit(': ')[-1]}, not a number.") from error
+    path = _contained(label, (moved or {}).get(posixpath.normpath(location), location), folder)
+    offset = _number(label, entries.get("offset") or "0")
+    length = _number(label, entries["length"]) if entries.get("length") else data_bytes(tensor)
     if length != data_bytes(tensor) or offset < 0:
         raise ModelError(
             f"{label} has {length} bytes from {offset}, but its type and shape {list(tensor.dims)} need "
@@ -98,6 +117,21 @@ def locate(tensor: TensorProto, folder: Path | None) -> ExternalData:
     return ExternalData(location, path, offset, length)
 
 
+_DIGITS = 19
+"""More than any file's size has."""
+
+
+def _number(label: str, text: str) -> int:
+    if not re.fullmatch(rf" *[+-]?[0-9]{{1,{_DIGITS}}} *", text):
+        raise ModelError(f"{label} has the offset or length {_short(text)}, not a number.")
+    return int(text)
+
+
+def _short(text: str) -> str:
+    """A text of a stranger in quotes, of bearable length."""
+    return repr(text if len(text) <= 100 else f"{text[:97]}...")
+
+
 def _contained(label: str, location: str, folder: Path) -> Path:
     """The data file; reading must not leave the model's folder, whatever a stranger's model says."""
     if not location:
@@ -107,15 +141,22 @@ def _contained(label: str, location: str, folder: Path) -> Path:
     if ".." in location.replace("\\", "/").split("/"):
         raise ModelError(f"{label} is in {location!r}, which leaves the model's folder; it must lie inside.")
     path = folder / location
-    real = path.resolve()
+    try:
+        real = path.resolve()
+        regular, links = path.is_file(), os.stat(path).st_nlink if path.exists() else 0
+    except (OSError, ValueError, RuntimeError) as error:  # too long, no name at all, links in a circle
+        reason = (isinstance(error, OSError) and error.strerror) or str(error)
+        raise ModelError(
+            f"{label} is in {_short(location)}, which no file can be: {reason[:100]}; export the model again."
+        ) from error
     if not real.is_relative_to(folder.resolve()):
         raise ModelError(
             f"{label} is in {location!r}, a link to {str(real)!r} outside the model's folder; "
             "put the file itself there."
         )
-    if not real.is_file():
+    if not regular:
         raise ModelError(f"{label} is in {location!r}, but there is no such file in {str(folder)!r}; put it there.")
-    if real.stat().st_nlink > 1:
+    if links > 1:
         # onnx and onnx_ir refuse these too: a hard link can name a file from anywhere on the disk.
         raise ModelError(f"{label} is in {location!r}, which has several hard links; put a copy of the file there.")
     return path
@@ -132,36 +173,190 @@ def raw_array(tensor: TensorProto, buffer: mmap.mmap | bytes, offset: int, lengt
 
 
 class DataFiles:
-    """Maps data files for reading, each once, as long as it is the same file."""
+    """Reads data files, and maps them, each once, as long as it is the same file.
+
+    A few are held open, so that they can still be read after another run has saved over the model and removed them.
+    """
 
     def __init__(self) -> None:
         self._maps: dict[Path, tuple[tuple[int, int, int], mmap.mmap | bytes]] = {}
+        self._held: dict[Path, int] = {}
+        weakref.finalize(self, _close, self._held)
+
+    def hold(self, paths: Iterable[Path]) -> None:
+        """Open data files, as far as there are not too many, and let go of those before."""
+        _close(self._held)
+        for path in list(dict.fromkeys(paths))[:_HELD]:
+            with contextlib.suppress(OSError):
+                self._held[path] = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+
+    @contextlib.contextmanager
+    def open(self, path: Path, size: int = 0) -> Iterator[BinaryIO]:
+        """Open a data file for reading.
+
+        Args:
+            path: The file.
+            size: How many bytes it has to have.
+
+        Raises:
+            ModelError: It cannot be read, or was cut off.
+        """
+        label = f"The data file {str(path)!r}"
+        try:
+            try:
+                file: BinaryIO = path.open("rb")
+            except FileNotFoundError:
+                if path not in self._held:
+                    raise
+                file = os.fdopen(os.dup(self._held[path]), "rb")
+                file.seek(0)
+        except OSError as error:
+            raise ModelError(f"{label} cannot be read: {reason(error, 'put it back')}.") from error
+        with file:
+            found = os.fstat(file.fileno()).st_size
+            if found < size:
+                raise ModelError(f"{label} has {found} bytes, but the model needs {size}; copy it again.")
+            yield file
 
     def array(self, tensor: TensorProto, data: ExternalData) -> npt.NDArray[np.generic]:
-        """The tensor's values, read-only; pages are read when they are used."""
+        """The tensor's values, read-only; pages are read when they are used.
+
+        Raises:
+            ModelError: The file cannot be read, or was cut off.
+        """
         if data.length == 0:
             return np.empty(list(tensor.dims), helper.tensor_dtype_to_np_dtype(tensor.data_type))
-        return raw_array(tensor, self._buffer(data.path), data.offset, data.length)
+        return raw_array(tensor, self._buffer(data), data.offset, data.length)
 
-    def _buffer(self, path: Path) -> mmap.mmap | bytes:
-        status = path.stat()
-        stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
-        known = self._maps.get(path)
-        if known is not None and known[0] == stamp:
-            return known[1]
-        with path.open("rb") as file:
-            if status.st_size <= _SMALL_FILE:
-                buffer: mmap.mmap | bytes = file.read()
-            else:
-                buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._maps[path] = (stamp, buffer)
+    def read(self, data: ExternalData) -> bytes:
+        """The bytes of a tensor.
+
+        Raises:
+            ModelError: The file cannot be read, or was cut off.
+        """
+        with self.open(data.path, data.end) as file:
+            file.seek(data.offset)
+            return file.read(data.length)
+
+    def raw(self, data: ExternalData) -> npt.NDArray[np.uint8]:
+        """The bytes, read-only; pages are read when they are used.
+
+        Raises:
+            ModelError: The file cannot be read, or was cut off.
+        """
+        if data.length == 0:
+            return np.empty(0, np.uint8)
+        return np.frombuffer(self._buffer(data), np.uint8, data.length, data.offset)
+
+    def _buffer(self, data: ExternalData) -> mmap.mmap | bytes:
+        with self.open(data.path, data.end) as file:
+            status = os.fstat(file.fileno())
+            stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
+            known = self._maps.get(data.path)
+            if known is not None and known[0] == stamp:
+                return known[1]
+            try:
+                if status.st_size <= _SMALL_FILE:
+                    buffer: mmap.mmap | bytes = file.read()
+                else:
+                    buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except OSError as error:
+                raise ModelError(
+                    f"The data file {str(data.path)!r} cannot be read: {reason(error, 'check the file')}."
+                ) from error
+        self._maps[data.path] = (stamp, buffer)
         return buffer
 
 
-def copy_with_changes(source: Path, target: BinaryIO, changes: Iterable[tuple[int, memoryview | bytes]]) -> None:
-    """Stream a data file into an open one and overwrite the bytes at the given offsets."""
-    with source.open("rb") as file:
-        shutil.copyfileobj(file, target, 1 << 20)
+def _close(held: dict[Path, int]) -> None:
+    while held:
+        os.close(held.popitem()[1])
+
+
+class DataTensor(ir.ExternalTensor):
+    """An external tensor of a working copy, whose values come from wherever its data is when they are read.
+
+    Args:
+        tensor: The initializer.
+        data: Where its data is now.
+        read: Gives its values.
+        folder: Where the model is.
+    """
+
+    __slots__ = ("_read", "_where")
+
+    def __init__(
+        self,
+        tensor: TensorProto,
+        data: Callable[[], ExternalData],
+        read: Callable[[], npt.NDArray[np.generic]],
+        folder: str = "",
+    ) -> None:
+        found = data()
+        super().__init__(
+            found.location,
+            found.offset,
+            found.length,
+            ir.DataType(tensor.data_type),
+            shape=ir.Shape(tensor.dims),
+            name=tensor.name,
+            doc_string=tensor.doc_string or None,
+            base_dir=folder,
+        )
+        self._where, self._read = data, read
+
+    @property
+    def location(self) -> str:
+        """The data file, relative to the model's folder."""
+        return self._where().location
+
+    def numpy(self) -> npt.NDArray[np.generic]:
+        """The values; pages are read when they are used."""
+        return self._read()
+
+    def __array__(self, dtype: Any = None) -> npt.NDArray[np.generic]:
+        return np.asarray(self._read(), dtype)
+
+    def tobytes(self) -> bytes:
+        """The raw data."""
+        return bytes(ir.Tensor(self._read(), dtype=self.dtype, name=self.name).tobytes())
+
+
+def has_content(path: Path, source: BinaryIO, changes: Iterable[tuple[int, memoryview | bytes]]) -> bool:
+    """Whether a file holds the bytes that :func:`copy_with_changes` would write; nothing is moved in the open one."""
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size != os.fstat(source.fileno()).st_size:
+            return False
+        position = 0
+        for offset, data in sorted(changes, key=lambda change: change[0]):
+            if not _same_bytes(file, source, position, offset):
+                return False
+            view = memoryview(data)
+            for start in range(0, len(view), _BLOCK):
+                file.seek(offset + start)
+                if file.read(len(view[start : start + _BLOCK])) != view[start : start + _BLOCK]:
+                    return False
+            position = max(position, offset + len(view))
+        return _same_bytes(file, source, position, os.fstat(file.fileno()).st_size)
+
+
+def _same_bytes(one: BinaryIO, other: BinaryIO, start: int, end: int) -> bool:
+    for position in range(start, end, _BLOCK):
+        size = min(_BLOCK, end - position)
+        if os.pread(one.fileno(), size, position) != os.pread(other.fileno(), size, position):
+            return False
+    return True
+
+
+def set_folder(model: ir.Model, folder: str | os.PathLike[str]) -> None:
+    """Say where the external data of a working graph is: of initializers and constants, in functions too."""
+    for graph in (model.graph, *(function.graph for function in model.functions.values())):
+        ir.external_data.set_base_dir(graph, folder)
+
+
+def copy_with_changes(source: BinaryIO, target: BinaryIO, changes: Iterable[tuple[int, memoryview | bytes]]) -> None:
+    """Stream an open data file into another one and overwrite the bytes at the given offsets."""
+    shutil.copyfileobj(source, target, _BLOCK)
     for offset, data in changes:
         target.seek(offset)
         target.write(data)

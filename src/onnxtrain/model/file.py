@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Iterable, Mapping
+import posixpath
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
-from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, SparseTensorProto, TensorProto, helper, numpy_helper
 
 from onnxtrain.errors import ModelError
-from onnxtrain.model.checks import MAXIMUM_IR_VERSION, MAXIMUM_OPSET, check_model
-from onnxtrain.model.external import DataFiles, copy_with_changes, locate, raw_array
+from onnxtrain.model.checks import check_model
+from onnxtrain.model.external import DataFiles, DataTensor, ExternalData, raw_array, set_folder
 from onnxtrain.model.large import LargeData, Origin
-from onnxtrain.model.maps import maps_to_tensors
+from onnxtrain.model.leftovers import clear_leftovers
+from onnxtrain.model.order import sort_nodes
+from onnxtrain.model.places import place_of
 from onnxtrain.model.reading import parse_file, places_by_name, read_file, serialised
-from onnxtrain.model.skeleton import all_tensors, default_opset, is_large, unify_default_domain, without_data
+from onnxtrain.model.saving import DataFile, refuse_node, save_model
+from onnxtrain.model.skeleton import default_opset, is_large, unify_default_domain, without_data
+from onnxtrain.model.sparse_tensors import declared, dense_array
+from onnxtrain.model.symbols import forget_made_up_symbols
 from onnxtrain.model.upgrade import upgrade_opset
+from onnxtrain.model.whole import with_external_data
 from onnxtrain.model.wire import Template, raw_bytes
-from onnxtrain.model.writing import AtomicFiles, check_writable
+from onnxtrain.model.writing import check_writable
+from onnxtrain.model.zipmap import maps_to_tensors
 
-__all__ = ["MAXIMUM_IR_VERSION", "MAXIMUM_OPSET", "ModelFile", "check_writable"]
+__all__ = ["ModelFile", "check_writable"]
 
 _TRAINING_IR_VERSION = 8
 """What the opsets that training works at need."""
@@ -43,6 +52,7 @@ class ModelFile:
         path: Where they came from.
         folder: Where its external data is.
         large: Data that is not in ``proto``.
+        origin: What this one was made from; they share the data files, and where these have moved.
 
     Attributes:
         path: The file, ``None`` for a model that was given as an object.
@@ -67,21 +77,29 @@ class ModelFile:
         path: Path | None,
         folder: Path | None,
         large: LargeData | None = None,
+        origin: ModelFile | None = None,
     ) -> None:
         self.path = path
         self.folder = folder
+        self._home: Path | None = path if origin is None else origin._home
+        self._moved: dict[str, str] = {} if origin is None else origin._moved
         self.proto = proto
         self._label = "The model" if path is None else repr(str(path))
         self._template = template
         self._large = large or LargeData()
         try:
-            self._external = check_model(self._label, proto, template, folder)
+            self._external, everywhere = check_model(self._label, proto, template, folder, self._moved)
         except UnicodeDecodeError as error:  # protocol buffers look at strings only when they are read
             raise ModelError(
                 f"{self._label} is damaged: it has a name that is not UTF-8 text; copy it again."
             ) from error
         self._positions = {tensor.name: index for index, tensor in enumerate(proto.graph.initializer)}
+        self._sizes: dict[str, int] = {}  # of data files: up to which byte tensors reach
+        for data in everywhere:
+            self._sizes[data.file] = max(data.end, self._sizes.get(data.file, 0))
+        self._locations = {data.location for data in everywhere}
         self._data_files = DataFiles()
+        self._data_files.hold(data.path for data in everywhere)
 
     @classmethod
     def load(
@@ -114,7 +132,7 @@ class ModelFile:
         template = Template(data)
         light = ModelProto.FromString(template.light())
         large = LargeData(data, places_by_name(light, template), self._large.origin)
-        return ModelFile(light, template, None, self.folder, large)
+        return ModelFile(light, template, None, self.folder, large, self)
 
     def whole(self, *, without: Container[str] = ()) -> ModelProto:
         """A copy of the model with all its data but the external, and that of some initializers."""
@@ -124,6 +142,19 @@ class ModelFile:
             if tensor.name in self._large and tensor.name not in without:
                 tensor.raw_data = self._large.read(tensor.name)
         return proto
+
+    def inlined(self, *, without: Container[str] = ()) -> ModelProto:
+        """A copy of the model with all its data inside, but that of some initializers.
+
+        Raises:
+            ModelError: A data file cannot be read.
+        """
+        proto = self.whole(without=without)
+        for tensor in proto.graph.initializer:
+            if tensor.name in without:
+                tensor.ClearField("external_data")
+                tensor.ClearField("data_location")
+        return with_external_data(proto, self.folder, self._moved)
 
     def release(self, names: Iterable[str]) -> None:
         """Free the memory of initializers whose values somebody else has now: a training, its parameters.
@@ -152,15 +183,19 @@ class ModelFile:
         Raises:
             ModelError: There is none of this name.
         """
-        tensor = self._declared(name)
+        tensor = self.declared(name)
         if name in self._large:
             full = TensorProto(raw_data=self._large.read(name))
             full.MergeFrom(tensor)
             return full
         return tensor
 
-    def _declared(self, name: str) -> TensorProto:
-        """An initializer, perhaps without its data."""
+    def declared(self, name: str) -> TensorProto:
+        """An initializer as the model has it, perhaps without its data.
+
+        Raises:
+            ModelError: There is none of this name.
+        """
         if name not in self._positions:
             raise ModelError(f"The model has no initializer named {name!r}; `names` lists those that it has.")
         tensor: TensorProto = self.proto.graph.initializer[self._positions[name]]
@@ -172,9 +207,9 @@ class ModelFile:
         Raises:
             ModelError: There is no initializer of this name, or its external data is gone.
         """
-        tensor = self._declared(name)
+        tensor = self.declared(name)
         if name in self._external:
-            array = self._data_files.array(tensor, locate(tensor, self.folder))
+            array = self._data_files.array(tensor, self._where(name))
         elif name in self._large:
             raw = self._large.read(name)
             array = raw_array(tensor, raw, 0, len(raw))
@@ -183,13 +218,23 @@ class ModelFile:
         array.flags.writeable = False
         return array
 
+    def _where(self, name: str) -> ExternalData:
+        """Where the data of an external initializer is now."""
+        data = self._external[name]
+        location = self._moved.get(data.file)
+        return data if location is None else replace(data, location=location, path=self._path_of(data.file))
+
+    def _path_of(self, file: str) -> Path:
+        """A data file, by the name that the model has for it."""
+        return (self.folder or Path()) / self._moved.get(file, file)
+
     def training_model(self, minimum_opset: int = 18) -> ir.Model:
         """A working copy for training.
 
         Initializers keep their names. Large ones are not copied: they refer to the tensors of this model, or to
         its data files, which are mapped when they are read. Those that are listed as graph inputs too are no
         inputs any more. A ZipMap hands the tensor through that it was given. Sparse ones are dense. The domain
-        "ai.onnx" is written "". Functions stay.
+        "ai.onnx" is written "". Nodes stand behind what they read. Functions stay.
 
         Args:
             minimum_opset: The opset that the copy has at least.
@@ -204,13 +249,20 @@ class ModelFile:
             while cause.__cause__ is not None:  # onnx_ir says where, its innermost cause says what
                 cause = cause.__cause__
             reason = next(iter(str(cause).strip().splitlines()), type(cause).__name__).rstrip(". ")
+            if "got bytes" in reason or isinstance(cause, UnicodeDecodeError):
+                raise ModelError(
+                    f"{self._label} is damaged: it has a name or a description that is not UTF-8 text; copy it again."
+                ) from error
             raise ModelError(f"{self._label} cannot be understood: {reason}; export it again.") from error
 
     def _training_model(self, minimum_opset: int) -> ir.Model:
-        proto = without_data(self.proto)
+        # What is left with data in files is in attributes and bodies, where nobody maps it.
+        proto = with_external_data(without_data(self.proto), self.folder, self._moved)
         unify_default_domain(proto)
-        _make_sparse_dense(proto.graph)
+        sparse = _declare_sparse(proto.graph)
         maps_to_tensors(proto.graph)
+        sort_nodes(self._label, proto)
+        forget_made_up_symbols(proto.graph)
         names = {tensor.name for tensor in proto.graph.initializer}
         inputs = [value for value in proto.graph.input if value.name not in names]
         del proto.graph.input[:]
@@ -218,18 +270,43 @@ class ModelFile:
         proto = upgrade_opset(proto, minimum_opset)
         proto.ir_version = max(proto.ir_version, _TRAINING_IR_VERSION)
         model = ir.from_proto(proto)
+        self._check_text(model)
         folder = "" if self.folder is None else str(self.folder)
-        ir.external_data.set_base_dir(model.graph, folder)
+        set_folder(model, folder)
         for tensor in self.proto.graph.initializer:
             if is_large(tensor):
                 model.graph.initializers[tensor.name].const_value = self._working_tensor(tensor, folder)
+        for item in sparse:
+            model.graph.initializers[item.values.name].const_value = _lazily_dense(item)
         return model
+
+    def _check_text(self, model: ir.Model) -> None:
+        """Protocol buffers take any bytes for text; what is not UTF-8 would fail when the copy is written."""
+        texts: list[object] = [model.producer_name, model.producer_version, model.domain, model.doc_string]
+        texts += [text for pair in model.metadata_props.items() for text in pair]
+        texts += [model.graph.doc_string, *(function.doc_string for function in model.functions.values())]
+        nodes = [*model.graph.all_nodes(), *(n for function in model.functions.values() for n in function.all_nodes())]
+        for node in nodes:
+            texts += [node.doc_string, *node.metadata_props, *node.metadata_props.values()]
+        damaged = next((text for text in texts if isinstance(text, bytes)), None)
+        if damaged is not None:
+            raise ModelError(
+                f"{self._label} is damaged: its description or metadata {damaged[:20]!r} is not UTF-8 text; "
+                "copy it again."
+            )
 
     def _working_tensor(self, tensor: TensorProto, folder: str) -> ir.TensorProtocol:
         """A large initializer of a working copy, whose data is looked up when it is read."""
-        if tensor.name not in self._large:
-            return ir.serde.deserialize_tensor(tensor, folder)
-        name, dtype = tensor.name, ir.DataType(tensor.data_type)
+        name = tensor.name
+        if name in self._external:
+            return DataTensor(tensor, lambda: self._where(name), lambda: self.value(name), folder)
+        dtype = ir.DataType(tensor.data_type)
+        if name not in self._large:
+            # Behind a tensor of its own: whoever renames that must not rename the user's.
+            found = ir.serde.deserialize_tensor(tensor, folder)
+            if dtype == ir.DataType.STRING:
+                return found
+            return ir.LazyTensor(lambda: found, dtype, ir.Shape(tensor.dims), name=name)
         return ir.LazyTensor(
             lambda: ir.Tensor(self.value(name), dtype=dtype, name=name), dtype, ir.Shape(tensor.dims), name=name
         )
@@ -239,8 +316,18 @@ class ModelFile:
         if not self.proto.graph.sparse_initializer:
             return self
         proto = self.whole()
-        _make_sparse_dense(proto.graph)
+        for sparse in proto.graph.sparse_initializer:
+            proto.graph.initializer.append(numpy_helper.from_array(dense_array(sparse), sparse.values.name))
+        del proto.graph.sparse_initializer[:]
         return self.changed(proto)
+
+    def replace_by(self, path: str | os.PathLike[str], data: bytes) -> None:
+        """Write another model's bytes to a file, in the way of :meth:`save`; data files of this one stay.
+
+        Raises:
+            ModelError: The file cannot be written.
+        """
+        save_model(path, {}, lambda moved: [data], sources=self._data_files, keep=map(self._path_of, self._sizes))
 
     def check_writable(self, path: str | os.PathLike[str]) -> None:
         """Find out before training whether `save` will be able to write here.
@@ -250,13 +337,18 @@ class ModelFile:
         """
         check_writable(path)
         target = Path(path)
-        if self.path is not None and _is_same_file(self.path, target):
+        if not self._sizes:
             return
-        for location, source in self._locations().items():
-            other = target.parent / location
-            if other.exists() and (_is_same_file(other, source) or not target.exists()):
+        place = place_of(target)
+        if place.is_node:
+            refuse_node(target)
+        if place.exists:
+            return
+        clear_leftovers(target.parent)
+        for file in self._sizes:
+            if os.path.lexists(target.parent / file):
                 raise ModelError(
-                    f"{str(target)!r} cannot be written: its data file {location!r} would replace the one of another "
+                    f"{str(target)!r} cannot be written: its data file {file!r} would replace the one of another "
                     f"model in {str(target.parent)!r}; save to another folder."
                 )
 
@@ -264,7 +356,9 @@ class ModelFile:
         """Write the model with new values for some initializers; every other byte is as it was.
 
         External data files are copied to the same place beside the new model and the values written into the
-        copies. All files are complete before the first one takes its place, data files first. Saving over the
+        copies. Over an existing file they are written under new names (``model.data`` becomes ``model.<hex>.data``),
+        which are then the one other thing in the model that changes: so the old model stays whole until a single
+        rename puts the new one in its place. Then data files that only the old one used are removed. Saving over the
         model itself works; arrays that are mapped from its old data keep their values.
 
         Args:
@@ -281,28 +375,38 @@ class ModelFile:
         inline: dict[int, npt.NDArray[np.generic]] = {}
         changes: dict[str, list[tuple[int, memoryview | bytes]]] = {}
         for name, array in values.items():
-            tensor = self._declared(name)
+            tensor = self.declared(name)
             _check_value(tensor, array)
             if name in self._external:
                 data = self._external[name]
-                changes.setdefault(data.location, []).append((data.offset, raw_bytes(array, tensor.data_type)))
+                changes.setdefault(data.file, []).append((data.offset, raw_bytes(array, tensor.data_type)))
             else:
                 inline[self._positions[name]] = array
         self._check_shared(values)
         self.check_writable(path)
-        target = Path(path)
-        try:
-            with AtomicFiles() as files:
-                for location, source in self._locations().items():
-                    with files.create(_inside(target.parent, location)) as file:
-                        copy_with_changes(source, file, changes.get(location, ()))
-                with files.create(target) as file:
-                    for chunk in self._template.render(list(self.proto.graph.initializer), inline, self._raw_data):
-                        file.write(chunk)
-        except OSError as error:
-            raise ModelError(
-                f"{str(target)!r} cannot be written: {error.strerror or error}; save it somewhere else."
-            ) from error
+
+        def render(moved: Mapping[str, str]) -> Iterator[bytes | memoryview]:
+            locations = {location: moved[posixpath.normpath(location)] for location in self._locations if moved}
+            return self._template.render(list(self.proto.graph.initializer), inline, self._raw_data, locations)
+
+        files = {file: DataFile(self._path_of(file), size, changes.get(file, ())) for file, size in self._sizes.items()}
+        over_itself = self._is_own(Path(path))
+        keep = [] if over_itself else [item.source for item in files.values()]
+        moved = save_model(path, files, render, sources=self._data_files, keep=keep)
+        if over_itself:
+            self._moved.update(moved)
+            self._data_files.hold(map(self._path_of, self._sizes))
+
+    def _is_own(self, target: Path) -> bool:
+        """Whether this is the file that the model was read from, in the folder where its data is."""
+        home = self._home
+        return (
+            home is not None
+            and home.exists()
+            and target.exists()
+            and os.path.samefile(home, target)
+            and os.path.samefile(home.parent, target.parent)
+        )
 
     def _raw_data(self, index: int) -> bytes:
         tensor: TensorProto = self.proto.graph.initializer[index]
@@ -310,42 +414,42 @@ class ModelFile:
 
     def _check_shared(self, values: Mapping[str, npt.NDArray[np.generic]]) -> None:
         """Exporters may let equal initializers share their external bytes: they can only change together."""
-        order = sorted(self._external, key=lambda name: (self._external[name].location, self._external[name].offset))
+        order = sorted(self._external, key=lambda name: (self._external[name].file, self._external[name].offset))
         widest = order[0] if order else ""  # of those before, the one that reaches furthest
         for name in order[1:]:
             first, second = self._external[widest], self._external[name]
-            apart = first.location != second.location or second.offset >= first.offset + first.length
+            apart = first.file != second.file or second.offset >= first.offset + first.length
             same = (first.offset, first.length) == (second.offset, second.length)
             changed = widest in values or name in values
             if changed and not apart and not (same and _are_equal(values.get(widest), values.get(name))):
                 raise ModelError(
-                    f"The initializers {widest!r} and {name!r} share bytes of {first.location!r}, so that they "
+                    f"The initializers {widest!r} and {name!r} share bytes of {first.file!r}, so that they "
                     "cannot be given different values; save the model with its weights inside, and train that."
                 )
             if apart or second.offset + second.length > first.offset + first.length:
                 widest = name
 
-    def _locations(self) -> dict[str, Path]:
-        """The data files that any tensor of the model uses, by their location as the model says it."""
-        found = {}
-        for tensor in all_tensors(self.proto):
-            if tensor.data_location == TensorProto.EXTERNAL:
-                data = locate(tensor, self.folder)
-                found[data.location] = data.path
-        return found
 
-
-def _make_sparse_dense(graph: GraphProto) -> None:
-    """Replace sparse initializers, which onnx_ir does not know; the runtime makes them dense as well."""
+def _declare_sparse(graph: GraphProto) -> list[SparseTensorProto]:
+    """Replace sparse initializers (workarounds: dropped sparse initializers); those returned have no data yet."""
+    large = []
     for sparse in graph.sparse_initializer:
-        values, indices = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
-        dense = np.zeros(list(sparse.dims), values.dtype)
-        if indices.ndim == 1:
-            dense.reshape(-1)[indices] = values
+        tensor = declared(sparse)
+        if is_large(tensor):
+            large.append(sparse)
         else:
-            dense[tuple(indices.T)] = values
-        graph.initializer.append(numpy_helper.from_array(dense, sparse.values.name))
+            tensor.CopyFrom(numpy_helper.from_array(dense_array(sparse), tensor.name))
+        graph.initializer.append(tensor)
+    kept = [SparseTensorProto.FromString(sparse.SerializeToString()) for sparse in large]
     del graph.sparse_initializer[:]
+    return kept
+
+
+def _lazily_dense(sparse: SparseTensorProto) -> ir.LazyTensor:
+    name, dtype = sparse.values.name, ir.DataType(sparse.values.data_type)
+    return ir.LazyTensor(
+        lambda: ir.Tensor(dense_array(sparse), dtype=dtype, name=name), dtype, ir.Shape(sparse.dims), name=name
+    )
 
 
 def _check_value(tensor: TensorProto, array: npt.NDArray[np.generic]) -> None:
@@ -360,14 +464,3 @@ def _check_value(tensor: TensorProto, array: npt.NDArray[np.generic]) -> None:
 
 def _are_equal(one: npt.NDArray[np.generic] | None, other: npt.NDArray[np.generic] | None) -> bool:
     return one is not None and other is not None and one.tobytes() == other.tobytes()
-
-
-def _is_same_file(one: Path, other: Path) -> bool:
-    return one.resolve() == other.resolve()
-
-
-def _inside(folder: Path, location: str) -> Path:
-    path = folder / location
-    if not path.parent.resolve().is_relative_to(folder.resolve()):
-        raise ModelError(f"{str(path)!r} cannot be written: a link leads out of {str(folder)!r}; save elsewhere.")
-    return path

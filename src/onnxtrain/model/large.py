@@ -6,6 +6,7 @@ views, and each tensor's memory is free as soon as it is released.
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -65,7 +66,9 @@ class LargeData:
         origin: Where some or all of it can be read again.
     """
 
-    def __init__(self, data: bytes = b"", places: Mapping[str, slice] | None = None, origin: Origin | None = None):
+    def __init__(
+        self, data: bytes | mmap.mmap = b"", places: Mapping[str, slice] | None = None, origin: Origin | None = None
+    ):
         self.origin = origin
         self._held: dict[str, bytes | None] = {name: data[place] for name, place in (places or {}).items()}
 

@@ -1,4 +1,4 @@
-"""Rewrite what ONNX's opset converter gets wrong, before it runs.
+"""Rewrite what ONNX's opset converter gets wrong, before it runs (workarounds: converted ...).
 
 ========================  ======  ==================================================================
 operator                  before  what is wrong

@@ -82,7 +82,7 @@ def unify_default_domain(proto: ModelProto) -> None:
         for domain, version in versions.items():
             if version:
                 holder.opset_import.add(domain=domain, version=version)
-    for node in (node for holder in (proto.graph, *proto.functions) for node in _nodes(holder)):
+    for node in (node for holder in (proto.graph, *proto.functions) for node in all_nodes(holder)):
         if node.domain == "ai.onnx":
             node.domain = ""
 
@@ -91,7 +91,7 @@ def hide_runtime_operators(proto: ModelProto) -> None:
     """Let a stand-in domain have the operators that only ONNX Runtime knows in ONNX's own, in place."""
     for holder in (proto, *proto.functions):
         opset = default_opset(holder.opset_import) or 0
-        for node in _nodes(proto.graph if holder is proto else holder):
+        for node in all_nodes(proto.graph if holder is proto else holder):
             if is_runtime_operator(node, opset):
                 node.domain = STAND_IN_DOMAIN
     if all(item.domain != STAND_IN_DOMAIN for item in proto.opset_import):
@@ -106,11 +106,12 @@ def is_runtime_operator(node: NodeProto, opset: int) -> bool:
     return since is None or opset < since
 
 
-def _nodes(holder: GraphProto | FunctionProto) -> Iterator[NodeProto]:
+def all_nodes(holder: GraphProto | FunctionProto) -> Iterator[NodeProto]:
+    """The nodes of a graph or a function, and those in their bodies."""
     for node in holder.node:
         yield node
         for graph in subgraphs(node):
-            yield from _nodes(graph)
+            yield from all_nodes(graph)
 
 
 def without_data(proto: ModelProto) -> ModelProto:

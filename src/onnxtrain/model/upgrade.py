@@ -1,9 +1,10 @@
 """Raise a model to a newer opset, with the same results.
 
 ONNX's own converter does the work. It reads a model into a representation of its own and writes that out again,
-which loses what it does not know (functions, sparse initializers, metadata, references to attributes); here it
-sees a skeleton, and everything that the conversion did not have to change is put back as it was. Four operators
-that it converts wrongly or refuses are rewritten before, in ``repairs``.
+which loses what it does not know: functions, sparse initializers, metadata, references to attributes
+(workarounds: functions and metadata of converted models). Here it sees a skeleton, and everything that the conversion
+did not have to change is put back as it was. Four operators that it converts wrongly or refuses are rewritten before,
+in ``repairs``.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ The field numbers are those of ``onnx.proto``; the encoding is that of protocol 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import mmap
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,26 +21,65 @@ import numpy.typing as npt
 import onnx_ir as ir
 from onnx import TensorProto, numpy_helper
 
-_MODEL_GRAPH = 7
-_GRAPH_INITIALIZER = 5
+from onnxtrain.model.fields import (
+    BYTES,
+    FIXED32,
+    FIXED64,
+    VARINT,
+    Budget,
+    CutOffError,
+    Slice,
+    TooManyFieldsError,
+    WireError,
+    read_fields,
+    read_varint,
+    varints,
+)
+
+__all__ = ["CutOffError", "Template", "TooManyFieldsError", "WireError", "raw_bytes"]
+
 _RAW_DATA = 9
 _FLOAT_DATA, _INT32_DATA, _INT64_DATA, _DOUBLE_DATA, _UINT64_DATA = 4, 5, 7, 10, 11
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_ENTRY_KEY, _ENTRY_VALUE = 1, 2
+_LOCATION = b"location"
 
-_Accepted = Mapping[int, tuple[int, ...]]
-"""Field numbers with the wire types that they may have; under another one a field is unknown."""
-
-_GRAPHS: _Accepted = {_MODEL_GRAPH: (_BYTES,)}
-_INITIALIZERS: _Accepted = {_GRAPH_INITIALIZER: (_BYTES,)}
-_DATA: _Accepted = {
-    _RAW_DATA: (_BYTES,),
-    _FLOAT_DATA: (_BYTES, _FIXED32),
-    _DOUBLE_DATA: (_BYTES, _FIXED64),
-    _INT32_DATA: (_BYTES, _VARINT),
-    _INT64_DATA: (_BYTES, _VARINT),
-    _UINT64_DATA: (_BYTES, _VARINT),
+_GRAPH = {1: "node", 5: "tensor", 15: "sparse tensor"}
+_CHILDREN: Mapping[str, Mapping[int, str]] = {
+    "model": {7: "main graph", 20: "training", 25: "function"},
+    "main graph": _GRAPH | {5: "initializer"},
+    "graph": _GRAPH,
+    "training": {1: "graph", 2: "graph"},
+    "function": {7: "node", 11: "attribute"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse tensor", 23: "sparse tensor"},
+    "sparse tensor": {1: "tensor", 2: "tensor"},
+    "initializer": {13: "entry"},
+    "tensor": {13: "entry"},
 }
+"""The fields through which a model leads to initializers, and to the locations of external data wherever they are."""
+
+_ALWAYS_CUT = ("main graph", "initializer")
+"""What changes in any model; in others is looked only where the name of a data file may be."""
+
+_COST_OF_A_MESSAGE = 8
+"""What cutting a message costs more than reading a field."""
+
+_MOST_FIELDS = 1 << 21
+"""Fields of a model, but those inside of nodes; each takes two microseconds or three."""
+
+_DEEPEST = 100
+"""Messages within messages; protocol buffers read no more."""
+
+_DATA: Mapping[int, tuple[int, ...]] = {
+    _RAW_DATA: (BYTES,),
+    _FLOAT_DATA: (BYTES, FIXED32),
+    _DOUBLE_DATA: (BYTES, FIXED64),
+    _INT32_DATA: (BYTES, VARINT),
+    _INT64_DATA: (BYTES, VARINT),
+    _UINT64_DATA: (BYTES, VARINT),
+}
+"""The fields of a tensor's data with the wire types that they may have; under another one a field is unknown."""
 
 _UNSIZED = (ir.DataType.UNDEFINED, ir.DataType.STRING)
 _PACKED = tuple(item.value for item in ir.DataType if item not in _UNSIZED and item.bitwidth < 8)
@@ -47,14 +87,6 @@ _PACKED = tuple(item.value for item in ir.DataType if item not in _UNSIZED and i
 
 _LARGE = 4096
 """Raw data from this size on is not part of the template: whoever has the model keeps it, once."""
-
-
-class WireError(ValueError):
-    """The bytes are not a sequence of fields."""
-
-
-class CutOffError(WireError):
-    """A field is longer than what is left."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +100,17 @@ class _Raw:
 
 @dataclass(frozen=True)
 class _Field:
-    """A field that holds (part of) a tensor's data: what precedes the payload, and the payload."""
+    """A field that holds (part of) a tensor's data: what precedes the payload, and the payload.
+
+    Numbers that are stored one by one, each behind a tag, are one field here: with all tags in the payload.
+    """
 
     number: int
     wire_type: int
     header: bytes
     payload: bytes | _Raw
+    tag: bytes = b""
+    count: int = 1
 
     @property
     def size(self) -> int:
@@ -87,6 +124,14 @@ class _Message:
     header: bytes
     size: int
     parts: list[bytes | _Field | _Message] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A serialised model while it is cut: a view of it, and the object that finds bytes in it."""
+
+    view: memoryview
+    data: bytes | mmap.mmap
 
 
 Chunk = bytes | memoryview | _Raw
@@ -103,29 +148,83 @@ class Template:
         WireError: The data is not what protocol buffers write.
     """
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes | mmap.mmap) -> None:
         self._tensors: list[_Message] = []
-        view = memoryview(data)
+        self._locations: list[tuple[_Message, int]] = []  # entries, and the position of the value in each
+        self._budget = Budget(_MOST_FIELDS)
+        with memoryview(data) as view:
+            self._model = self._cut(_Source(view, data), Slice(0, BYTES, 0, 0, len(data)), "model", 0)
 
-        def cut_tensor(part: _Slice) -> _Message:
-            inside = _fields(view, part.payload, part.end)
-            # Where raw data is given twice, the parsed model has the last of them only.
-            once = sum(item.number == _RAW_DATA for item in inside) == 1
-            message = _cut(view, part, _DATA, lambda item: self._cut_data(view, item, once))
+    def _cut(self, source: _Source, whole: Slice, kind: str, depth: int) -> _Message:
+        """Split a message: what may change becomes a part of its own, what lies between stays bytes."""
+        self._budget.left -= _COST_OF_A_MESSAGE
+        message = _Message(bytes(source.view[whole.start : whole.payload]), whole.end - whole.payload)
+        once = False
+        if kind == "initializer":
             self._tensors.append(message)
-            return message
+            # Where raw data is given twice, the parsed model has the last of them only.
+            inside = read_fields(source.view, whole.payload, whole.end, Budget(self._budget.left))
+            once = sum(part.number == _RAW_DATA for part in inside) == 1
+        begin = whole.payload
+        inside = read_fields(source.view, whole.payload, whole.end, self._budget)
+        for part, end, count in _runs(inside) if kind == "initializer" else ((item, item.end, 1) for item in inside):
+            made: _Field | _Message | None
+            if kind == "initializer" and part.wire_type in _DATA.get(part.number, ()):
+                made = self._cut_data(source, part, end, count, once)
+            else:
+                made = self._cut_inside(source, part, kind, depth)
+            if made is None:
+                continue
+            if begin < part.start:
+                message.parts.append(bytes(source.view[begin : part.start]))
+            message.parts.append(made)
+            begin = end
+        if begin < whole.end:
+            message.parts.append(bytes(source.view[begin : whole.end]))
+        return message
 
-        def cut_graph(part: _Slice) -> _Message:
-            return _cut(view, part, _INITIALIZERS, cut_tensor)
+    def _cut_inside(self, source: _Source, part: Slice, kind: str, depth: int) -> _Message | None:
+        """A field that may hold what changes; ``None`` where it holds none of it."""
+        child = _CHILDREN.get(kind, {}).get(part.number)
+        if child is None or part.wire_type != BYTES or depth > _DEEPEST:
+            return None
+        if child == "entry":
+            return self._cut_entry(source, part)
+        if child not in _ALWAYS_CUT and source.data.find(_LOCATION, part.payload, part.end) < 0:
+            return None
+        message = self._cut(source, part, child, depth + 1)
+        changes = child in _ALWAYS_CUT or any(not isinstance(item, bytes) for item in message.parts)
+        return message if changes else None
 
-        self._model = _cut(view, _Slice(0, _BYTES, 0, 0, len(data)), _GRAPHS, cut_graph)
+    def _cut_entry(self, source: _Source, whole: Slice) -> _Message | None:
+        """An entry of external data, where it is the location."""
+        view = source.view
+        texts = [part for part in read_fields(view, whole.payload, whole.end, self._budget) if part.wire_type == BYTES]
+        keys = [view[part.payload : part.end] for part in texts if part.number == _ENTRY_KEY]
+        if not keys or keys[-1] != _LOCATION:
+            return None
+        message = _Message(bytes(view[whole.start : whole.payload]), whole.end - whole.payload)
+        begin = whole.payload
+        for part in texts:
+            if part.number == _ENTRY_VALUE:
+                header, value = bytes(view[part.start : part.payload]), bytes(view[part.payload : part.end])
+                message.parts += [bytes(view[begin : part.start]), _Field(part.number, BYTES, header, value)]
+                self._locations.append((message, len(message.parts) - 1))
+                begin = part.end
+        message.parts.append(bytes(view[begin : whole.end]))
+        return message
 
-    def _cut_data(self, view: memoryview, part: _Slice, once: bool) -> _Field:
-        header = bytes(view[part.start : part.payload])
+    def _cut_data(self, source: _Source, part: Slice, end: int, count: int, once: bool) -> _Field:
+        """A field of data, or numbers that are stored one by one up to ``end``."""
+        if part.wire_type != BYTES:
+            tag = bytes(source.view[part.start : part.payload])
+            return _Field(part.number, part.wire_type, b"", bytes(source.view[part.start : end]), tag, count)
+        header = bytes(source.view[part.start : part.payload])
         size = part.end - part.payload
         if part.number == _RAW_DATA and once and size >= _LARGE:
-            return _Field(part.number, part.wire_type, header, _Raw(len(self._tensors), part.payload, size))
-        return _Field(part.number, part.wire_type, header, bytes(view[part.payload : part.end]))
+            # Its tensor is the last one that was begun.
+            return _Field(part.number, part.wire_type, header, _Raw(len(self._tensors) - 1, part.payload, size))
+        return _Field(part.number, part.wire_type, header, bytes(source.view[part.payload : part.end]))
 
     def stored_elements(self, index: int) -> tuple[str, int]:
         """How an initializer's data is stored: "raw" and bytes, or "typed" and the number of elements."""
@@ -134,6 +233,10 @@ class Template:
         if raw:
             return "raw", raw[-1].size
         return "typed", sum(_element_count(item) for item in fields)
+
+    def locations(self) -> set[str]:
+        """The data files that tensors of the model lie in, wherever in it these are."""
+        return {_location(message, position) for message, position in self._locations}
 
     def large(self) -> dict[int, slice]:
         """Where the raw data of large initializers is in the serialised model, by their positions."""
@@ -156,6 +259,7 @@ class Template:
         tensors: list[TensorProto],
         arrays: Mapping[int, npt.NDArray[np.generic]],
         raw_data: Callable[[int], bytes],
+        locations: Mapping[str, str] | None = None,
     ) -> Iterator[bytes | memoryview]:
         """The model's bytes with new data.
 
@@ -163,82 +267,39 @@ class Template:
             tensors: The initializers, in order; their types and shapes are read.
             arrays: New values by position; of the tensors' types and shapes.
             raw_data: The raw data of a large initializer that gets no new value, by its position.
+            locations: New names of data files by those that the model has.
         """
         replaced: _Payloads = {
             id(self._tensors[index]): _replace(self._tensors[index], tensors[index], array)
             for index, array in arrays.items()
         }
+        for message, position in self._locations:
+            new = (locations or {}).get(_location(message, position))
+            if new is not None:
+                replaced.setdefault(id(message), {})[position] = new.encode()
         _, chunks = _render(self._model, replaced)
         for chunk in chunks:
             yield raw_data(chunk.index) if isinstance(chunk, _Raw) else chunk
 
 
-@dataclass(frozen=True)
-class _Slice:
-    """Where a field is: its tag, its payload, its end."""
-
-    number: int
-    wire_type: int
-    start: int
-    payload: int
-    end: int
-
-
-def _cut(
-    view: memoryview,
-    whole: _Slice,
-    accepted: _Accepted,
-    cut: Callable[[_Slice], _Field | _Message],
-) -> _Message:
-    """Split a message: the accepted fields are cut further, what lies between stays bytes."""
-    message = _Message(bytes(view[whole.start : whole.payload]), whole.end - whole.payload)
-    begin = whole.payload
-    for part in _fields(view, whole.payload, whole.end):
-        if part.wire_type in accepted.get(part.number, ()):
-            if begin < part.start:
-                message.parts.append(bytes(view[begin : part.start]))
-            message.parts.append(cut(part))
-            begin = part.end
-    if begin < whole.end:
-        message.parts.append(bytes(view[begin : whole.end]))
-    return message
+def _runs(parts: Iterable[Slice]) -> Iterator[tuple[Slice, int, int]]:
+    """Fields, where each ends, and 1; for numbers that are stored one by one the first, their end and their number."""
+    first: Slice | None = None
+    end = count = 0
+    for part in parts:
+        if first is not None and _continues(first, part):
+            end, count = part.end, count + 1
+            continue
+        if first is not None:
+            yield first, end, count
+        first, end, count = part, part.end, 1
+    if first is not None:
+        yield first, end, count
 
 
-def _fields(view: memoryview, position: int, end: int) -> Iterator[_Slice]:
-    while position < end:
-        start = position
-        tag, position = _read_varint(view, position, end)
-        number, wire_type = tag >> 3, tag & 7
-        payload = position
-        if wire_type == _VARINT:
-            _, position = _read_varint(view, position, end)
-        elif wire_type == _BYTES:
-            length, payload = _read_varint(view, position, end)
-            position = payload + length
-        elif wire_type in (_FIXED32, _FIXED64):
-            position += 4 if wire_type == _FIXED32 else 8
-        else:
-            raise WireError(f"wire type {wire_type} at byte {start}")
-        if number == 0:
-            raise WireError(f"field number 0 at byte {start}")
-        if position > end:
-            raise CutOffError(f"the field at byte {start} ends at byte {position}, the data at byte {end}")
-        yield _Slice(number, wire_type, start, payload, position)
-
-
-def _read_varint(view: memoryview, position: int, end: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        if position >= end:
-            raise CutOffError(f"the data ends at byte {end} inside a number")
-        byte = view[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-        shift += 7
-        if shift > 63:
-            raise WireError(f"a number of more than 64 bits at byte {position}")
+def _continues(first: Slice, part: Slice) -> bool:
+    same_tag = part.payload - part.start == first.payload - first.start
+    return part.wire_type != BYTES and (part.number, part.wire_type) == (first.number, first.wire_type) and same_tag
 
 
 _Payloads = dict[int, dict[int, bytes | memoryview | None]]
@@ -259,7 +320,7 @@ def _render(message: _Message, replaced: _Payloads) -> tuple[int, list[Chunk]]:
             if payload is None:
                 continue
             length = payload.size if isinstance(payload, _Raw) else len(payload)
-            grown = part.wire_type == _BYTES and length != part.size
+            grown = part.wire_type == BYTES and length != part.size
             header = _new_header(part.header, length) if grown else part.header
             made = [header, payload]
             size += len(header) + length
@@ -274,8 +335,15 @@ def _render(message: _Message, replaced: _Payloads) -> tuple[int, list[Chunk]]:
 
 def _new_header(header: bytes, length: int) -> bytes:
     """A tag as it was, with another length."""
-    _, end = _read_varint(memoryview(header), 0, len(header))
-    return header[:end] + _varints(np.array([length], np.uint64))
+    _, end = read_varint(memoryview(header), 0, len(header))
+    return header[:end] + varints(np.array([length], np.uint64))
+
+
+def _location(entry: _Message, position: int) -> str:
+    value = entry.parts[position]
+    assert isinstance(value, _Field)
+    assert isinstance(value.payload, bytes)
+    return value.payload.decode(errors="surrogateescape")
 
 
 def _large_fields(tensor: _Message) -> list[tuple[int, _Raw]]:
@@ -292,9 +360,9 @@ def _data_fields(tensor: _Message) -> list[_Field]:
 
 
 def _element_count(item: _Field) -> int:
-    """The numbers in a field: one, or as many as are packed."""
-    if item.wire_type != _BYTES:
-        return 1
+    """The numbers in a field: as many as are packed, or stored one by one."""
+    if item.wire_type != BYTES:
+        return item.count
     if item.number in (_FLOAT_DATA, _DOUBLE_DATA):
         return item.size // (4 if item.number == _FLOAT_DATA else 8)
     assert isinstance(item.payload, bytes)
@@ -315,7 +383,13 @@ def _replace(
     for position, part in fields.items():
         count = _element_count(part)
         some = elements[begin : begin + count]
-        payloads[position] = some.tobytes() if some.dtype.kind == "f" else _varints(some.astype(np.uint64))
+        if some.dtype.kind != "f":
+            payloads[position] = varints(some.astype(np.uint64), part.tag)
+        elif not part.tag:
+            payloads[position] = some.tobytes()
+        else:
+            tags = np.broadcast_to(np.frombuffer(part.tag, np.uint8), (count, len(part.tag)))
+            payloads[position] = np.hstack([tags, some.view(np.uint8).reshape(count, -1)]).tobytes()
         begin += count
     return payloads
 
@@ -340,13 +414,3 @@ def _typed_elements(tensor: TensorProto, array: npt.NDArray[np.generic]) -> npt.
     if flat.dtype.itemsize == 2:
         return flat.view(np.uint16)
     return flat.view(np.uint8)
-
-
-def _varints(values: npt.NDArray[np.uint64]) -> bytes:
-    """Numbers of 7 bits a byte, the lowest first; the high bit says that more follow."""
-    groups = values[:, None] >> np.arange(0, 70, 7, dtype=np.uint64)
-    used = np.where(values == 0, 1, 10 - np.argmax(groups[:, ::-1] != 0, axis=1))
-    column = np.arange(10)
-    digits = (groups & np.uint64(0x7F)).astype(np.uint8)
-    digits |= np.where(column[None, :] < used[:, None] - 1, 0x80, 0).astype(np.uint8)
-    return digits[column[None, :] < used[:, None]].tobytes()

@@ -1,16 +1,32 @@
-"""Write files so that a reader, or a crash, never sees half of one."""
+"""Write files so that a reader, or a crash, never sees half of one. All outputs are written through here."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
 from onnxtrain.errors import ModelError
+from onnxtrain.model.leftovers import Marker, clear_leftovers, new_token, temporary
+from onnxtrain.model.locks import folder_lock
+from onnxtrain.model.places import explained, open_node, place_of
+
+__all__ = ["AtomicFiles", "check_writable", "folder_lock"]
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A complete file that has not taken its place: its name until then, the file, the output as it was given."""
+
+    temporary: Path
+    file: Path
+    target: Path
+    is_data: bool
 
 
 class AtomicFiles:
@@ -18,7 +34,13 @@ class AtomicFiles:
 
     Each is written under a temporary name in its own folder and flushed to the disk. On leaving the context
     they replace what was there, in the order of their creation; after an error they are removed and nothing
-    has changed. A process that has the old file open or mapped keeps the old content.
+    has changed. A process that has the old file open or mapped keeps the old content. A link stays, and the file that
+    it leads to is replaced. A device or a pipe is written into at once.
+
+    What a killed process leaves is removed by the next one that writes to the same folder (see ``leftovers``).
+
+    Args:
+        model: A model among the files, created last, whose data files are among them, too.
 
     Example:
         >>> import tempfile
@@ -29,23 +51,52 @@ class AtomicFiles:
         b'all of it'
     """
 
-    def __init__(self) -> None:
-        self._pending: list[tuple[Path, Path]] = []
+    def __init__(self, model: Path | None = None) -> None:
+        self._model = model
+        self._outdated: list[Path] = []
+        self._pending: list[_Pending] = []
+        self._markers: dict[Path, Marker] = {}
+
+    def outdate(self, data: Path) -> None:
+        """Remove an old data file at the end, unless a model still names it then."""
+        self._outdated.append(data)
 
     @contextlib.contextmanager
-    def create(self, target: Path) -> Iterator[BinaryIO]:
-        """Open the file that becomes ``target``; missing folders are made."""
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = _temporary(target)
-        # Not tempfile: its files are private to the user, these get the ordinary permissions.
-        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
-        self._pending.append((temporary, target))
-        with open(descriptor, "r+b") as file:
-            with contextlib.suppress(OSError):
-                os.chmod(temporary, stat.S_IMODE(target.stat().st_mode))
+    def create(self, target: Path, *, is_data: bool = False) -> Iterator[BinaryIO]:
+        """Open the file that becomes ``target``; missing folders are made.
+
+        Args:
+            target: The output.
+            is_data: Whether it is a data file of the model, of no use without it.
+
+        Raises:
+            ModelError: It cannot be written.
+        """
+        place = place_of(target)
+        if place.is_node:
+            with explained(target, others_pass=True), open_node(place) as stream:
+                yield stream
+            return
+        with explained(target):
+            place.file.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = temporary(place.file, self._marker(place.file.parent, place.file.name).token)
+            # Not tempfile: its files are private to the user, these get the ordinary permissions.
+            descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+        self._pending.append(_Pending(unfinished, place.file, target, is_data))
+        with explained(target, others_pass=True), open(descriptor, "r+b") as file:
+            if place.exists:
+                with contextlib.suppress(OSError):
+                    os.chmod(unfinished, stat.S_IMODE(place.file.stat().st_mode))
             yield file
             file.flush()
             os.fsync(file.fileno())
+
+    def _marker(self, folder: Path, name: str) -> Marker:
+        """Says in a folder that this run writes there; the first time, what others have left there goes."""
+        if folder not in self._markers:
+            self._markers[folder] = Marker(folder)
+            clear_leftovers(folder, [name])
+        return self._markers[folder]
 
     def __enter__(self) -> AtomicFiles:
         return self
@@ -55,30 +106,51 @@ class AtomicFiles:
     ) -> None:
         try:
             if kind is None:
-                while self._pending:
-                    temporary, target = self._pending[0]
-                    os.replace(temporary, target)
-                    self._pending.pop(0)
-                    _flush_folder(target.parent)
+                self._take_places()
         finally:
-            for temporary, _ in self._pending:
-                temporary.unlink(missing_ok=True)
+            for pending in self._pending:
+                with contextlib.suppress(OSError):
+                    pending.temporary.unlink(missing_ok=True)
             self._pending.clear()
+            for marker in self._markers.values():
+                marker.remove()
+            self._markers.clear()
+
+    def _take_places(self) -> None:
+        self._note()
+        changed: set[Path] = set()
+        while self._pending:
+            pending = self._pending[0]
+            if len(self._pending) == 1:
+                _flush_folders(changed)  # what the last file names is on the disk before that file is
+            with explained(pending.target):
+                os.replace(pending.temporary, pending.file)
+            self._pending.pop(0)
+            changed.add(pending.file.parent)
+        _flush_folders(changed)
+
+    def _note(self) -> None:
+        """Write down what is of no use unless the model names it: at the end it goes, here or in a later run."""
+        files = [(pending.file, pending.temporary) for pending in self._pending if pending.is_data]
+        files += [(path, path) for path in self._outdated]
+        if self._model is not None and files:
+            with explained(self._model):
+                self._marker(self._model.parent, self._model.name).note(self._model, files)
+            _flush_folders([self._model.parent])
 
 
-def _temporary(target: Path) -> Path:
-    """A name beside the target that nobody else has."""
-    return target.parent / f".{target.name}.{os.urandom(4).hex()}.tmp"
+def _flush_folders(folders: Iterable[Path]) -> None:
+    """Make renames survive a power failure, where folders can be flushed."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
 
 
-def _flush_folder(folder: Path) -> None:
-    """Make a rename survive a power failure, where folders can be flushed."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+_PERMITTED = "give a name in a folder that you may write to"
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
@@ -87,19 +159,18 @@ def check_writable(path: str | os.PathLike[str]) -> None:
     Raises:
         ModelError: The folder does not exist or does not take files, or the path is a folder.
     """
-    target = Path(path)
-    probe = _temporary(target)
-    try:
-        if target.is_dir():
-            raise ModelError(f"{str(target)!r} cannot be written: it is a folder; give the name of a file in it.")
-        if not target.parent.is_dir():
-            raise ModelError(
-                f"{str(target)!r} cannot be written: there is no folder {str(target.parent)!r}; make it first."
-            )
+    place = place_of(path, _PERMITTED)
+    label = repr(str(place.path))
+    if place.is_node:
+        if not os.access(place.file, os.W_OK):
+            raise ModelError(f"{label} cannot be written: Permission denied; {_PERMITTED}.")
+        return
+    folder = place.file.parent
+    if not folder.is_dir():
+        raise ModelError(f"{label} cannot be written: there is no folder {str(folder)!r}; make it first.")
+    clear_leftovers(folder, [place.file.name])
+    probe = temporary(place.file, new_token())
+    with explained(place.path, _PERMITTED):
         # Only trying tells: permissions, read-only disks, names that are too long.
         os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-        probe.unlink()
-    except OSError as error:
-        raise ModelError(
-            f"{str(target)!r} cannot be written: {error.strerror}; give a name in a folder that you may write to."
-        ) from error
+        probe.unlink(missing_ok=True)

@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from onnxtrain.operators.body import emit
-from onnxtrain.operators.lowering import infer_optimizer_types, lower_optimizers
+from onnxtrain.operators.nodes import infer_optimizer_types
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.operators.registry import OPTIMIZERS, discover
 
@@ -31,7 +31,6 @@ __all__ = [
     "adam",
     "emit",
     "infer_optimizer_types",
-    "lower_optimizers",
     "momentum",
     "ssgd",
 ]

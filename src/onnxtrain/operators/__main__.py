@@ -8,6 +8,8 @@ from pathlib import Path
 from onnxtrain.operators.documentation import pages
 
 if __name__ == "__main__":
+    if not __doc__:
+        sys.exit("The pages are made of docstrings, which python -OO leaves out: run it without -OO.")
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in pages().items():

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import inspect
 
+from onnxtrain.graph.domains import TRAINING_DOMAIN
 from onnxtrain.operators.registry import OPTIMIZERS, Entry
-from onnxtrain.operators.schema import STANDARD_DOMAIN, Attribute, OptimizerSchema
+from onnxtrain.operators.schema import Attribute, OptimizerSchema
 
 
 def pages() -> dict[str, str]:
@@ -73,7 +74,7 @@ def page(entry: Entry) -> str:
 
 
 def _summary(schema: OptimizerSchema) -> str:
-    if schema.domain == STANDARD_DOMAIN:
+    if schema.domain == TRAINING_DOMAIN:
         link = f"https://onnx.ai/onnx/operators/onnx_aionnxpreviewtraining_{schema.name}.html"
         return f"{schema.doc}\n\nThe operator is ONNX's own: see [its page]({link})."
     return schema.doc

@@ -10,12 +10,7 @@ from typing import Any
 import numpy as np
 
 from onnxtrain.errors import OperatorError
-
-STANDARD_DOMAIN = "ai.onnx.preview.training"
-"""The domain of ONNX's own training operators."""
-
-ONNXTRAIN_DOMAIN = "onnxtrain"
-"""The domain of the operators that this project adds."""
+from onnxtrain.graph.domains import TRAINING_DOMAIN
 
 Attributes = Mapping[str, float | str]
 """Attribute values by name; numbers are float32 values (as a file stores them), held in float64."""
@@ -124,7 +119,7 @@ class OptimizerSchema:
     rule: Rule
     attributes: tuple[Attribute, ...]
     states: tuple[State, ...]
-    domain: str = STANDARD_DOMAIN
+    domain: str = TRAINING_DOMAIN
     version: int = 1
     first_count: int = 0
     details: str = ""

@@ -13,7 +13,7 @@ import numpy as np
 
 from onnxtrain.errors import OperatorError, OptionError
 from onnxtrain.operators.arithmetic import Tensor, Wide, where
-from onnxtrain.pruning.measures import Measure, measure
+from onnxtrain.operators.measures import Measure, measure
 
 SMALLEST_MEAN = float(np.finfo(np.float64).tiny)
 

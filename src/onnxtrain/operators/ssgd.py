@@ -9,12 +9,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from onnxtrain.errors import OperatorError
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.operators.arithmetic import Tensor, Wide
+from onnxtrain.operators.measures import BUILT_IN
+from onnxtrain.operators.measures import measure as find_measure
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.operators.reference import evaluate
 from onnxtrain.operators.schema import (
     FRACTION,
-    ONNXTRAIN_DOMAIN,
     POSITIVE,
     Attribute,
     Attributes,
@@ -23,8 +25,6 @@ from onnxtrain.operators.schema import (
     State,
 )
 from onnxtrain.operators.sparsity import Layer
-from onnxtrain.pruning.measures import BUILT_IN
-from onnxtrain.pruning.measures import measure as find_measure
 
 EPSILON, P = 0.01, 0.5
 
@@ -80,7 +80,7 @@ The measures, with ε for `epsilon`:
 
 | `measure` | f and w |
 |---|---|
-""" + "\n".join(f"| {name} | {(found.__doc__ or '').splitlines()[0]} |" for name, found in BUILT_IN.items())
+""" + "\n".join(f"| {name} | {(found.__doc__ or name).splitlines()[0]} |" for name, found in BUILT_IN.items())
 
 
 SCHEMA = OptimizerSchema(

@@ -8,12 +8,15 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.training.readers import read_through_identity
+from onnxtrain.training.weights import product_weights
+
 
 def fresh_values(model: ir.Model, parameters: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
     """New first values for parameters, drawn from their seed.
 
-    Tensors of rank 2 and more are normal with variance 2 / fan-in (He's initialization), scales of normalizations
-    are 1, and other vectors and scalars 0.
+    Weights of products, and other tensors with several axes such as embeddings of positions, are normal with variance
+    2 / fan-in (He's initialization). What scales is 1, whatever its shape, and what is added 0.
 
     Args:
         model: The model, which says how each parameter is used.
@@ -26,17 +29,24 @@ def fresh_values(model: ir.Model, parameters: Mapping[str, np.ndarray], seed: in
     Source: K. He, X. Zhang, S. Ren, J. Sun, "Delving Deep into Rectifiers", ICCV 2015.
     """
     generator = np.random.default_rng(seed)
+    names = [name for name in parameters if name in model.graph.initializers]
+    weights = set(product_weights(model, names))
     values = {}
     for name, array in parameters.items():
-        uses = model.graph.initializers[name].uses() if name in model.graph.initializers else ()
-        node, index = next(((use.node, use.idx) for use in uses), (None, 0))
-        if array.ndim >= 2:
+        readers = read_through_identity(model.graph.initializers[name]) if name in names else []
+        node, index = next(iter(readers), (None, 0))
+        if array.ndim >= 2 and (name in weights or sum(size > 1 for size in array.shape) > 1 or node is None):
             deviation = math.sqrt(2 / max(_fan_in(node, array.shape), 1))
             values[name] = (deviation * generator.standard_normal(array.shape)).astype(array.dtype)
         else:
-            scale = node is not None and index == 1 and node.op_type.endswith("Normalization")
-            values[name] = np.full(array.shape, 1.0 if scale else 0.0, dtype=array.dtype)
+            values[name] = np.full(array.shape, 1.0 if _scales(node, index) else 0.0, dtype=array.dtype)
     return values
+
+
+def _scales(node: ir.Node | None, index: int) -> bool:
+    if node is None:
+        return False
+    return node.op_type == "Mul" or (index == 1 and node.op_type.endswith("Normalization"))
 
 
 def _fan_in(node: ir.Node | None, shape: tuple[int, ...]) -> int:

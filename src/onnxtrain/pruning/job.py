@@ -11,20 +11,20 @@ from typing import Any, Literal
 import numpy as np
 import onnx
 
-from onnxtrain.errors import OptionError
+from onnxtrain.errors import OptionError, TrainingHint
 from onnxtrain.operators import Optimizer
 from onnxtrain.operators.arithmetic import Tensor
+from onnxtrain.operators.measures import measure as find_measure
 from onnxtrain.operators.sparsity import Layer
 from onnxtrain.pruning.fresh import fresh_values
-from onnxtrain.pruning.masks import choose_tensors
-from onnxtrain.pruning.measures import measure as find_measure
 from onnxtrain.pruning.report import LayerRow, Point, PruneResult
 from onnxtrain.pruning.thresholds import Cut, Probe, Scope, check_sparsity, cubic, magnitude_cut, random_cut, search
 from onnxtrain.training.callbacks import Callback, TrainingState
 from onnxtrain.training.data import split_validation
+from onnxtrain.training.loss_choice import LossLike
 from onnxtrain.training.losses import BinaryCrossEntropy, SoftmaxCrossEntropy
+from onnxtrain.training.masks import choose_tensors
 from onnxtrain.training.schedules import Schedule
-from onnxtrain.training.subject import LossLike
 from onnxtrain.training.trainer import Source, Trainer
 
 Method = Literal["ssgd", "magnitude", "random"]
@@ -113,14 +113,15 @@ class Job:
         self._model, self._loss, self._options = model, loss, options
         self.trainer = Trainer(model, loss=loss, optimizer=plan.optimizer, seed=plan.seed, **options)
         shapes = {name: array.shape for name, array in self.trainer.parameters.items()}
-        self.names = choose_tensors(shapes, plan.tensors, "tensors")
+        self.names = choose_tensors(shapes, plan.tensors, "tensors", self.trainer.weights)
         if plan.tensors is not None and "sparsify" not in options:
             # What is pruned is what is sparsified; only now the patterns are known to fit.
             self._options = {**options, "sparsify": plan.tensors}
-            self.trainer = Trainer(model, loss=loss, optimizer=plan.optimizer, seed=plan.seed, **self._options)
+            self.trainer = self._again(plan.optimizer, plan.seed, self._options)
         if not self.names:
             raise OptionError(
-                "The model has nothing to prune: no parameter that is trained has rank 2 or more; "
+                "The model has nothing to prune: no parameter that is trained has rank 2 or more and is the weight "
+                "of a product, a convolution, a recurrent layer or an embedding; "
                 "choose others with tensors=."
             )
         classifies = isinstance(self.trainer._subject.loss, (SoftmaxCrossEntropy, BinaryCrossEntropy))
@@ -145,7 +146,7 @@ class Job:
         before = self.measure(trainer)
         given = self._weights()
         if plan.fresh:
-            for name, value in fresh_values(trainer._subject.model, trainer.parameters, plan.seed).items():
+            for name, value in fresh_values(trainer.working_model(), trainer.parameters, plan.seed).items():
                 trainer.parameters[name] = value
         trained = self._train(data)
         self._fine_tune(data)
@@ -166,7 +167,7 @@ class Job:
             probes=tuple(self.probes),
             masks=self._cut().masks,
             given=given,
-            values={name: np.array(array) for name, array in self.trainer.trained_values().items()},
+            values={name: np.array(array) for name, array in self.trainer.saved_values().items()},
             file=self.trainer.file,
         )
 
@@ -196,10 +197,8 @@ class Job:
         plan, trained = self.plan, self.trainer
         if plan.fine_tune_epochs == 0:
             return
-        options = {**self._options, "targets": trained._kind}
-        self.trainer = Trainer(
-            self._model, loss=self._loss, optimizer=plan.fine_tune_optimizer, seed=plan.seed + 1, **options
-        )
+        options = {**self._options, "targets": trained._form and trained._form.kind}
+        self.trainer = self._again(plan.fine_tune_optimizer, plan.seed + 1, options)
         for name, array in trained.trained_values().items():
             self.trainer.session.state[name] = array
         self.trainer.set_masks(trained.masks)
@@ -211,6 +210,12 @@ class Job:
             schedule=plan.fine_tune_schedule,
             callbacks=[_Lines(self, "fine-tuning")],
         )
+
+    def _again(self, optimizer: Optimizer, seed: int, options: dict[str, Any]) -> Trainer:
+        """Another trainer of the model; what there is to warn of, the first one has said."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TrainingHint)
+            return Trainer(self._model, loss=self._loss, optimizer=optimizer, seed=seed, **options)
 
     def _weights(self) -> dict[str, np.ndarray]:
         return {name: np.array(self.trainer.parameters[name]) for name in self.names}

@@ -16,8 +16,8 @@ from onnxtrain.operators.sparsity import Sparsity
 from onnxtrain.pruning.job import Job, Method, Plan, PruningWarning
 from onnxtrain.pruning.report import PruneResult, Storage, check_report_folder
 from onnxtrain.pruning.thresholds import Scope
+from onnxtrain.training.loss_choice import LossLike
 from onnxtrain.training.schedules import Schedule
-from onnxtrain.training.subject import LossLike
 from onnxtrain.training.trainer import Source
 
 __all__ = ["DEFAULT_OPTIMIZER", "PruningWarning", "prune"]
@@ -78,7 +78,8 @@ def prune(
             ``Momentum`` gets ``sparsity=Sparsity()`` for "ssgd".
         fine_tune_optimizer: Update rule of the fine-tuning; by default that of the training without sparsity
             promotion.
-        tensors: Glob patterns of the parameters to prune; by default those of rank 2 and more.
+        tensors: Glob patterns of the parameters to prune; by default the weights of products, convolutions,
+            recurrent layers and embeddings.
         epochs: Epochs of the training; 0 cuts the model as it is.
         fine_tune_epochs: Epochs of the fine-tuning.
         rounds: How many cuts, spread evenly over the training; the last at its end.

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from pathlib import Path
 
 import numpy as np
 import onnx
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
-from onnx import TensorProto, external_data_helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from onnxtrain.errors import ModelError
 from onnxtrain.model.file import ModelFile, check_writable
-from onnxtrain.model.writing import AtomicFiles
 
 _INDEX_BYTES = 8
 _DTYPES = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16)
@@ -40,7 +38,7 @@ def save_sparse(
     Args:
         model: The model.
         path: The new file.
-        values: New values for some initializers, written at the same time.
+        values: New values for some initializers, written at the same time, in the types that the model has for them.
         names: The initializers that may become sparse; by default all floating ones of rank 2 and more.
 
     Returns:
@@ -66,13 +64,7 @@ def save_sparse(
         raise ModelError(
             f"{str(path)!r} would be larger than 2 GiB, which an ONNX file cannot be; store the weights dense."
         ) from error
-    try:
-        with AtomicFiles() as files, files.create(Path(path)) as stream:
-            stream.write(data)
-    except OSError as error:
-        raise ModelError(
-            f"{str(path)!r} cannot be written: {error.strerror or error}; save it somewhere else."
-        ) from error
+    file.replace_by(path, data)
     return sparse
 
 
@@ -81,18 +73,14 @@ def sparse_model(
 ) -> tuple[onnx.ModelProto, list[str]]:
     """The model of :func:`save_sparse`, and the names of the initializers that are sparse in it."""
     file = file.dense()
-    proto = file.whole(without=values)
-    external_data_helper.load_external_data_for_model(proto, str(file.folder or ""))
+    values = {name: _fitting(array, file.declared(name)) for name, array in values.items()}
+    proto = file.inlined(without=values)
     graph = proto.graph
     sparse, kept = [], []
     for tensor in graph.initializer:
         array = values.get(tensor.name)
         if array is None:
             array = numpy_helper.to_array(tensor) if tensor.data_type in _DTYPES else None
-        elif array.shape != tuple(tensor.dims):
-            raise ModelError(
-                f"The initializer {tensor.name!r} has shape {tuple(tensor.dims)}, but its new value {array.shape}."
-            )
         allowed = len(tensor.dims) >= 2 if names is None else tensor.name in names
         if allowed and array is not None and tensor.data_type in _DTYPES and pays(array):
             graph.sparse_initializer.append(_sparse(array, tensor))
@@ -106,6 +94,22 @@ def sparse_model(
     del graph.initializer[:]
     graph.initializer.extend(kept)
     return proto, sparse
+
+
+def _fitting(array: np.ndarray, tensor: TensorProto) -> np.ndarray:
+    """A new value in the type that the model has for it.
+
+    Raises:
+        ModelError: It has another shape, or a type that cannot become the model's.
+    """
+    if array.shape != tuple(tensor.dims):
+        raise ModelError(
+            f"The initializer {tensor.name!r} has shape {tuple(tensor.dims)}, but its new value {array.shape}."
+        )
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    if not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise ModelError(f"The initializer {tensor.name!r} is {dtype}, but its new value {array.dtype}; convert it.")
+    return array.astype(dtype, copy=False)
 
 
 def pays(array: np.ndarray) -> bool:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from onnxtrain.errors import OperatorError
-from onnxtrain.runtime import native
+from onnxtrain.runtime import arguments, native
 
 _TYPES = {np.dtype(np.float32): 0, np.dtype(np.float64): 1}
+_NOT_COUNTED: Any = object()  # for a rule without an update count
+_TEXTS = ("measure", "mode", "reweighting")
 
 
 class Bound:
@@ -38,6 +40,10 @@ class Bound:
     """
 
     def __init__(self, parameters: Sequence[Any], gradients: Sequence[Any], states: Sequence[Any] = ()) -> None:
+        parameters, gradients, states = (
+            arguments.arrays(name, values)
+            for name, values in (("parameters", parameters), ("gradients", gradients), ("states", states))
+        )
         count = len(parameters)
         if len(gradients) != count:
             raise OperatorError(
@@ -81,7 +87,8 @@ class Bound:
         threads: int = 1,
     ) -> None:
         """One step of Adagrad; see :func:`adagrad_`."""
-        self._call("adagrad", 1, threads, learning_rate, step, decay_factor, epsilon, norm_coefficient)
+        attributes = {"decay_factor": decay_factor, "epsilon": epsilon, "norm_coefficient": norm_coefficient}
+        self._call("adagrad", 1, threads, learning_rate, step, attributes)
 
     def adam(
         self,
@@ -96,8 +103,14 @@ class Bound:
         threads: int = 1,
     ) -> None:
         """One step of Adam; see :func:`adam_`."""
-        attributes = (alpha, beta, epsilon, norm_coefficient, norm_coefficient_post)
-        self._call("adam", 2, threads, learning_rate, step, *attributes)
+        attributes = {
+            "alpha": alpha,
+            "beta": beta,
+            "epsilon": epsilon,
+            "norm_coefficient": norm_coefficient,
+            "norm_coefficient_post": norm_coefficient_post,
+        }
+        self._call("adam", 2, threads, learning_rate, step, attributes)
 
     def momentum(
         self,
@@ -111,7 +124,13 @@ class Bound:
         threads: int = 1,
     ) -> None:
         """One step of Momentum; see :func:`momentum_`."""
-        self._call("momentum", 1, threads, learning_rate, step, alpha, beta, norm_coefficient, mode.encode())
+        attributes: dict[str, float | str] = {
+            "alpha": alpha,
+            "beta": beta,
+            "norm_coefficient": norm_coefficient,
+            "mode": mode,
+        }
+        self._call("momentum", 1, threads, learning_rate, step, attributes)
 
     def ssgd(
         self,
@@ -128,20 +147,35 @@ class Bound:
         threads: int = 1,
     ) -> None:
         """One step of SSGD; see :func:`ssgd_`."""
-        numbers = (epsilon, p, regularization, alpha, norm_coefficient, max_scale)
-        groups = 1 if alpha > 0.0 else 0
-        self._call("ssgd", groups, threads, learning_rate, measure.encode(), reweighting.encode(), *numbers)
+        attributes: dict[str, float | str] = {
+            "measure": measure,
+            "reweighting": reweighting,
+            "epsilon": epsilon,
+            "p": p,
+            "regularization": regularization,
+            "alpha": arguments.number("ssgd: alpha", alpha),
+            "norm_coefficient": norm_coefficient,
+            "max_scale": max_scale,
+        }
+        self._call("ssgd", 1 if alpha > 0.0 else 0, threads, learning_rate, _NOT_COUNTED, attributes)
 
-    def _call(self, name: str, groups: int, threads: int, *arguments: float | bytes) -> None:
+    def _call(
+        self, name: str, groups: int, threads: int, rate: float, step: int, attributes: Mapping[str, float | str]
+    ) -> None:
+        threads = arguments.integer(f"{name}: threads", threads, 1, 2**31 - 1)
+        given: list[float | bytes] = [arguments.wide_number(f"{name}: learning_rate", rate)]
+        if step is not _NOT_COUNTED:
+            given.append(arguments.integer(f"{name}: step", step, -(2**63), 2**63 - 1))
+        for key, value in attributes.items():
+            check = arguments.text if key in _TEXTS else arguments.number
+            given.append(check(f"{name}: {key}", value))
         if self._count and groups != self._groups:
             raise OperatorError(
                 f"{name} needs {groups} state{'' if groups == 1 else 's'} for each parameter and got {self._groups}: "
                 "give the states in the operator's order, group after group."
             )
-        if threads < 1:
-            raise OperatorError(f"threads is {threads}: it must be 1 or more.")
         function = getattr(native.library(), f"onnxtrain_{name}")
-        error = function(ctypes.byref(self._tensors), self._count, threads, *arguments)
+        error = function(ctypes.byref(self._tensors), self._count, threads, *given)
         if error is not None:
             raise OperatorError(f"{name}: {error.decode()}")
 
@@ -153,7 +187,7 @@ def _array(name: str, tensor: Any, *, writable: bool) -> np.ndarray[Any, Any]:
     elif hasattr(tensor, "__dlpack__"):
         try:
             array = np.from_dlpack(tensor)
-        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        except Exception as error:
             raise OperatorError(
                 f"{name} cannot be shared through DLPack ({error}): pass a plain CPU tensor."
             ) from error

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import TrainingInfoError
+from onnxtrain.lowering.join import join
+from onnxtrain.lowering.lower import lower_entry
+from onnxtrain.model.external import set_folder
+from onnxtrain.model.whole import check_external_data, with_external_data
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.runtime.step import StepSession, create_session
 from onnxtrain.training_info.build import fill_states
 from onnxtrain.training_info.check import check_training_model
-from onnxtrain.training_info.join import bindings, state_tensors
-from onnxtrain.training_info.lower import lower_entry, read_training_model
+from onnxtrain.training_info.entry import Entry
+from onnxtrain.training_info.read import bindings, read_training_model, state_tensors
 
 
 class TrainingSession:
@@ -50,58 +54,57 @@ class TrainingSession:
     ) -> None:
         model, own_folder = read_training_model(training_model)
         check_training_model(model)
-        self.options = options or RuntimeOptions()
-        self._folder = str(folder) or own_folder
-        self._model = model
-        self._values = values or {}
-        self._tensors = state_tensors(model)
+        check_external_data(model, str(folder) or own_folder, without=set(values or ()))
+        source = _File(model, str(folder) or own_folder, values or {})
+        entries = [join(model, index, folder=source.folder) for index in range(len(model.training_info))]
+        self._start(source, entries, options or RuntimeOptions(), states)
+
+    @classmethod
+    def of_entries(
+        cls,
+        entries: Sequence[Entry],
+        first_values: Mapping[str, np.ndarray],
+        write: Callable[[], onnx.ModelProto],
+        *,
+        options: RuntimeOptions,
+        folder: str = "",
+        states: StateBuffers | None = None,
+    ) -> TrainingSession:
+        """A session of entries that this program has built itself: they are not checked again, and used up.
+
+        Args:
+            entries: The entries.
+            first_values: What the states start from, by name.
+            write: Writes the training model, with any data in the states.
+            options: Threads, providers, memory, kernels.
+            folder: Where the external data of frozen tensors lies.
+            states: Buffers to begin with, instead of new ones with the first values.
+        """
+        session = cls.__new__(cls)
+        session._start(_Built(first_values, write, folder), entries, options, states)
+        return session
+
+    def _start(
+        self, source: _Source, entries: Sequence[Entry], options: RuntimeOptions, states: StateBuffers | None
+    ) -> None:
+        self.options = options
+        self._source = source
         if states is None:
-            states = StateBuffers({name: self._first_value(name) for name in self._tensors})
+            states = StateBuffers(source.first_values())
         self._states = states
-        self._steps: list[StepSession] = []
-        self._open()
-
-    def _open(self) -> None:
-        kernels = self.options.uses_kernels()
+        kernels = options.uses_kernels()
         self._steps = [
-            StepSession(
-                lower_entry(self._model, index, kernels=kernels, folder=self._folder),
-                self._states,
-                self.options,
-                kernels=kernels,
-            )
-            for index in range(len(self._model.training_info))
+            StepSession(lower_entry(entry, kernels=kernels), states, options, kernels=kernels) for entry in entries
         ]
-
-    def _first_value(self, name: str) -> np.ndarray:
-        if name in self._values:
-            return self._values[name]
-        return np.asarray(ir.serde.deserialize_tensor(self._tensors[name], self._folder).numpy())
 
     @property
     def state(self) -> StateBuffers:
-        """The current states by name: arrays to read and write; assigning copies into them."""
+        """The current states by name: live arrays to read and write; assigning copies into them."""
         return self._states
 
     def initialize(self) -> None:
         """Set every state to its initializer, then run the initialization graphs in order and assign."""
-        for name in self._tensors:
-            self._states[name] = self._first_value(name)
-        for entry in self._model.training_info:
-            binding = bindings(entry, "initialization_binding")
-            if not binding:
-                continue
-            graph = onnx.ModelProto(
-                ir_version=max(8, self._model.ir_version),
-                opset_import=self._model.opset_import,
-                functions=self._model.functions,
-            )
-            graph.graph.CopyFrom(entry.initialization)
-            session = create_session(ir.from_proto(graph), self.options)
-            values = session.run(list(dict.fromkeys(binding.values())), {})
-            found = dict(zip(dict.fromkeys(binding.values()), values, strict=True))
-            for key, value in binding.items():
-                self._states[key] = found[value]
+        self._source.initialize(self._states, self.options)
 
     def step(self, feeds: Mapping[str, Any], *, entry: int | None = None) -> dict[str, np.ndarray]:
         """One training iteration: every entry in order, each assigning its states before the next.
@@ -128,6 +131,85 @@ class TrainingSession:
 
     def model(self) -> onnx.ModelProto:
         """The training model with the current states as its initializers."""
+        return with_external_data(fill_states(self._source.write(), self._states), self._source.folder)
+
+
+class _Source(Protocol):
+    """Where the states of a session come from.
+
+    Attributes:
+        folder: Where external data lies.
+    """
+
+    folder: str
+
+    def first_values(self) -> Mapping[str, np.ndarray]:
+        """What the states are before training."""
+
+    def initialize(self, states: StateBuffers, options: RuntimeOptions) -> None:
+        """Set the states to what they are at the start of a training."""
+
+    def write(self) -> onnx.ModelProto:
+        """A training model that may be changed, with any data in its states."""
+
+
+class _File:
+    """A training model that somebody wrote."""
+
+    def __init__(self, model: onnx.ModelProto, folder: str, values: Mapping[str, np.ndarray]) -> None:
+        self.folder = folder
+        self._model = model
+        self._values = values
+        self._tensors = state_tensors(model)
+
+    def _value(self, name: str) -> np.ndarray:
+        if name in self._values:
+            return self._values[name]
+        return np.asarray(ir.serde.deserialize_tensor(self._tensors[name], self.folder).numpy())
+
+    def first_values(self) -> Mapping[str, np.ndarray]:
+        return {name: self._value(name) for name in self._tensors}
+
+    def initialize(self, states: StateBuffers, options: RuntimeOptions) -> None:
+        for name in self._tensors:
+            states[name] = self._value(name)
+        for entry in self._model.training_info:
+            binding = bindings(entry, "initialization_binding")
+            if not binding:
+                continue
+            graph = onnx.ModelProto(
+                ir_version=max(8, self._model.ir_version),
+                opset_import=self._model.opset_import,
+                functions=self._model.functions,
+            )
+            graph.graph.CopyFrom(entry.initialization)
+            working = ir.from_proto(graph)
+            set_folder(working, self.folder)
+            session = create_session(working, options)
+            values = session.run(list(dict.fromkeys(binding.values())), {})
+            found = dict(zip(dict.fromkeys(binding.values()), values, strict=True))
+            for key, value in binding.items():
+                states[key] = found[value]
+
+    def write(self) -> onnx.ModelProto:
         result = onnx.ModelProto()
         result.CopyFrom(self._model)
-        return fill_states(result, self._states)
+        return result
+
+
+class _Built:
+    """Entries that this program built."""
+
+    def __init__(
+        self, first_values: Mapping[str, np.ndarray], write: Callable[[], onnx.ModelProto], folder: str
+    ) -> None:
+        self.folder = folder
+        self._first_values = first_values
+        self.write = write
+
+    def first_values(self) -> Mapping[str, np.ndarray]:
+        return self._first_values
+
+    def initialize(self, states: StateBuffers, options: RuntimeOptions) -> None:
+        for name, value in self._first_values.items():
+            states[name] = value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping, MutableMapping
 
 import numpy as np
@@ -14,23 +15,50 @@ _ALIGNMENT = 64
 class StateBuffers(MutableMapping[str, np.ndarray]):
     """The current values of all states, by name.
 
-    Reading gives the live array: writing into it changes the state. Assigning copies into it, after a check
-    of type and shape. A state that a step cannot update in place has two buffers that take turns: after a
-    step the array to read is the other one.
+    Reading gives the live array: it has the current value as long as somebody keeps it, also after steps, and
+    writing into it changes the state. ``np.array(states[name])`` is the value as it is now. Assigning copies into the
+    state, after a check of type and shape.
+
+    A state that a step cannot update in place has two buffers that take turns. While somebody holds the array of such
+    a state, or a view of it, they do not: the new value is copied to where the old one stood.
     """
 
     def __init__(self, values: Mapping[str, np.ndarray]) -> None:
         self._buffers: dict[str, list[np.ndarray]] = {name: [_aligned(value)] for name, value in values.items()}
         self._turn: dict[str, int] = dict.fromkeys(values, 0)
         self.doubled: list[str] = []
+        # What the arrays that were handed out are views of. NumPy's views of views keep this one alive, so that it is
+        # there as long as anybody has any of them.
+        self._anchors: dict[str, weakref.ref[np.ndarray]] = {}
+        self._handed_out: dict[str, weakref.ref[np.ndarray]] = {}
 
     def __getitem__(self, name: str) -> np.ndarray:
-        return self._buffers[name][self._turn[name]]
+        handed_out = self._handed_out.get(name)
+        array = None if handed_out is None else handed_out()
+        if array is None:
+            array = self._hand_out(name)
+            self._handed_out[name] = weakref.ref(array)
+        return array
+
+    def _hand_out(self, name: str) -> np.ndarray:
+        buffer = self.current(name)
+        anchor = self._anchor(name)
+        if anchor is None:
+            if not buffer.nbytes:
+                return buffer
+            # A view of a memoryview: NumPy lets views of views refer to this array, and to nothing further down.
+            anchor = np.frombuffer(buffer.reshape(-1).view(np.uint8).data, np.uint8)
+            self._anchors[name] = weakref.ref(anchor)
+        return anchor.view(buffer.dtype).reshape(buffer.shape)
+
+    def _anchor(self, name: str) -> np.ndarray | None:
+        found = self._anchors.get(name)
+        return None if found is None else found()
 
     def __setitem__(self, name: str, value: np.ndarray) -> None:
         if name not in self._buffers:
             raise OptionError(f"There is no state {name!r}; the states are {', '.join(list(self)[:8])}.")
-        buffer = self[name]
+        buffer = self.current(name)
         array = np.asarray(value)
         if array.shape != buffer.shape or array.dtype != buffer.dtype:
             raise OptionError(
@@ -55,6 +83,10 @@ class StateBuffers(MutableMapping[str, np.ndarray]):
             buffers.append(_aligned(buffers[0]))
             self.doubled.append(name)
 
+    def current(self, name: str) -> np.ndarray:
+        """The buffer that has the current value, for those who do not keep it."""
+        return self._buffers[name][self._turn[name]]
+
     def turn(self, name: str) -> int:
         """Which buffer is current."""
         return self._turn[name]
@@ -65,9 +97,13 @@ class StateBuffers(MutableMapping[str, np.ndarray]):
         return buffers[turn % len(buffers)]
 
     def swap(self, names: tuple[str, ...]) -> None:
-        """Make the other buffer of each the current one: a step has written it."""
+        """A step has written the other buffer of each: make it the current one, or copy where arrays are held."""
         for name in names:
-            self._turn[name] ^= 1
+            if self._anchor(name) is None:
+                self._turn[name] ^= 1
+            else:
+                turn = self._turn[name]
+                self._buffers[name][turn][...] = self._buffers[name][turn ^ 1]
 
     @property
     def nbytes(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,11 @@ import onnx_ir as ir
 
 from onnxtrain.errors import DataError, StepError
 from onnxtrain.graph.value import Dimension, dimensions
-from onnxtrain.runtime.inplace import in_place_states
+from onnxtrain.lowering.lower import StepGraph
+from onnxtrain.runtime.frozen import FrozenTensors
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.states import StateBuffers
-from onnxtrain.training_info.lower import StepGraph
+from onnxtrain.workarounds import DISABLED_OPTIMIZERS, refuse_what_crashes
 
 
 class StepSession:
@@ -32,16 +33,16 @@ class StepSession:
         self._states = states
         graph = step.model.graph
         written = {name: new for name, new in step.states.items() if new is not None}
-        in_place = in_place_states(graph, step.states)
-        self.second_buffers = tuple(name for name in written if name not in in_place)
+        self.second_buffers = tuple(name for name in written if name not in step.in_place)
         for name in self.second_buffers:
             states.give_second_buffer(name)
         self._session = create_session(step.model, options, kernels=kernels)
         self._inputs = {str(value.name): _dtype(value) for value in graph.inputs if value.name in step.feeds}
+        self._has_strings = any(dtype.kind in "OSU" for dtype in self._inputs.values())
         self._read = [str(value.name) for value in graph.inputs if value.name not in self._inputs]
         self._written = written
         self._bindings: dict[tuple[int, ...], Any] = {}
-        # onnxruntime keeps what it allocated for an output, which does not fit the next batch size.
+        # The memory of an output does not fit the next batch size (workarounds: shapes of bound outputs).
         shapes = {value.name: dimensions(value) for value in graph.outputs}
         self._varying = [name for name in step.results if not _is_static(shapes[name])]
 
@@ -53,6 +54,8 @@ class StepSession:
             StepError: onnxruntime failed; the message names the node and the rule that wrote it.
         """
         states = self._states
+        if self._has_strings:
+            return self._run_with_strings(feeds)
         key = tuple(map(states.turn, states.doubled))
         binding = self._bindings.get(key)
         if binding is None:
@@ -75,13 +78,33 @@ class StepSession:
         outputs = binding.get_outputs_as_ortvaluevector()
         return {name: np.array(outputs[index].numpy()) for index, name in enumerate(self.step.results)}
 
+    def _run_with_strings(self, feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """What :meth:`run` does where texts come in, which have no address: nothing is bound, nothing is written.
+
+        Raises:
+            DataError: An input is missing.
+            StepError: The step would write states, or onnxruntime failed.
+        """
+        if self._written:
+            raise StepError("A model with inputs of strings cannot be trained; cut off what turns them into numbers.")
+        missing = [name for name in self._inputs if name not in feeds]
+        if missing:
+            raise DataError(f"The step needs the input {missing[0]!r}; got {', '.join(feeds) or 'nothing'}.")
+        arrays = {name: np.asarray(feeds[name], dtype=dtype, order="C") for name, dtype in self._inputs.items()}
+        arrays |= {name: np.asarray(self._states[name]) for name in self._read}
+        try:
+            found = self._session.run(list(self.step.results), arrays)
+        except Exception as error:
+            raise StepError(_explain(error)) from error
+        return dict(zip(self.step.results, found, strict=True))
+
     def _bind_states(self) -> Any:
         binding = self._session.io_binding()
         states = self._states
         for name in self.step.results:
             binding.bind_output(name, "cpu")
         for name in self._read:
-            buffer = states[name]
+            buffer = states.current(name)
             binding.bind_input(name, "cpu", 0, buffer.dtype, list(buffer.shape), buffer.ctypes.data)
         for name, new_name in self._written.items():
             turn = states.turn(name) + (name in self.second_buffers)
@@ -90,25 +113,60 @@ class StepSession:
         return binding
 
 
-def create_session(model: ir.Model, options: RuntimeOptions, *, kernels: bool = False) -> Any:
+class Session:
+    """An onnxruntime session together with the memory that it reads, which must live as long.
+
+    Args:
+        session: An ``onnxruntime.InferenceSession``.
+        frozen: The frozen tensors that were handed to it by address.
+    """
+
+    def __init__(self, session: Any, frozen: FrozenTensors) -> None:
+        self._session = session
+        self._frozen = frozen
+
+    def get_inputs(self) -> list[Any]:
+        """Names, types and shapes of the inputs."""
+        return list(self._session.get_inputs())
+
+    def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Any]:
+        """The outputs of these names, or all of them."""
+        return list(self._session.run(names, feeds))
+
+    def io_binding(self) -> Any:
+        """An ``onnxruntime.IOBinding``, to be used while this session lives."""
+        return self._session.io_binding()
+
+    def run_with_iobinding(self, binding: Any) -> None:
+        """Run with inputs and outputs that are bound to memory."""
+        self._session.run_with_iobinding(binding)
+
+    def end_profiling(self) -> str:
+        """Finish the profile that the options asked for; returns its file."""
+        return str(self._session.end_profiling())
+
+
+def create_session(model: ir.Model, options: RuntimeOptions, *, kernels: bool = False) -> Session:
     """An onnxruntime session for a working graph.
 
     Raises:
+        ModelError: External data is not where the model says.
         StepError: onnxruntime refuses the graph.
     """
     import onnxruntime
 
     refuse_what_crashes(model.graph)
     settings, providers = options.session_options(kernels=kernels), options.provider_list()
-    keep_alive = _pass_large_tensors(model, settings)
-    try:
+    frozen = FrozenTensors(model)
+    with frozen.left_out():
         proto = ir.to_proto(model)
-        # Without this onnxruntime removes a Dropout whose mask nobody reads, also in training mode.
+    try:
+        frozen.register(settings)
         session = onnxruntime.InferenceSession(
             proto.SerializeToString(),
             settings,
             providers,
-            disabled_optimizers=["EliminateDropout"],
+            disabled_optimizers=list(DISABLED_OPTIMIZERS),
         )
     except (RuntimeError, ValueError) as error:
         raise StepError(_explain(error)) from error
@@ -116,64 +174,7 @@ def create_session(model: ir.Model, options: RuntimeOptions, *, kernels: bool = 
         if type(error).__module__.startswith("onnxruntime"):
             raise StepError(_explain(error)) from error
         raise
-    finally:
-        for value, tensor in keep_alive:
-            value.const_value = tensor
-    session._onnxtrain_tensors = keep_alive  # onnxruntime reads their memory as long as the session lives
-    return session
-
-
-def refuse_what_crashes(graph: ir.Graph) -> None:
-    """Refuse nodes on which onnxruntime does not fail but takes the process with it.
-
-    Raises:
-        StepError: An Einsum has ellipses of different ranks.
-    """
-    for node in graph:
-        if node.op_type != "Einsum" or node.domain:
-            continue
-        equation = node.attributes["equation"].as_string().replace(" ", "")
-        ranks = set()
-        for term, value in zip(equation.split("->")[0].split(","), node.inputs, strict=False):
-            if "..." in term and value is not None and value.shape is not None:
-                ranks.add(len(value.shape) - len(term.replace("...", "")))
-        if len(ranks) > 1:
-            raise StepError(
-                f"The Einsum node {node.name!r} ({equation}) has ellipses of {' and '.join(map(str, sorted(ranks)))} "
-                "axes, on which ONNX Runtime crashes; write these axes as letters."
-            )
-
-
-_LARGE = 1 << 20
-
-
-def _pass_large_tensors(model: ir.Model, settings: Any) -> list[tuple[ir.Value, Any]]:
-    """Hand large frozen tensors over by address instead of inside the model's bytes (2 GiB at most).
-
-    In the model they become external data that is never read.
-    """
-    import onnxruntime
-
-    passed: list[tuple[ir.Value, Any]] = []
-    names, values = [], []
-    for name, value in model.graph.initializers.items():
-        tensor = value.const_value
-        if tensor is None or tensor.nbytes < _LARGE or tensor.dtype == ir.DataType.STRING:
-            continue
-        array = np.ascontiguousarray(tensor.numpy())
-        if array.dtype.kind not in "fiub":
-            continue
-        names.append(name)
-        values.append(onnxruntime.OrtValue.ortvalue_from_numpy(array))
-        stub = ir.ExternalTensor(
-            "onnxtrain", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(array.shape), name=name, base_dir=""
-        )
-        passed.append((value, tensor))
-        value.const_value = stub
-    if names:
-        settings.add_external_initializers(names, values)
-        settings._onnxtrain_values = values
-    return passed
+    return Session(session, frozen)
 
 
 def _is_static(shape: tuple[Dimension, ...] | None) -> bool:

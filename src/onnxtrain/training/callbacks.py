@@ -12,18 +12,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from onnxtrain.errors import CheckpointError, OptionError
+from onnxtrain.errors import CheckpointError, ModelError, OptionError
+from onnxtrain.model.places import explained
+from onnxtrain.model.writing import AtomicFiles
 
 
 @dataclass
 class TrainingState:
-    """Where a training stands; callbacks read it, and may ask to stop.
+    """Where a training stands; callbacks read it, may ask to stop, and may set the learning rate.
 
     Attributes:
-        epoch: number of the current epoch, from 0.
+        epoch: number of the current epoch, from 0; what people read counts from 1.
         step: optimizer steps done since the training began.
         loss: of the last step; at the end of an epoch the mean over its examples. NaN before the first step.
-        learning_rate: of the last step.
+        learning_rate: of the last step. Setting it is setting that of the trainer: it decides from the next step on,
+            instead of the schedule, until it is set again or the training ends.
         batch_size: how many examples the last step had.
         metrics: what was measured, by name, at the end of the epoch; empty before.
         epochs: how many epochs are planned; None when not known.
@@ -42,6 +45,29 @@ class TrainingState:
     steps_per_epoch: int | None = None
     stop: bool = False
     stop_reason: str | None = None
+    _choose_rate: Callable[[float], None] | None = field(default=None, init=False, repr=False, compare=False)
+    _step_rate: float | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        choose = self.__dict__.get("_choose_rate")
+        if name == "learning_rate" and choose is not None:
+            choose(value)
+            value = float(value)
+        super().__setattr__(name, value)
+
+    def bind_rate(self, choose: Callable[[float], None]) -> None:
+        """Tell what is to be called when a callback sets the learning rate: `fit` does this before the first step."""
+        self._choose_rate = choose
+
+    def note_step(self, *, step: int, loss: float, learning_rate: float, batch_size: int) -> None:
+        """Take what a step was."""
+        self.step, self.loss, self.batch_size = step, loss, batch_size
+        self.__dict__["learning_rate"] = self._step_rate = learning_rate
+
+    @property
+    def rate_of_last_step(self) -> float:
+        """The learning rate that the last step had, also after a callback has set that of the next."""
+        return self.learning_rate if self._step_rate is None else self._step_rate
 
     def request_stop(self, reason: str) -> None:
         """Ask the training to stop; the first reason stays."""
@@ -117,20 +143,32 @@ class CallbackList(Callback):
         """The records of all, by position and class."""
         return {self._key(index): callback.record() for index, callback in enumerate(self.callbacks)}
 
-    def resume(self, record: dict[str, Any]) -> None:
+    def resume(self, record: dict[str, Any], *, may_differ: type[Callback] | None = None) -> None:
         """Give every callback its record back.
+
+        Args:
+            record: what `record` returned.
+            may_differ: a class of callbacks that may have come or gone since; one that came has no record.
 
         Raises:
             CheckpointError: the record was made with other callbacks.
         """
-        keys = [self._key(index) for index in range(len(self.callbacks))]
-        if list(record) != keys:
+        written = [(key.partition(" ")[2], value) for key, value in record.items()]
+        free = "" if may_differ is None else may_differ.__name__
+        optional = [value for name, value in written if name == free]
+        fixed = [(name, value) for name, value in written if name != free]
+        names = [type(callback).__name__ for callback in self.callbacks]
+        if [name for name, _ in fixed] != [name for name in names if name != free]:
+            keys = [self._key(index) for index in range(len(self.callbacks))]
             raise CheckpointError(
                 f"the checkpoint was written with the callbacks {list(record)}, now there are {keys}; "
                 f"resume with the same callbacks in the same order."
             )
-        for key, callback in zip(keys, self.callbacks, strict=True):
-            callback.resume(record[key])
+        for name, callback in zip(names, self.callbacks, strict=True):
+            if name != free:
+                callback.resume(fixed.pop(0)[1])
+            elif optional:
+                callback.resume(optional.pop(0))
 
     def _key(self, index: int) -> str:
         return f"{index} {type(self.callbacks[index]).__name__}"
@@ -208,7 +246,7 @@ class EarlyStopping(Callback):
             return
         self.waited += 1
         if self.waited >= self.patience:
-            best = "" if self.best is None else f" (best {self.best:.6g} in epoch {self.best_epoch})"
+            best = "" if self.best is None else f" (best {self.best:.6g} in epoch {(self.best_epoch or 0) + 1})"
             state.request_stop(f"{self.monitor} has not improved for {self.waited} epochs{best}")
 
     def on_fit_end(self, state: TrainingState) -> None:
@@ -234,7 +272,7 @@ class EarlyStopping(Callback):
 
 
 class History(Callback):
-    """One row per epoch: epoch, step, loss, learning rate and all metrics.
+    """One row per epoch: epoch (from 0), step, loss, learning rate and all metrics.
 
     Attributes:
         rows: the rows, oldest first.
@@ -308,7 +346,7 @@ class CsvLogger(Callback):
 
 
 def _row(state: TrainingState) -> dict[str, float]:
-    values = {"loss": state.loss, "learning_rate": state.learning_rate, **state.metrics}
+    values = {"loss": state.loss, "learning_rate": state.rate_of_last_step, **state.metrics}
     return {
         "epoch": state.epoch,
         "step": state.step,
@@ -328,10 +366,10 @@ def _write_csv(path: Path, rows: Sequence[dict[str, float]]) -> None:
 
 def _write(path: Path, text: str) -> None:
     """Replace a file as a whole: who reads it meanwhile sees the old or the new rows."""
-    temporary = path.with_name(f".{path.name}.writing")
     try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise OptionError(f"'{path}' cannot be written: {error.strerror or error}.") from error
+        with explained(path):
+            path.parent.stat()  # else it would be made
+        with AtomicFiles() as files, files.create(path) as file:
+            file.write(text.encode())
+    except ModelError as error:
+        raise OptionError(str(error)) from error

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
+import logging
 import os
 import re
 import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,20 +20,19 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from onnxtrain.errors import CheckpointError, OptionError
+from onnxtrain.model.writing import folder_lock
+from onnxtrain.training.checkpoint_tensors import decode, encode
 from onnxtrain.training.data.conversion import Array
+from onnxtrain.training.fingerprint import JSON, differences, how_to_change
 
-JSON = None | bool | int | float | str | list[Any] | dict[str, Any]
+_logger = logging.getLogger(__name__)
 
 FORMAT_VERSION: Final = 1
 _STEM: Final = re.compile(r"checkpoint-(?P<sequence>\d+)-step-(?P<step>\d+)")
 # A folder inside, not only names of our own: safetensors writes to a temporary name that it chooses itself.
 _WORKSHOP: Final = ".writing"
-# What safetensors reads back into NumPy. Everything else is stored as its bits, its type in the JSON.
-_NATIVE_TYPES: Final = frozenset(
-    {"bool", "float16", "float32", "float64"} | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
-)
-# safetensors keeps one name for itself; names that could be taken for it get one more underscore in the file.
-_RESERVED_NAME: Final = re.compile(r"_*__metadata__")
+# Deeply nested brackets are no JSON of ours, but the parser gives up on them in a way of its own.
+_UNREADABLE: Final = (OSError, ValueError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -46,13 +48,18 @@ class _Entry:
         return self.path.with_suffix(".safetensors")
 
 
+class _DamagedError(CheckpointError):
+    """Files of a checkpoint are not what was written; another one may be."""
+
+
 class CheckpointStore:
     """A folder that keeps the last checkpoints of a training.
 
     One is ``checkpoint-<sequence>-step-<step>.safetensors`` and ``.json``. Both are written in a hidden folder
     inside, flushed to the disk and renamed into place, the JSON last: it is what makes a checkpoint exist,
-    and it holds the size and the CRC-32 of the tensors. A removal takes the JSON first. So a process may die
-    at any moment: what is in the folder is complete, and what was left half done, the next `save` clears.
+    and it holds the size and the CRC-32 of the tensors, and a hash of its own content. A removal takes the JSON
+    first. So a process may die at any moment: what is in the folder is complete, and what was left half done, the
+    next `prepare` or `save` clears. Damage, to whatever byte, is found when a checkpoint is read.
 
     The newest checkpoint is the one written last (the sequence), also when a training went back to an earlier
     step. One process at a time may write to a folder; any number may read.
@@ -81,6 +88,44 @@ class CheckpointStore:
         self.folder = Path(folder)
         self.keep = keep
 
+    @contextlib.contextmanager
+    def reserved(self) -> Iterator[None]:
+        """Prepare the folder, and keep other trainings out of it meanwhile.
+
+        Raises:
+            CheckpointError: it cannot be written to, or another training writes to it.
+        """
+        with contextlib.suppress(OSError):  # `prepare` says why
+            self.folder.mkdir(parents=True, exist_ok=True)
+        with folder_lock(self.folder, error=CheckpointError):
+            self.prepare()
+            yield
+
+    def prepare(self) -> None:
+        """Make the folder, clear what a killed process left in it, and find out whether it can be written to.
+
+        Raises:
+            CheckpointError: it cannot.
+        """
+        probe = self.folder / _WORKSHOP
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._clear_leftovers()
+            try:
+                probe.mkdir()
+                (probe / "probe").write_bytes(b"")
+            finally:
+                with contextlib.suppress(OSError):  # not rmtree, which needs descriptors where there may be none left
+                    (probe / "probe").unlink(missing_ok=True)
+                    probe.rmdir()
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            if isinstance(error, FileExistsError) and not self.folder.is_dir():
+                reason = "it is no folder"
+            raise CheckpointError(
+                f"checkpoints cannot be written to '{self.folder}': {reason}; give a folder that you may write to."
+            ) from error
+
     def save(self, step: int, tensors: Mapping[str, Array], metadata: Mapping[str, JSON]) -> Path:
         """Write a checkpoint, then remove the oldest above the number to keep.
 
@@ -102,7 +147,7 @@ class CheckpointStore:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._clear_leftovers()
-            entries = _entries(self.folder)
+            entries = self._entries()
             sequence = entries[-1].sequence + 1 if entries else 1
             stem = f"checkpoint-{sequence:06d}-step-{step}"
             entry = _Entry(self.folder / f"{stem}.json", sequence, step)
@@ -121,24 +166,26 @@ class CheckpointStore:
 
     def latest(self) -> Path | None:
         """The JSON file of the checkpoint that was written last, or None if there is none."""
-        entries = _entries(self.folder)
+        entries = self._entries()
         return entries[-1].path if entries else None
 
     def steps(self) -> list[int]:
         """The steps of all checkpoints, in the order in which they were written."""
-        return [entry.step for entry in _entries(self.folder)]
+        return [entry.step for entry in self._entries()]
 
     def load(
         self,
         checkpoint: int | str | os.PathLike[str] | None = None,
         *,
         expect: Mapping[str, JSON] | None = None,
+        change: Collection[str] = (),
     ) -> tuple[dict[str, Array], dict[str, JSON]]:
         """Read a checkpoint.
 
         Args:
             checkpoint: the step, or the path of either of its files; None for the one written last.
             expect: the fingerprint that the checkpoint must have.
+            change: keys of the fingerprint that may differ.
 
         Returns:
             The tensors, and the metadata with ``step`` and ``format_version``.
@@ -146,16 +193,39 @@ class CheckpointStore:
         Raises:
             CheckpointError: there is no such checkpoint, its files are damaged, or its fingerprint differs.
         """
-        entry = self._find(checkpoint)
+        return self._load(self._find(checkpoint), expect, change)
+
+    def load_newest(
+        self, *, expect: Mapping[str, JSON] | None = None, change: Collection[str] = ()
+    ) -> tuple[dict[str, Array], dict[str, JSON]]:
+        """Read the newest checkpoint that is not damaged; a warning in the log names every one that is.
+
+        Raises:
+            CheckpointError: there is none, or its fingerprint differs.
+        """
+        first: _DamagedError | None = None
+        for entry in reversed(self._entries()):
+            try:
+                return self._load(entry, expect, change)
+            except _DamagedError as error:
+                _logger.warning("%s", error)
+                first = first or error
+        if first is not None:
+            raise first
+        return self._load(self._find(None), expect, change)
+
+    def _load(
+        self, entry: _Entry, expect: Mapping[str, JSON] | None, change: Collection[str]
+    ) -> tuple[dict[str, Array], dict[str, JSON]]:
         record = _read_record(entry)
         if expect is not None:
-            _compare_fingerprints(entry.path, record["metadata"].get("fingerprint"), expect)
+            _compare_fingerprints(entry.path, record["metadata"].get("fingerprint"), expect, change)
         problem = _damage(entry, record)
         if problem:
             raise _damaged(entry, problem)
         try:
-            tensors = _decode(load_file(entry.tensors), record["types"])
-        except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+            tensors = decode(load_file(entry.tensors), record["types"])
+        except (SafetensorError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise _damaged(entry, f"'{entry.tensors.name}' cannot be read ({error})") from error
         return tensors, {
             **record["metadata"],
@@ -164,7 +234,7 @@ class CheckpointStore:
         }
 
     def _write(self, entry: _Entry, tensors: Mapping[str, Array], metadata: Mapping[str, JSON]) -> None:
-        encoded, types = _encode(tensors)
+        encoded, types = encode(tensors)
         workshop = self.folder / _WORKSHOP
         workshop.mkdir()
         unfinished = workshop / entry.tensors.name
@@ -180,6 +250,8 @@ class CheckpointStore:
                 "types": types,
                 "metadata": dict(metadata),
             }
+            record = json.loads(_to_json(record))  # as it will be read
+            record["checksum"] = _record_checksum(record)
             unfinished_record.write_text(_to_json(record), encoding="utf-8")
             _flush(unfinished_record)
             unfinished.replace(entry.tensors)
@@ -191,13 +263,24 @@ class CheckpointStore:
 
     def _clear_leftovers(self) -> None:
         """Remove what a killed process left: unfinished files, and tensors without a JSON."""
-        shutil.rmtree(self.folder / _WORKSHOP, ignore_errors=True)
+        workshop = self.folder / _WORKSHOP
+        if workshop.is_dir() and not workshop.is_symlink():
+            shutil.rmtree(workshop, ignore_errors=True)
+        else:
+            workshop.unlink(missing_ok=True)
         for path in self.folder.glob("checkpoint-*.safetensors"):
             if _STEM.fullmatch(path.stem) and not path.with_suffix(".json").exists():
                 path.unlink(missing_ok=True)
 
+    def _entries(self) -> list[_Entry]:
+        try:
+            return _entries(self.folder)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise CheckpointError(f"'{self.folder}' cannot be read: {reason}; give a folder of checkpoints.") from error
+
     def _find(self, checkpoint: int | str | os.PathLike[str] | None) -> _Entry:
-        entries = _entries(self.folder)
+        entries = self._entries()
         if isinstance(checkpoint, str | os.PathLike):
             path = Path(checkpoint).with_suffix(".json")
             match = _STEM.fullmatch(path.stem)
@@ -225,43 +308,6 @@ def _entries(folder: Path) -> list[_Entry]:
     return sorted(entries, key=lambda entry: entry.sequence)
 
 
-def _encode(tensors: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, str]]:
-    """Arrays that safetensors can store, by names that it accepts, and the types that it cannot store."""
-    encoded: dict[str, Array] = {}
-    types: dict[str, str] = {}
-    for name, tensor in tensors.items():
-        array = np.asarray(tensor)
-        if array.dtype.hasobject or array.dtype.kind in "USTMm" or array.dtype.fields is not None:
-            raise CheckpointError(f"tensor '{name}' has type {array.dtype}; a checkpoint holds numbers only.")
-        # safetensors writes the memory as it lies, so the order must be C and the byte order little-endian.
-        array = np.asarray(array, array.dtype.newbyteorder("<"), order="C")
-        if array.dtype.name not in _NATIVE_TYPES:
-            types[name] = array.dtype.name
-            array = array.reshape(*array.shape, 1).view(np.uint8)
-        encoded[f"_{name}" if _RESERVED_NAME.fullmatch(name) else name] = array
-    return encoded, types
-
-
-def _decode(encoded: Mapping[str, Array], types: Mapping[str, str]) -> dict[str, Array]:
-    tensors: dict[str, Array] = {}
-    for stored_name, array in encoded.items():
-        name = stored_name[1:] if _RESERVED_NAME.fullmatch(stored_name) else stored_name
-        if name in types:
-            array = array.view(_type_by_name(types[name])).reshape(array.shape[:-1])
-        tensors[name] = array
-    return tensors
-
-
-def _type_by_name(name: str) -> np.dtype[Any]:
-    try:
-        return np.dtype(name)
-    except TypeError:
-        import ml_dtypes  # onnx brings it along; only bfloat16 and its like need it
-
-        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
-        return dtype
-
-
 def _to_json(record: dict[str, Any]) -> str:
     def plain(value: object) -> object:
         if isinstance(value, np.generic):
@@ -284,25 +330,40 @@ def _parse_record(path: Path) -> dict[str, Any]:
         wrong = [key for key, kind in kinds.items() if not isinstance(record.get(key), kind)]
         if wrong:
             raise ValueError(f"it has no valid {', '.join(wrong)}")
+        if "checksum" not in record:
+            raise ValueError(
+                "it has no checksum, which an earlier onnxtrain did not write: finish the training with that"
+            )
+        if record["checksum"] != _record_checksum(record):
+            raise ValueError("it has another checksum than when it was written")
     return record
+
+
+def _record_checksum(record: Mapping[str, Any]) -> str:
+    """A hash of what the JSON says, apart from size and checksum of the tensors' file, which that file confirms."""
+    content = {key: value for key, value in record.items() if key not in ("bytes", "crc32", "checksum")}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _read_record(entry: _Entry) -> dict[str, Any]:
     try:
         record = _parse_record(entry.path)
-    except (OSError, ValueError) as error:
+    except _UNREADABLE as error:
         raise _damaged(entry, f"its JSON cannot be read ({error})") from error
     if record["format_version"] != FORMAT_VERSION:
         raise CheckpointError(
             f"'{entry.path}' has format version {record['format_version']}, this onnxtrain reads version "
             f"{FORMAT_VERSION}; use the onnxtrain that wrote it."
         )
+    if record["step"] != entry.step:
+        raise _damaged(entry, f"it is that of step {record['step']}, under another name")
     return record
 
 
-def _damaged(entry: _Entry, problem: str) -> CheckpointError:
+def _damaged(entry: _Entry, problem: str) -> _DamagedError:
     newest = _newest(entry.path.parent, apart_from=entry.path.name)
-    return CheckpointError(f"the checkpoint '{entry.path}' is damaged: {problem}; {newest}.")
+    return _DamagedError(f"the checkpoint '{entry.path}' is damaged: {problem}; {newest}.")
 
 
 def _newest(folder: Path, apart_from: str = "") -> str:
@@ -310,7 +371,7 @@ def _newest(folder: Path, apart_from: str = "") -> str:
     for entry in reversed(_entries(folder)):
         try:
             record = _parse_record(entry.path)
-        except (OSError, ValueError):
+        except _UNREADABLE:
             continue
         complete = record["format_version"] == FORMAT_VERSION and not _damage(entry, record)
         if complete and entry.path.name != apart_from:
@@ -334,24 +395,18 @@ def _damage(entry: _Entry, record: dict[str, Any]) -> str | None:
     return None
 
 
-def _compare_fingerprints(path: Path, found: object, expected: Mapping[str, JSON]) -> None:
+def _compare_fingerprints(
+    path: Path, found: object, expected: Mapping[str, JSON], change: Collection[str] = ()
+) -> None:
     fingerprint = found if isinstance(found, dict) else {}
     # What went through JSON has lists for tuples and text for keys: compare what came through on both sides.
-    wanted = json.loads(_to_json(dict(expected)))
-    differences = [
-        f"{key} is {_shown(fingerprint, key)} there and {_shown(wanted, key)} here"
-        for key in sorted(wanted.keys() | fingerprint.keys())
-        if _shown(fingerprint, key) != _shown(wanted, key)
-    ]
-    if differences:
+    different = differences(fingerprint, json.loads(_to_json(dict(expected))))
+    refused = {key: words for key, words in different.items() if key not in change}
+    if refused:
         raise CheckpointError(
-            f"the checkpoint '{path}' belongs to another training: {', '.join(differences)}; "
-            f"resume with the same model, data and settings."
+            f"the checkpoint '{path}' belongs to another training: {', '.join(refused.values())}; "
+            f"{how_to_change(different)}."
         )
-
-
-def _shown(fingerprint: Mapping[str, Any], key: str) -> str:
-    return json.dumps(fingerprint[key], sort_keys=True) if key in fingerprint else "missing"
 
 
 def _checksum(path: Path) -> int:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.errors import DataError
 from onnxtrain.graph import Builder
 from onnxtrain.graph.passes import clean
+from onnxtrain.lowering.lower import StepGraph, drop_unused_inputs
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.runtime.step import StepSession
-from onnxtrain.training.data import Batch, Dataset
+from onnxtrain.training.data import Dataset
 from onnxtrain.training.metrics import MeanAccumulator
+from onnxtrain.training.partial import FixedBatch, batch_axes, on_real_rows
 from onnxtrain.training.subject import Subject
-from onnxtrain.training_info.lower import StepGraph, drop_unused_inputs
 from onnxtrain.training_info.recipe import Names
 
 _WEIGHT = "loss_weight"
@@ -39,67 +39,92 @@ class Evaluator:
         self._states = states
         self._options = options
         self._names = names
+        self._fixed = FixedBatch.of(subject.model.graph)
         self._with_loss: StepSession | None = None
+        self._partial: StepSession | None = None
+        self._padded: Subject | None = None
+        self._axes: dict[str, int | None] | None = None
         self._plain: StepSession | None = None
         self._outputs = [
             str(value.name) for value in subject.model.graph.outputs if isinstance(value.type, ir.TensorType)
         ]
 
+    def check(self, dataset: Dataset) -> None:
+        """Find out before any work whether a dataset can be measured.
+
+        Raises:
+            DataError: Its last batch would have to be padded, and padding cannot be left out of the loss.
+        """
+        if self._fixed is not None and dataset.size is not None and dataset.size % self._fixed.size:
+            self._padded = self._padded or on_real_rows(self.subject, self._fixed, dataset.size % self._fixed.size)
+
     def evaluate(self, dataset: Dataset, batch_size: int, metrics: Sequence[Any]) -> dict[str, float]:
-        """Averages of loss and metrics over a dataset."""
-        if self._with_loss is None:
-            self._with_loss = self._session(with_loss=True)
+        """Averages of loss and metrics over a dataset.
+
+        Raises:
+            DataError: A batch would have to be padded, and padding cannot be left out of the loss.
+        """
         resolved = self.subject.resolve_metrics(metrics)
+        self.check(dataset)
         prediction = str(self.subject.prediction.name)
+        output = prediction if self.subject.output is None else str(self.subject.output.name)
         means = {name: MeanAccumulator() for name in ("loss", *(metric.name for metric in resolved))}
-        for batch in self._batches(dataset, batch_size):
+        batches = dataset.batches(batch_size if self._fixed is None else self._fixed.size)
+        for batch in batches if self._fixed is None else self._fixed.pieces(batches):
             feeds: dict[str, np.ndarray] = dict(batch.inputs)
+            if self._fixed is not None and batch.size < self._fixed.size:
+                session, feeds = self._on_real_rows(batch.size), self._fixed.filled(feeds)
+            else:
+                session = self._with_loss = self._with_loss or self._session(self.subject, with_loss=True)
             if batch.targets is not None:
                 feeds[self._names.target] = batch.targets
-            results = self._with_loss.run(feeds)
+            results = session.run(feeds)
             means["loss"].add(float(results[self._names.loss]), float(results[_WEIGHT]))
             for metric in resolved:
                 assert batch.targets is not None
-                means[metric.name].add_terms(metric.measure(batch.targets, results[prediction]))
+                found = results[output if metric.of_output else prediction]
+                real = found[: batch.size] if session is self._partial else found
+                means[metric.name].add_terms(metric.measure(batch.targets, real))
         return {name: mean.value for name, mean in means.items()}
 
     def predict(self, dataset: Dataset, batch_size: int) -> dict[str, np.ndarray]:
         """All tensor outputs for a dataset, by name."""
         if self._plain is None:
-            self._plain = self._session(with_loss=False)
-        fixed = fixed_batch_size(self.subject.model.graph)
+            self._plain = self._session(self.subject, with_loss=False)
+        if self._axes is None:
+            outputs = [value for value in self.subject.model.graph.outputs if value.name in self._outputs]
+            self._axes = batch_axes(self.subject.model, outputs)
+        fixed, axes = self._fixed, self._axes
         parts: dict[str, list[np.ndarray]] = {name: [] for name in self._outputs}
-        for batch in dataset.batches(fixed or batch_size):
-            results = self._plain.run(batch.inputs if fixed is None else _filled(batch, fixed))
+        batches = dataset.batches(batch_size if fixed is None else fixed.size)
+        for batch in batches if fixed is None else fixed.pieces(batches):
+            results = self._plain.run(batch.inputs if fixed is None else fixed.filled(batch.inputs))
             for name in self._outputs:
-                found = np.array(results[name])
-                parts[name].append(found[: batch.size] if fixed is not None and found.ndim else found)
-        return {name: np.concatenate(part) if part[0].ndim else np.stack(part) for name, part in parts.items()}
+                found, axis = np.array(results[name]), axes[name]
+                if fixed is not None and axis is not None and found.ndim and batch.size < fixed.size:
+                    found = found[(slice(None),) * axis + (slice(batch.size),)]
+                parts[name].append(found)
+        return {
+            name: np.concatenate(part, axis=axes[name] or 0) if part[0].ndim else np.stack(part)
+            for name, part in parts.items()
+        }
 
-    def _batches(self, dataset: Dataset, batch_size: int) -> Iterator[Batch]:
-        """Batches in order; a model with a fixed batch size gets whole batches only.
+    def _on_real_rows(self, rows: int) -> StepSession:
+        """The session for a padded batch, with the loss on its real examples."""
+        if self._partial is None:
+            assert self._fixed is not None
+            self._padded = self._padded or on_real_rows(self.subject, self._fixed, rows)
+            self._partial = self._session(self._padded, with_loss=True)
+        return self._partial
 
-        Raises:
-            DataError: There is no whole batch.
-        """
-        fixed, whole = fixed_batch_size(self.subject.model.graph), 0
-        for batch in dataset.batches(fixed or batch_size):
-            if fixed is None or batch.size == fixed:
-                whole += 1
-                yield batch
-        if not whole:
-            raise DataError(
-                f"The model takes batches of exactly {fixed} examples, but the data has fewer; "
-                "give more data or export the model with a dynamic batch axis."
-            )
-
-    def _session(self, *, with_loss: bool) -> StepSession:
-        model = self.subject.model.clone()
+    def _session(self, subject: Subject, *, with_loss: bool) -> StepSession:
+        model = subject.model.clone()
         graph = model.graph
-        subject = _on_copy(self.subject, model)
+        subject = _on_copy(subject, model)
         values = {output.name: output for node in graph for output in node.outputs}
-        values |= {value.name: value for value in graph.inputs}
-        names = [str(subject.prediction.name)] if with_loss else list(self._outputs)
+        values |= {value.name: value for value in (*graph.inputs, *graph.initializers.values())}
+        read = [value.name for value in (self.subject.prediction, self.subject.output) if value is not None]
+        names = list(dict.fromkeys(map(str, read))) if with_loss else list(self._outputs)
         outputs = [values[name] for name in names]
         if with_loss:
             op = Builder(graph, model.opset_imports[""])
@@ -127,22 +152,6 @@ class Evaluator:
         feeds = tuple(str(value.name) for value in graph.inputs if value.name not in states)
         step = StepGraph(model, states, feeds, tuple(names))
         return StepSession(step, self._states, self._options, kernels=False)
-
-
-def fixed_batch_size(graph: ir.Graph) -> int | None:
-    """The batch size that a model was exported with, or ``None`` where it takes any."""
-    for value in graph.inputs:
-        if value.shape is not None and len(value.shape) and isinstance(value.shape[0], int):
-            return int(value.shape[0])
-    return None
-
-
-def _filled(batch: Batch, size: int) -> dict[str, np.ndarray]:
-    """The inputs of a batch, its last example repeated up to the size that the model takes."""
-    missing = size - batch.size
-    if not missing:
-        return batch.inputs
-    return {name: np.concatenate([array, np.repeat(array[-1:], missing, 0)]) for name, array in batch.inputs.items()}
 
 
 def _on_copy(subject: Subject, model: ir.Model) -> Subject:

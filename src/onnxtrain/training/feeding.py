@@ -9,11 +9,15 @@ import numpy as np
 
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.runtime.session import TrainingSession
-from onnxtrain.training.data import TensorSpec
+from onnxtrain.training.data import TargetCheck, TensorSpec
+from onnxtrain.training.data.conversion import check_finite
 
 
 class Parameters(Mapping[str, np.ndarray]):
-    """The live parameters by name: arrays to read and to write; assigning copies into them."""
+    """The live parameters by name: arrays to read and to write; assigning copies into them.
+
+    An array that is kept has the current values after every step; ``np.array(parameters[name])`` has those of now.
+    """
 
     def __init__(self, session: TrainingSession, names: Sequence[str]) -> None:
         self._states = session.state
@@ -67,5 +71,19 @@ def fit_to_spec(value: Any, spec: TensorSpec) -> np.ndarray:
         array.ndim != len(shape)
         or any(isinstance(size, int) and size != got for size, got in zip(shape, array.shape, strict=True))
     ):
-        raise DataError(f"{spec.name!r} needs shape {spec.describe_shape()}, but got {array.shape}.")
+        hint = spec.size_hint if array.ndim == len(shape) else spec.hint
+        raise DataError(f"{spec.name!r} needs shape {spec.describe_shape()}, but got {array.shape}.{hint}")
     return array
+
+
+def check_targets(targets: np.ndarray, check: TargetCheck | None) -> np.ndarray:
+    """The targets of one step, unless they hold values that the loss has no use for.
+
+    Raises:
+        DataError: They hold NaN or infinity, or fail the loss's check.
+    """
+    examples = range(len(targets)) if targets.ndim else [0]
+    check_finite(np.atleast_1d(targets), "the target array", examples)
+    if check is not None:
+        check(targets, "the target array", examples)
+    return targets

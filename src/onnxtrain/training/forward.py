@@ -1,4 +1,4 @@
-"""Evaluate and predict with a model as its file has it: forward only, so that no operator needs a gradient."""
+"""Evaluate and predict with a model in inference mode: forward only, so that no operator needs a gradient."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ import onnx_ir as ir
 
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.model.file import ModelFile
+from onnxtrain.model.validity import refuses_invalid
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.training.data import TensorSpec, open_dataset
 from onnxtrain.training.evaluation import Evaluator
-from onnxtrain.training.subject import LossLike, Subject, prepare, tensor_spec
+from onnxtrain.training.loss_choice import LossLike
+from onnxtrain.training.subject import Subject, prepare, tensor_spec
+from onnxtrain.training.training_modes import set_inference
 from onnxtrain.training_info.recipe import Names
 
 
+@refuses_invalid()
 def evaluate(
     model: str | os.PathLike[str] | onnx.ModelProto,
     data: Any,
@@ -54,18 +58,20 @@ def evaluate(
     file = ModelFile.load(model)
     subject = prepare(file, loss, output=output)
     wanted = subject.target is not None
+    subject.check_batch_axis()
     dataset = open_dataset(data, _specs(subject.model.graph), target=target, need_target=wanted, validate=False)
-    kind = subject.kind_of(dataset)
-    if kind is not None:
-        subject = prepare(file, loss, output=output, target_kind=kind)
+    form = subject.form_of_dataset(dataset)
+    if form != subject.form:
+        subject = prepare(file, loss, output=output, form=form)
     names = Names.beside(subject.model.graph)
     if subject.target is not None:
         subject.target.name = names.target
-        dataset = dataset.expecting(tensor_spec(subject.target))
+        dataset = dataset.expecting(subject.target_spec)
     subject.validate(dataset, labels=wanted)
     return _evaluator(subject, names, options).evaluate(dataset, batch_size, metrics)
 
 
+@refuses_invalid()
 def predict(
     model: str | os.PathLike[str] | onnx.ModelProto,
     data: Any,
@@ -89,6 +95,7 @@ def predict(
         DataError: The data does not fit the model.
     """
     working = infer_shapes(ModelFile.load(model).training_model())
+    set_inference(working)
     graph = working.graph
     subject = Subject(working, None, graph.outputs[0], None, [])
     dataset = open_dataset(data, _specs(graph), need_target=False)

@@ -1,14 +1,10 @@
-"""Losses as graphs: what training minimises, built from a prediction and a target in standard operators.
-
-A loss is an average: a sum over examples (or labels, or elements) divided by a weight, their number. Both are
-built, so that several micro-batches can be combined to exactly the average over the large batch.
-"""
+"""Losses as graphs: what training minimises, built from a prediction and a target in standard operators."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import onnx_ir as ir
@@ -16,42 +12,39 @@ import onnx_ir as ir
 from onnxtrain.errors import OptionError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.value import Dimension
+from onnxtrain.training.custom_loss import CustomLoss
+from onnxtrain.training.data.conversion import kind_of
+from onnxtrain.training.data.target_checks import BinaryCheck, DistributionCheck, LabelCheck, TargetCheck
+from onnxtrain.training.loss import (
+    IgnoredWherePresent,
+    Loss,
+    TargetForm,
+    TargetKind,
+    class_axis,
+    count_of,
+    examples,
+    label_axis,
+    mean_over,
+    node_rank,
+    size_of,
+)
+from onnxtrain.training.reading import Reading
+from onnxtrain.training_info.recipe import LossTerms
 
-TargetKind = Literal["indices", "values"]
-"""Targets are class indices (int64), or numbers of the prediction's type and shape."""
-
-
-@dataclass(frozen=True)
-class LossTerms:
-    """A loss under construction: ``loss`` = (sum of terms) / ``weight``, both 0-d of the prediction's type."""
-
-    loss: Value
-    weight: Value
-
-
-class Loss:
-    """Base of the losses: builds itself for a prediction and a target."""
-
-    name: ClassVar[str]
-    target_kinds: ClassVar[tuple[TargetKind, ...]] = ("values",)
-    trains_through: ClassVar[frozenset[str]] = frozenset()
-    """Final activations that the loss contains: it is built on what stands before them."""
-
-    def build(self, op: Builder, prediction: Value, target: Value) -> LossTerms:
-        """Emit the loss."""
-        raise OptionError(f"{type(self).__name__} does not define build().")
-
-    def target_shape(self, prediction: Value, kind: TargetKind) -> tuple[Dimension, ...] | None:
-        """The shape of the target for a prediction."""
-        return prediction.shape
-
-    def target_dtype(self, prediction: Value, kind: TargetKind) -> ir.DataType:
-        """The element type of the target for a prediction."""
-        return prediction.dtype
-
-    def classes(self, prediction: Value) -> int | None:
-        """How many classes labels may name, where the loss takes labels and the number is known."""
-        return None
+__all__ = [
+    "LOSSES",
+    "BinaryCrossEntropy",
+    "CustomLoss",
+    "Huber",
+    "Loss",
+    "MeanAbsoluteError",
+    "MeanSquaredError",
+    "SoftmaxCrossEntropy",
+    "TargetForm",
+    "TargetKind",
+    "examples",
+    "node_rank",
+]
 
 
 @dataclass(frozen=True)
@@ -64,19 +57,26 @@ class SoftmaxCrossEntropy(Loss):
     Args:
         class_weights: One weight w per class; ``None`` for all ones.
         label_smoothing: e, in [0, 1).
-        ignore_index: Labels of this value do not count.
-        axis: The class axis of the logits. By default 1, as in ONNX, except for logits of rank 3, where it is
-            the last (batch, sequence, vocabulary).
+        ignore_index: Labels of this value do not count; a batch of no others has the loss 0. The text
+            ``"softmax_cross_entropy"`` has -100, as PyTorch.
+        axis: The class axis of the logits. By default the one that the shape of the labels tells: without it the
+            logits have that shape. Where several fit it is the axis of the model's final Softmax, else the last for
+            logits of rank 3 (batch, sequence, vocabulary), and 1, as in ONNX, for others.
+        check_targets: Refuse targets that are no distributions: numbers outside of [0, 1], or that do not sum to
+            1 over the classes.
     """
 
     name: ClassVar[str] = "softmax_cross_entropy"
     target_kinds: ClassVar[tuple[TargetKind, ...]] = ("indices", "values")
     trains_through: ClassVar[frozenset[str]] = frozenset({"Softmax", "LogSoftmax"})
+    predicts = "classes"
+    text_defaults: ClassVar[Mapping[str, Any]] = {"ignore_index": IgnoredWherePresent(-100)}
 
     class_weights: tuple[float, ...] | None = None
     label_smoothing: float = 0.0
     ignore_index: int | None = None
     axis: int | None = None
+    check_targets: bool = True
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.label_smoothing < 1.0:
@@ -99,13 +99,14 @@ class SoftmaxCrossEntropy(Loss):
             *(logits, target, weights),
             outputs=2 if self.label_smoothing else 1,
             reduction="sum",
-            ignore_index=self.ignore_index,
+            ignore_index=None if self.ignore_index is None else int(self.ignore_index),
         )
         weight = self._label_weight(op, prediction, target, weights)
+        divisor = weight if self.ignore_index is None else self._divisor(op, weight)
         total = summed[0].with_shape(())
         if self.label_smoothing:
             total = self._smoothed(op, total, summed[1], target, weights)
-        return LossTerms((total / weight).with_shape(()), weight)
+        return LossTerms((total / divisor).with_shape(()), weight)
 
     def _smoothed(
         self, op: Builder, total: Value, log_probability: Value, target: Value, weights: Value | None
@@ -119,29 +120,35 @@ class SoftmaxCrossEntropy(Loss):
         if self.ignore_index is not None:
             counts = op.cast(op.Not(op.Equal(target, op.scalar(self.ignore_index, target))), total.dtype)
             uniform = uniform * counts
-        spread = op.ReduceSum(uniform, keepdims=0) / _size(op, log_probability, 1)
+        spread = op.ReduceSum(uniform, keepdims=0) / size_of(op, log_probability, 1)
         return total * (1.0 - self.label_smoothing) - spread * self.label_smoothing
 
+    def _divisor(self, op: Builder, weight: Value) -> Value:
+        """The weight, but 1 where no label counts: that batch has the loss 0, not 0 / 0. A micro-batch may be one."""
+        if self.class_weights is None:
+            return op.Max(weight, 1.0)
+        return op.Where(op.binary("Equal", weight, 0), 1.0, weight)
+
     def _label_weight(self, op: Builder, prediction: Value, target: Value, weights: Value | None) -> Value:
-        if weights is None and self.ignore_index is None:
-            return _count(op, target, prediction)
-        counts = op.ones_like(target)
-        if self.ignore_index is not None:
-            counts = op.Not(op.Equal(target, op.scalar(self.ignore_index, target)))
-        counts = op.cast(counts, prediction.dtype)
-        if weights is not None:
-            safe = target
-            if self.ignore_index is not None:
-                ignored = op.Equal(target, op.scalar(self.ignore_index, target))
-                safe = op.Where(ignored, op.zeros_like(target), target)
-            counts = counts * op.Gather(weights, safe)
-        return op.ReduceSum(counts, keepdims=0).with_shape(())
+        """The sum of the weights of the labels that count."""
+        if self.ignore_index is None:
+            if weights is None:
+                return count_of(op, target, prediction)
+            return op.ReduceSum(op.Gather(weights, target), keepdims=0).with_shape(())
+        ignored = op.Equal(target, op.scalar(self.ignore_index, target))
+        if weights is None:
+            # Integers: a sum of ones in 16-bit floats ends at 2048.
+            number = op.ReduceSum(op.cast(op.Not(ignored), ir.DataType.INT64), keepdims=0)
+            return op.cast(number, prediction.dtype).with_shape(())
+        counts = op.cast(op.Not(ignored), prediction.dtype)
+        safe = op.Where(ignored, op.zeros_like(target), target)
+        return op.ReduceSum(counts * op.Gather(weights, safe), keepdims=0).with_shape(())
 
     def _on_distributions(self, op: Builder, prediction: Value, target: Value, axis: int) -> LossTerms:
-        if self.ignore_index is not None:
+        if self.ignore_index is not None and self.ignore_index >= 0:  # below 0 it names no class to leave out
             raise OptionError("ignore_index needs class indices as targets; got a distribution over classes.")
         log_probability = op.LogSoftmax(prediction, axis=axis)
-        classes = _size(op, prediction, axis)
+        classes = size_of(op, prediction, axis)
         if self.label_smoothing:
             target = target * (1.0 - self.label_smoothing) + op.scalar(self.label_smoothing, prediction) / classes
         terms = target * log_probability
@@ -149,7 +156,7 @@ class SoftmaxCrossEntropy(Loss):
             shape = [1] * node_rank(prediction)
             shape[axis] = -1
             terms = terms * op.reshape(op.constant(self.class_weights, prediction.dtype), shape)
-        rows = _count(op, prediction, prediction) / classes
+        rows = count_of(op, prediction, prediction) / classes
         total = -op.ReduceSum(terms, keepdims=0).with_shape(())
         return LossTerms((total / rows).with_shape(()), rows)
 
@@ -165,9 +172,12 @@ class SoftmaxCrossEntropy(Loss):
                 f"softmax_cross_entropy needs logits of shape [batch, classes, ...], but {prediction.name!r} has "
                 f"shape {prediction.shape}; for one logit per example use binary_cross_entropy."
             )
-        axis = (2 if rank == 3 else 1) if self.axis is None else self.axis
+        axis = class_axis(rank) if self.axis is None else self.axis
         if not -rank <= axis < rank or axis % rank == 0:
-            raise OptionError(f"axis is {axis}, but the logits {prediction.name!r} have rank {rank}.")
+            raise OptionError(
+                f"axis is {axis}, but the logits {prediction.name!r} have rank {rank}: it is 1 to {rank - 1}, or "
+                f"counts from the end with -1 to {1 - rank}; axis 0 is the batch."
+            )
         return axis % rank
 
     def _check_weights(self, prediction: Value, axis: int) -> None:
@@ -192,6 +202,34 @@ class SoftmaxCrossEntropy(Loss):
         size = None if prediction.shape is None else prediction.shape[self.class_axis(prediction)]
         return size if isinstance(size, int) else None
 
+    def form_of(
+        self, prediction: Value, dtype: np.dtype[Any], shape: tuple[int, ...], sizes: Mapping[str, int], now: TargetForm
+    ) -> TargetForm:
+        """Labels where the rank is one less, with the class axis that their shape tells; else distributions."""
+        rank = node_rank(prediction)
+        labels = len(shape) == rank - 1 or (len(shape) != rank and kind_of(dtype) != "float")
+        form = replace(now, kind="indices" if labels else "values")
+        if self.axis is not None or not labels:
+            return form
+        preferred = class_axis(rank) if now.axis is None else now.axis
+        return replace(form, axis=label_axis(prediction.shape or (), shape, sizes, preferred))
+
+    def with_form(self, form: TargetForm) -> Self:
+        """The loss on the class axis of the form, where none was given; without ignored labels that data lack."""
+        axis = form.axis if self.axis is None else self.axis
+        optional = isinstance(self.ignore_index, IgnoredWherePresent) and not form.ignoring
+        return replace(self, axis=axis, ignore_index=None if optional else self.ignore_index)
+
+    def target_check(self, prediction: Value, kind: TargetKind) -> TargetCheck | None:
+        """Labels name classes; distributions sum to 1."""
+        if kind == "indices":
+            return LabelCheck(self.classes(prediction), self.ignore_index)
+        return DistributionCheck(self.name, self.class_axis(prediction)) if self.check_targets else None
+
+    def reading(self, prediction: Value, target: Value) -> Reading:
+        """Scores along the class axis; labels that are ignored do not count."""
+        return Reading(self.name, "classes", self.class_axis(prediction), self.ignore_index)
+
 
 @dataclass(frozen=True)
 class BinaryCrossEntropy(Loss):
@@ -199,12 +237,19 @@ class BinaryCrossEntropy(Loss):
 
     Args:
         positive_weight: Weight of the positive class: mean of w t softplus(-z) + (1 - t) softplus(z).
+        check_targets: Refuse targets outside of [0, 1], for which the loss has no lower bound.
     """
 
     name: ClassVar[str] = "binary_cross_entropy"
     trains_through: ClassVar[frozenset[str]] = frozenset({"Sigmoid"})
+    predicts = "binary"
 
     positive_weight: float = 1.0
+    check_targets: bool = True
+
+    def target_check(self, prediction: Value, kind: TargetKind) -> TargetCheck | None:
+        """Targets are from 0 to 1."""
+        return BinaryCheck(self.name) if self.check_targets else None
 
     def build(self, op: Builder, prediction: Value, target: Value) -> LossTerms:
         """Emit the loss on logits."""
@@ -216,7 +261,7 @@ class BinaryCrossEntropy(Loss):
         else:
             factor = target * (self.positive_weight - 1.0) + 1.0
             terms = (1.0 - target) * z + factor * (base - z)
-        return _mean(op, terms, prediction)
+        return mean_over(op, terms, prediction)
 
 
 @dataclass(frozen=True)
@@ -224,11 +269,12 @@ class MeanSquaredError(Loss):
     """Mean of (y - t)^2 over all elements."""
 
     name: ClassVar[str] = "mean_squared_error"
+    predicts = "numbers"
 
     def build(self, op: Builder, prediction: Value, target: Value) -> LossTerms:
         """Emit the loss."""
         difference = (prediction - target).with_shape(prediction.shape)
-        return _mean(op, difference * difference, prediction)
+        return mean_over(op, difference * difference, prediction)
 
 
 @dataclass(frozen=True)
@@ -236,10 +282,11 @@ class MeanAbsoluteError(Loss):
     """Mean of |y - t| over all elements; the gradient at 0 is 0."""
 
     name: ClassVar[str] = "mean_absolute_error"
+    predicts = "numbers"
 
     def build(self, op: Builder, prediction: Value, target: Value) -> LossTerms:
         """Emit the loss."""
-        return _mean(op, op.Abs((prediction - target).with_shape(prediction.shape)), prediction)
+        return mean_over(op, op.Abs((prediction - target).with_shape(prediction.shape)), prediction)
 
 
 @dataclass(frozen=True)
@@ -253,6 +300,7 @@ class Huber(Loss):
     """
 
     name: ClassVar[str] = "huber"
+    predicts = "numbers"
 
     delta: float = 1.0
 
@@ -264,66 +312,13 @@ class Huber(Loss):
         """Emit the loss: with q = min(|d|, delta) it is q (|d| - q / 2)."""
         distance = op.Abs((prediction - target).with_shape(prediction.shape))
         inner = op.Min(distance, op.scalar(self.delta, prediction))
-        return _mean(op, inner * (distance - inner * 0.5), prediction)
-
-
-@dataclass(frozen=True)
-class CustomLoss(Loss):
-    """A loss of a user's own: a function that emits nodes and returns a 0-d value.
-
-    Micro-batches are weighted by their number of examples.
-
-    Args:
-        function: Called with the builder, the prediction and the target.
-        kind: Whether targets are class indices or values; "values" by default.
-    """
-
-    name: ClassVar[str] = "custom"
-
-    function: Callable[[Builder, Value, Value], Value]
-    kind: TargetKind = "values"
-
-    @property
-    def target_kinds(self) -> tuple[TargetKind, ...]:  # type: ignore[override]
-        """The one kind that was given."""
-        return (self.kind,)
-
-    def target_dtype(self, prediction: Value, kind: TargetKind) -> ir.DataType:
-        """Int64 for class indices, else the type of the prediction."""
-        return ir.DataType.INT64 if kind == "indices" else prediction.dtype
-
-    def target_shape(self, prediction: Value, kind: TargetKind) -> tuple[Dimension, ...] | None:
-        """The shape of the prediction; without its class axis for class indices."""
-        shape = prediction.shape
-        if kind == "values" or shape is None:
-            return shape
-        return SoftmaxCrossEntropy().target_shape(prediction, kind)
-
-    def build(self, op: Builder, prediction: Value, target: Value) -> LossTerms:
-        """Emit the loss."""
-        return LossTerms(self.function(op, prediction, target), examples(op, prediction))
+        return mean_over(op, inner * (distance - inner * 0.5), prediction)
 
 
 LOSSES: dict[str, type[Loss]] = {
     loss.name: loss for loss in (SoftmaxCrossEntropy, BinaryCrossEntropy, MeanSquaredError, MeanAbsoluteError, Huber)
 }
 """The losses by the names that the command line takes."""
-
-
-def examples(op: Builder, batch: Value) -> Value:
-    """The size of the first axis as a 0-d value of the type of ``batch``."""
-    return _size(op, batch, 0)
-
-
-def node_rank(value: Value) -> int:
-    """The rank of a prediction, which a loss needs.
-
-    Raises:
-        OptionError: It is not known.
-    """
-    if value.rank is None:
-        raise OptionError(f"The rank of {value.name!r} is not known; declare its shape in the model.")
-    return value.rank
 
 
 def _classes_second(op: Builder, logits: Value, axis: int) -> Value:
@@ -333,22 +328,3 @@ def _classes_second(op: Builder, logits: Value, axis: int) -> Value:
         return logits
     order = [0, axis, *(index for index in range(1, rank) if index != axis)]
     return op.Transpose(logits, perm=order)
-
-
-def _size(op: Builder, value: Value, axis: int) -> Value:
-    """The size of one axis as a 0-d value of the type of ``value``."""
-    return op.cast(op.reshape(op.dimension(value, axis), []), value.dtype).with_shape(())
-
-
-def _count(op: Builder, counted: Value, like: Value) -> Value:
-    """The number of elements as a 0-d value of the type of ``like``."""
-    static = counted.static_shape
-    if static is not None:
-        return op.scalar(int(np.prod(static)), like)
-    return op.cast(op.Size(counted), like.dtype).with_shape(())
-
-
-def _mean(op: Builder, terms: Value, prediction: Value) -> LossTerms:
-    total = op.ReduceSum(terms, keepdims=0).with_shape(())
-    weight = _count(op, prediction, prediction)
-    return LossTerms((total / weight).with_shape(()), weight)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from onnxtrain.errors import DataError, OptionError
-from onnxtrain.training.data.conversion import Array, check_labels, kind_of
+from onnxtrain.training.data.conversion import Array, kind_of
+from onnxtrain.training.data.target_checks import check_labels
 
 _Values = npt.NDArray[np.float64]
 
@@ -46,34 +47,58 @@ class Terms:
 
 
 def accuracy(
-    y_true: Array, y_pred: Array, *, threshold: float = 0.5, ignore_index: int | None = None, axis: int = 1
+    y_true: Array,
+    y_pred: Array,
+    *,
+    threshold: float = 0.5,
+    ignore_index: int | None = None,
+    axis: int = 1,
+    binary: bool | None = None,
 ) -> float:
     """The fraction of right predictions.
 
     Args:
-        y_true: class indices [N, ...], one-hot vectors of `y_pred`'s shape, or 0 and 1 for one column.
-        y_pred: logits or probabilities [N, C, ...], whose largest value counts; one column [N] or [N, 1],
-            which counts as class 1 above the threshold; or predicted class indices of `y_true`'s shape.
-        threshold: for one column: 0.5 for probabilities, 0 for logits.
+        y_true: class indices [N, ...], one-hot vectors or distributions of `y_pred`'s shape, or 0 and 1 for binary
+            predictions.
+        y_pred: logits or probabilities [N, C, ...], whose largest value counts; binary ones, each of which
+            says yes above the threshold; or predicted class indices of `y_true`'s shape.
+        threshold: for binary predictions: 0.5 for probabilities, 0 for logits.
         ignore_index: a label that is not counted.
         axis: the axis of the classes.
+        binary: whether every number of `y_pred` answers a question of its own, yes or no, and is counted by
+            itself. By default that is so for one column, [N] or [N, 1], and where `y_true` has zeros and ones of
+            `y_pred`'s shape that are no one-hot vectors.
 
     Raises:
-        DataError: the shapes do not fit each other.
+        DataError: the shapes do not fit each other, or `y_true` is none of these.
 
     >>> accuracy(np.array([0, 2]), np.array([[0.9, 0.1, 0.0], [0.2, 0.7, 0.1]]))
     0.5
+    >>> accuracy(np.array([[1, 1], [0, 0]]), np.array([[0.9, 0.8], [0.2, 0.7]]), binary=True)
+    0.75
     """
-    return _accuracy(y_true, y_pred, threshold=threshold, ignore_index=ignore_index, axis=axis).mean
+    return _accuracy(y_true, y_pred, threshold=threshold, ignore_index=ignore_index, axis=axis, binary=binary).mean
 
 
 def _accuracy(
-    y_true: Array, y_pred: Array, *, threshold: float = 0.5, ignore_index: int | None = None, axis: int = 1
+    y_true: Array,
+    y_pred: Array,
+    *,
+    threshold: float = 0.5,
+    ignore_index: int | None = None,
+    axis: int = 1,
+    binary: bool | None = None,
 ) -> Terms:
+    labels: Array
+    if binary is None and kind_of(y_pred.dtype) == "float" and y_true.shape == y_pred.shape:
+        binary = _has_questions(y_true, axis)
     one_column = y_pred.ndim == 1 or (y_pred.ndim > axis and y_pred.shape[axis] == 1)
-    if kind_of(y_pred.dtype) != "float" and y_pred.size == y_true.size:
+    if binary:
+        truth, scores = _same_shape(y_true, y_pred)
+        labels, predicted = truth.ravel() > 0.5, scores.ravel() > threshold
+    elif kind_of(y_pred.dtype) != "float" and y_pred.size == y_true.size:
         labels, predicted = y_true.ravel(), y_pred.ravel()
-    elif one_column:
+    elif one_column and binary is not False:
         labels, scores = _same_shape(y_true, y_pred)
         labels, predicted = labels.ravel(), scores.ravel() > threshold
     elif y_pred.ndim > axis and y_true.shape == y_pred.shape:
@@ -235,13 +260,32 @@ def _huber(y_true: Array, y_pred: Array, *, delta: float = 1.0) -> Terms:
     return _sum(np.where(distance <= delta, 0.5 * distance**2, delta * (distance - 0.5 * delta)))
 
 
-_BUILT_IN: Final[dict[str, Callable[..., Terms]]] = {
-    "accuracy": _accuracy,
-    "softmax_cross_entropy": _softmax_cross_entropy,
-    "binary_cross_entropy": _binary_cross_entropy,
-    "mean_squared_error": _mean_squared_error,
-    "mean_absolute_error": _mean_absolute_error,
-    "huber": _huber,
+PredictionKind = Literal["classes", "binary", "numbers"]
+"""What predictions are: scores along a class axis, independent logits, or the numbers themselves."""
+
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """A metric of this module.
+
+    Attributes:
+        function: the metric itself.
+        terms: the same as the terms of a mean.
+        reads: for which predictions it is.
+    """
+
+    function: Metric
+    terms: Callable[..., Terms]
+    reads: tuple[PredictionKind, ...]
+
+
+BUILT_IN: Final[dict[str, BuiltIn]] = {
+    "accuracy": BuiltIn(accuracy, _accuracy, ("classes", "binary")),
+    "softmax_cross_entropy": BuiltIn(softmax_cross_entropy, _softmax_cross_entropy, ("classes",)),
+    "binary_cross_entropy": BuiltIn(binary_cross_entropy, _binary_cross_entropy, ("binary",)),
+    "mean_squared_error": BuiltIn(mean_squared_error, _mean_squared_error, ("numbers",)),
+    "mean_absolute_error": BuiltIn(mean_absolute_error, _mean_absolute_error, ("numbers",)),
+    "huber": BuiltIn(huber, _huber, ("numbers",)),
 }
 
 
@@ -252,10 +296,13 @@ class NamedMetric:
     Attributes:
         name: what the value is called in results.
         measure: (y_true, y_pred) to the terms of the mean.
+        of_output: whether predictions are the model's output itself, instead of what the loss is built on: the
+            logits before a final activation that the loss contains.
     """
 
     name: str
     measure: Callable[[Array, Array], Terms]
+    of_output: bool = False
 
     def __call__(self, y_true: Array, y_pred: Array, /) -> float:
         """The value for one batch."""
@@ -279,16 +326,16 @@ def resolve_metric(metric: str | Metric, **options: Any) -> NamedMetric:
     if isinstance(metric, NamedMetric):
         return metric
     if isinstance(metric, str):
-        if metric not in _BUILT_IN:
+        if metric not in BUILT_IN:
             raise OptionError(
-                f"there is no metric '{metric}': use {', '.join(_BUILT_IN)} or a function of (y_true, y_pred)."
+                f"there is no metric '{metric}': use {', '.join(BUILT_IN)} or a function of (y_true, y_pred)."
             )
-        built_in = _BUILT_IN[metric]
-        return NamedMetric(metric, lambda y_true, y_pred: built_in(y_true, y_pred, **options))
+        terms = BUILT_IN[metric].terms
+        return NamedMetric(metric, lambda y_true, y_pred: terms(y_true, y_pred, **options))
     if not callable(metric):
         raise OptionError(f"a metric is a name or a function of (y_true, y_pred), not a {type(metric).__name__}.")
     name = getattr(metric, "__name__", type(metric).__name__)
-    return NamedMetric(name, lambda y_true, y_pred: _from_value(metric(y_true, y_pred), len(y_true)))
+    return NamedMetric(name, lambda y_true, y_pred: _from_value(metric(y_true, y_pred), len(y_true)), of_output=True)
 
 
 class MeanAccumulator:
@@ -326,6 +373,22 @@ def _from_value(value: float, weight: float) -> Terms:
 
 def _sum(values: _Values) -> Terms:
     return Terms(float(values.sum()), float(values.size))
+
+
+def _has_questions(y_true: Array, axis: int) -> bool | None:
+    """Whether targets of the predictions' shape are answers one by one: zeros and ones, not one 1 per row."""
+    if y_true.ndim <= axis or y_true.shape[axis] == 1:
+        return None
+    sums = y_true.sum(axis=axis, dtype=np.float64)
+    wrong = np.abs(sums - 1) > 0.02
+    if not wrong.any():
+        return None
+    if np.isin(y_true, (0, 1)).all():
+        return True
+    raise DataError(
+        f"targets of shape {y_true.shape} are neither one-hot vectors nor distributions nor zeros and ones: one "
+        f"sums to {sums[wrong][0]:.4g} along axis {axis}; give binary=True or binary=False."
+    )
 
 
 def _log_softmax(logits: Array) -> _Values:

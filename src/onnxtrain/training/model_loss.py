@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.errors import OptionError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.clone import Values, clone_nodes
 from onnxtrain.graph.value import Dimension, dimensions
-from onnxtrain.training.losses import Loss, LossTerms, TargetKind, examples
+from onnxtrain.training.loss import Loss, TargetForm, TargetKind, examples
+from onnxtrain.training.metrics import PredictionKind
+from onnxtrain.training_info.recipe import LossTerms
 
 
 @dataclass(frozen=True)
@@ -23,12 +27,14 @@ class ModelLoss(Loss):
 
     Args:
         path: The model.
+        predicts: What the metrics may take predictions for: ``"classes"``, ``"binary"`` or ``"numbers"``.
     """
 
     name: ClassVar[str] = "model"
     target_kinds: ClassVar[tuple[TargetKind, ...]] = ("values", "indices")
 
     path: Path
+    predicts: PredictionKind | None = None
 
     def _graph(self) -> ir.Graph:
         from onnxtrain.model.file import ModelFile
@@ -40,6 +46,12 @@ class ModelLoss(Loss):
                 "two inputs, the prediction and the target, and one scalar output."
             )
         return graph
+
+    def form_of(
+        self, prediction: Value, dtype: np.dtype[Any], shape: tuple[int, ...], sizes: Mapping[str, int], now: TargetForm
+    ) -> TargetForm:
+        """What the model's second input says, whatever the data are."""
+        return now
 
     def target_dtype(self, prediction: Value, kind: TargetKind) -> ir.DataType:
         """The type of the model's second input."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import re
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from onnxtrain.errors import OptionError
+from onnxtrain.training.call_text import Call, read_call
 
 Schedule = Callable[[int], float]
 
@@ -25,7 +25,7 @@ class Constant:
     learning_rate: float
 
     def __post_init__(self) -> None:
-        _check_rate(self.learning_rate)
+        check_rate(self.learning_rate)
 
     def __call__(self, step: int) -> float:
         """The learning rate of a step."""
@@ -54,7 +54,7 @@ class Linear:
     end_factor: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_rate(self.learning_rate)
+        check_rate(self.learning_rate)
         _check_steps(self.steps, "a linear schedule")
         _check_factor(self.end_factor, "end_factor")
 
@@ -83,7 +83,7 @@ class Cosine:
     end_factor: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_rate(self.learning_rate)
+        check_rate(self.learning_rate)
         _check_steps(self.steps, "a cosine schedule")
         _check_factor(self.end_factor, "end_factor")
 
@@ -108,7 +108,7 @@ class Step:
     factor: float = 0.1
 
     def __post_init__(self) -> None:
-        _check_rate(self.learning_rate)
+        check_rate(self.learning_rate)
         _check_steps(self.every, "a stair of a step schedule")
         _check_factor(self.factor, "factor")
 
@@ -132,7 +132,7 @@ class Exponential:
     every: int = 1
 
     def __post_init__(self) -> None:
-        _check_rate(self.learning_rate)
+        check_rate(self.learning_rate)
         _check_factor(self.factor, "factor")
         _check_steps(self.every, "the unit of an exponential schedule")
 
@@ -189,7 +189,7 @@ class Custom:
             OptionError: the function returned something negative, infinite, NaN or no number.
         """
         rate = self.function(step)
-        _check_rate(rate, f"the learning rate that the schedule returned for step {step}")
+        check_rate(rate, f"the learning rate that the schedule returned for step {step}")
         return float(rate)
 
 
@@ -226,9 +226,7 @@ _FORMS: Final = (
     "constant, linear(end_factor), cosine(end_factor), step(every, factor), exponential(factor, every), "
     "each with warmup(steps)+ in front"
 )
-_TEXT: Final = re.compile(
-    r"\s*(?:warmup\s*\((?P<warmup>[^()]*)\)\s*(?:\+|$)\s*)?(?:(?P<name>[a-z_]+)\s*(?:\((?P<arguments>[^()]*)\))?)?\s*"
-)
+_WARM_UP: Final = re.compile(r"\s*warmup\s*\((?P<steps>[^()]*)\)\s*(?:\+|$)\s*")
 _COUNT: Final = re.compile(r"(?P<number>\d+)\s*(?P<unit>steps?|epochs?)?")
 
 
@@ -253,18 +251,20 @@ def parse_schedule(
     >>> parse_schedule("warmup(100)+cosine", 0.1, total_steps=1000)
     WarmUp(inner=Cosine(learning_rate=0.1, steps=900, end_factor=0.0), steps=100)
     """
-    match = _TEXT.fullmatch(text)
-    if match is None or not text.strip():
+    match = _WARM_UP.match(text)
+    rest = text if match is None else text[match.end() :]
+    call = read_call(rest if match is None else rest or "constant")
+    if call is None:
         raise OptionError(f"'{text}' is not a schedule; the forms are {_FORMS}.")
     reader = _Reader(text, learning_rate, total_steps, steps_per_epoch)
-    if match["warmup"] is None:
-        return reader.schedule(match["name"], match["arguments"])
-    warm_up = reader.count(match["warmup"])
+    if match is None:
+        return reader.schedule(call)
+    warm_up = reader.count(match["steps"])
     if total_steps is not None:
         if warm_up >= total_steps:
             raise OptionError(f"the warm-up of '{text}' takes {warm_up} of {total_steps} steps; make it shorter.")
         reader = _Reader(text, learning_rate, total_steps - warm_up, steps_per_epoch)
-    return WarmUp(reader.schedule(match["name"] or "constant", match["arguments"]), warm_up)
+    return WarmUp(reader.schedule(call), warm_up)
 
 
 @dataclass(frozen=True)
@@ -276,7 +276,7 @@ class _Reader:
     total_steps: int | None
     steps_per_epoch: int | None
 
-    def schedule(self, name: str, arguments: str | None) -> Schedule:
+    def schedule(self, call: Call) -> Schedule:
         forms: dict[str, Callable[..., Schedule]] = {
             "constant": self._constant,
             "linear": self._linear,
@@ -284,16 +284,12 @@ class _Reader:
             "step": self._step,
             "exponential": self._exponential,
         }
-        if name not in forms:
-            raise OptionError(f"there is no schedule '{name}' (in '{self.text}'); the forms are {_FORMS}.")
-        values = [part.strip() for part in arguments.split(",")] if arguments and arguments.strip() else []
-        try:
-            inspect.signature(forms[name]).bind(*values)
-        except TypeError as error:
-            raise OptionError(
-                f"'{self.text}' gives {name} {len(values)} values, which does not fit; forms: {_FORMS}."
-            ) from error
-        return forms[name](*values)
+        if call.name not in forms:
+            raise OptionError(f"there is no schedule '{call.name}' (in '{self.text}'); the forms are {_FORMS}.")
+        if not call.fits(forms[call.name]):
+            given = len(call.positional) + len(call.named)
+            raise OptionError(f"'{self.text}' gives {call.name} {given} values, which does not fit; forms: {_FORMS}.")
+        return forms[call.name](*call.positional, **call.named)
 
     def _constant(self) -> Schedule:
         return Constant(self.learning_rate)
@@ -338,7 +334,12 @@ class _Reader:
         return self.total_steps
 
 
-def _check_rate(rate: object, what: str = "the learning rate") -> None:
+def check_rate(rate: object, what: str = "the learning rate") -> None:
+    """Refuse what no learning rate can be.
+
+    Raises:
+        OptionError: it is negative, infinite, NaN or no number.
+    """
     try:
         good = math.isfinite(rate) and rate >= 0  # type: ignore[arg-type, operator]
     except (TypeError, ValueError):

@@ -10,27 +10,34 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 
 from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.errors import DataError, NumericalError, OptionError
 from onnxtrain.model.file import ModelFile
-from onnxtrain.model.inspection import hints
-from onnxtrain.model.parameters import Initializer
-from onnxtrain.model.untie import untied
+from onnxtrain.model.validity import refuses_invalid
 from onnxtrain.operators import Adam
 from onnxtrain.operators.optimizer import Optimizer
-from onnxtrain.pruning.masks import check_masks, choose_tensors, set_to_zero
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.runtime.states import StateBuffers
-from onnxtrain.training.data import Batch, Dataset, open_dataset
+from onnxtrain.training.data import Batch, Dataset, TensorSpec, open_dataset
+from onnxtrain.training.data.conversion import symbol_sizes
 from onnxtrain.training.evaluation import Evaluator
-from onnxtrain.training.feeding import Parameters, by_input_name, fit_to_spec
+from onnxtrain.training.feeding import Parameters, by_input_name, check_targets, fit_to_spec
 from onnxtrain.training.fitting import fit
-from onnxtrain.training.losses import TargetKind
-from onnxtrain.training.subject import LossLike, Modes, prepare, tensor_spec
-from onnxtrain.training_info.build import build_skeleton
-from onnxtrain.training_info.recipe import Clipping
+from onnxtrain.training.hints import Hint, warn_of
+from onnxtrain.training.learning_rate import LearningRate
+from onnxtrain.training.loss import TargetForm, TargetKind
+from onnxtrain.training.loss_choice import LossLike
+from onnxtrain.training.masks import check_masks, choose_tensors, set_to_zero
+from onnxtrain.training.parameters import Initializer
+from onnxtrain.training.partial import FixedBatch, on_real_rows
+from onnxtrain.training.subject import Modes, Subject, prepare, tensor_spec
+from onnxtrain.training.ties import choose_copies
+from onnxtrain.training.untie import untied
+from onnxtrain.training_info.build import build_entries, build_skeleton
+from onnxtrain.training_info.recipe import Clipping, Recipe
 
 Source = Any
 """Data in any form that :func:`onnxtrain.training.data.open_dataset` takes."""
@@ -44,10 +51,11 @@ class Trainer:
             trained initializers differ. A path takes less memory: the weights are held once, and not a second
             time in the loaded model.
         loss: What to minimise: ``"softmax_cross_entropy"``, ``"binary_cross_entropy"``,
-            ``"mean_squared_error"``, ``"mean_absolute_error"``, ``"huber"``, ``"output:NAME"`` for a scalar
-            output of the model, a :class:`~onnxtrain.training.losses.Loss`, the path of an ONNX model of
-            (prediction, target), or a function (builder, prediction, target) -> value. A model that ends in
-            the Softmax or Sigmoid that a cross-entropy contains trains through what stands before it.
+            ``"mean_squared_error"``, ``"mean_absolute_error"``, ``"huber"``, each with arguments as in
+            ``"huber(delta=0.5)"``, ``"output:NAME"`` for a scalar output of the model, a
+            :class:`~onnxtrain.training.losses.Loss`, the path of an ONNX model of (prediction, target), or a
+            function (builder, prediction, target) -> value. A model that ends in the Softmax or Sigmoid that a
+            cross-entropy contains trains through what stands before it.
         optimizer: Update rule, by default ``Adam()``.
         train: Glob patterns of the initializers to train; by default all parameters
             (``onnxtrain inspect MODEL`` lists them).
@@ -55,17 +63,20 @@ class Trainer:
         output: The output that the loss is built on, by default the first floating one.
         targets: ``"indices"`` or ``"values"`` (distributions over classes), where the loss takes both; by
             default what the first data hold.
-        batch_norm: ``"frozen"`` as the graph has it, or ``"train"``: batch statistics, with the running ones
-            written back.
-        dropout: Whether Dropout nodes drop while training.
-        untie: Give initializers that several nodes share one each: ``True`` for vectors (the scales and
-            statistics that exporters merge), or glob patterns.
+        batch_norm: ``"frozen"``: running statistics, whatever mode the file sets; or ``"train"``: batch
+            statistics, with the running ones written back.
+        dropout: Whether Dropout nodes drop while training, whatever mode the file sets.
+        untie: Give initializers that several nodes share one each: ``True`` for what exporters merge (scales,
+            biases and statistics), or glob patterns.
+        tie: Train initializers that hold the same values (an embedding, and the output projection as its
+            transposed copy) as one: ``True`` for all, or glob patterns.
         clip_value: Clip every element of the gradients to [-clip_value, clip_value].
         clip_norm: Scale the gradients so that their global norm is at most this.
         masks: Parameters of which a part stays zero, by name: boolean arrays, false where it does. See
             :meth:`set_masks`.
         sparsify: Glob patterns of the parameters whose sparsity an optimizer such as ``SSGD`` promotes; by
-            default those of rank 2 and more. The others take plain steps.
+            default the weights of products, convolutions, recurrent layers and embeddings. The others take
+            plain steps.
         accumulate: Split every batch into this many micro-batches; the step equals that of the whole batch.
         straight_through: Train through operators that round or quantize, as if they did not
             (quantization-aware training); see :func:`onnxtrain.gradient`.
@@ -80,6 +91,9 @@ class Trainer:
         OptionError: An argument has a value that it cannot have; there is nothing to train.
         GradientError: Operators between parameters and loss have no gradient; all are listed.
 
+    Warns:
+        TrainingHint: Training does something else than its caller may expect; :attr:`hints` has all hints.
+
     Example:
         >>> import numpy as np
         >>> import onnxtrain
@@ -91,6 +105,7 @@ class Trainer:
         True
     """
 
+    @refuses_invalid()
     def __init__(
         self,
         model: str | os.PathLike[str] | onnx.ModelProto,
@@ -114,12 +129,14 @@ class Trainer:
         seed: int = 0,
         threads: int | None = None,
         options: RuntimeOptions | None = None,
+        tie: bool | str | Sequence[str] = False,
     ) -> None:
         if accumulate < 1:
             raise OptionError(f"accumulate is {accumulate}; it needs a number of micro-batches of at least 1.")
         self.file = untied(ModelFile.load(model), untie)
+        self._copies = choose_copies(self.file, tie)
         self.optimizer = optimizer or Adam()
-        self.learning_rate = self.optimizer.learning_rate
+        self._rate = LearningRate(self.optimizer.learning_rate)
         self.accumulate = accumulate
         self.seed = seed
         self.options = options or RuntimeOptions()
@@ -129,48 +146,109 @@ class Trainer:
         self._output, self._train, self._freeze = output, train, freeze
         self._clipping = Clipping(clip_value, clip_norm)
         self._modes = Modes(batch_norm, dropout, seed)
-        self._kind: TargetKind | None = targets
+        self._kind = targets
+        self._form: TargetForm | None = None
         self._masks: dict[str, np.ndarray] = {}
         self._sparsify = sparsify
         self._gradient_options = GradientOptions.of(straight_through, recompute)
+        self._hints: list[Hint] | None = None
         self._build()
+        warn_of(self._hints or (), stacklevel=3)  # the decorator is one of them
         if masks:
             self.set_masks(masks)
 
     def _build(self, *, table: list[Initializer] | None = None, states: StateBuffers | None = None) -> None:
         """Everything from the model to the session; ``table`` and ``states`` go on where it was built before."""
-        subject = prepare(
+        subject = self._prepare(table)
+        self._subject, self._form = subject, subject.form
+        self._inputs = [tensor_spec(value) for value in subject.model.graph.inputs]
+        self._fixed = FixedBatch.of(subject.model.graph)
+        if self._hints is None:
+            self._hints = subject.hints(self.file)
+        self.weights = subject.weights
+        self.session = self._open(subject, states)
+        self._partial: TrainingSession | None = None
+        self._evaluators: dict[TargetForm | None, Evaluator] = {}
+        self._target_spec, self._target_check = subject.target_spec, subject.target_check
+        self._last_shapes: tuple[Any, ...] = ()  # of train_step; of the same shapes targets mean the same
+        specs = self._inputs if self._target_spec is None else [*self._inputs, self._target_spec]
+        self._batched = {
+            s.name for s in specs if self._fixed is not None and s.shape and s.shape[0] == self._fixed.size
+        }
+        self.parameters = Parameters(self.session, subject.parameters)
+
+    def _open(self, subject: Subject, states: StateBuffers | None) -> TrainingSession:
+        """A session for a subject, whose graph it uses up."""
+        recipe = self._recipe(subject)
+        self._names = recipe.names
+        entries, first_values = build_entries(recipe)
+        if states is None:
+            states = StateBuffers(first_values)
+            # It is the buffers that have the weights from now on.
+            self.file.release([*first_values, *(copy.name for copy in self._copies)])
+        return TrainingSession.of_entries(
+            entries,
+            first_values,
+            self._write_training_model,
+            options=self.options,
+            folder=str(self.file.folder or ""),
+            states=states,
+        )
+
+    def _prepare(self, table: list[Initializer] | None) -> Subject:
+        return prepare(
             self.file,
             self._loss,
             target_kind=self._kind,
+            form=self._form,
+            ignoring=False,
             modes=self._modes,
             output=self._output,
             train=self._train,
             freeze=self._freeze,
             options=self._gradient_options,
             table=table,
+            copies=self._copies,
         )
+
+    def working_model(self) -> ir.Model:
+        """A working copy of the model in training mode, as the step graph was built from."""
+        return self._prepare(self._subject.table).model
+
+    def _recipe(self, subject: Subject) -> Recipe:
         recipe = subject.recipe(self.optimizer, self._clipping, accumulate=self.accumulate > 1)
         shapes = {row.name: row.shape for row in subject.table if row.trainable}
-        recipe.masks, recipe.sparsified = self._masks, choose_tensors(shapes, self._sparsify, "sparsify")
-        self.sparsified = list(recipe.sparsified)
-        self._names = recipe.names
-        self._subject = subject
-        skeleton = build_skeleton(recipe)
-        if states is None:
-            states = StateBuffers(skeleton.values)
-            self.file.release(skeleton.values)  # it is the buffers that have the weights from now on
-        self.session = TrainingSession(
-            skeleton.proto,
-            options=self.options,
-            folder=self.file.folder or "",
-            values=skeleton.values,
-            states=states,
-        )
-        self._evaluators: dict[TargetKind | None, Evaluator] = {}
-        self._inputs = [tensor_spec(value) for value in subject.model.graph.inputs]
-        self._target_spec = subject.target_spec
-        self.parameters = Parameters(self.session, subject.parameters)
+        self.sparsified = choose_tensors(shapes, self._sparsify, "sparsify", recipe.sparsified)
+        recipe.masks, recipe.sparsified = self._masks, self.sparsified
+        return recipe
+
+    def _write_training_model(self) -> onnx.ModelProto:
+        return build_skeleton(self._recipe(self._prepare(self._subject.table))).proto
+
+    def _partial_session(self, rows: int) -> TrainingSession:
+        """The same steps on the same states for padded batches, with the loss on the real examples.
+
+        Raises:
+            DataError: Padding cannot be left out of this loss.
+        """
+        if self._partial is None:
+            assert self._fixed is not None
+            subject = on_real_rows(self._prepare(self._subject.table), self._fixed, rows)
+            self._partial = self._open(subject, self.session.state)
+        return self._partial
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next step: the optimizer's at first; what was set last wins.
+
+        Setting it before :meth:`fit` sets where that starts from: the highest rate of a schedule given as text. Setting
+        it in a callback takes the rate from the schedule, from the next step on to the end of that ``fit``.
+        """
+        return self._rate.current
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self._rate.choose(value)
 
     @property
     def table(self) -> list[Initializer]:
@@ -179,8 +257,8 @@ class Trainer:
 
     @property
     def hints(self) -> list[str]:
-        """What is worth knowing about this model before it is trained."""
-        return hints(self._subject.model, self._subject.parameters, batch_norm=self._modes.batch_norm)
+        """What is worth knowing about this model before it is trained; what surprises was warned of as well."""
+        return [hint.text for hint in self._hints or ()]
 
     @property
     def masks(self) -> Mapping[str, np.ndarray]:
@@ -210,7 +288,7 @@ class Trainer:
         return list(self._subject.statistics)
 
     def train_step(self, inputs: Source, targets: Any = None) -> float:
-        """One step on one batch.
+        """One step on one batch; a model of a fixed batch size takes fewer examples, too, and pads them.
 
         Args:
             inputs: An array, a tuple of arrays in the order of the model's inputs, or a mapping.
@@ -227,18 +305,46 @@ class Trainer:
 
     def _step(self, feeds: dict[str, np.ndarray]) -> float:
         names = self._names
-        feeds[names.learning_rate] = np.asarray(self.learning_rate, dtype=np.float32)
+        rate = {names.learning_rate: np.asarray(self.learning_rate, dtype=np.float32)}
+        if self._fixed is not None:
+            self._check_rows(feeds, self._fixed)
         if self.accumulate == 1:
-            return float(self.session.step(feeds, entry=0)[names.loss])
-        size = len(feeds[self._inputs[0].name])
-        micro = -(-size // self.accumulate)
+            return float(self._run(feeds, rate)[names.loss])
+        if self._fixed is None:
+            size = next(len(feeds[spec.name]) for spec in self._inputs if feeds[spec.name].ndim)
+            micro = -(-size // self.accumulate)
+        else:
+            size, micro = self._fixed.rows(feeds), self._fixed.size
         for start in range(0, size, micro):
-            part = {
-                key: value if key == names.learning_rate else value[start : start + micro]
-                for key, value in feeds.items()
-            }
-            self.session.step(part, entry=0)
-        return float(self.session.step(feeds, entry=1)[names.loss])
+            part = {key: value[start : start + micro] if value.ndim else value for key, value in feeds.items()}
+            self._run(part, rate)
+        return float(self.session.step(rate, entry=1)[names.loss])
+
+    def _run(self, feeds: dict[str, np.ndarray], rate: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The first entry on a batch or micro-batch; one that is smaller than the model takes is padded."""
+        fixed = self._fixed
+        if fixed is None or fixed.rows(feeds) == fixed.size:
+            return self.session.step(feeds | rate, entry=0)
+        rows, target = fixed.rows(feeds), self._names.target
+        session = self._partial_session(rows)
+        if len(feeds[target]) != rows:
+            raise DataError(f"{target!r} has {len(feeds[target])} examples, but {fixed.input!r} has {rows}.")
+        inputs = fixed.filled({name: array for name, array in feeds.items() if name != target})
+        return session.step({**inputs, target: feeds[target]} | rate, entry=0)
+
+    def _check_rows(self, feeds: Mapping[str, np.ndarray], fixed: FixedBatch) -> None:
+        """Refuse more examples than a step takes, and arrays of different lengths."""
+        rows, most = fixed.rows(feeds), fixed.size * self.accumulate
+        if not 1 <= rows <= most:
+            raise DataError(
+                f"{fixed.input!r} has {rows} examples, but the model takes batches of {fixed.size}; "
+                f"give at {'most ' + str(most) if rows else 'least one'}."
+            )
+        for name in self._batched:
+            if len(feeds[name]) != rows:
+                raise DataError(f"{name!r} has {len(feeds[name])} examples, but {fixed.input!r} has {rows}.")
+        if rows % fixed.size:
+            self._partial_session(rows % fixed.size)  # what cannot be padded is found out before any micro-batch
 
     def _step_batch(self, batch: Batch) -> float:
         """One step on a batch of a dataset, which is checked already."""
@@ -247,16 +353,6 @@ class Trainer:
             feeds[self._names.target] = batch.targets
         return self._step(feeds)
 
-    def reseed(self, step: int) -> None:
-        """Start the dropout masks anew from (seed, step): whoever resumes at this step draws the same."""
-        if not self._modes.dropout or not self._has_dropout():
-            return
-        self._modes = dataclasses.replace(self._modes, seed=self.seed + 7919 * (step + 1))
-        self._rebuild()
-
-    def _has_dropout(self) -> bool:
-        return any(node.op_type == "Dropout" for node in self._subject.model.graph)
-
     def _rebuild(self) -> None:
         """Build everything again with the states as they are."""
         self._build(table=self._subject.table, states=self.session.state)
@@ -264,20 +360,32 @@ class Trainer:
     def _feeds(self, inputs: Any, targets: Any) -> dict[str, np.ndarray]:
         """Arrays by the names of the step graph, of its types."""
         arrays = by_input_name(self._inputs, inputs)
-        feeds = {spec.name: fit_to_spec(arrays[spec.name], spec) for spec in self._inputs}
+        feeds = {spec.name: fit_to_spec(arrays[spec.name], self._for_any_rows(spec)) for spec in self._inputs}
         if self._target_spec is not None:
             if targets is None:
                 raise DataError("This loss needs targets; give them to train_step(inputs, targets).")
             targets = np.asarray(targets)
-            self._choose_target_kind(self._subject.target_kind(targets.dtype, targets.ndim))
-            feeds[self._names.target] = fit_to_spec(targets, self._target_spec)
+            shapes = (targets.dtype, targets.shape, *(feeds[spec.name].shape for spec in self._inputs))
+            if shapes != self._last_shapes or self._subject.holds_ignored(targets):
+                sizes = symbol_sizes((spec, feeds[spec.name].shape) for spec in self._inputs)
+                self._choose_form(self._subject.form_of(targets, sizes))
+                self._last_shapes = shapes
+            feeds[self._names.target] = check_targets(
+                fit_to_spec(targets, self._for_any_rows(self._target_spec)), self._target_check
+            )
         return feeds
 
-    def _choose_target_kind(self, kind: TargetKind | None) -> None:
-        """Rebuild for distributions over classes when such targets come where labels were expected."""
-        loss = self._subject.loss
-        if kind is not None and loss is not None and kind != (self._kind or loss.target_kinds[0]):
-            self._kind = kind
+    def _for_any_rows(self, spec: TensorSpec) -> TensorSpec:
+        """What an array must be beside its number of examples, which padding makes right."""
+        if spec.name not in self._batched:
+            return spec
+        assert spec.shape is not None
+        return dataclasses.replace(spec, shape=(None, *spec.shape[1:]))
+
+    def _choose_form(self, form: TargetForm | None) -> None:
+        """Rebuild when other targets come than were expected: distributions, or labels along another axis."""
+        if form != self._form:
+            self._form = form
             self._rebuild()
 
     def open(self, source: Source, *, target: str | None = None, need_target: bool = True) -> Dataset:
@@ -286,9 +394,9 @@ class Trainer:
         Raises:
             DataError: It cannot be read or does not fit.
         """
-        if isinstance(source, Dataset):
-            return source
         wanted = self._target_spec is not None and need_target
+        if wanted:
+            self._subject.check_batch_axis()
         dataset = open_dataset(
             source,
             self._inputs,
@@ -298,7 +406,7 @@ class Trainer:
             validate=False,
         )
         if wanted:
-            self._choose_target_kind(self._subject.kind_of(dataset))
+            self._choose_form(self._subject.form_of_dataset(dataset))
             dataset = dataset.expecting(self._target_spec)
         self._subject.validate(dataset, labels=wanted)
         return dataset
@@ -313,7 +421,7 @@ class Trainer:
         batch_size: int = 256,
         metrics: Sequence[Any] = (),
     ) -> dict[str, float]:
-        """Loss and metrics on data, with the model as it is saved (no dropout, frozen statistics).
+        """Loss and metrics on data, in inference mode: no dropout, running statistics.
 
         Args:
             data: Data in any form.
@@ -337,12 +445,12 @@ class Trainer:
             DataError: It cannot be read or does not fit.
         """
         if self._target_spec is None:
-            return self._evaluation(self._kind), self.open(source, target=target)
+            return self._evaluation(self._form), self.open(source, target=target)
+        self._subject.check_batch_axis()
         dataset = open_dataset(source, self._inputs, target=target, validate=False)
-        evaluator = self._evaluation(self._subject.kind_of(dataset) or self._kind)
+        evaluator = self._evaluation(self._subject.form_of_dataset(dataset))
         dataset = dataset.expecting(evaluator.target_spec)
-        if not isinstance(source, Dataset):
-            evaluator.subject.validate(dataset, labels=True)
+        evaluator.subject.validate(dataset, labels=True)
         return evaluator, dataset
 
     def predict(self, data: Source, *, batch_size: int = 256) -> np.ndarray | dict[str, np.ndarray]:
@@ -355,25 +463,35 @@ class Trainer:
         Returns:
             One array per tensor output by name, or the array itself where the model has one output.
         """
-        arrays = self._evaluation(self._kind).predict(self.open(data, need_target=False), batch_size)
+        arrays = self._evaluation(self._form).predict(self.open(data, need_target=False), batch_size)
         return next(iter(arrays.values())) if len(arrays) == 1 else arrays
 
-    def _evaluation(self, kind: TargetKind | None) -> Evaluator:
-        if kind not in self._evaluators:
+    def _evaluation(self, form: TargetForm | None) -> Evaluator:
+        if form not in self._evaluators:
             evaluated = prepare(
                 self.file,
                 self._loss,
-                target_kind=kind,
+                form=form,
                 output=self._output,
                 target_name=self._names.target,
                 table=self._subject.table,
+                copies=self._copies,
             )
-            self._evaluators[kind] = Evaluator(evaluated, self.session.state, self.options, self._names)
-        return self._evaluators[kind]
+            self._evaluators[form] = Evaluator(evaluated, self.session.state, self.options, self._names)
+        return self._evaluators[form]
 
     def trained_values(self) -> dict[str, np.ndarray]:
-        """What :meth:`save` writes: parameters and running statistics by name."""
+        """The live values of what is trained: parameters and running statistics by name."""
         return {name: self.session.state[name] for name in (*self._subject.parameters, *self.statistics)}
+
+    def saved_values(self) -> dict[str, np.ndarray]:
+        """What :meth:`save` writes: :meth:`trained_values`, and the copies that are tied to parameters."""
+        values = self.trained_values()
+        for copy in self._copies:
+            if copy.original in values:
+                array = values[copy.original]
+                values[copy.name] = np.ascontiguousarray(array.T) if copy.transposed else array
+        return values
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model with its trained weights; nothing else differs from the model given.
@@ -381,7 +499,7 @@ class Trainer:
         Raises:
             ModelError: The path cannot be written; nothing is left half written.
         """
-        self.file.save(path, self.trained_values())
+        self.file.save(path, self.saved_values())
 
     def training_model(self) -> onnx.ModelProto:
         """The training model with the current weights and optimizer states: ``TrainingInfoProto`` and all."""
@@ -389,7 +507,7 @@ class Trainer:
 
     def save_training_model(self, path: str | os.PathLike[str]) -> None:
         """Write :meth:`training_model` to a file, from which a :class:`TrainingSession` resumes."""
-        ModelFile.load(self.training_model()).save(path, {})
+        ModelFile.load(self.training_model(), folder=self.file.folder).save(path, {})
 
     def check_finite(self, loss: float, step: int, hint: str = "") -> None:
         """Stop when the loss is not a number any more.

@@ -8,11 +8,12 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxtrain.autodiff.operator import TRAINING_DOMAIN
+from onnxtrain.errors import TrainingInfoError
 from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.domains import TRAINING_DOMAIN
 from onnxtrain.graph.replace import set_inputs
-from onnxtrain.training.losses import LossTerms
-from onnxtrain.training_info.recipe import Recipe
+from onnxtrain.training_info.entry import Entry
+from onnxtrain.training_info.recipe import LossTerms, Recipe
 
 
 def placeholder(name: str, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
@@ -42,35 +43,69 @@ class FirstValues(Mapping[str, np.ndarray]):
 
 
 class Algorithm:
-    """An algorithm graph under construction, beside a copy of the main graph that it may read."""
+    """An algorithm graph under construction, beside the main graph that it may read.
 
-    def __init__(self, recipe: Recipe, first_values: FirstValues, *, alone: bool = False) -> None:
-        self.recipe = recipe
-        self._first_values = first_values
-        self.graph = recipe.model.graph
+    Args:
+        recipe: What the training model is made from.
+        first_values: Takes the values that states start from.
+        label: What errors call the algorithm.
+        graph: Where the nodes go: by default beside those of the main graph.
+    """
+
+    def __init__(self, recipe: Recipe, first_values: FirstValues, *, label: str, graph: ir.Graph | None = None) -> None:
+        self.graph = recipe.model.graph if graph is None else graph
         self.op = Builder(self.graph, recipe.model.opset_imports[""])
+        self.parameters = {name: self.graph.initializers[name] for name in recipe.parameters}
         self.updates: dict[str, str] = {}
         self.states: dict[str, np.ndarray] = {}
+        self._recipe = recipe
+        self._label = label
+        self._first_values = first_values
         self._results: dict[ir.Value, None] = {}  # an ordered set
-        self._inputs: list[ir.Value] = [] if alone or recipe.target is None else [recipe.target]
+        self._inputs: list[ir.Value] = []
         self._before_nodes = set(self.graph)
         self._before_initializers = set(self.graph.initializers)
+        self._taken = {value.name for value in (*self.graph.inputs, *self.graph.initializers.values())}
+        self._taken |= {output.name for node in self._before_nodes for output in node.outputs}
+
+    def _name(self, value: ir.Value, name: str) -> None:
+        """Give a value a name of the algorithm's own.
+
+        Raises:
+            TrainingInfoError: The main graph, or the algorithm, has given it away.
+        """
+        if value.name != name:
+            self._take(name)
+            value.name = name
+
+    def _take(self, name: str) -> None:
+        if name in self._taken:
+            raise TrainingInfoError(
+                f"{self._label} defines {name!r}, which the main graph or the algorithm defines already; "
+                "names are unique across both."
+            )
+        self._taken.add(name)
 
     def loss(self) -> LossTerms:
         """Emit the loss and give it its name."""
         self.op.scope = "loss"
-        terms = self.recipe.build_loss(self.op)
+        terms = self._recipe.build_loss(self.op)
         self.op.scope = ""
+        if self._recipe.target is not None:
+            self._take(self._recipe.target.name or "")
+            self._inputs.insert(0, self._recipe.target)
         return terms
 
     def input(self, name: str, dtype: ir.DataType, shape: tuple[int, ...]) -> Value:
         """An input of the algorithm."""
+        self._take(name)
         value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
         self._inputs.append(value)
         return self.op.wrap(value)
 
     def state(self, name: str, array: np.ndarray) -> Value:
         """A state tensor of the algorithm with its first value."""
+        self._take(name)
         first = ir.Tensor(array, name=name)
         tensor = placeholder(name, first)
         value = ir.Value(name=name, const_value=tensor)
@@ -81,6 +116,7 @@ class Algorithm:
 
     def constant(self, name: str, array: np.ndarray) -> Value:
         """An initializer of the algorithm that nothing changes."""
+        self._take(name)
         value = ir.Value(name=name, const_value=ir.Tensor(np.ascontiguousarray(array), name=name))
         assert value.const_value is not None
         value.dtype, value.shape = value.const_value.dtype, ir.Shape(array.shape)
@@ -91,14 +127,14 @@ class Algorithm:
         """Bind a state to its next value."""
         if new.ir.producer() is None or new.ir in self._results:  # an output needs a name of its own
             new = self.op.Identity(new)
-        new.ir.name = f"{state.name}_new"
+        self._name(new.ir, f"{state.name}_new")
         self._results[new.ir] = None
         self.updates[state.name] = new.name
 
     def result(self, name: str, value: Value) -> None:
         """An output that is returned, not bound."""
         value = self.op.Identity(value)
-        value.ir.name = name
+        self._name(value.ir, name)
         value.with_shape(())
         self._results[value.ir] = None
 
@@ -111,13 +147,22 @@ class Algorithm:
         )
         for x, gradient in zip(xs, gradients, strict=True):
             gradient.ir.type, gradient.ir.shape = x.type, x.shape
-            gradient.ir.name = f"{x.name}_gradient"
+            self._name(gradient.ir, f"{x.name}_gradient")
         return list(gradients)
 
-    def finish(
-        self, name: str, initialization: tuple[onnx.GraphProto, dict[str, str]] | None
-    ) -> onnx.TrainingInfoProto:
-        """Cut what was added off the graph and return it as an entry."""
+    def entry(self) -> Entry:
+        """What was added, and the graph that it was added to, as an entry; its states are not inputs yet."""
+        self._live_nodes()
+        self.graph.inputs.extend(self._inputs)
+        names = [str(value.name) for value in self._results]
+        bound = set(self.updates.values())
+        model = self._recipe.model
+        if self.graph is not model.graph:
+            model = ir.Model(self.graph, ir_version=model.ir_version)
+        return Entry(model, [], dict(self.updates), [name for name in names if name not in bound])
+
+    def cut(self, name: str, initialization: tuple[onnx.GraphProto, dict[str, str]] | None) -> onnx.TrainingInfoProto:
+        """Cut what was added off the graph and return it in the standard's form."""
         graph = self.graph
         nodes = self._live_nodes()
         added = [v for k, v in graph.initializers.items() if k not in self._before_initializers]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +12,10 @@ import onnx
 import onnx_ir as ir
 from onnx import helper, numpy_helper
 
-from onnxtrain.autodiff.operator import TRAINING_DOMAIN
 from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.domains import TRAINING_DOMAIN
 from onnxtrain.training_info.algorithm import Algorithm, FirstValues, placeholder
+from onnxtrain.training_info.entry import COUNTERS_KEY, Entry
 from onnxtrain.training_info.recipe import Recipe
 from onnxtrain.training_info.update import optimizer_nodes
 
@@ -63,18 +65,59 @@ def build_skeleton(recipe: Recipe) -> Skeleton:
     micro-batch to accumulators, the second divides, updates and clears them: several micro-batches make
     exactly the step of the large batch.
     """
-    initializers = recipe.model.graph.initializers
-    tensors = {name: initializers[name].const_value for name in (*recipe.parameters, *recipe.statistics)}
-    values = FirstValues({name: tensor for name, tensor in tensors.items() if tensor is not None})
+    values = _first_values(recipe)
     proto = _main_model(recipe, values.tensors)
-    writer = _Writer(recipe, values)
-    entries = [writer.accumulating_entry(), writer.applying_entry()] if recipe.accumulate else [writer.entry()]
-    proto.training_info.extend(entries)
-    helper.set_model_props(proto, _metadata(proto) | recipe.options.entries())
+    proto.training_info.extend(
+        build.algorithm.cut(build.name, _initialization(build.algorithm)) for build in _builds(recipe, values)
+    )
+    helper.set_model_props(proto, _metadata(proto) | _said(recipe))
     domains = {entry.domain for entry in proto.opset_import}
     for domain in sorted({TRAINING_DOMAIN, recipe.optimizer.schema.domain} - domains):
         proto.opset_import.append(helper.make_opsetid(domain, 1))
     return Skeleton(proto, values)
+
+
+def build_entries(recipe: Recipe) -> tuple[list[Entry], FirstValues]:
+    """The entries of a recipe's training model as graphs, without a detour through its file; uses the recipe up.
+
+    Returns:
+        The entries, and the values that their states start from, by name.
+    """
+    values = _first_values(recipe)
+    entries = [build.algorithm.entry() for build in _builds(recipe, values, apart=True)]
+    states = list(values)
+    for entry in entries:
+        entry.states = states
+        model, graph = entry.model, entry.model.graph
+        for name in [name for name in graph.initializers if name in values.tensors]:
+            value = graph.initializers.pop(name)
+            value.const_value = None
+            graph.inputs.append(value)
+        model.metadata_props.clear()
+        model.metadata_props.update(_said(recipe))
+        for domain in (TRAINING_DOMAIN, recipe.optimizer.schema.domain):
+            graph.opset_imports.setdefault(domain, 1)
+    return entries, values
+
+
+def _said(recipe: Recipe) -> dict[str, str]:
+    """What the metadata says about how a step is built: the nodes have no attributes for it."""
+    said = recipe.options.entries()
+    if _drops(recipe):
+        counters = [recipe.names.count, "accumulated_weight"] if recipe.accumulate else [recipe.names.count]
+        said[COUNTERS_KEY] = json.dumps(counters)
+    return said
+
+
+def _drops(recipe: Recipe) -> bool:
+    """Whether the main graph draws masks of Dropout, from seeds."""
+    return any(node.op_type == "Dropout" and "seed" in node.attributes for node in recipe.model.graph)
+
+
+def _first_values(recipe: Recipe) -> FirstValues:
+    initializers = recipe.model.graph.initializers
+    tensors = {name: initializers[name].const_value for name in (*recipe.parameters, *recipe.statistics)}
+    return FirstValues({name: tensor for name, tensor in tensors.items() if tensor is not None})
 
 
 def _metadata(proto: onnx.ModelProto) -> dict[str, str]:
@@ -98,34 +141,62 @@ def _main_model(recipe: Recipe, tensors: Mapping[str, ir.TensorProtocol]) -> onn
             model.graph.initializers[name].const_value = tensor
 
 
+@dataclass(frozen=True)
+class _Build:
+    """An algorithm that is complete, and its name."""
+
+    name: str
+    algorithm: Algorithm
+
+
+def _builds(recipe: Recipe, first_values: FirstValues, *, apart: bool = False) -> Iterator[_Build]:
+    """Build the algorithms one after the other; each is to be cut off before the next, or ``apart`` from it."""
+    writer = _Writer(recipe)
+    if not recipe.accumulate:
+        yield _Build("training", writer.step(Algorithm(recipe, first_values, label="training_info[0].algorithm")))
+        return
+    first = Algorithm(recipe, first_values, label="training_info[0].algorithm")
+    # The second reads nothing of the main graph but its parameters.
+    graph = _parameters_alone(recipe) if apart else None
+    yield _Build("accumulate", writer.accumulating(first))
+    second = Algorithm(recipe, first_values, label="training_info[1].algorithm", graph=graph)
+    yield _Build("apply", writer.applying(second))
+
+
+def _parameters_alone(recipe: Recipe) -> ir.Graph:
+    """A graph of nothing but the parameters."""
+    model = recipe.model
+    values = [model.graph.initializers[name] for name in recipe.parameters]
+    copies = [ir.Value(name=v.name, type=v.type, shape=v.shape, const_value=v.const_value) for v in values]
+    imports = dict(model.graph.opset_imports)
+    return ir.Graph([], [], nodes=[], initializers=copies, opset_imports=imports, name="apply")
+
+
 class _Writer:
-    """Builds entries: a copy of the graph is extended, and what was added becomes the algorithm."""
+    """Writes the algorithms of a recipe."""
 
-    def __init__(self, recipe: Recipe, first_values: FirstValues) -> None:
+    def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
-        self.first_values = first_values
         self.schema = recipe.optimizer.schema
-        initializers = recipe.model.graph.initializers
-        self.values = {name: initializers[name] for name in recipe.parameters}
 
-    def entry(self) -> onnx.TrainingInfoProto:
+    def step(self, builder: Algorithm) -> Algorithm:
         """Loss, gradient and update in one."""
-        builder = Algorithm(self.recipe, self.first_values)
         terms = builder.loss()
-        gradients = self._masked(builder, builder.gradient(terms.loss, list(self.values.values())))
+        gradients = self._masked(builder, builder.gradient(terms.loss, list(builder.parameters.values())))
         self._update(builder, self._clip(builder.op, gradients))
         builder.updates.update(self.recipe.statistics)
         builder.result(self.recipe.names.loss, terms.loss)
-        return builder.finish("training", self._initialization(builder))
+        return builder
 
-    def accumulating_entry(self) -> onnx.TrainingInfoProto:
+    def accumulating(self, builder: Algorithm) -> Algorithm:
         """accumulator += weight * gradient, total += weight, loss_total += weight * loss."""
-        builder = Algorithm(self.recipe, self.first_values)
         op = builder.op
+        if _drops(self.recipe):
+            self._count(builder)  # masks are drawn by it
         terms = builder.loss()
         scaled = terms.loss * terms.weight
-        gradients = self._masked(builder, builder.gradient(scaled, list(self.values.values())))
-        for (name, value), gradient in zip(self.values.items(), gradients, strict=True):
+        gradients = self._masked(builder, builder.gradient(scaled, list(builder.parameters.values())))
+        for (name, value), gradient in zip(builder.parameters.items(), gradients, strict=True):
             accumulator = builder.state(f"{name}/accumulated", _repeated(0.0, value))
             builder.update(accumulator, accumulator + gradient)
         for total_name, term in (("accumulated_weight", terms.weight), ("accumulated_loss", scaled)):
@@ -133,30 +204,30 @@ class _Writer:
             builder.update(total, total + op.cast(term, ir.DataType.DOUBLE))
         builder.updates.update(self.recipe.statistics)
         builder.result(self.recipe.names.loss, terms.loss)
-        return builder.finish("accumulate", self._initialization(builder))
+        return builder
 
-    def applying_entry(self) -> onnx.TrainingInfoProto:
+    def applying(self, builder: Algorithm) -> Algorithm:
         """gradient = accumulator / total; update; clear the accumulators."""
-        builder = Algorithm(self.recipe, self.first_values, alone=True)
         op = builder.op
         weight = builder.state("accumulated_weight", np.zeros((), np.float64))
         total = builder.state("accumulated_loss", np.zeros((), np.float64))
+        divisor = op.Where(op.binary("Equal", weight, 0), 1, weight)  # where nothing counted, all sums are 0
         gradients = []
-        for name, value in self.values.items():
+        for name, value in builder.parameters.items():
             accumulator = builder.state(f"{name}/accumulated", _repeated(0.0, value))
-            gradients.append(accumulator / op.cast(weight, accumulator.dtype))
+            gradients.append(accumulator / op.cast(divisor, accumulator.dtype))
             builder.update(accumulator, op.zeros_like(accumulator))
         self._update(builder, self._clip(op, gradients))
-        builder.result(self.recipe.names.loss, op.cast(total / weight, ir.DataType.FLOAT))
+        builder.result(self.recipe.names.loss, op.cast(total / divisor, ir.DataType.FLOAT))
         for state in (weight, total):
             builder.update(state, op.scalar(0.0, state))
-        return builder.finish("apply", self._initialization(builder))
+        return builder
 
     def _masked(self, builder: Algorithm, gradients: list[Value]) -> list[Value]:
         """Zero where the mask is false: every update rule then keeps a zero weight and its states at zero."""
         op = builder.op
         masked = []
-        for name, gradient in zip(self.values, gradients, strict=True):
+        for name, gradient in zip(builder.parameters, gradients, strict=True):
             if name in self.recipe.masks:
                 mask = builder.constant(f"{name}/mask", self.recipe.masks[name])
                 gradient = op.Where(mask, gradient, op.scalar(0.0, gradient)).with_shape(gradient.shape)
@@ -176,21 +247,24 @@ class _Writer:
             gradients = [(g * op.cast(factor, g.dtype)).with_shape(g.shape) for g in gradients]
         return gradients
 
+    def _count(self, builder: Algorithm) -> Value:
+        return builder.state(self.recipe.names.count, np.asarray(self.schema.first_count, np.int64))
+
     def _update(self, builder: Algorithm, gradients: Sequence[Value]) -> None:
         """One optimizer node over all parameters (two where only some are sparsified), and T + 1."""
         op = builder.op
         rate = builder.input(self.recipe.names.learning_rate, ir.DataType.FLOAT, ())
-        count = builder.state(self.recipe.names.count, np.asarray(self.schema.first_count, np.int64))
-        xs = {name: op.wrap(value) for name, value in self.values.items()}
+        count = self._count(builder)
+        xs = {name: op.wrap(value) for name, value in builder.parameters.items()}
         states: dict[str, list[Value]] = {name: [] for name in xs}
         for role in self.recipe.optimizer.states:
-            for name, value in self.values.items():
+            for name, value in builder.parameters.items():
                 states[name].append(builder.state(f"{name}/{role.name}", _repeated(role.initial, value)))
         op.scope = "update"
         variables = {name: (xs[name], gradient, *states[name]) for name, gradient in zip(xs, gradients, strict=True)}
         sparsified = self.recipe.sparsified
         if sparsified is None:
-            sparsified = [name for name, value in self.values.items() if len(_shape(value)) >= 2]
+            sparsified = [name for name, value in builder.parameters.items() if len(_shape(value)) >= 2]
         for name, news in optimizer_nodes(op, self.recipe.optimizer, rate, count, variables, sparsified).items():
             for old, new in zip((xs[name], *states[name]), news, strict=True):
                 new.ir.type, new.ir.shape = old.ir.type, old.ir.shape
@@ -198,22 +272,23 @@ class _Writer:
         builder.update(count, count + 1)
         op.scope = ""
 
-    def _initialization(self, builder: Algorithm) -> tuple[onnx.GraphProto, dict[str, str]] | None:
-        """A graph that sets every state of the algorithm to its first value."""
-        if not builder.states:
-            return None
-        nodes, infos, binding = [], [], {}
-        for name, array in builder.states.items():
-            output = f"{name}_initial"
-            value = numpy_helper.from_array(array.flat[:1] if array.size else np.zeros(1, array.dtype))
-            shape_name = f"{name}_shape"
-            shape = numpy_helper.from_array(np.asarray(array.shape, np.int64), shape_name)
-            nodes.append(helper.make_node("Constant", [], [shape_name], value=shape))
-            nodes.append(helper.make_node("ConstantOfShape", [shape_name], [output], value=value))
-            kind = helper.np_dtype_to_tensor_dtype(array.dtype)
-            infos.append(helper.make_tensor_value_info(output, kind, array.shape))
-            binding[name] = output
-        return helper.make_graph(nodes, "initialization", [], infos), binding
+
+def _initialization(builder: Algorithm) -> tuple[onnx.GraphProto, dict[str, str]] | None:
+    """A graph that sets every state of the algorithm to its first value."""
+    if not builder.states:
+        return None
+    nodes, infos, binding = [], [], {}
+    for name, array in builder.states.items():
+        output = f"{name}_initial"
+        value = numpy_helper.from_array(array.flat[:1] if array.size else np.zeros(1, array.dtype))
+        shape_name = f"{name}_shape"
+        shape = numpy_helper.from_array(np.asarray(array.shape, np.int64), shape_name)
+        nodes.append(helper.make_node("Constant", [], [shape_name], value=shape))
+        nodes.append(helper.make_node("ConstantOfShape", [shape_name], [output], value=value))
+        kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+        infos.append(helper.make_tensor_value_info(output, kind, array.shape))
+        binding[name] = output
+    return helper.make_graph(nodes, "initialization", [], infos), binding
 
 
 def _shape(value: ir.Value) -> tuple[int, ...]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import onnx
 
 from onnxtrain.errors import TrainingInfoError
-from onnxtrain.model.skeleton import hide_runtime_operators
-from onnxtrain.training_info.join import bindings, joined_model, state_tensors
+from onnxtrain.graph.propagation import infer_within_bounds
+from onnxtrain.model.skeleton import hide_runtime_operators, skeleton
+from onnxtrain.training_info.read import bindings, joined_model, state_tensors
 
 Type = tuple[int, tuple[int | str | None, ...] | None]
 
@@ -97,8 +98,8 @@ def _check_updates(label: str, model: onnx.ModelProto, index: int, states: dict[
     joined = joined_model(model, index)
     hide_runtime_operators(joined)
     try:
-        onnx.checker.check_model(joined)
-        inferred = onnx.shape_inference.infer_shapes(joined, data_prop=True)
+        onnx.checker.check_model(skeleton(joined))  # it would look for external data in the working folder
+        inferred = infer_within_bounds(joined)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         reason = str(error).strip().splitlines()[0]
         raise TrainingInfoError(f"{label}: main graph and algorithm together are not valid ONNX: {reason}") from error

@@ -10,9 +10,8 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.errors import OptionError
-from onnxtrain.graph import Builder
+from onnxtrain.graph import Builder, Value
 from onnxtrain.operators.optimizer import Optimizer
-from onnxtrain.training.losses import LossTerms
 
 
 @dataclass(frozen=True)
@@ -36,6 +35,14 @@ class Names:
             return name
 
         return cls(*(free(name) for name in ("target", "learning_rate", "loss", "T")))
+
+
+@dataclass(frozen=True)
+class LossTerms:
+    """A loss under construction: ``loss`` = (sum of terms) / ``weight``, both 0-d of the prediction's type."""
+
+    loss: Value
+    weight: Value
 
 
 @dataclass(frozen=True)

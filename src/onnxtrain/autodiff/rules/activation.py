@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import onnx_ir as ir
 
@@ -14,24 +15,31 @@ from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
 from onnxtrain.graph import Value
 
-_LARGE = 3e38
-_LARGE_HALF = 6e4
+
+def activation(name: str, x: Value, **parameters: Any) -> Value:
+    """An activation with parameters, as a recurrent or a fused operator names it.
+
+    A parameter of 0 is never written as an attribute (workarounds: attributes of zero).
+    """
+    op, zero = x.op, any(number == 0 for number in parameters.values())
+    if name == "HardSigmoid" and zero:
+        defaults = {"alpha": 0.2, "beta": 0.5}
+        given = {key: number for key, number in parameters.items() if number is not None}
+        alpha, beta = (defaults | given).values()
+        return op.Clip(x * alpha + beta, op.scalar(0, x), op.scalar(1, x)).with_shape(x.shape)
+    if name in ("Elu", "LeakyRelu", "ThresholdedRelu") and zero:
+        return op.Relu(x)
+    return op.several(name, x, outputs=1, **parameters)[0].with_shape(x.shape)
 
 
 def _slope(value: Value, negative: float = 0.0) -> Value:
-    """1 where a value is positive, ``negative`` (0 to 1) elsewhere.
-
-    Scaling up to beyond all bounds and clipping costs half of a comparison followed by a choice or a cast on
-    ONNX Runtime; it is exact except for denormal numbers.
-    """
+    """1 where a value is positive, ``negative`` elsewhere, in operators that every runtime reads alike."""
     op = value.op
-    if negative == 0:
-        # Clip would pass its own gradient at the bound: a second derivative of 3e38 where there is none.
-        if value.dtype == ir.DataType.FLOAT:
-            return op.HardSigmoid(value, alpha=_LARGE, beta=0.0)
-        return op.cast(op.binary("Greater", value, 0), value.dtype)
-    large = _LARGE_HALF if value.dtype == ir.DataType.FLOAT16 else _LARGE
-    return op.Clip(value * large, op.scalar(negative, value), op.scalar(1, value))
+    positive, one = op.binary("Greater", value, 0), op.scalar(1, value)
+    if not 0 <= negative <= 1:
+        return op.Where(positive, one, op.scalar(negative, value))
+    slope = op.cast(positive, value.dtype)  # with Clip two thirds of the time of Where on ONNX Runtime
+    return slope if negative == 0 else op.Clip(slope, op.scalar(negative, value), one).with_shape(value.shape)
 
 
 @register_gradient("Relu")
@@ -49,11 +57,8 @@ def relu_gradient(node: Node) -> Sequence[Value]:
 @register_gradient("LeakyRelu")
 def leaky_relu(node: Node, dy: Value) -> Gradients:
     """y = x where x > 0, else alpha x: dx = dy where x > 0, else alpha dy."""
-    op, x, alpha = node.op, node.x, node.attribute("alpha", 0.01)
-    if 0 <= alpha <= 1:
-        return dy * _slope(node.y, alpha)  # y has the sign of x
-    positive = op.binary("Greater", x, 0)
-    return dy * op.Where(positive, op.scalar(1, x), op.scalar(alpha, x))
+    alpha = node.attribute("alpha", 0.01)
+    return dy * _slope(node.y if alpha >= 0 else node.x, alpha)  # then y has the sign of x
 
 
 @register_gradient("PRelu", since=9, broadcasts=True)

@@ -20,6 +20,7 @@ from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.clone import Values
 from onnxtrain.graph.passes import remove_dead_nodes
+from onnxtrain.graph.value import Dimension, dimensions
 
 
 @register_gradient("If")
@@ -28,16 +29,55 @@ def if_(node: Node, *dys: Value | None) -> Gradients:
     wanted = [value for value in node.captured if node.wants(value)]
     if not wanted:
         return [None] * (1 + len(node.captured))
-    then_branch, else_branch = (_branch(node, name, dys, wanted) for name in ("then_branch", "else_branch"))
+    names = ("then_branch", "else_branch")
+    shapes = [[dimensions(y) for y in node.ir.attributes[name].as_graph().outputs] for name in names]
+    then_branch = _branch(node, names[0], _seen_in_branch(dys, *shapes), wanted)
+    else_branch = _branch(node, names[1], _seen_in_branch(dys, *shapes[::-1]), wanted)
     made = node.op.several("If", node.x, outputs=len(wanted), then_branch=then_branch, else_branch=else_branch)
     found = iter(made)
     return [None, *(next(found) if node.wants(value) else None for value in node.captured)]
 
 
-def _branch(node: Node, name: str, dys: Sequence[Value | None], wanted: Sequence[Value]) -> ir.Graph:
+@dataclass(frozen=True)
+class _Arriving:
+    """A gradient that comes to a branch, which may know its shape better: branches may differ even in rank."""
+
+    dy: Value
+    shape: tuple[Dimension, ...] | None
+    differs: bool
+
+    def inside(self, op: Builder) -> Value:
+        """The gradient in the shape that the branch gives its output."""
+        dy = op.wrap(self.dy.ir)
+        return op.Identity(dy).with_shape(self.shape) if self.differs and not dy.is_sequence else dy
+
+
+def _seen_in_branch(
+    dys: Sequence[Value | None],
+    own: Sequence[tuple[Dimension, ...] | None],
+    other: Sequence[tuple[Dimension, ...] | None],
+) -> list[_Arriving | None]:
+    """What one branch makes of the gradients of the outputs, whose shapes may be those of the other branch."""
+    return [
+        None if dy is None else _Arriving(dy, mine, _contradicts(dy.shape, mine, others))
+        for dy, mine, others in zip(dys, own, other, strict=True)
+    ]
+
+
+def _contradicts(
+    outer: tuple[Dimension, ...] | None, own: tuple[Dimension, ...] | None, other: tuple[Dimension, ...] | None
+) -> bool:
+    if outer is None or (own is None and other is None):
+        return False
+    if own is None or len(own) != len(outer):
+        return True
+    return any(given is not None and given != size for given, size in zip(outer, own, strict=True))
+
+
+def _branch(node: Node, name: str, dys: Sequence[_Arriving | None], wanted: Sequence[Value]) -> ir.Graph:
     op = node.op.body([], name)
     outputs = copy_body(node.ir.attributes[name].as_graph(), op, {})
-    seeds = [(y, op.wrap(dy.ir)) for y, dy in zip(outputs, dys, strict=True) if dy is not None]
+    seeds = [(y, dy.inside(op)) for y, dy in zip(outputs, dys, strict=True) if dy is not None]
     xs = [op.wrap(value.ir) for value in wanted]
     for x, dx in zip(xs, node.pull_back(op, seeds, xs), strict=True):
         op.output(op.zeros_like(x) if dx is None else dx)

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.convolution import weight_gradient
 from onnxtrain.autodiff.fused import emit, register_fused
+from onnxtrain.autodiff.kernel_limits import windows_fit
 from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
 from onnxtrain.autodiff.windows import Windows, kernel_of, spatial_sizes, split_padding, windows_of
 from onnxtrain.graph import Builder, Value
@@ -35,9 +36,6 @@ def convolution(node: Node, dy: Value) -> Gradients:
     return dx, dw, db
 
 
-_MOST_AXES = 3  # that the kernels have
-
-
 def _fused_attributes(windows: Windows, group: int) -> dict[str, Any] | None:
     """What describes a convolution to a fused operator; ``None`` where only the graph can tell."""
     if windows.kernel is None or windows.pads is None:
@@ -52,8 +50,12 @@ def _fused_attributes(windows: Windows, group: int) -> dict[str, Any] | None:
 
 
 def _has_kernel(node: ir.Node) -> bool:
-    attributes = node.attributes
-    return len(attributes["kernel_shape"].as_ints()) <= _MOST_AXES and min(attributes["pads"].as_ints()) >= 0
+    kernel, strides, dilations, pads = (
+        node.attributes[name].as_ints() for name in ("kernel_shape", "strides", "dilations", "pads")
+    )
+    weight = node.inputs[1] if node.op_type == "ConvInputGradient" else node.outputs[0]
+    channels = weight.shape[1] if weight is not None and weight.shape is not None else 1
+    return windows_fit(kernel, strides, dilations, pads, channels if isinstance(channels, int) else 1)
 
 
 @register_fused("ConvInputGradient", has_kernel=_has_kernel)

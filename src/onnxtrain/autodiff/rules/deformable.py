@@ -11,6 +11,7 @@ from onnxtrain.autodiff.registry import Gradients, Node, describe, register_grad
 from onnxtrain.autodiff.windows import spatial_sizes
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.limits import check_positions, fits
 
 
 @register_gradient("Col2Im")
@@ -21,7 +22,7 @@ def columns_to_image(node: Node, dy: Value) -> Gradients:
     """
     op, image, block = node.op, node.input_required(1), node.input_required(2)
     known = block.constant()
-    if known is not None:
+    if known is not None and fits(*(int(n) for n in (*known, *known))):
         size = math.prod(int(n) for n in known)
         filters = op.constant(np.eye(size).reshape(size, 1, *(int(n) for n in known)), dy.dtype)
     else:
@@ -104,6 +105,7 @@ def _corners(node: Node, kernel: tuple[int, int], bent: int) -> tuple[Value, lis
     counts = op.Shape(offset, start=2)
     shape = op.Concat(op.Shape(x, end=1), op.ints(bent, math.prod(kernel), 2), counts, axis=0)
     split = op.several("Split", op.Reshape(offset, shape), outputs=2, axis=3, num_outputs=2)
+    check_positions(*kernel)
     grid = np.stack([g.reshape(-1) for g in np.indices(kernel)])
     lows, parts = [], []
     for axis in (0, 1):

@@ -13,6 +13,7 @@ import numpy as np
 from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.inference import broadcast_shapes
+from onnxtrain.graph.limits import fits
 from onnxtrain.graph.value import Dimension
 
 Term = list[str]
@@ -39,8 +40,7 @@ def einsum(node: Node, dy: Value) -> Gradients:
     """y = Σ a b c ...: da = Σ dy b c ..., over the labels of dy, b, c ... that a lacks.
 
     Along labels of a that nothing else has, the gradient is repeated; labels that a has twice put it on a
-    diagonal. Where ranks are known an ellipsis becomes letters, since ONNX Runtime takes no ellipses of
-    different ranks.
+    diagonal. Where ranks are known an ellipsis becomes letters (workarounds: ellipses of different ranks).
     """
     operands = [node.input_required(index) for index in range(len(node.inputs))]
     terms, output = parse(node.attribute("equation"))
@@ -145,6 +145,6 @@ def _on_diagonals(op: Builder, dx: Value, x: Factor) -> Value:
 def _identity(op: Builder, x: Value, axis: int) -> Value:
     size = op.dimension(x, axis)
     known = size.constant()
-    if known is not None:
+    if known is not None and fits(int(known[0]), int(known[0])):
         return op.constant(np.eye(int(known[0])), x.dtype)
     return op.EyeLike(op.ConstantOfShape(op.Concat(size, size, axis=0)), dtype=x.dtype)

@@ -152,7 +152,7 @@ def clip(node: Node, dy: Value) -> Gradients:
     if low is None and high is None:
         return dy
     zero = op.scalar(0, dy)
-    # Not left out between others: onnxruntime 1.20 ends with a crash there.
+    # Not left out between others (workarounds: optional inputs of custom operators).
     bounds = (op.scalar(-math.inf, x) if low is None else low, high)
     (dx,) = emit(op, "ClipGradient", dy, x, *bounds, like=[x])
     d_low = d_high = None

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxtrain.autodiff.fused import DOMAIN, emit, register_fused
+from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
 from onnxtrain.graph import Value
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 
 _LAST = -1
 _LOWEST = -3e38
@@ -79,7 +80,7 @@ def _log_sum(scores: Value) -> Value:
     return op.Squeeze(total, last)
 
 
-@register_gradient("Attention", domain=DOMAIN)
+@register_gradient("Attention", domain=ONNXTRAIN_DOMAIN)
 def attention_rule(node: Node, dy: Value, dlog_sum: Value | None = None) -> Gradients:
     """y = p v, p = softmax(z), z = scale q kᵀ + bias: dz = p (dy vᵀ - Σ_t p dy vᵀ), dv = pᵀ dy, dq = scale dz k.
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onnxtrain.autodiff.fused import DOMAIN, emit, register_fused
+from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
 from onnxtrain.autodiff.rules.matmul import rows
 from onnxtrain.graph import Value
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 
 
 @register_fused("Linear")
@@ -21,7 +22,7 @@ def linear(node: Node) -> Sequence[Value]:
     return [y if b is None else y + b]
 
 
-@register_gradient("Linear", domain=DOMAIN)
+@register_gradient("Linear", domain=ONNXTRAIN_DOMAIN)
 def linear_rule(node: Node, dy: Value) -> Gradients:
     """y = x w + b: dx = dy wᵀ, dw = xᵀ dy and db = dy, both summed over all rows; with ``transB`` w stands for wᵀ."""
     op, x, w, b = node.op, node.x, node.input_required(1), node.input(2)

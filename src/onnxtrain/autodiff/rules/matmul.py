@@ -6,6 +6,7 @@ import numpy as np
 
 from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
 from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.limits import fits
 
 
 @register_gradient("MatMul")
@@ -125,7 +126,7 @@ def determinant(node: Node, dy: Value) -> Gradients:
 def _count_up(op: Builder, n: Value) -> Value:
     """0, 1, ..., n - 1 for a one-element n."""
     known = n.constant()
-    if known is not None:
+    if known is not None and fits(int(known[0])):
         return op.ints(*range(int(known[0])))
     zero = op.constant(0, np.int64)
     return op.Range(zero, op.Squeeze(n), op.constant(1, np.int64))

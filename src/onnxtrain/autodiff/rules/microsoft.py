@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.registry import Gradients, Node, describe, register_body, register_gradient
+from onnxtrain.autodiff.rules.activation import activation
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Value
+from onnxtrain.graph.domains import MICROSOFT_DOMAIN
 
-DOMAIN = "com.microsoft"
+DOMAIN = MICROSOFT_DOMAIN
 
 
 @register_body("FusedMatMul", domain=DOMAIN)
@@ -76,8 +77,7 @@ def _activated(node: Node, x: Value, numbers: Sequence[float]) -> Value:
             f"{describe(node.ir)}: its activation is {name!r}, which its body in standard operators does not cover; "
             "export the model without ONNX Runtime's fusions, or register a rule for this operator."
         )
-    attributes: dict[str, Any] = dict(zip(_ACTIVATIONS[name], numbers, strict=False))
-    return op.several(name, x, outputs=1, **attributes)[0].with_shape(x.shape)
+    return activation(name, x, **dict(zip(_ACTIVATIONS[name], numbers, strict=False)))
 
 
 @register_gradient("Gelu", "BiasGelu", "FastGelu", domain=DOMAIN, broadcasts=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnxtrain.autodiff.registry import no_gradient
+from onnxtrain.autodiff.registry import no_gradient, only_straight_through
 
 STEPS = ("Ceil", "Floor", "Round", "Sign", "QuantizeLinear")
 """Operators that round: their derivative is zero; :mod:`onnxtrain.autodiff.rules.straight_through` has what stands
@@ -34,10 +34,14 @@ no_gradient(
     *("Bernoulli", "Multinomial"),
     reason="the output is a random choice, which jumps when the probabilities vary",
 )
-no_gradient(
-    *("ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul"),
-    reason="it computes with quantized integers",
-)
+for operator, quantized in {
+    "ConvInteger": (0, 1),
+    "DynamicQuantizeLinear": (0,),
+    "MatMulInteger": (0, 1),
+    "QLinearConv": (0, 3),
+    "QLinearMatMul": (0, 3),
+}.items():
+    only_straight_through(operator, quantized=quantized, reason="it computes with quantized integers")
 no_gradient(
     *("StringConcat", "StringNormalizer", "StringSplit", "RegexFullMatch", "TfIdfVectorizer"),
     reason="the input is text or tokens",

@@ -158,7 +158,8 @@ def scatter_rows(rows: Value, indices: Value, count: Size) -> Value:
     """Add rows into a table of zeros: table[:, indices[m], :] += rows[:, m, :].
 
     ScatterND with reduction would be shorter, but ONNX Runtime adds repeated indices from several threads at
-    once and loses some of them. A product with the one-hot matrix is faster for small tables.
+    once and loses some of them (workarounds: races of ScatterND). A product with the one-hot matrix is faster for
+    small tables.
 
     Args:
         rows: The rows to add [p, m, q].
@@ -167,7 +168,7 @@ def scatter_rows(rows: Value, indices: Value, count: Size) -> Value:
     """
     op = rows.op
     if isinstance(count, int) and count <= _SMALL_TABLE:
-        # ONNX Runtime has OneHot for int64 and float32 only.
+        # For int64 and float32 everywhere (workarounds: types of OneHot).
         wide = op.cast(indices, ir.DataType.INT64)
         chosen = op.OneHot(wide, op.constant(count, np.int64), op.constant([0, 1], np.float32), axis=0)
         return op.MatMul(op.cast(chosen, rows.dtype), rows)

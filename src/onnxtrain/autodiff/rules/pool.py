@@ -6,11 +6,14 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import emit, register_fused
+from onnxtrain.autodiff.kernel_limits import windows_fit
 from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
 from onnxtrain.autodiff.windows import Windows, spatial_sizes, windows_of
 from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.limits import check_table, fits
 
 
 @register_gradient("MaxPool")
@@ -22,7 +25,16 @@ def max_pool(node: Node, dy: Value, _indices: None = None) -> Gradients:
     return emit(node.op, "MaxPoolGradient", dy, node.x, like=[node.x], **attributes)
 
 
-_MOST_AXES = 3  # that the kernel has
+def _has_kernel(node: ir.Node) -> bool:
+    kernel = node.attributes["kernel_shape"].as_ints()
+    ones = [1] * len(kernel)
+
+    def listed(name: str, otherwise: Sequence[int]) -> Sequence[int]:
+        return node.attributes[name].as_ints() if name in node.attributes else otherwise
+
+    return windows_fit(
+        kernel, listed("strides", ones), listed("dilations", ones), listed("pads", [0] * 2 * len(kernel))
+    )
 
 
 # Milliseconds on two cores, for the maximum with indices and then the gradient from them (PyTorch's gradient):
@@ -30,7 +42,7 @@ _MOST_AXES = 3  # that the kernel has
 #   64 x 6 x 28 x 28, 2 x 2              0.66            0.21           0.05       0.09
 #   4 x 64 x 112 x 112, 3 x 3 stride 2  15.7             3.0             -         4.2
 # Comparing every position of the windows with the maximum instead takes 1.1 and 22.
-@register_fused("MaxPoolGradient", has_kernel=lambda node: len(node.attributes["kernel_shape"].as_ints()) <= _MOST_AXES)
+@register_fused("MaxPoolGradient", has_kernel=_has_kernel)
 def max_pool_gradient(node: Node) -> Sequence[Value]:
     """From dy and x, with MaxPool's attributes: dx = dy where the first maximum of its window stands."""
     op, dy, x = node.op, node.x, node.input_required(1)
@@ -87,7 +99,8 @@ def average_pool(node: Node, dy: Value) -> Gradients:
     """
     windows = windows_of(node)
     include = bool(node.attribute("count_include_pad", 0))
-    positions = len(windows.positions)
+    assert windows.kernel is not None
+    positions = math.prod(windows.kernel)
     if windows.exact_end and (include or (windows.pads is not None and not any(windows.pads))):
         return _spread(windows, dy, 1 / positions)
     return _spread(windows, dy / _counts(windows, dy, include), 1)
@@ -97,6 +110,7 @@ def _spread(windows: Windows, dy: Value, weight: float) -> Value:
     """Every element of dy times a weight, added to all elements of its window."""
     op = windows.op
     assert windows.kernel is not None
+    check_table(*windows.kernel)
     kernel = op.constant(np.full((1, 1, *windows.kernel), weight), dy.dtype)
     sizes = spatial_sizes(dy)
     if sizes is None:
@@ -110,10 +124,12 @@ def _spread(windows: Windows, dy: Value, weight: float) -> Value:
 def _counts(windows: Windows, dy: Value, include_padding: bool) -> Value:
     """How many elements of each window count, [1, 1, windows...]."""
     op, sizes, counts, pads = windows.op, spatial_sizes(windows.x), spatial_sizes(dy), windows.pads
+    assert windows.kernel is not None
     if sizes is None or counts is None or pads is None:
         return _counts_in_graph(windows, dy, include_padding)
+    if not fits(*counts) or not all(map(fits, counts, windows.kernel)):
+        return _counts_in_graph(windows, dy, include_padding)
     total = np.ones((1, 1, *[1] * windows.rank))
-    assert windows.kernel is not None
     for axis in range(windows.rank):
         starts = np.arange(counts[axis]) * windows.strides[axis] - pads[axis]
         at = starts[:, None] + np.arange(windows.kernel[axis]) * windows.dilations[axis]
@@ -127,6 +143,7 @@ def _counts_in_graph(windows: Windows, dy: Value, include_padding: bool) -> Valu
     op, rank, axes = windows.op, windows.rank, windows.axes
     shape = op.Concat(op.ints(1, 1), op.Shape(windows.x, start=2), axis=0)
     ones = op.Expand(op.scalar(1, dy), shape)
+    check_table(*(windows.kernel or ()))
     kernel = op.constant(np.ones((1, 1, *(windows.kernel or ()))), dy.dtype)
     pads = windows.pads
     if pads is None:

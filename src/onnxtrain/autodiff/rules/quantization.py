@@ -6,6 +6,7 @@ import numpy as np
 
 from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
 from onnxtrain.graph import Value
+from onnxtrain.graph.limits import fits
 
 
 @register_gradient("DequantizeLinear", since=13)
@@ -38,7 +39,7 @@ def _block_of_each(node: Node, axis: int, block: int) -> Value:
     """For every index along the axis the block that it lies in."""
     op, shape = node.op, node.x.shape
     size = None if shape is None else shape[axis]
-    if isinstance(size, int):
+    if isinstance(size, int) and fits(size):
         return op.constant(np.arange(size) // block, np.int64)
     end = op.Squeeze(op.dimension(node.x, axis))
     return op.Range(op.constant(0, np.int64), end, op.constant(1, np.int64)) / op.constant(block, np.int64)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onnxtrain.autodiff.registry import Node, describe
+from onnxtrain.autodiff.rules.activation import activation
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Value
 
@@ -31,9 +32,9 @@ class Activation:
                 assert beta is not None
                 return op.Tanh(x * beta) * alpha
             case "HardSigmoid":
-                return op.HardSigmoid(x, alpha=alpha, beta=beta)
+                return activation(self.name, x, alpha=alpha, beta=beta)
             case "LeakyRelu" | "ThresholdedRelu" | "Elu":
-                return op.several(self.name, x, outputs=1, alpha=alpha)[0]
+                return activation(self.name, x, alpha=alpha)
             case _:
                 return op.several(self.name, x, outputs=1)[0]
 

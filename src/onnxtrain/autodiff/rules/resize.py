@@ -24,6 +24,7 @@ from onnxtrain.autodiff.rules.placement import (
 )
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Value
+from onnxtrain.graph.limits import check_table
 
 _ATTRIBUTES = (
     "antialias",
@@ -160,7 +161,7 @@ def _both_sizes(node: Node, axis: _Axis, size: Size) -> Value:
     known, at = sizes.constant(), axis.position
     own = int(known[at]) if known is not None else op.Slice(sizes, op.ints(at), op.ints(at + 1))
     both = joined(op, [size, own])
-    # ONNX Runtime refuses sizes of which it cannot infer the number.
+    # Their number has to be plain (workarounds: sizes of Resize).
     return both if node.x.rank is not None and known is not None else op.Reshape(both, op.ints(2))
 
 
@@ -236,6 +237,7 @@ def _rounded_matrix(node: Node, axis: _Axis, scale: _Scale) -> Value:
     assert shape is not None
     size, shared = shape[axis.axis], math.gcd(scale.after, scale.before)
     after, before = scale.after // shared, scale.before // shared
+    check_table(size, size, before)
     rows = op.constant(np.repeat(np.eye(size)[None, :, :, None], before, axis=3), node.x.dtype)
     roi = _region(node, axis)
     if roi is not None:

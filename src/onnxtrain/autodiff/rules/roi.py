@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
 from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.limits import check_table
 
 _INT64 = ir.DataType.INT64
 
@@ -70,6 +71,7 @@ def _samples(node: Node, first: int, bins: int, size: Value) -> _Samples:
     if not half:
         length = op.Max(length, op.scalar(1, length))
     bin_size = length / float(bins)
+    check_table(bins, max(ratio, 1))
     if ratio > 0:
         count = op.constant(np.full((1, 1, 1), ratio), dtype)
         numbers = op.constant(np.arange(ratio), dtype)
@@ -182,6 +184,7 @@ def _in_bins(op: Builder, regions: Value, first: int, bins: int, scale: float, x
 
     start, end = border(first), border(first + 2)
     bin_size = op.Max(end - start + 1, op.scalar(1, start)) / float(bins)
+    check_table(bins)
     numbers = op.constant(np.arange(bins).reshape(1, bins), regions.dtype)
     low, high = op.Floor(numbers * bin_size) + start, op.Ceil((numbers + 1) * bin_size) + start
     elements = op.cast(_count_up(op, x, axis), regions.dtype)

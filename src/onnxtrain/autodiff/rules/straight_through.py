@@ -3,7 +3,7 @@
 Rounding is taken for the identity (Bengio, Léonard, Courville 2013). Quantization is taken for the division that
 it rounds, up to the ends of the integers' range: beyond them the gradient is zero, as in PyTorch's fake_quantize,
 and scales get the gradients of its learnable form. The gradient with respect to a quantized tensor is floating; it
-passes through operators that only move elements.
+passes through other operators as if they computed with floating numbers (:mod:`onnxtrain.autodiff.floating`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxtrain.autodiff.registry import Gradients, Node, straight_through
-from onnxtrain.autodiff.rules import quantization, shape
+from onnxtrain.autodiff.rules import conv, elementwise, matmul, quantization, shape
 from onnxtrain.graph import Value
 
 for operators, rule in (
@@ -27,6 +27,51 @@ for operators, rule in (
 def rounding(node: Node, dy: Value) -> Gradients:
     """y = round(x): dx = dy, as if y were x."""
     return dy
+
+
+@straight_through("Cast", "CastLike")
+def cast(node: Node, dy: Value) -> Gradients:
+    """y = x in another type, perhaps an integer: dx = dy."""
+    if node.x.dtype == ir.DataType.UNDEFINED or node.x.is_float:
+        return elementwise.cast(node, dy)
+    return None if node.x.dtype in (ir.DataType.BOOL, ir.DataType.STRING) else dy
+
+
+@straight_through("DynamicQuantizeLinear")
+def quantize_dynamically(node: Node, dy: Value | None, ds: Value | None, dz: Value | None) -> Gradients:
+    """y = round(x / s) + z with s and z by the ends of x, which are held constant: dx = dy / s."""
+    return None if dy is None else _per_step(node.op.cast(dy, node.x.dtype), node.outputs[1])
+
+
+@straight_through("MatMulInteger")
+def matmul_of_integers(node: Node, dy: Value) -> Gradients:
+    """y = (a - za) (b - zb): da and db as those of MatMul."""
+    a, b = (_shifted(node, place, dy.dtype, axis) for place, axis in ((0, -2), (1, -1)))
+    da, db = matmul.matmul(node.with_values([a, b]), dy)  # type: ignore[misc]
+    return [da, db, *[None] * (len(node.inputs) - 2)]
+
+
+@straight_through("ConvInteger")
+def convolution_of_integers(node: Node, dy: Value) -> Gradients:
+    """y = (x - zx) * (w - zw): dx and dw as those of Conv."""
+    x, weight = (_shifted(node, place, dy.dtype, axis) for place, axis in ((0, 1), (1, 0)))
+    y = node.op.cast(node.y, dy.dtype).with_shape(node.y.shape)
+    dx, dw, _ = conv.convolution(node.with_values([x, weight], [y]), dy)  # type: ignore[misc]
+    return [dx, dw, *[None] * (len(node.inputs) - 2)]
+
+
+def _shifted(node: Node, place: int, dtype: ir.DataType, axis: int) -> Value:
+    """An input without its zero point, of which there may be one for each index of an axis, as floating numbers."""
+    op, value, zero = node.op, node.input_required(place), node.input(place + 2)
+    numbers = op.cast(value, dtype).with_shape(value.shape)
+    known = None if zero is None else zero.constant()
+    if zero is None or (known is not None and not known.any()):
+        return numbers
+    shift = op.cast(zero, dtype)
+    if zero.rank == 1 and zero.shape != (1,):
+        after = (node.rank(value) - 1 - axis) if axis >= 0 else -1 - axis
+        shift = op.reshape(shift, [-1, *[1] * after])
+    return (numbers - shift).with_shape(value.shape)
 
 
 @straight_through("QuantizeLinear")

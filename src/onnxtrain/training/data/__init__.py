@@ -2,9 +2,10 @@
 
 from onnxtrain.training.data.array_dataset import ArrayDataset, Split, split_validation
 from onnxtrain.training.data.base import Batch, Dataset
-from onnxtrain.training.data.conversion import TensorSpec, check_labels
+from onnxtrain.training.data.conversion import TensorSpec
 from onnxtrain.training.data.iterable_dataset import IterableDataset
 from onnxtrain.training.data.opening import open_dataset
+from onnxtrain.training.data.target_checks import TargetCheck, check_labels
 
 __all__ = [
     "ArrayDataset",
@@ -12,6 +13,7 @@ __all__ = [
     "Dataset",
     "IterableDataset",
     "Split",
+    "TargetCheck",
     "TensorSpec",
     "check_labels",
     "open_dataset",

@@ -16,8 +16,11 @@ from onnxtrain.training.data.base import (
     check_columns,
     check_not_negative,
     checked_batch_size,
+    chosen_check,
 )
-from onnxtrain.training.data.conversion import Array, TensorSpec, check_finite, check_labels, convert
+from onnxtrain.training.data.conversion import Array, TensorSpec, convert, symbol_sizes
+from onnxtrain.training.data.hashing import BLOCK_BYTES, Fingerprint, sampled
+from onnxtrain.training.data.target_checks import TargetCheck
 
 # How much is read at a time when all data is checked.
 _CHECK_BYTES: Final = 16 * 2**20
@@ -61,6 +64,7 @@ class ArrayDataset(Dataset):
         self._inputs = {key: Column.checked(value, by_name.get(key), f"input '{key}'") for key, value in inputs.items()}
         self._targets = None if targets is None else Column.checked(targets, target_spec, "the target array")
         self._indices: Array | None = None
+        self._validated: tuple[TensorSpec | None, TargetCheck | None] | None = None
         self.size = check_columns(self._columns, name)
 
     @property
@@ -71,6 +75,11 @@ class ArrayDataset(Dataset):
     def targets(self) -> Array | None:
         """The target array as it came, or None."""
         return None if self._targets is None else self._targets.array
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What symbols of the inputs' shapes stand for."""
+        return symbol_sizes((column.spec, column.array.shape) for column in self._inputs.values())
 
     def expecting(self, target_spec: TensorSpec | None) -> Self:
         """The same data with other demands on its targets; see `Dataset.expecting`."""
@@ -102,22 +111,39 @@ class ArrayDataset(Dataset):
         """How many batches one epoch has; the last may be smaller."""
         return -(-self.size // checked_batch_size(batch_size))
 
-    def validate(self, *, classes: int | None = None, ignore_index: int | None = None) -> None:
-        """Check all values, some megabytes at a time; see `Dataset.validate`."""
+    def validate(
+        self, *, classes: int | None = None, ignore_index: int | None = None, check: TargetCheck | None = None
+    ) -> None:
+        """Check all values, some megabytes at a time; see `Dataset.validate`. A second time nothing is read."""
+        check = chosen_check(classes, ignore_index, check)
+        done = (None if self._targets is None else self._targets.spec, check)
+        if self._validated == done:
+            return
         for column in self._columns:
-            row_bytes = max(1, column.array[:1].nbytes)
+            row_bytes = 1 if column.is_scalar else max(1, column.array[:1].nbytes)
             for start, stop in _chunks(self.size, max(1, _CHECK_BYTES // row_bytes)):
                 rows, examples = self._rows(start, stop, None)
-                original = column.read(rows)
-                values = convert(original, column.spec.dtype, column.what, examples)
-                check_finite(values, column.what, examples, original)
-                if classes is not None and column is self._targets:
-                    check_labels(values, classes, ignore_index, what=column.what, examples=examples)
+                values = column.converted(rows, examples, check=True)
+                if check is not None and column is self._targets:
+                    check(values, column.what, examples)
+        self._validated = done
+
+    def fingerprint(self) -> str:
+        """A hash of names, types, shapes and values as the model gets them; of large data, of samples of it."""
+        result = Fingerprint()
+        names = [*self._inputs, *(["the target"] if self._targets else [])]
+        for name, column in zip(names, self._columns, strict=True):
+            result.add_text(f"{name} {column.spec.dtype} {(self.size, *column.array.shape[1:])}")
+            rows = max(1, BLOCK_BYTES // max(1, column.array[:1].nbytes))
+            for start, stop in sampled(list(_chunks(self.size, rows))):
+                taken, examples = self._rows(start, stop, None)
+                result.add_array(convert(column.read(taken), column.spec.dtype, column.what, examples))
+        return result.digest()
 
     def _read_batches(self, batch_size: int, order: Array | None, start: int) -> Iterator[Batch]:
         for first, last in _chunks(self.size, batch_size, start):
             rows, examples = self._rows(first, last, order)
-            arrays = [convert(column.read(rows), column.spec.dtype, column.what, examples) for column in self._columns]
+            arrays = [column.converted(rows, examples) for column in self._columns]
             inputs = dict(zip(self._inputs, arrays, strict=False))
             yield Batch(inputs, arrays[-1] if self._targets else None, last - first)
 

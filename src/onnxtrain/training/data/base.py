@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self, SupportsIndex
 
 import numpy as np
@@ -14,12 +14,15 @@ from onnxtrain.errors import DataError, OptionError
 from onnxtrain.training.data.conversion import (
     Array,
     TensorSpec,
+    check_finite,
     check_shape,
     check_symbols,
     check_type,
+    convert,
     to_numpy,
 )
 from onnxtrain.training.data.files import is_mapped
+from onnxtrain.training.data.target_checks import LabelCheck, TargetCheck
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,17 @@ class Dataset(ABC):
 
     @property
     def targets(self) -> Array | None:
-        """The target array as it came; None where there is none, or batches have a part each."""
+        """The target array as it came, or that of the first batch; None where there is none to be seen yet."""
         return None
+
+    def fingerprint(self) -> str | None:
+        """A hash of all that the model is given, by which a resumed training knows its data; None where none can be."""
+        return None
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What symbols of the inputs' shapes stand for, as far as it is known before batches are read."""
+        return {}
 
     def expecting(self, target_spec: TensorSpec | None) -> Self:
         """The same data with its targets checked against, and converted to, what the loss needs, where it can be.
@@ -82,12 +94,15 @@ class Dataset(ABC):
         """How many batches one epoch has; None when not known."""
 
     @abstractmethod
-    def validate(self, *, classes: int | None = None, ignore_index: int | None = None) -> None:
-        """Check all values: NaN and infinity in inputs and targets, and the range of labels.
+    def validate(
+        self, *, classes: int | None = None, ignore_index: int | None = None, check: TargetCheck | None = None
+    ) -> None:
+        """Check all values, once: NaN and infinity in inputs and targets, and what targets may be.
 
         Args:
             classes: when the targets are class indices, how many classes there are; None to not check labels.
             ignore_index: a label that is allowed although it is outside the range.
+            check: any other check of the targets.
 
         Raises:
             DataError: a value that cannot be used; the message names the array and the first example.
@@ -112,6 +127,27 @@ class Column:
         check_type(array.dtype, spec, what)
         return cls(what, array, spec, is_mapped(array))
 
+    @property
+    def is_scalar(self) -> bool:
+        """Whether it is one number for all examples."""
+        return not self.array.ndim
+
+    def converted(self, rows: slice | Array, examples: Sequence[int] | Array, *, check: bool = False) -> Array:
+        """The values of some examples in the type of the model.
+
+        Args:
+            rows: Which, in the order asked for.
+            examples: For each row its index in the data, for error messages.
+            check: Whether to refuse NaN and infinity.
+        """
+        if self.is_scalar:
+            return replace(self, array=self.array.reshape(1)).converted(slice(None), [0], check=check).reshape(())
+        original = self.read(rows)
+        values = convert(original, self.spec.dtype, self.what, examples)
+        if check:
+            check_finite(values, self.what, examples, original)
+        return values
+
     def read(self, rows: slice | Array) -> Array:
         """The values of some examples, in the order asked for."""
         if isinstance(rows, slice) or not self.mapped:
@@ -125,9 +161,12 @@ class Column:
 
 def check_columns(columns: Sequence[Column], data: str) -> int:
     """Check that columns fit each other; return how many examples they have."""
-    first = columns[0]
+    rows = [column for column in columns if not column.is_scalar]
+    if not rows:
+        raise DataError(f"{data} has no examples: every array of it is a scalar.")
+    first = rows[0]
     size = len(first.array)
-    for column in columns[1:]:
+    for column in rows[1:]:
         if len(column.array) != size:
             raise DataError(
                 f"{data} has arrays of different lengths: {first.what} has {size} examples, "
@@ -148,6 +187,11 @@ def checked_batch_size(batch_size: SupportsIndex) -> int:
     if size < 1:
         raise DataError(f"the batch size is {batch_size!r}; it must be a whole number of at least 1.")
     return size
+
+
+def chosen_check(classes: int | None, ignore_index: int | None, check: TargetCheck | None) -> TargetCheck | None:
+    """The check of targets that the arguments of `Dataset.validate` mean."""
+    return check if classes is None else LabelCheck(classes, ignore_index)
 
 
 def check_not_negative(**values: Any) -> None:

@@ -1,7 +1,8 @@
-"""What one array must be to enter a model: conversion to NumPy, types, shapes, finite values, labels."""
+"""What one array must be to enter a model: conversion to NumPy, types, shapes, finite values."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -32,13 +33,15 @@ class TensorSpec:
         dtype: the element type that the model computes with.
         shape: one entry per axis, the first of them the batch: a number, a symbol (equal symbols stand for
             equal sizes), or None for any size. None instead of a tuple leaves the rank open.
-        hint: what an error message adds about arrays of another type or rank.
+        hint: what an error message adds about arrays of another rank.
+        size_hint: what it adds about arrays of this rank with other sizes.
     """
 
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int | str | None, ...] | None = None
     hint: str = ""
+    size_hint: str = ""
 
     def describe_shape(self) -> str:
         """The shape as an error message shows it, for example ``(batch, 3, 32, 32)``.
@@ -51,6 +54,7 @@ class TensorSpec:
         return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
 
 
+@functools.cache  # a dtype makes its name anew each time
 def kind_of(dtype: np.dtype[Any]) -> str:
     """Classify an element type: ``boolean``, ``integer``, ``float``, ``string`` or ``other``."""
     if dtype.fields is not None:
@@ -112,12 +116,12 @@ def check_type(dtype: np.dtype[Any], spec: TensorSpec, what: str) -> None:
     if dtype == spec.dtype or found in _ACCEPTED.get(needed, ()):
         return
     hint = "round and convert it first" if (found, needed) == ("float", "integer") else "convert it first"
-    raise DataError(f"{what} has type {dtype}, but the model needs {spec.dtype}: {hint} (array.astype).{spec.hint}")
+    raise DataError(f"{what} has type {dtype}, but the model needs {spec.dtype}: {hint} (array.astype).")
 
 
 def check_shape(shape: tuple[int, ...], spec: TensorSpec, what: str) -> None:
     """Raise a `DataError` if the rank or a static size is not the needed one; the batch size is free."""
-    if not shape:
+    if not shape and spec.shape != ():
         raise DataError(f"{what} is a scalar, but it needs a first axis of examples.")
     if spec.shape is None:
         return
@@ -130,8 +134,18 @@ def check_shape(shape: tuple[int, ...], spec: TensorSpec, what: str) -> None:
         if isinstance(spec.shape[axis], int) and shape[axis] != spec.shape[axis]:
             raise DataError(
                 f"{what} has shape {shape}, but the model needs {spec.describe_shape()}: "
-                f"axis {axis} is {shape[axis]} instead of {spec.shape[axis]}."
+                f"axis {axis} is {shape[axis]} instead of {spec.shape[axis]}.{spec.size_hint}"
             )
+
+
+def symbol_sizes(shapes: Iterable[tuple[TensorSpec, tuple[int, ...]]]) -> dict[str, int]:
+    """What the symbols of specs stand for in arrays of these shapes; the batch axis is left out."""
+    return {
+        symbol: size
+        for spec, shape in shapes
+        for symbol, size in zip((spec.shape or ())[1:], shape[1:], strict=False)
+        if isinstance(symbol, str)
+    }
 
 
 def check_symbols(shapes: Iterable[tuple[TensorSpec, tuple[int, ...], str]]) -> None:
@@ -165,7 +179,7 @@ def convert(array: Array, dtype: np.dtype[Any], what: str, examples: Sequence[in
         limits = np.iinfo(dtype)
         outside = (array < limits.min) | (array > limits.max)
         if outside.any():
-            row = _first_row(outside)
+            row = first_row(outside)
             raise DataError(
                 f"{what} holds {array[outside][0]} at example {int(examples[row])}, "
                 f"which {dtype} cannot hold ({limits.min} to {limits.max}); correct the data."
@@ -189,7 +203,7 @@ def check_finite(array: Array, what: str, examples: Sequence[int] | Array, origi
     finite = np.isfinite(array)
     if finite.all():
         return
-    row, value = _first_row(~finite), array[~finite][0]
+    row, value = first_row(~finite), array[~finite][0]
     before = value if original is None else original[~finite][0]
     if np.isfinite(before):
         problem = f"{before} at example {int(examples[row])}, which {array.dtype} cannot hold: scale the data"
@@ -198,45 +212,6 @@ def check_finite(array: Array, what: str, examples: Sequence[int] | Array, origi
     raise DataError(f"{what} holds {problem}.")
 
 
-def check_labels(
-    targets: Array,
-    classes: int,
-    ignore_index: int | None = None,
-    *,
-    what: str = "the targets",
-    examples: Sequence[int] | Array | None = None,
-) -> None:
-    """Raise a `DataError` unless every label is an integer from 0 to ``classes - 1``.
-
-    Args:
-        targets: class indices, examples first.
-        classes: how many classes the model tells apart.
-        ignore_index: a label outside the range that is allowed: the loss leaves it out.
-        what: how the error message calls the array.
-        examples: for each row its index in the data; 0, 1, 2, ... by default.
-
-    >>> check_labels(np.array([0, 2, 1, -100]), classes=3, ignore_index=-100)
-    >>> check_labels(np.array([0, 3]), classes=3)
-    Traceback (most recent call last):
-        ...
-    onnxtrain.errors.DataError: the targets have label 3 at example 1, but labels must be 0 to 2 (3 classes).
-    """
-    verb = "have" if what == "the targets" else "has"
-    if kind_of(targets.dtype) not in ("integer", "boolean"):
-        raise DataError(f"{what} {verb} labels of type {targets.dtype}, but class indices must be integers.")
-    outside = (targets < 0) | (targets >= classes)
-    if ignore_index is not None:
-        outside &= targets != ignore_index
-    if not outside.any():
-        return
-    row = _first_row(outside)
-    example = row if examples is None else int(examples[row])
-    besides = f" or {ignore_index}, which is ignored" if ignore_index is not None else ""
-    raise DataError(
-        f"{what} {verb} label {targets[outside][0]} at example {example}, "
-        f"but labels must be 0 to {classes - 1} ({classes} classes){besides}."
-    )
-
-
-def _first_row(mask: Array) -> int:
+def first_row(mask: Array) -> int:
+    """The first row with a true element."""
     return int(np.flatnonzero(mask.reshape(len(mask), -1).any(axis=1))[0])

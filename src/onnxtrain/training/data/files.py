@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import shutil
+import stat
 import struct
 import tempfile
 import zipfile
@@ -47,6 +48,7 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, Array]:
     try:
         if path.is_dir():
             return _read_folder(path)
+        _check_regular(path)
         with path.open("rb") as file:
             start = file.read(len(_NPY_MAGIC))
             file.seek(0, os.SEEK_END)
@@ -63,6 +65,12 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, Array]:
     raise DataError(f"'{path}' {found}, so it is neither a .npz nor a .npy file; write one with numpy.savez.")
 
 
+def _check_regular(path: Path) -> None:
+    """Refuse pipes, devices and sockets, which may have no end, before opening, which may wait for ever."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise DataError(f"'{path}' is a pipe, a device or a folder, no ordinary file; write arrays to a file.")
+
+
 def is_mapped(array: Array) -> bool:
     """Whether an array, or one that it is a view of, lies in a memory-mapped file."""
     base: Any = array
@@ -77,6 +85,7 @@ def _read_folder(folder: Path) -> dict[str, Array]:
     arrays: dict[str, Array] = {}
     # An array name may contain a slash ("encoder/tokens"): it is a file in a folder of the folder.
     for path in sorted(folder.rglob("*.npy")):
+        _check_regular(path)
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             name = path.relative_to(folder).with_suffix("").as_posix()

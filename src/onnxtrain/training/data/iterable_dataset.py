@@ -14,9 +14,11 @@ from onnxtrain.training.data.base import (
     check_columns,
     check_not_negative,
     checked_batch_size,
+    chosen_check,
 )
-from onnxtrain.training.data.conversion import Array, TensorSpec, check_finite, check_labels, convert
+from onnxtrain.training.data.conversion import Array, TensorSpec, to_numpy
 from onnxtrain.training.data.naming import match_batch
+from onnxtrain.training.data.target_checks import TargetCheck
 
 
 class IterableDataset(Dataset):
@@ -50,8 +52,16 @@ class IterableDataset(Dataset):
         self._target_spec = target_spec
         self._need_target = need_target
         self._check_values = validate
-        self._labels: tuple[int, int | None] | None = None
-        self._used = False
+        self._target_check: TargetCheck | None = None
+        self._epochs_read = [0]  # shared by all copies: a one-shot iterator is used up for each of them
+
+    @property
+    def targets(self) -> Array | None:
+        """The targets of the first batch of a list; other sources are not read before their time."""
+        if not isinstance(self._source, list | tuple) or not self._source:
+            return None
+        targets = self._matched(self._source[0], "batch 0")[1]
+        return None if targets is None else to_numpy(targets, "the target array of batch 0")
 
     def expecting(self, target_spec: TensorSpec | None) -> Self:
         """The same source with other demands on the targets of batches, when they are read."""
@@ -74,20 +84,22 @@ class IterableDataset(Dataset):
         except TypeError:  # how a PyTorch loader over a stream says that it does not know
             return None
 
-    def validate(self, *, classes: int | None = None, ignore_index: int | None = None) -> None:
+    def validate(
+        self, *, classes: int | None = None, ignore_index: int | None = None, check: TargetCheck | None = None
+    ) -> None:
         """Check every batch from now on when it is read, not before: the source may be large or endless."""
         self._check_values = True
-        self._labels = None if classes is None else (classes, ignore_index)
+        self._target_check = chosen_check(classes, ignore_index, check)
 
     def _open(self) -> Iterator[object]:
         source = self._source
         if isinstance(source, Iterator):
-            if self._used:
+            if self._epochs_read[0]:
                 raise DataError(
                     f"the data is a one-shot iterator ({type(source).__name__}), used up after one epoch: "
                     f"give a list, a loader, or a function that returns a new iterator."
                 )
-            self._used = True
+            self._epochs_read[0] += 1
             return source
         opened = source() if callable(source) else source
         if not isinstance(opened, Iterable):
@@ -103,21 +115,16 @@ class IterableDataset(Dataset):
             raise DataError("the data is empty: its iterator gave no batch; at least one is needed.")
 
     def _batch(self, item: object, name: str) -> Batch:
-        inputs, targets = match_batch(
-            item, list(self._specs.values()), name, target=self._target, need_target=self._need_target
-        )
+        inputs, targets = self._matched(item, name)
         columns = [Column.checked(value, self._specs[key], f"input '{key}' of {name}") for key, value in inputs.items()]
         if targets is not None:
             columns.append(Column.checked(targets, self._target_spec, f"the target array of {name}"))
         size = check_columns(columns, name)
-        arrays = [self._values(column) for column in columns]
-        if targets is not None and self._labels is not None:
-            check_labels(arrays[-1], *self._labels, what=columns[-1].what)
+        arrays = [column.converted(slice(None), range(size), check=self._check_values) for column in columns]
+        if targets is not None and self._target_check is not None:
+            self._target_check(arrays[-1], columns[-1].what, range(size))
         return Batch(dict(zip(inputs, arrays, strict=False)), None if targets is None else arrays[-1], size)
 
-    def _values(self, column: Column) -> Array:
-        examples = range(len(column.array))
-        values = convert(column.array, column.spec.dtype, column.what, examples)
-        if self._check_values:
-            check_finite(values, column.what, examples, column.array)
-        return values
+    def _matched(self, item: object, name: str) -> tuple[dict[str, object], object | None]:
+        specs = list(self._specs.values())
+        return match_batch(item, specs, name, target=self._target, need_target=self._need_target)

@@ -1,0 +1,67 @@
+"""What libraries log and warn about while a command runs: a line each for what is ours, nothing for the others'.
+
+What goes wrong is an exception and ends in a sentence. What else libraries say on the way (onnx-ir about every
+attribute that it does not like, NumPy about every overflow) quotes names from the user's files, and would stand beside
+the sentence. ``--debug`` shows all of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnxtrain
+from onnxtrain.cli.terminal import visible
+from onnxtrain.cli.wording import in_flags
+from onnxtrain.errors import TrainingHint
+
+_OURS = str(Path(onnxtrain.__file__).parent) + os.sep
+
+
+class _Notices(logging.Handler):
+    """Writes log records as lines on the standard error."""
+
+    def __init__(self, *, everything: bool) -> None:
+        super().__init__(logging.WARNING)
+        self._everything = everything
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record of onnxtrain; of others, where everything is asked for."""
+        if self._everything or record.name.partition(".")[0] == "onnxtrain":
+            write_notice(record.getMessage())
+
+
+def write_notice(text: str) -> None:
+    """One line on the standard error, in which everything is shown and nothing obeyed."""
+    sys.stderr.write(visible(f"warning: {' '.join(text.split())}") + "\n")
+
+
+@contextlib.contextmanager
+def notices(*, everything: bool) -> Iterator[None]:
+    """Let log records and warnings become lines meanwhile.
+
+    Args:
+        everything: Whether those of other libraries are shown too.
+    """
+    handler, root = _Notices(everything=everything), logging.getLogger()
+
+    def show(message: Warning | str, category: type[Warning], filename: str, *_: Any, **__: Any) -> None:
+        if issubclass(category, TrainingHint):
+            sys.stderr.write(visible(f"hint: {in_flags(str(message))}") + "\n")
+        elif everything or filename.startswith(_OURS):
+            write_notice(str(message))
+
+    root.addHandler(handler)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", TrainingHint)
+        warnings.showwarning = show
+        try:
+            yield
+        finally:
+            root.removeHandler(handler)

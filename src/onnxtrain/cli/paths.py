@@ -1,0 +1,148 @@
+"""The paths of a command: no two may be the same file, so that nothing is overwritten unasked."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from onnxtrain.errors import OptionError
+from onnxtrain.model.references import data_files_of
+
+MODEL = "MODEL"
+"""What messages call the model, which has no flag."""
+
+Key = tuple[int, int] | str
+"""Tells files apart: device and inode, for a file that is not there yet the path behind all links."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """A path as a command got it.
+
+    Attributes:
+        path: The path; ``None`` where the flag was not given.
+        written: Whether it is an output.
+        is_model: Whether it is a model, whose data files count, too.
+        files: Of a folder, the files that count, too: names, or a pattern for those that are there.
+    """
+
+    path: str | os.PathLike[str] | None
+    written: bool = False
+    is_model: bool = False
+    files: tuple[str, ...] | str = ()
+
+
+def data(path: str | None) -> Given:
+    """Arrays: a file, or a folder of ``.npy`` files."""
+    return Given(path, files="*.npy")
+
+
+def model(path: str | os.PathLike[str] | None) -> Given:
+    """A model that is read."""
+    return Given(path, is_model=True)
+
+
+def output(path: Path | None, *, is_model: bool = False) -> Given:
+    """A file that is written."""
+    return Given(path, written=True, is_model=is_model)
+
+
+def loss(name: str | None) -> Given:
+    """A loss, where it is a model."""
+    return model(name if name is not None and name.endswith(".onnx") else None)
+
+
+def output_of(model: Path, given: Path | None, default: str, *, in_place: bool) -> Path:
+    """Where the result goes: to a file of its own, or onto the model.
+
+    Raises:
+        OptionError: Both are asked for.
+    """
+    if not in_place:
+        return given or Path(default)
+    if given is not None:
+        raise OptionError(f"--in-place writes onto the model, but --output is {str(given)!r}; leave one of them out.")
+    return model
+
+
+def check_paths(paths: Mapping[str, Given], *, in_place: bool | None = None) -> None:
+    """Refuse two paths that are the same file, by whatever names and links.
+
+    Args:
+        paths: What the command got, by flag. What belongs to one flag (a model and its data files, a folder and its
+            files) may be the same.
+        in_place: Whether ``--output`` may be the model; ``None`` for a command that does not have ``--in-place``.
+
+    Raises:
+        OptionError: Two are the same; the message names the flags.
+    """
+    owners: dict[Key, tuple[str, str]] = {}
+    for flag, given in paths.items():
+        found = {key: part for key, part in _files(given, paths) if key is not None}
+        for key, part in found.items():
+            owner, part_of_owner = owners.get(key, (flag, part))
+            if owner == flag or (in_place and {owner, flag} == {MODEL, "--output"}):
+                continue
+            if owner == MODEL and part and part_of_owner:
+                continue  # an output in the model's folder, which is refused where it is written
+            if in_place is not None and (owner, flag) == (MODEL, "--output") and not part and not part_of_owner:
+                raise OptionError(
+                    f"--output is the model itself, {str(given.path)!r}; say --in-place to write onto it, or give "
+                    "another name."
+                )
+            raise OptionError(
+                f"{part_of_owner}{owner} and {part}{flag} are the same file, {str(given.path)!r}; "
+                "give each a path of its own."
+            )
+        owners |= {key: (flag, part) for key, part in found.items() if key not in owners}
+
+
+def _files(given: Given, paths: Mapping[str, Given]) -> Iterator[tuple[Key | None, str]]:
+    """All files that a path stands for, with what they are to it."""
+    if given.path is None:
+        return
+    path = Path(given.path)
+    if given.is_model:
+        yield from ((key, f"the data file {name!r} of ") for key, name in _data_files(path, given, paths))
+    if isinstance(given.files, str):
+        found = sorted(path.rglob(given.files)) if path.is_dir() else []
+    else:
+        found = [path / name for name in given.files]
+    yield from ((_key(file), f"the file {file.relative_to(path).as_posix()!r} of ") for file in found)
+    yield _key(path), ""
+
+
+def _data_files(path: Path, given: Given, paths: Mapping[str, Given]) -> Iterator[tuple[Key | None, str]]:
+    """The data files of a model; those of a new one have the names that the model has for them."""
+    source = path
+    if given.written:
+        if path.exists():
+            return  # they get names that nothing has
+        source = Path(paths[MODEL].path or path)
+    for location in sorted((data_files_of(source) if source.is_file() else None) or ()):
+        if given.written or _is_beside(path.parent, location):  # of others reading the model says what is wrong
+            yield _key(path.parent / location), location
+
+
+def _is_beside(folder: Path, location: str) -> bool:
+    """Whether a data file is there, in the model's folder or below it."""
+    try:
+        data = (folder / location).resolve()
+        return data.is_file() and data.is_relative_to(folder.resolve())
+    except (OSError, ValueError):  # a name that is none
+        return False
+
+
+def _key(path: Path) -> Key | None:
+    """What tells a file from all others; ``None`` for a device, which takes what many write, and for no path at all."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        try:
+            return os.path.realpath(path)
+        except (OSError, ValueError):
+            return None
+    return None if stat.S_ISCHR(status.st_mode) else (status.st_dev, status.st_ino)

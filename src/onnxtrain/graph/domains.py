@@ -1,0 +1,10 @@
+"""The operator sets that the program speaks of, each named once."""
+
+TRAINING_DOMAIN = "ai.onnx.preview.training"
+"""The standard's training operators: Gradient, Adagrad, Adam, Momentum."""
+
+ONNXTRAIN_DOMAIN = "onnxtrain"
+"""Operators of this project: optimizers that the standard lacks, and fused operators with native kernels."""
+
+MICROSOFT_DOMAIN = "com.microsoft"
+"""ONNX Runtime's own operators."""

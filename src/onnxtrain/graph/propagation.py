@@ -1,0 +1,98 @@
+"""Keeping ONNX's data propagation from memory that the sizes of a model ask for.
+
+With data propagation, ONNX's inference notes for every vector that it comes across what its elements are, also for
+those that hold no sizes and of whose elements nothing is known: some fifty bytes for each. A batch of 2**40 that is
+written into a model is more than any machine has (seen in 1.23).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+
+from onnxtrain.errors import ModelError
+
+LONGEST = 1 << 20
+"""Elements of the longest vector that data propagation may follow; no shape has as many."""
+
+_HIDDEN = "onnxtrain.hidden"
+"""A domain that ONNX's inference knows no operators of, so that it passes over them."""
+
+
+def infer_within_bounds(proto: ModelProto) -> ModelProto:
+    """What ONNX's inference with data propagation finds, without following vectors that are too long.
+
+    Args:
+        proto: The model; may be changed.
+
+    Raises:
+        ModelError: Types or shapes that the model declares contradict those that follow.
+    """
+    try:
+        if _has_large_sizes(proto.graph):
+            proto = onnx.shape_inference.infer_shapes(proto)
+            if _hide_readers(proto.graph, set()):
+                proto.opset_import.add(domain=_HIDDEN, version=1)
+        return onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    except onnx.shape_inference.InferenceError as error:
+        reason = " ".join(str(error).split())[:300].rstrip(". ")
+        raise ModelError(
+            f"The model declares types or shapes that contradict what its nodes give: {reason}; export it again."
+        ) from error
+
+
+def _has_large_sizes(graph: GraphProto) -> bool:
+    """Whether there may be vectors that are too long: tensors as large, or numbers from which sizes are computed."""
+    for info in (*graph.input, *graph.output, *graph.value_info):
+        if math.prod(dim.dim_value for dim in info.type.tensor_type.shape.dim if dim.dim_value > 1) > LONGEST:
+            return True
+    if any(_holds_large_sizes(tensor) for tensor in _tensors(graph)):
+        return True
+    return any(_has_large_sizes(body) for node in graph.node for body in _bodies(node))
+
+
+def _tensors(graph: GraphProto) -> Iterator[TensorProto]:
+    yield from graph.initializer
+    for node in graph.node:
+        if node.op_type in ("Constant", "ConstantOfShape"):
+            yield from (attribute.t for attribute in node.attribute if attribute.HasField("t"))
+
+
+def _holds_large_sizes(tensor: TensorProto) -> bool:
+    if math.prod(tensor.dims) > LONGEST:
+        return True
+    if tensor.data_type not in (TensorProto.INT64, TensorProto.INT32) or tensor.data_location == TensorProto.EXTERNAL:
+        return False
+    numbers = numpy_helper.to_array(tensor)
+    return bool(np.any((numbers > LONGEST) & (numbers != _END) & (numbers != _END_32)))
+
+
+_END, _END_32 = (np.iinfo(dtype).max for dtype in (np.int64, np.int32))
+"""What exporters write for the end of a slice that goes on to the last element."""
+
+
+def _hide_readers(graph: GraphProto, outside: set[str]) -> bool:
+    """Let inference pass over the nodes that read vectors that are too long; what they give is known by now."""
+    long = outside | {
+        info.name
+        for info in (*graph.input, *graph.output, *graph.value_info)
+        if len(info.type.tensor_type.shape.dim) == 1 and info.type.tensor_type.shape.dim[0].dim_value > LONGEST
+    }
+    hidden = False
+    for node in graph.node:
+        if any(name in long for name in node.input):
+            node.domain, hidden = _HIDDEN, True
+        for body in _bodies(node):
+            hidden = _hide_readers(body, long) or hidden
+    return hidden
+
+
+def _bodies(node: NodeProto) -> Iterator[GraphProto]:
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            yield attribute.g
+        yield from attribute.graphs

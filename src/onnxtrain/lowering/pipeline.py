@@ -1,0 +1,71 @@
+"""All that happens to a graph on its way to a session, in order."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff.options import GradientOptions
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN, TRAINING_DOMAIN
+from onnxtrain.graph.passes import clean, remove_unused
+from onnxtrain.lowering.count_dropout import count_dropout
+from onnxtrain.lowering.fuse_activations import fuse_activations
+from onnxtrain.lowering.fuse_attention import fuse_attention
+from onnxtrain.lowering.fuse_linear import fuse_linear
+from onnxtrain.lowering.fuse_updates import fuse_updates
+from onnxtrain.lowering.gradient_nodes import Derivative, build_gradients
+from onnxtrain.lowering.optimizer_nodes import lower_optimizers
+from onnxtrain.lowering.recompute import check_patterns, recompute
+from onnxtrain.lowering.resolve_fused import resolve_fused
+from onnxtrain.lowering.reuse_activations import reuse_activations
+from onnxtrain.lowering.use_convolution_kernels import use_convolution_kernels
+
+
+def lower_graph(model: ir.Model, *, kernels: bool = False, derivative: Derivative | None = None) -> ir.Model:
+    """The list of passes: from a graph with Gradient and optimizer nodes to one that a session runs, in place.
+
+    Step graphs, gradients, evaluation and the ONNX backend all go through it. What is not in a graph costs nothing:
+    without Gradient nodes there is nothing to recompute, without optimizers nothing to update.
+
+    Requires: a sorted graph; its outputs are what is wanted. Ensures: a sorted graph of standard operators that any
+    runtime runs; with ``kernels`` also of operators that the native library has.
+
+    Args:
+        model: A working copy. Its metadata says how gradients are built
+            (:class:`~onnxtrain.autodiff.options.GradientOptions`).
+        kernels: Whether the session loads the native kernels.
+        derivative: A derivative to append as graph outputs ``{x}_grad``.
+
+    Raises:
+        GradientError: A gradient cannot be built.
+        OperatorError: An optimizer node is not as its operator needs it.
+    """
+    graph = model.graph
+    options = GradientOptions.read(model.metadata_props)
+    check_patterns(graph, options.recompute)
+    count_dropout(model)  # masks from counters that are states: a step taken again draws the same
+    if kernels:
+        fuse_activations(model)  # Gelu: one node for five
+        fuse_attention(model)  # scores, mask, softmax and product: one node
+        fuse_linear(model)  # product, transposition and bias: one node
+    backward = build_gradients(model, derivative)  # Gradient nodes become the nodes that compute them
+    resolve_fused(model, backward, kernels=kernels)  # what has no kernel here becomes its body
+    clean(model)
+    recompute(graph, backward, options.recompute)  # activations computed again instead of kept
+    if kernels:
+        reuse_activations(graph, backward)  # activations that their gradient gives once more
+        use_convolution_kernels(model)
+        remove_unused(model)
+        fuse_updates(model)  # clipping and masks inside the update
+    else:
+        lower_optimizers(model)  # optimizers become their bodies
+        clean(model)
+        graph.sort()
+        for domain in (TRAINING_DOMAIN, ONNXTRAIN_DOMAIN):
+            _forget_domain(model, domain)
+    return model
+
+
+def _forget_domain(model: ir.Model, domain: str) -> None:
+    """Drop the import of a domain that no node is of any more."""
+    if domain in model.graph.opset_imports and not any(node.domain == domain for node in model.graph.all_nodes()):
+        model.graph.opset_imports.pop(domain)

@@ -1,0 +1,46 @@
+"""Decide which fused operators stay nodes, for native kernels, and which are written in standard operators."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff.engine import Backward
+from onnxtrain.autodiff.expand import expand_registered
+from onnxtrain.autodiff.fused import find_fused, fused_operators, has_kernel
+from onnxtrain.autodiff.registry import find_registered_body
+from onnxtrain.graph import Builder
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
+
+
+def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool) -> None:
+    """Keep the nodes of fused operators that a kernel can run, and write the others in standard operators, in place.
+
+    Requires: a graph whose nodes have types. Ensures: the nodes of a body stand where their node stood.
+
+    Args:
+        model: A model whose gradients are built.
+        backward: What the engine emitted; bodies take the place of their nodes in it.
+        kernels: Whether the model is for a session that loads the native kernels.
+    """
+    fused_operators()  # loads the rules
+    kept, renamed = False, dict[ir.Value, ir.Value]()
+    emitted = set(backward.nodes)
+    opset = model.graph.opset_imports.get("", 1)
+    main = Builder(model.graph, opset)
+    for graph in [model.graph, *model.graph.subgraphs()]:
+        nodes = [node for node in graph if find_fused(node) is not None]
+        for node in nodes:
+            if kernels and has_kernel(node):
+                kept = kept or node.domain == ONNXTRAIN_DOMAIN
+                continue
+            assert isinstance(graph, ir.Graph)
+            body = find_registered_body(node.op_type, node.domain)
+            assert body is not None
+            op = main.before(node) if graph is model.graph else Builder(graph, opset, before=node, outer=main)
+            written = expand_registered(node, body, op, renamed)
+            if node in emitted:  # the others are the model's own, or stand in the body of one that was emitted
+                backward.nodes += written
+    backward.arriving = {renamed.get(value, value) for value in backward.arriving}
+    others = any(node.domain == ONNXTRAIN_DOMAIN for node in model.graph.all_nodes())
+    if not kept and not others:
+        model.graph.opset_imports.pop(ONNXTRAIN_DOMAIN, None)

@@ -1,0 +1,187 @@
+"""Write a model and its data files so that whoever opens it finds the old weights or the new ones, never a mix."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import posixpath
+import re
+import zlib
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from onnxtrain.errors import ModelError
+from onnxtrain.model.external import DataFiles, copy_with_changes, has_content
+from onnxtrain.model.leftovers import clear_leftovers
+from onnxtrain.model.places import place_of
+from onnxtrain.model.references import data_files_of
+from onnxtrain.model.writing import AtomicFiles, folder_lock
+
+_PATIENCE = 10.0
+"""Seconds to wait for another save in the same folder; a training must not be lost, so that then both go on."""
+
+_NUMBERED = re.compile(r"(?P<stem>.+)\.[0-9a-f]{8}(?P<ending>(?:\.[^.]*)?)", re.DOTALL)
+"""A data file that was saved over before: ``NAME.<hex>.ENDING``."""
+
+_BEGINNING = 4096
+
+_LONGEST = 255
+"""Bytes of a file's name, on all usual file systems."""
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A data file to write.
+
+    Attributes:
+        source: Where its bytes are now.
+        size: Up to which byte tensors reach in it.
+        changes: What is written over them, by offset.
+    """
+
+    source: Path
+    size: int
+    changes: Sequence[tuple[int, memoryview | bytes]]
+
+    def token(self, number: int) -> str:
+        """Eight hexadecimal digits that follow from what is written: from its beginnings, which differ soon enough."""
+        checksum = number
+        for offset, data in self.changes:
+            checksum = zlib.crc32(data[:_BEGINNING], zlib.crc32(str(offset).encode(), checksum))
+        return f"{checksum:08x}"
+
+
+def save_model(
+    path: str | os.PathLike[str],
+    data: Mapping[str, DataFile],
+    render: Callable[[Mapping[str, str]], Iterable[bytes | memoryview]],
+    *,
+    sources: DataFiles,
+    keep: Iterable[Path] = (),
+) -> dict[str, str]:
+    """Write a model with its data files.
+
+    Where there is no file yet, data files get the names that the model has for them. Where there is one, they get new
+    ones, so that the old model stays whole until the new one takes its place, in one rename; what only the old one used
+    is removed after that.
+
+    Args:
+        path: The new file.
+        data: The data files by the locations that the model names.
+        render: The model's bytes, given new locations by old ones.
+        sources: Reads the data files.
+        keep: Data files that are not removed whatever was there.
+
+    Returns:
+        Where data files are now, by the locations that were given; empty where they are there.
+
+    Raises:
+        ModelError: Something cannot be written or read.
+    """
+    target = Path(path)
+    folder = target.parent
+    with folder_lock(folder, wait=_PATIENCE, needed=False) as locked:
+        place = place_of(target)
+        if place.is_node and data:
+            refuse_node(target)
+        named = (data_files_of(place.file) or set()) if place.exists and not place.is_node else set()
+        _clear(folder, [target.name, *data, *named])
+        moved: dict[str, str] = {}
+        with AtomicFiles(target) as files:
+            for outdated in _outdated(folder, named, keep):
+                files.outdate(outdated)
+            for location, item in data.items():
+                with sources.open(item.source, item.size) as source:
+                    name = location
+                    if place.exists:
+                        kept = _unchanged(folder, location, item, source, named) if locked else None
+                        name = kept or _new_name(folder, location, item, moved.values())
+                        moved[location] = name
+                        if kept:
+                            continue
+                    with files.create(inside(folder, name), is_data=True) as file:
+                        copy_with_changes(source, file, item.changes)
+            with files.create(target) as file:
+                for chunk in render(moved):
+                    file.write(chunk)
+    return moved
+
+
+def _clear(folder: Path, locations: Iterable[str]) -> None:
+    """Remove what runs that were killed have left, also in the folders of data files."""
+    names: dict[str, list[str]] = {}
+    for location in map(posixpath.normpath, locations):
+        below, _, name = location.rpartition("/")
+        if not os.path.isabs(location) and location.split("/")[0] != "..":
+            names.setdefault(below, []).append(name)
+    for below, found in names.items():
+        clear_leftovers(folder / below, found)
+
+
+def refuse_node(target: Path) -> None:
+    """A device or a pipe takes one file.
+
+    Raises:
+        ModelError: Always.
+    """
+    raise ModelError(
+        f"{str(target)!r} cannot be written: it is a device or a pipe, and this model has data files, which lie beside "
+        "it; give the name of a file."
+    )
+
+
+def inside(folder: Path, location: str) -> Path:
+    """The path of a data file, which no link may lead out of the model's folder.
+
+    Raises:
+        ModelError: One does.
+    """
+    path = folder / location
+    if not path.parent.resolve().is_relative_to(folder.resolve()):
+        raise ModelError(f"{str(path)!r} cannot be written: a link leads out of {str(folder)!r}; save elsewhere.")
+    return path
+
+
+def _unchanged(folder: Path, location: str, item: DataFile, source: BinaryIO, named: Container[str]) -> str | None:
+    """The data file of the old model that holds the very same bytes, where there is one: then it stays.
+
+    So who saves the same result again gets the same files.
+    """
+    for name in (location, _numbered(location, item.token(0))):
+        path = folder / name
+        if name in named and path.is_file() and not path.is_symlink() and has_content(path, source, item.changes):
+            return name
+    return None
+
+
+def _new_name(folder: Path, location: str, item: DataFile, taken: Collection[str]) -> str:
+    """A name for a data file that nothing has; for the same new weights the same one, if that is free."""
+    for number in itertools.count():
+        name = _numbered(location, item.token(number))
+        if name not in taken and not os.path.lexists(folder / name):
+            break
+    return name
+
+
+def _numbered(location: str, token: str) -> str:
+    """``model.data`` becomes ``model.<token>.data``; an earlier number is replaced."""
+    before, slash, name = location.rpartition("/")
+    match = _NUMBERED.fullmatch(name)
+    stem, ending = (match["stem"], match["ending"]) if match else os.path.splitext(name)
+    while len(os.fsencode(f"{stem}.{token}{ending}")) > _LONGEST:
+        stem, ending = (stem[:-1], ending) if stem else ("", ending[:-1])
+    return f"{before}{slash}{stem}.{token}{ending}"
+
+
+def _outdated(folder: Path, named: Iterable[str], keep: Iterable[Path]) -> list[Path]:
+    """The data files of the model that is replaced: plain files in its folder, no links."""
+    kept = {path.resolve() for path in keep}
+    found = []
+    for location in named:
+        path = folder / location
+        plain = path.is_file() and not path.is_symlink() and path.stat().st_nlink == 1
+        if plain and path.resolve().is_relative_to(folder.resolve()) and path.resolve() not in kept:
+            found.append(path)
+    return found

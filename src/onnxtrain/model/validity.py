@@ -1,0 +1,96 @@
+"""Whose fault a failure is: a model's that ONNX Runtime does not take, or ours.
+
+Rules and passes trust that a model means something: that the inputs of an operator have ranks that it takes, that
+attributes have types that it knows. ONNX's checker finds a part of what may be wrong beforehand. To find all of it
+would take a session, which costs time and memory that a model in order need not pay. So it is asked afterwards: where
+something fails that should not, ONNX Runtime says whether it takes the model. Where it does not, its reason is the
+error.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import re
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from onnx import ModelProto
+
+from onnxtrain.errors import ModelError, OnnxTrainError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def refuses_invalid(parameter: str = "model") -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Let a function raise ModelError where it fails on a model that ONNX Runtime does not take.
+
+    Errors of our own, of the system and of memory pass; so does whatever happens with a model that is valid.
+
+    Args:
+        parameter: The name of the function's parameter that is a path or a model.
+
+    Example:
+        >>> @refuses_invalid()
+        ... def first_axis(model):
+        ...     return model.graph.node[0].attribute[0].i
+        >>> first_axis(ModelProto(ir_version=8))
+        Traceback (most recent call last):
+            ...
+        onnxtrain.errors.ModelError: The model is none that ONNX Runtime takes: ...
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                return function(*args, **kwargs)
+            except (OnnxTrainError, OSError, MemoryError):
+                raise
+            except Exception as error:
+                model: Any = inspect.signature(function).bind(*args, **kwargs).arguments[parameter]
+                reason = why_not_taken(model)
+                if reason is None:
+                    raise
+                label = "The model" if isinstance(model, ModelProto) else repr(os.fspath(model))
+                raise ModelError(f"{label} is none that ONNX Runtime takes: {reason}; export it again.") from error
+
+        return call
+
+    return decorate
+
+
+def why_not_taken(model: str | os.PathLike[str] | ModelProto) -> str | None:
+    """Why ONNX Runtime takes no session of a model; ``None`` where it does, or where nobody can know.
+
+    A model with operators that plain ONNX Runtime does not have may be a good one.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    try:
+        given = model.SerializeToString() if isinstance(model, ModelProto) else os.fspath(model)
+    except Exception:  # larger than protocol buffers can be
+        return None
+    try:
+        onnxruntime.InferenceSession(given, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # it has many classes of errors, without a common one
+        return _reason(str(error))
+    return None
+
+
+_PREFIX = re.compile(
+    r"^\[ONNXRuntimeError\] : \d+ : \w+ : (Load model from .*? failed:)?(This is an invalid model\. )?"
+)
+_UNKNOWN = re.compile(r"not a registered function/op|No opset import for domain|external data|bad_alloc|memory")
+
+
+def _reason(text: str) -> str | None:
+    """The first sentence of what ONNX Runtime says; ``None`` where it says nothing about the model's validity."""
+    reason = _PREFIX.sub("", " ".join(text.split())).rstrip(". ")
+    return None if not reason or _UNKNOWN.search(reason) else reason[:400]

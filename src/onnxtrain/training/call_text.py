@@ -1,0 +1,74 @@
+"""Calls written as text, on the command line for one: ``step(10 epochs, 0.5)``, ``huber(delta=0.3)``."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+_CALL: Final = re.compile(r"\s*(?P<name>[a-z_]+)\s*(?:\((?P<arguments>.*)\)\s*)?", re.DOTALL)
+_NAMED: Final = re.compile(r"(?P<name>[a-z_]+)\s*=(?P<value>.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A name with arguments, which are still text.
+
+    Attributes:
+        name: What is called.
+        positional: Arguments by position.
+        named: Arguments by name.
+    """
+
+    name: str
+    positional: tuple[str, ...]
+    named: dict[str, str]
+
+    def fits(self, function: Callable[..., Any]) -> bool:
+        """Whether a function takes these arguments."""
+        try:
+            inspect.signature(function).bind(*self.positional, **self.named)
+        except TypeError:
+            return False
+        return True
+
+
+def read_call(text: str) -> Call | None:
+    """The parts of a call; ``None`` where the text has another form.
+
+    >>> read_call("cross(0.1, weights=(1, 2))")
+    Call(name='cross', positional=('0.1',), named={'weights': '(1, 2)'})
+    """
+    match = _CALL.fullmatch(text)
+    parts = None if match is None else _split(match["arguments"] or "")
+    if match is None or parts is None:
+        return None
+    positional: list[str] = []
+    named: dict[str, str] = {}
+    for part in parts:
+        pair = _NAMED.fullmatch(part)
+        if pair is None and not named:
+            positional.append(part)
+        elif pair is None or pair["name"] in named:
+            return None
+        else:
+            named[pair["name"]] = pair["value"].strip()
+    return Call(match["name"], tuple(positional), named)
+
+
+def _split(arguments: str) -> list[str] | None:
+    """The arguments between commas outside of brackets; ``None`` where brackets do not match."""
+    parts, depth = [""], 0
+    for character in arguments:
+        depth += (character in "([") - (character in ")]")
+        if depth < 0:
+            return None
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    if depth:
+        return None
+    return [part.strip() for part in parts] if arguments.strip() else []

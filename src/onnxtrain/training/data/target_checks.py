@@ -1,0 +1,138 @@
+"""What values targets may have: labels of classes that exist, numbers from 0 to 1, distributions that sum to 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+
+from onnxtrain.errors import DataError
+from onnxtrain.training.data.conversion import Array, first_row, kind_of
+
+# What rounding in 16 bits, or to two decimals, makes of a probability and of the sum of some.
+_NUMBER_TOLERANCE: Final = 1e-3
+_SUM_TOLERANCE: Final = 0.02
+
+Examples = Sequence[int] | Array
+
+
+class TargetCheck(Protocol):
+    """A check of the values of targets; two that compare equal check the same."""
+
+    def __call__(self, targets: Array, what: str, examples: Examples) -> None:
+        """Raise a `DataError` that names the first example with a value that cannot be used.
+
+        Args:
+            targets: the targets, examples first, of the type that the loss needs.
+            what: how the error message calls the array.
+            examples: for each row its index in the data.
+        """
+
+
+@dataclass(frozen=True)
+class LabelCheck:
+    """Labels are from 0 to ``classes - 1``; at least 0 where the number of classes is not known."""
+
+    classes: int | None
+    ignore_index: int | None = None
+
+    def __call__(self, targets: Array, what: str, examples: Examples) -> None:
+        """See `TargetCheck`."""
+        check_labels(targets, self.classes, self.ignore_index, what=what, examples=examples)
+
+
+@dataclass(frozen=True)
+class BinaryCheck:
+    """Numbers are from 0 to 1; ``loss`` names who needs them."""
+
+    loss: str
+
+    def __call__(self, targets: Array, what: str, examples: Examples) -> None:
+        """See `TargetCheck`."""
+        _check_between_0_and_1(targets, what, examples, self.loss)
+
+
+@dataclass(frozen=True)
+class DistributionCheck:
+    """Numbers are from 0 to 1 and sum to 1 along the class axis; ``loss`` names who needs them."""
+
+    loss: str
+    axis: int
+
+    def __call__(self, targets: Array, what: str, examples: Examples) -> None:
+        """See `TargetCheck`."""
+        _check_between_0_and_1(targets, what, examples, self.loss)
+        sums = targets.sum(axis=self.axis, dtype=np.float64)
+        wrong = np.abs(sums - 1) > _SUM_TOLERANCE
+        if not wrong.any():
+            return
+        others = [axis for axis in range(1, targets.ndim) if axis != self.axis and _sums_to_one(targets, axis)]
+        hint = f"they do along axis {others[0]}: give the loss axis={others[0]}" if others else _WAY_OUT
+        raise DataError(
+            f"{what} has a distribution that sums to {sums[wrong][0]:.4g} at example {_example(wrong, examples)}, but "
+            f"{self.loss} needs distributions over the classes, which sum to 1 along axis {self.axis}; {hint}."
+        )
+
+
+_WAY_OUT: Final = "correct the data, or give the loss check_targets=False to take any"
+
+
+def _sums_to_one(targets: Array, axis: int) -> bool:
+    return bool((np.abs(targets.sum(axis=axis, dtype=np.float64) - 1) <= _SUM_TOLERANCE).all())
+
+
+def _check_between_0_and_1(targets: Array, what: str, examples: Examples, loss: str) -> None:
+    outside = (targets < -_NUMBER_TOLERANCE) | (targets > 1 + _NUMBER_TOLERANCE)
+    if outside.any():
+        raise DataError(
+            f"{what} has {float(targets[outside][0]):.6g} at example {_example(outside, examples)}, but {loss} needs "
+            f"numbers from 0 to 1; {_WAY_OUT}."
+        )
+
+
+def _example(wrong: Array, examples: Examples) -> int:
+    return int(examples[first_row(wrong)])
+
+
+def check_labels(
+    targets: Array,
+    classes: int | None,
+    ignore_index: int | None = None,
+    *,
+    what: str = "the targets",
+    examples: Examples | None = None,
+) -> None:
+    """Raise a `DataError` unless every label is an integer from 0 to ``classes - 1``.
+
+    Args:
+        targets: class indices, examples first.
+        classes: how many classes the model tells apart; None where that is not known.
+        ignore_index: a label outside the range that is allowed: the loss leaves it out.
+        what: how the error message calls the array.
+        examples: for each row its index in the data; 0, 1, 2, ... by default.
+
+    >>> check_labels(np.array([0, 2, 1, -100]), classes=3, ignore_index=-100)
+    >>> check_labels(np.array([0, 3]), classes=3)
+    Traceback (most recent call last):
+        ...
+    onnxtrain.errors.DataError: the targets have label 3 at example 1, but labels must be 0 to 2 (3 classes).
+    """
+    verb = "have" if what == "the targets" else "has"
+    if kind_of(targets.dtype) not in ("integer", "boolean"):
+        raise DataError(f"{what} {verb} labels of type {targets.dtype}, but class indices must be integers.")
+    outside = targets < 0
+    if classes is not None:
+        outside |= targets >= classes
+    if ignore_index is not None:
+        outside &= targets != ignore_index
+    if not outside.any():
+        return
+    row = first_row(outside)
+    example = row if examples is None else int(examples[row])
+    range_ = "at least 0" if classes is None else f"0 to {classes - 1} ({classes} classes)"
+    besides = f" or {ignore_index}, which is ignored" if ignore_index is not None else ""
+    raise DataError(
+        f"{what} {verb} label {targets[outside][0]} at example {example}, but labels must be {range_}{besides}."
+    )

@@ -1,0 +1,102 @@
+"""The derivative of a model as a model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import onnx
+import onnx_ir as ir
+
+from onnxtrain.autodiff.options import GradientOptions
+from onnxtrain.errors import GradientError
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.lowering.gradient_nodes import Derivative, has_gradients
+from onnxtrain.lowering.pipeline import lower_graph
+from onnxtrain.model.file import ModelFile
+from onnxtrain.model.validity import refuses_invalid
+from onnxtrain.model.whole import with_external_data
+from onnxtrain.training.parameters import parameter_table
+
+
+@refuses_invalid()
+def gradient(
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    y: str | None = None,
+    xs: Sequence[str] | str | None = None,
+    *,
+    straight_through: bool = False,
+    recompute: str | Sequence[str] = (),
+) -> onnx.ModelProto:
+    """A model that computes what the given one does, and the derivative of one of its values.
+
+    For a scalar y and each x the result has an output ``{x}_grad`` = dy/dx of the type and shape of x; a y
+    that is not scalar is summed. Only standard operators are used: the result runs on any ONNX runtime. A
+    model below opset 18 is upgraded to it.
+
+    Args:
+        model: A path or a loaded model.
+        y: Name of the floating value to differentiate; by default the only output.
+        xs: Names of initializers, graph inputs or intermediate values; by default every trainable parameter
+            (see :func:`onnxtrain.inspect`).
+        straight_through: Pass gradients through operators that round (Round, Floor, Ceil, Sign) as if they did
+            not, and through QuantizeLinear and DequantizeLinear where the value lies in the integers' range; by
+            default these gradients are zero, as the derivatives are. Operators that compute with quantized integers
+            (DynamicQuantizeLinear, MatMulInteger, ...) pass on the gradient of what they quantize; by default a
+            gradient that arrives at them is an error.
+        recompute: Glob patterns of names of nodes: what these compute is not kept for the gradient but computed
+            again when it is needed, which takes time and saves memory.
+
+    Returns:
+        A model with the original outputs followed by one gradient per x. It holds all its data; beyond 2 GiB write
+        it with ``onnx.save(..., save_as_external_data=True)``.
+
+    Raises:
+        GradientError: A name does not exist or is not floating; operators on the way have no rule or compute with
+            quantized integers (all of them are listed); a pattern matches no node.
+        ModelError: The model cannot be read.
+    """
+    file = ModelFile.load(model)
+    working = infer_shapes(file.training_model())
+    options = GradientOptions.of(straight_through, recompute)
+    graph = working.graph
+    if has_gradients(graph):  # which y may depend on
+        infer_shapes(lower_graph(working))
+    target = find_value(graph, _only_output(graph) if y is None else y, "y")
+    if xs is None:
+        names = [
+            row.name for row in parameter_table(working, target, straight_through=straight_through) if row.trainable
+        ]
+        if not names:
+            raise GradientError(f"No trainable parameter determines {target.name!r}; name the xs.")
+    else:
+        names = [xs] if isinstance(xs, str) else list(xs)
+    target = find_value(graph, target.name or "", "y")
+    working.metadata_props.update(options.entries())
+    lower_graph(working, derivative=Derivative(target, [find_value(graph, name, "xs") for name in names]))
+    return with_external_data(ir.to_proto(infer_shapes(working)), file.folder)
+
+
+def _only_output(graph: ir.Graph) -> str:
+    if len(set(graph.outputs)) != 1:  # an output may be listed twice
+        names = ", ".join(repr(value.name) for value in graph.outputs)
+        raise GradientError(f"The model has {len(graph.outputs)} outputs ({names}); say which with y=.")
+    return graph.outputs[0].name or ""
+
+
+def find_value(graph: ir.Graph, name: str, argument: str) -> ir.Value:
+    """The value of this name in the main graph.
+
+    Raises:
+        GradientError: There is none; the message names the argument that asked for it.
+    """
+    for value in graph.inputs:
+        if value.name == name:
+            return value
+    if name in graph.initializers:
+        return graph.initializers[name]
+    for node in graph:
+        for output in node.outputs:
+            if output.name == name:
+                return output
+    raise GradientError(f"{argument} names {name!r}, but the model has no value of that name.")

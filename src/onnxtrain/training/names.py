@@ -1,0 +1,102 @@
+"""What the name of an initializer tells: a module's own parameter, a known buffer, or an exporter's constant."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+
+
+class Origin(Enum):
+    """Where a name comes from."""
+
+    MODULE = "a path of modules, as of a state dict"
+    WORD = "a word"
+    EXPORTER = "made by an exporter"
+
+
+_VARIABLE = re.compile(r"/(ReadVariableOp|read)(_\d+)?$")  # of TensorFlow
+
+_MADE = re.compile(
+    r"^/"  # the TorchScript exporter's paths, and those of onnxruntime-genai
+    r"|^onnx::|^\d+$"  # its folded tensors, and its numbers of old
+    # torch.fx
+    r"|^(c_)?_?(val|tensor|scalar_tensor(_default)?|lifted_tensor|tensor_constant|clone|full|arange)(_\d+)*$"
+    r"|(^|[/._])const(ant)?(_?\d+)*$|const_fold_opt|__\d+$|/[xy]$"  # TensorFlow and tf2onnx
+    r"|(^|/)constants?/"
+    r"|cst\d*$"  # skl2onnx
+    r"|(^|\.)tmp(_\d+)*$"  # Paddle
+    r"|_output_\d+$",
+    re.IGNORECASE,
+)
+
+_MODULE = re.compile(r"^\w+(\.\w+)+$")
+
+_LITERAL = re.compile(
+    r"^/.*Constant(_\d+)?_output_\d+$"
+    r"|^(c_)?_?(lifted_)?tensor(_constant)?_?\d+$"
+    r"|(^|/)constants/"
+)
+
+_TABLE = re.compile(
+    r"^(\w+_)?(cos|sin|cosine|sine)s?(_?(cache|cached|table|emb|embed|embedding|pos))?(_\d+)?$"
+    r"|^(\w+_)?inv_(freqs?|timescales?)(_\d+)?$"
+    r"|^(\w+_)?freqs_(cis|cos|sin|complex)(_\d+)?$"
+    r"|^(\w+_)?(alibi(_slopes|_bias)?|coords_table)$"
+)
+
+_MASK = re.compile(r"^(\w+_)?masks?(_\d+)?$")
+
+_BUFFERS = re.compile(
+    r"^(?!(\w+_)?log_)(\w+_)?(eps|epsilon|mean|std|var|variance|masked_bias|embed_scale|norm_factor|scaling|softmax_scale|inv_scale"
+    r"|scale_factor|zero_point|momentum|num|count|(min|max|fill|pad|padding)(_val|_value)?)(_\d+)?$"
+)
+
+_LEARNED = re.compile(
+    r"^(\w+_)?(logit_scale|logit_bias|temperature|temp|tau|alpha|beta|gamma|slope|rezero|resweight|gate|gain)(_?\d+)?$"
+)
+
+
+def origin_of(name: str) -> Origin:
+    """Who gave an initializer its name.
+
+    Example:
+        >>> [origin_of(name).name for name in ("text.logit_scale", "logit_scale", "onnx::Mul_123")]
+        ['MODULE', 'WORD', 'EXPORTER']
+    """
+    bare = name.removesuffix(":0")
+    if _VARIABLE.search(bare):
+        return Origin.MODULE
+    if _MADE.search(bare):
+        return Origin.EXPORTER
+    return Origin.MODULE if _MODULE.match(bare) else Origin.WORD
+
+
+def last_word(name: str) -> str:
+    """The last part of a path, in lower case: what its module calls a tensor."""
+    bare = re.sub(r"(/(ReadVariableOp|read)(_\d+)?)?(:0)?$", "", name)
+    return re.split(r"[./:]", bare)[-1].lower()
+
+
+def is_literal(name: str) -> bool:
+    """Whether it is the name that an exporter gives to a tensor written in the code, which nobody trained."""
+    return _LITERAL.search(name) is not None
+
+
+def is_table(name: str) -> bool:
+    """Whether a tensor is called like a table of positions: cosines, sines, inverse frequencies."""
+    return _TABLE.match(last_word(name)) is not None
+
+
+def is_mask(name: str) -> bool:
+    """Whether a tensor is called like a mask."""
+    return _MASK.match(last_word(name)) is not None
+
+
+def is_buffer(name: str) -> bool:
+    """Whether a scalar is called like one that modules hold but do not train: an epsilon, a scale of attention."""
+    return _BUFFERS.match(last_word(name)) is not None
+
+
+def is_learned(name: str) -> bool:
+    """Whether a scalar is called like one that modules learn: a temperature, a slope, a gate."""
+    return _LEARNED.match(last_word(name)) is not None

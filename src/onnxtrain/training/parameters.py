@@ -1,0 +1,228 @@
+"""Which initializers of a model are parameters, and why the others are not."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.autodiff.engine import Engine, Request
+from onnxtrain.errors import OptionError
+from onnxtrain.graph.value import dimensions, is_float
+from onnxtrain.training.readers import Functions, Reader, arrivals, read_through_identity, role_of
+from onnxtrain.training.scalars import is_scalar, scalar_reason
+from onnxtrain.training.tables import mask_reason, table_reason
+
+
+@dataclass(frozen=True)
+class Initializer:
+    """One row of the table that ``inspect`` prints.
+
+    Attributes:
+        name: Name in the model.
+        shape: Sizes of its axes.
+        dtype: Element type as ONNX names it, in lower case.
+        size: Number of elements.
+        trainable: Whether training changes it.
+        reason: Why it is not trainable; "" when it is.
+        uses: The operators that read it.
+        sparsity: The fraction of its elements that are zero, where it was counted.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    size: int
+    trainable: bool
+    reason: str
+    uses: tuple[str, ...]
+    sparsity: float = 0.0
+
+
+# Inputs that configure an operator rather than weigh its data: (operator, input index) -> what they are.
+_CONFIGURATION = {
+    ("BatchNormalization", 3): "running mean of batch normalization",
+    ("BatchNormalization", 4): "running variance of batch normalization",
+    ("Clip", 1): "bound of Clip",
+    ("Clip", 2): "bound of Clip",
+    ("Resize", 1): "region of Resize",
+    ("Resize", 2): "scales of Resize",
+    ("Upsample", 1): "scales of Upsample",
+    ("Pad", 2): "padding value",
+    ("Dropout", 1): "ratio of Dropout",
+    ("OneHot", 2): "values of OneHot",
+    ("Range", 0): "bound of Range",
+    ("Range", 1): "bound of Range",
+    ("Range", 2): "step of Range",
+    ("STFT", 2): "window of STFT",
+    ("QuantizeLinear", 1): "quantization scale",
+    ("DequantizeLinear", 1): "quantization scale",
+    ("MatMulNBits", 2): "quantization scale",
+    ("GroupQueryAttention", 7): "a table of positions: cosines of GroupQueryAttention",
+    ("GroupQueryAttention", 8): "a table of positions: sines of GroupQueryAttention",
+}
+
+_ROTARY = {"": (1, 2), "com.microsoft": (2, 3)}
+"""Inputs of RotaryEmbedding that are tables, in both of its forms."""
+
+
+def parameter_table(
+    model: ir.Model,
+    loss: ir.Value | None,
+    *,
+    train: str | Sequence[str] | None = None,
+    freeze: str | Sequence[str] | None = None,
+    straight_through: bool = False,
+) -> list[Initializer]:
+    """Sort the initializers of a model's main graph into parameters and constants.
+
+    A parameter is a floating weight that the loss depends on through a differentiable path. Values that configure an
+    operator (Clip bounds, Resize scales, padding values), statistics of batch normalization, tables of positions, masks
+    and scalars of the computation (epsilon, 1 / sqrt(d)) are constants; a learned scalar (a logit scale, a slope of
+    PRelu) is a parameter.
+
+    Args:
+        model: The working copy; shapes are inferred, functions on the path to the loss are expanded in it.
+        loss: The value to train on; ``None`` takes every floating output.
+        train: Glob patterns: only matching initializers are trained; a constant named here without a wildcard is
+            trained, too.
+        freeze: Glob patterns of what stays as it is; wins over ``train``.
+        straight_through: Whether gradients pass through operators that round or quantize.
+
+    Raises:
+        OptionError: A pattern matches no initializer.
+    """
+    patterns = {"train": _patterns(train), "freeze": _patterns(freeze)}
+    graph = model.graph
+    for option, chosen in patterns.items():
+        _check_patterns(option, chosen, graph.initializers)
+    given = list(graph.initializers.items())  # the functions that are expanded bring constants of their own
+    candidates = [value for _, value in given if is_float(value)]
+    # Before functions are expanded: some operators say what their inputs are, but their bodies do not.
+    roles = {value: _role(value, model.functions) for value in candidates if _is_trained(value)}
+    reached = _reached(model, loss, candidates, straight_through)
+    rows = []
+    for name, value in given:
+        reason = _reason(name, value, reached, patterns["train"], patterns["freeze"]) or (
+            "" if name in (patterns["train"] or ()) else roles[value] or _constant_reason(value)
+        )
+        shape = tuple(d for d in dimensions(value) or () if isinstance(d, int))
+        dtype = "unknown" if value.dtype is None else value.dtype.name.lower()
+        uses = tuple(dict.fromkeys(node.op_type for node in value.consumers()))
+        rows.append(Initializer(name, shape, dtype, int(np.prod(shape)), not reason, reason, uses))
+    return rows
+
+
+def _patterns(given: str | Sequence[str] | None) -> list[str] | None:
+    if given is None:
+        return None
+    return [given] if isinstance(given, str) else list(given)
+
+
+def _check_patterns(option: str, patterns: list[str] | None, names: Iterable[str]) -> None:
+    known = list(names)
+    for pattern in patterns or ():
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in known):
+            shown = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
+            raise OptionError(
+                f"{option}={pattern!r} matches no initializer; the model has {shown or 'none'}. "
+                "`onnxtrain inspect MODEL` lists them."
+            )
+
+
+def _reached(
+    model: ir.Model, loss: ir.Value | None, candidates: list[ir.Value], straight_through: bool
+) -> set[ir.Value]:
+    if not candidates:
+        return set()
+    graph = model.graph
+    engine = Engine(graph, graph.opset_imports, model.functions, straight_through=straight_through)
+    targets = [value for value in graph.outputs if is_float(value)] if loss is None else [loss]
+    reached: set[ir.Value] = set()
+    for y in targets:
+        reached |= engine.reached(Request(y, candidates))
+    return reached
+
+
+def _reason(
+    name: str, value: ir.Value, reached: set[ir.Value], train: list[str] | None, freeze: list[str] | None
+) -> str:
+    if not is_float(value):
+        kind = "unknown" if value.dtype is None else value.dtype.name.lower()
+        return f"{kind}, not a floating tensor"
+    if not _is_trained(value):
+        assert value.dtype is not None
+        return f"{value.dtype.name.lower()}; the optimizers take float and double"
+    if value not in reached:
+        return "the loss does not depend on it through a differentiable path"
+    if freeze is not None and any(fnmatch.fnmatchcase(name, pattern) for pattern in freeze):
+        return "frozen"
+    if train is not None and not any(fnmatch.fnmatchcase(name, pattern) for pattern in train):
+        return "not named by train="
+    return ""
+
+
+def _is_trained(value: ir.Value) -> bool:
+    """Whether the optimizers take its type."""
+    return value.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+
+
+def _role(value: ir.Value, functions: Functions) -> str:
+    """What a constant is for, as the operators say that read it, or its name; "" for a parameter."""
+    roles = {_configuration(reader) for reader in arrivals(value, functions)}
+    if roles and None not in roles:
+        return " and ".join(sorted(role for role in roles if role is not None))
+    return table_reason(value, functions)
+
+
+def _configuration(reader: Reader) -> str | None:
+    node, index = reader
+    if node.op_type == "RotaryEmbedding" and index in _ROTARY.get(node.domain, ()):
+        kind = "cosines" if index == _ROTARY[node.domain][0] else "sines"
+        return f"a table of positions: {kind} of RotaryEmbedding"
+    return _CONFIGURATION.get((node.op_type, index))
+
+
+def _constant_reason(value: ir.Value) -> str:
+    """Why a tensor that no operator configures itself with is no parameter all the same."""
+    if is_scalar(value):
+        return scalar_reason(value)
+    shape = dimensions(value)
+    if shape is not None and 0 in shape:
+        return "empty"
+    return mask_reason(value)
+
+
+def shared_parameters(model: ir.Model, names: Iterable[str]) -> dict[str, str]:
+    """Parameters that are read in several places, with what reads them: training ties all those uses together.
+
+    An embedding that is also the output projection is tied on purpose; equal fresh weights that an exporter
+    merged are not. A scale of batch normalization that is its running variance, too, is read in two places.
+    """
+    found = {}
+    order = {node: position for position, node in enumerate(model.graph)}
+    for name in names:
+        readers = [reader for reader in read_through_identity(model.graph.initializers[name]) if reader[0] in order]
+        nodes = sorted({node for node, _ in readers}, key=order.__getitem__)
+        if len(nodes) > 1:
+            found[name] = f"{len(nodes)} nodes ({_first([_label(node) for node in nodes])})"
+        elif nodes:
+            roles = [role for _, index in sorted(readers, key=_index) if (role := role_of(nodes[0].op_type, index))]
+            if len(roles) > 1:
+                found[name] = f"{len(roles)} inputs of {_label(nodes[0])} ({', '.join(roles)})"
+    return found
+
+
+def _index(reader: Reader) -> int:
+    return reader[1]
+
+
+def _label(node: ir.Node) -> str:
+    return node.name or f"{node.op_type} ({node.outputs[0].name})"
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

@@ -1,0 +1,29 @@
+"""One entry of a training model in the IR: main graph and algorithm in one graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+COUNTERS_KEY = "onnxtrain.dropout_counters"
+"""Key of a training model's metadata that holds, as a JSON list, the states that tell one step from another."""
+
+
+@dataclass
+class Entry:
+    """What one session is made from, whoever wrote the training model.
+
+    Attributes:
+        model: Main graph and algorithm in one sorted graph. Its states are graph inputs; other tensors are
+            initializers.
+        states: The states of the whole training, by name.
+        updates: States to the names of the values that they take after a step.
+        results: Names of the values that a step returns.
+    """
+
+    model: ir.Model
+    states: Sequence[str]
+    updates: dict[str, str] = field(default_factory=dict)
+    results: list[str] = field(default_factory=list)

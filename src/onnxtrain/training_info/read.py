@@ -1,0 +1,83 @@
+"""Read what a training model says: its states, its bindings, and the graph of one entry.
+
+All of it is read from protos (workarounds: dropped training_info).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnx
+
+from onnxtrain.errors import TrainingInfoError
+from onnxtrain.model.file import ModelFile
+from onnxtrain.model.order import sort_nodes
+
+
+def joined_model(model: onnx.ModelProto, index: int) -> onnx.ModelProto:
+    """Main graph and the algorithm of entry ``index`` concatenated, with all tensors as typed graph inputs.
+
+    No tensor data is copied. The outputs are those of the algorithm, then those of the main graph.
+    """
+    algorithm = model.training_info[index].algorithm
+    joined = onnx.ModelProto(
+        ir_version=max(8, model.ir_version), opset_import=model.opset_import, functions=model.functions
+    )
+    joined.graph.name = algorithm.name or model.graph.name or "training"
+    initializers = entry_initializers(model, index)
+    for graph in (model.graph, algorithm):
+        joined.graph.node.extend(graph.node)
+        joined.graph.value_info.extend(graph.value_info)
+        joined.graph.input.extend(info for info in graph.input if info.name not in initializers)
+    joined.graph.input.extend(_tensor_info(tensor) for tensor in initializers.values())
+    joined.graph.output.extend(algorithm.output)
+    names = {info.name for info in algorithm.output}
+    joined.graph.output.extend(info for info in model.graph.output if info.name not in names)
+    sort_nodes("The training model", joined)
+    return joined
+
+
+def entry_initializers(model: onnx.ModelProto, index: int) -> dict[str, onnx.TensorProto]:
+    """The initializers of the main graph and of one entry's algorithm, by name."""
+    algorithm = model.training_info[index].algorithm
+    return {tensor.name: tensor for graph in (model.graph, algorithm) for tensor in graph.initializer}
+
+
+def _tensor_info(tensor: onnx.TensorProto) -> onnx.ValueInfoProto:
+    return onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+
+
+def state_tensors(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
+    """The initializers that binding keys name, over all entries: what training changes.
+
+    Raises:
+        TrainingInfoError: A key names no initializer of the main graph or of its algorithm.
+    """
+    found: dict[str, onnx.TensorProto] = {}
+    everywhere: dict[str, onnx.TensorProto] = {tensor.name: tensor for tensor in model.graph.initializer}
+    for entry in model.training_info:
+        everywhere.update((tensor.name, tensor) for tensor in entry.algorithm.initializer)
+    for index, entry in enumerate(model.training_info):
+        for field in ("initialization_binding", "update_binding"):
+            for key in bindings(entry, field):
+                if key not in everywhere:
+                    raise TrainingInfoError(
+                        f"training_info[{index}].{field} has the key {key!r}, which is no initializer of the main "
+                        "graph or of the algorithm; only initializers hold state."
+                    )
+                found[key] = everywhere[key]
+    return found
+
+
+def bindings(entry: onnx.TrainingInfoProto, field: str) -> Mapping[str, str]:
+    """One of an entry's two binding fields as a mapping."""
+    return {pair.key: pair.value for pair in getattr(entry, field)}
+
+
+def read_training_model(given: onnx.ModelProto | str | os.PathLike[str]) -> tuple[onnx.ModelProto, str]:
+    """A training model and the folder of its external data, from a proto or a path."""
+    if isinstance(given, onnx.ModelProto):
+        return given, ""
+    return ModelFile.load(given).whole(), str(Path(given).parent)

@@ -1,0 +1,92 @@
+"""The list of passes."""
+
+import ast
+import inspect
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import parser
+
+import onnxtrain
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.lowering import pipeline
+from onnxtrain.lowering.gradient_nodes import Derivative
+from onnxtrain.lowering.pipeline import lower_graph
+
+HERE = Path(__file__).parent
+
+
+def passes() -> dict[str, str]:
+    """The functions that the list calls, and the modules of this folder that define them."""
+    tree = ast.parse(inspect.getsource(pipeline))
+    modules = {
+        alias.name: node.module
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and node.module
+        for alias in node.names
+        if node.module.startswith("onnxtrain.lowering")
+    }
+    body = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "lower_graph")
+    calls = [node.func.id for node in ast.walk(body) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    return {name: modules[name].rpartition(".")[2] for name in calls if name in modules}
+
+
+def test_the_list_names_passes():
+    assert {"fuse_attention", "build_gradients", "resolve_fused", "recompute", "fuse_updates"} <= set(passes())
+
+
+@pytest.mark.parametrize("name", sorted(set(passes().values())))
+def test_every_pass_has_a_file_of_tests(name):
+    assert (HERE / f"test_{name}.py").is_file()
+
+
+@pytest.mark.parametrize("name", sorted(passes()))
+def test_every_pass_says_what_it_requires_and_ensures(name):
+    text = inspect.getdoc(getattr(pipeline, name)) or ""
+    checks_only = name.startswith("check_")
+    assert checks_only or ("Requires:" in text and "Ensures:" in text), text
+
+
+GRAPH = """
+<ir_version: 8, opset_import: ["": 18]>
+f (float[n, 4] x) => (float[n, 3] y) <float[4, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}>
+{ h = MatMul(x, w)  y = Tanh(h) }
+"""
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+def test_every_pass_leaves_a_valid_model(kernels, monkeypatch):
+    """ONNX's checker and shape inference take what every pass leaves, where it holds standard operators only."""
+    seen = []
+
+    def checked(name, function):
+        def run(model, *arguments, **keywords):
+            result = function(model, *arguments, **keywords)
+            if isinstance(model, ir.Model) and all(not node.domain for node in model.graph):
+                proto = ir.to_proto(model)
+                onnx.checker.check_model(proto)
+                onnx.shape_inference.infer_shapes(proto, strict_mode=True)
+                seen.append(name)
+            return result
+
+        return run
+
+    for name in passes():
+        monkeypatch.setattr(pipeline, name, checked(name, getattr(pipeline, name)))
+    model = infer_shapes(ir.from_proto(parser.parse_model(GRAPH)))
+    graph = model.graph
+    (y,) = graph.outputs
+    lower_graph(model, kernels=kernels, derivative=Derivative(y, [graph.initializers["w"]]))
+    assert [value.name for value in graph.outputs] == ["y", "w_grad"]
+    assert len(seen) >= 3
+
+
+def test_nothing_is_left_of_other_domains():
+    trained = onnxtrain.training_model(
+        onnxtrain.examples.mlp((4, 3)), loss="softmax_cross_entropy", optimizer=onnxtrain.Adam()
+    )
+    step = onnxtrain.lower(trained)
+    assert {entry.domain for entry in step.opset_import} == {""}
+    assert {node.domain for node in step.graph.node} == {""}

@@ -1,0 +1,408 @@
+"""Files that say themselves that they train: exports of ``model.train()``, and what imitates them in small."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper, parser
+
+import onnxtrain
+from onnxtrain.errors import OptionError, TrainingHint
+from onnxtrain.training import forward
+
+pytestmark = pytest.mark.filterwarnings("ignore::onnxtrain.errors.TrainingHint")
+
+W = np.linspace(0.5, 1.5, 8, dtype=np.float32)
+X = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
+Y = np.random.default_rng(1).normal(size=(16, 8)).astype(np.float32)
+
+DROPOUTS = {
+    "constant node": (
+        17,
+        "<float[8] w> { t = Constant<value = bool {1}>()  r = Constant<value = float {0.5}>()"
+        " d = Dropout(x, r, t)  y = Mul(d, w) }",
+    ),
+    "initializer": (17, "<float[8] w, float r = {0.5}, bool t = {1}> { d = Dropout(x, r, t)  y = Mul(d, w) }"),
+    "behind Identity": (
+        17,
+        "<float[8] w, float r = {0.5}, bool t = {1}> { u = Identity(t)  d = Dropout(x, r, u)  y = Mul(d, w) }",
+    ),
+    "fixed seed": (17, "<float[8] w, float r = {0.5}, bool t = {1}> { d = Dropout<seed = 7>(x, r, t)  y = Mul(d, w) }"),
+    "default ratio": (17, "<float[8] w, bool t = {1}> { d = Dropout(x, , t)  y = Mul(d, w) }"),
+    "computed": (
+        17,
+        "<float[8] w, float r = {0.5}, int64 zero = {0}> { s = Shape(x)  n = Size(s)  t = Greater(n, zero)"
+        " d = Dropout(x, r, t)  y = Mul(d, w) }",
+    ),
+    "mask that is read": (
+        17,
+        "<float[8] w, float r = {0.5}, bool t = {1}> { d, m = Dropout(x, r, t)  f = Cast<to = 1>(m)  e = Mul(d, f)"
+        " y = Mul(e, w) }",
+    ),
+    "opset 12": (12, "<float[8] w, float r = {0.5}, bool t = {1}> { d = Dropout(x, r, t)  y = Mul(d, w) }"),
+    "opset 10": (10, "<float[8] w> { d = Dropout<ratio = 0.5>(x)  y = Mul(d, w) }"),
+    "opset 7": (7, "<float[8] w> { d = Dropout<ratio = 0.5>(x)  y = Mul(d, w) }"),
+    "branches of If": (
+        17,
+        "<float[8] w, float r = {0.5}, bool t = {1}, bool c = {1}> { d = If (c) <"
+        " then_branch = a () => (float[N,8] p) { p = Dropout(x, r, t) },"
+        " else_branch = b () => (float[N,8] q) { q = Dropout(x, r, t) } >  y = Mul(d, w) }",
+    ),
+    "body of Loop": (
+        17,
+        "<float[8] w, float r = {0.5}, bool t = {1}, int64 n = {2}, bool c = {1}> { d = Loop (n, c, x) <"
+        " body = b (int64 i, bool go, float[N,8] h) => (bool on, float[N,8] k) { on = Identity(go)"
+        " k = Dropout(h, r, t) } >  y = Mul(d, w) }",
+    ),
+    "function": (
+        17,
+        "<float[8] w> { d = my.drop(x)  e = my.drop(d)  y = Mul(e, w) }"
+        ' <domain: "my", opset_import: ["": 17]> drop (h) => (k) { r = Constant<value = float {0.5}>()'
+        " t = Constant<value = bool {1}>()  k = Dropout(h, r, t) }",
+    ),
+    "function in a function": (
+        17,
+        "<float[8] w, bool t = {1}> { d = my.outer(x, t)  y = Mul(d, w) }"
+        ' <domain: "my", opset_import: ["": 17, "my": 1]> outer (h, t) => (k) { k = my.drop(h, t) }'
+        ' <domain: "my", opset_import: ["": 17]> drop (h, t) => (k) { r = Constant<value = float {0.5}>()'
+        " k = Dropout(h, r, t) }",
+    ),
+}
+IN_BODIES = ("branches of If", "body of Loop")
+
+
+def dropping(form: str) -> onnx.ModelProto:
+    opset, text = DROPOUTS[form]
+    text = text.replace("float[8] w", "float[8] w = {" + ", ".join(map(str, W)) + "}")
+    return parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": {opset}, "my": 1]> m (float[N,8] x) => (float[N,8] y) {text}'
+    )
+
+
+def trainer(model: onnx.ModelProto, **options) -> onnxtrain.Trainer:
+    return onnxtrain.Trainer(model, loss="mean_squared_error", optimizer=onnxtrain.Momentum(0.1), **options)
+
+
+def without_weights(model: onnx.ModelProto, names: set[str]) -> bytes:
+    for tensor in model.graph.initializer:
+        if tensor.name in names:
+            tensor.ClearField("float_data")
+            tensor.ClearField("raw_data")
+    return model.SerializeToString(deterministic=True)
+
+
+@pytest.mark.parametrize("form", DROPOUTS)
+def test_dropout_of_the_file_does_nothing(form, tmp_path):
+    first, second = trainer(dropping(form)), trainer(dropping(form))
+    np.testing.assert_array_equal(first.predict(X), X * W)
+    losses = [first.train_step(X, Y) for _ in range(3)]
+    assert losses[0] == pytest.approx(np.mean((X * W - Y) ** 2), rel=1e-5)
+    assert losses == [second.train_step(X, Y) for _ in range(3)]
+    np.testing.assert_array_equal(first.parameters["w"], second.parameters["w"])
+    w = np.array(first.parameters["w"])
+    np.testing.assert_array_equal(first.predict(X), X * w)
+    assert first.evaluate((X, Y)) == first.evaluate((X, Y)) == second.evaluate((X, Y))
+    first.save(tmp_path / "saved.onnx")
+    assert without_weights(onnx.load(tmp_path / "saved.onnx"), {"w"}) == without_weights(dropping(form), {"w"})
+
+
+@pytest.mark.parametrize("form", DROPOUTS)
+def test_evaluation_without_a_trainer_is_inference_too(form):
+    model = dropping(form)
+    np.testing.assert_array_equal(forward.predict(model, X)["y"], X * W)
+    loss = forward.evaluate(model, (X, Y), loss="mean_squared_error")["loss"]
+    assert loss == pytest.approx(np.mean((X * W - Y) ** 2), rel=1e-5)
+
+
+@pytest.mark.parametrize("form", [form for form in DROPOUTS if form not in IN_BODIES])
+def test_dropout_drops_on_request(form):
+    def run(seed):
+        subject = trainer(dropping(form), dropout=True, seed=seed)
+        return [subject.train_step(X, Y) for _ in range(3)], subject
+
+    (losses, subject), (again, _), (other, _) = run(0), run(0), run(1)
+    assert losses == again != other
+    assert losses[0] != pytest.approx(np.mean((X * W - Y) ** 2), rel=1e-3)
+    np.testing.assert_array_equal(subject.predict(X), X * np.array(subject.parameters["w"]))
+
+
+def test_each_call_of_a_function_drops_by_itself():
+    """Two masks of one seed would be the same: half of the elements would stay, not a quarter."""
+    text = dropping("function")
+    text.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 8
+    subject = trainer(text, dropout=True)
+    ones = np.ones((4096, 8), np.float32)
+    loss = subject.train_step(ones, np.zeros_like(ones))
+    assert loss == pytest.approx(4 * np.mean(W**2), rel=0.05)  # E (4 m1 m2)² = 16 / 4
+
+
+@pytest.mark.parametrize("form", IN_BODIES)
+def test_dropout_in_bodies_stays_off_and_that_is_said(form):
+    with pytest.warns(
+        TrainingHint, match=r"Dropout nodes? in bodies of If, Loop or Scan do(es)? nothing: the gradient"
+    ):
+        subject = trainer(dropping(form), dropout=True)
+    assert subject.train_step(X, Y) == pytest.approx(np.mean((X * W - Y) ** 2), rel=1e-5)
+
+
+def switched() -> onnx.ModelProto:
+    """The mode is an input of the model."""
+    text = f"""<ir_version: 8, opset_import: ["": 17]> m (float[N,8] x, bool train) => (float[N,8] y)
+        <float[8] w = {{{", ".join(map(str, W))}}}, float r = {{0.5}}>
+        {{ off = Not(train)  on = Not(off)  d = Dropout(x, r, on)  e = Dropout(d, r, train)  y = Mul(e, w) }}"""
+    return parser.parse_model(text)
+
+
+def test_an_input_that_is_the_mode_need_not_be_fed(tmp_path):
+    subject = trainer(switched())
+    assert subject.train_step(X, Y) == pytest.approx(np.mean((X * W - Y) ** 2), rel=1e-5)
+    np.testing.assert_array_equal(subject.predict(X), X * np.array(subject.parameters["w"]))
+    np.testing.assert_array_equal(forward.predict(switched(), X)["y"], X * W)
+    subject.train_step({"x": X, "train": np.asarray(True)}, Y)  # and may be
+    subject.save(tmp_path / "saved.onnx")
+    assert [value.name for value in onnx.load(tmp_path / "saved.onnx").graph.input] == ["x", "train"]
+    assert subject.hints == [
+        "2 Dropout nodes do nothing; dropout=True lets them drop.",
+        "The file lets a value decide whether 2 Dropout nodes drop; training and evaluation here do not ask it.",
+    ]
+    dropped = trainer(switched(), dropout=True)
+    assert dropped.train_step(X, Y) != pytest.approx(np.mean((X * W - Y) ** 2), rel=1e-3)
+
+
+def test_an_input_that_is_the_mode_of_more_stays():
+    model = switched()
+    model.graph.node.append(helper.make_node("Cast", ["train"], ["z"], to=TensorProto.FLOAT))
+    model.graph.output.append(helper.make_tensor_value_info("z", 1, []))
+    subject = trainer(model, output="y")
+    subject.train_step({"x": X, "train": np.asarray(True)}, Y)
+
+
+def normalizing(opset: int, *, outputs: int = 3, read: bool = False) -> onnx.ModelProto:
+    names = ["h", "new_mean", "new_var", "saved_mean", "saved_var"][:outputs]
+    mode = {"training_mode": 1} if opset >= 14 else {}
+    nodes = [helper.make_node("BatchNormalization", ["x", "s", "b", "m", "v"], names, "norm", momentum=0.7, **mode)]
+    infos = [helper.make_tensor_value_info("x", 1, ["N", 8]), helper.make_tensor_value_info("y", 1, ["N", 8])]
+    results = infos[1:]
+    if read:
+        nodes += [helper.make_node("Add", ["h", "new_mean"], ["y"])]
+        results.append(helper.make_tensor_value_info("new_var", 1, [8]))
+    else:
+        nodes += [helper.make_node("Identity", ["h"], ["y"])]
+    arrays = {"s": W, "b": W - 1, "m": W / 2, "v": W + 1}
+    weights = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    graph = helper.make_graph(nodes, "g", infos[:1], results, weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+NORMS = [(9, 5), (13, 5), (14, 3), (17, 3), (17, 1)]
+
+
+@pytest.mark.parametrize(("opset", "outputs"), NORMS)
+def test_batch_normalization_of_the_file_is_frozen(opset, outputs, tmp_path):
+    model = normalizing(opset, outputs=outputs)
+    subject = trainer(model)
+    h = (X - W / 2) / np.sqrt(W + 1 + 1e-5) * W + W - 1
+    np.testing.assert_allclose(subject.predict(X), h, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(forward.predict(model, X)["y"], h, rtol=1e-4, atol=1e-5)
+    assert subject.train_step(X, Y) == pytest.approx(np.mean((h - Y) ** 2), rel=1e-4)
+    single = trainer(model)
+    single.train_step(X[:1], Y[:1])  # one example has no variance
+    assert set(subject.parameters) == {"s", "b"}
+    assert subject.statistics == []
+    subject.save(tmp_path / "saved.onnx")
+    saved = onnx.load(tmp_path / "saved.onnx")
+    assert saved.graph.node[0] == model.graph.node[0]
+    assert numpy_helper.to_array(saved.graph.initializer[2]).tobytes() == (W / 2).tobytes()
+
+
+@pytest.mark.parametrize(("opset", "outputs"), NORMS)
+def test_batch_normalization_of_the_file_trains_on_request(opset, outputs):
+    subject = trainer(normalizing(opset, outputs=outputs), batch_norm="train")
+    subject.train_step(X, Y)
+    np.testing.assert_allclose(subject.session.state["m"], 0.7 * W / 2 + 0.3 * X.mean(0), rtol=1e-4)
+
+
+def test_new_statistics_that_are_read_are_the_old_ones_when_frozen():
+    subject = trainer(normalizing(17, read=True), output="y")
+    h = (X - W / 2) / np.sqrt(W + 1 + 1e-5) * W + W - 1
+    results = subject.predict(X)
+    np.testing.assert_allclose(results["y"], h + W / 2, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(results["new_var"].reshape(-1, 8)[0], W + 1)
+    assert subject.train_step(X, Y) == pytest.approx(np.mean((h + W / 2 - Y) ** 2), rel=1e-4)
+
+
+FUNCTION_NORM = f"""<ir_version: 8, opset_import: ["": 17, "my": 1]> m (float[N,8] x) => (float[N,8] y)
+    <float[8] s = {{{", ".join(map(str, W))}}}, float[8] b = {{0,0,0,0,0,0,0,0}}, float[8] m = {{0,0,0,0,0,0,0,0}},
+    float[8] v = {{1,1,1,1,1,1,1,1}}, float[8] m2 = {{0,0,0,0,0,0,0,0}}, float[8] v2 = {{1,1,1,1,1,1,1,1}}>
+    {{ h = my.norm(x, s, b, m, v)  y = my.norm(h, s, b, m2, v2) }}
+    <domain: "my", opset_import: ["": 17]> norm (x, s, b, m, v) => (y)
+    {{ y, p, q = BatchNormalization<training_mode = 1>(x, s, b, m, v) }}"""
+
+
+def test_batch_normalization_in_a_function():
+    model = parser.parse_model(FUNCTION_NORM)
+    frozen = trainer(model)
+    np.testing.assert_allclose(frozen.predict(X), X * W * W / (1 + 1e-5), rtol=1e-4)
+    subject = trainer(model, batch_norm="train")
+    subject.train_step(X, Y)
+    assert sorted(subject.statistics) == ["m", "m2", "v", "v2"]
+    np.testing.assert_allclose(subject.session.state["m"], 0.1 * X.mean(0), rtol=1e-4)
+
+
+def test_hints_say_what_is():
+    assert onnxtrain.inspect(dropping("opset 10")).hints == ("1 Dropout node does nothing; dropout=True lets it drop.",)
+    with pytest.warns(TrainingHint, match="The file sets 2 Dropout nodes to training mode") as caught:
+        subject = trainer(dropping("function"))
+    assert len(caught) == 1  # the other hint is no surprise
+    assert caught[0].filename == __file__
+    assert subject.hints == [
+        "2 Dropout nodes do nothing; dropout=True lets them drop.",
+        "The file sets 2 Dropout nodes to training mode; training and evaluation here do not drop, but the saved file "
+        "stays in training mode.",
+    ]
+    assert trainer(dropping("function"), dropout=True).hints == [
+        "The file sets 2 Dropout nodes to training mode; evaluation here does not drop, but the saved file stays in "
+        "training mode.",
+    ]
+    assert trainer(normalizing(17)).hints == [
+        '1 BatchNormalization node keeps its statistics frozen; batch_norm="train" trains with batch statistics and '
+        "writes the running ones back.",
+        "The file sets 1 BatchNormalization node to training mode; training and evaluation here use its running "
+        "statistics, but the saved file stays in training mode.",
+    ]
+
+
+def test_a_dropout_with_ratio_zero_is_none():
+    model = dropping("initializer")
+    model.graph.initializer[1].CopyFrom(numpy_helper.from_array(np.float32(0), "r"))
+    assert trainer(model).hints == []
+
+
+def test_asking_for_what_is_not_there_is_said():
+    model = onnxtrain.examples.mlp((8, 8))
+    with pytest.warns(TrainingHint, match=r'batch_norm="train" has nothing to train: .* optimize=False\) keeps it'):
+        trainer(model, batch_norm="train")
+    with pytest.warns(TrainingHint, match=r"dropout=True has nothing to drop: .*export\(model.train\(\), \.\.\.\)"):
+        trainer(model, dropout=True)
+    with pytest.warns(TrainingHint, match="has nothing to train"):
+        onnxtrain.training_model(model, loss="mean_squared_error", optimizer=onnxtrain.Adam(), batch_norm="train")
+
+
+def test_batch_normalization_in_a_body_stays_frozen_and_that_is_said():
+    text = (
+        FUNCTION_NORM.split("{ h =")[0]
+        + """<bool c = {1}> { y = If (c) <
+        then_branch = a () => (float[N,8] p) { p, p1, p2 = BatchNormalization<training_mode = 1>(x, s, b, m, v) },
+        else_branch = b () => (float[N,8] q) { q = BatchNormalization(x, s, b, m, v) } > }"""
+    )
+    text = text.replace(">\n    <bool c = {1}>", ", bool c = {1}>").replace("><bool c", ", bool c")
+    model = parser.parse_model(text.replace(">   <", ", "))
+    np.testing.assert_allclose(trainer(model).predict(X), X * W / np.sqrt(1 + 1e-5), rtol=1e-4)
+    match = "leaves 2 BatchNormalization nodes in bodies of If, Loop or Scan frozen: their statistics cannot be updated"
+    with pytest.warns(TrainingHint, match=match):
+        trainer(model, batch_norm="train")
+
+
+def test_random_operators_are_the_models_own_and_are_said():
+    model = parser.parse_model("""<ir_version: 8, opset_import: ["": 17]> m (float[N,8] x) => (float[N,8] y)
+        <float[8] w = {1,1,1,1,1,1,1,1}> { n = RandomNormalLike(x)  h = Add(x, n)  y = Mul(h, w) }""")
+    subject = trainer(model)
+    assert not np.array_equal(subject.predict(X), subject.predict(X))
+    assert subject.hints == [
+        "The model draws random numbers of its own (RandomNormalLike): its outputs differ from run to run, in "
+        "evaluation too, and no seed given here changes that."
+    ]
+
+
+@pytest.fixture(scope="module")
+def torch():
+    return pytest.importorskip("torch")
+
+
+def exported(torch, path, *, train: bool, seed: int = 0, **options) -> onnx.ModelProto:
+    torch.manual_seed(seed)
+    nn = torch.nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.features = nn.Sequential(
+                *(nn.Conv2d(2, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 6, 3), nn.BatchNorm2d(6)),
+                *(nn.ReLU(), nn.Dropout(0.4)),
+            )
+            self.fc = nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.fc(self.features(x).mean((2, 3)))
+
+    net = Net().train(train)
+    torch.onnx.export(net, (torch.randn(8, 2, 9, 9),), str(path), verbose=False, **options)
+    return onnx.load(path)
+
+
+IMAGES = np.random.default_rng(0).normal(size=(8, 2, 9, 9)).astype(np.float32)
+LABELS = np.arange(8) % 3
+
+EXPORTS = {
+    "TorchScript": lambda torch: {"dynamo": False, "training": torch.onnx.TrainingMode.TRAINING},
+    "dynamo": lambda torch: {"dynamo": True, "optimize": False},
+    "dynamo, optimized": lambda torch: {"dynamo": True},
+}
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("exporter", EXPORTS)
+def test_an_export_of_a_training_model_trains_alike_twice(torch, exporter, tmp_path):
+    model = exported(torch, tmp_path / "train.onnx", train=True, **EXPORTS[exporter](torch))
+    assert any(node.op_type == "Dropout" and len(node.input) == 3 for node in model.graph.node)
+    for options in ({}, {"dropout": True}, {"batch_norm": "train"}):
+        runs = []
+        for _ in range(2):
+            subject = onnxtrain.Trainer(model, loss="softmax_cross_entropy", **options)
+            losses = [subject.train_step(IMAGES, LABELS) for _ in range(2)]
+            runs.append((losses, subject.evaluate((IMAGES, LABELS)), subject.predict(IMAGES).tobytes()))
+        assert runs[0] == runs[1], options
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("exporter", ["TorchScript", "dynamo"])
+def test_the_export_call_that_the_hint_names_keeps_batch_normalization(torch, exporter, tmp_path):
+    model = exported(torch, tmp_path / "train.onnx", train=True, **EXPORTS[exporter](torch))
+    subject = onnxtrain.Trainer(model, loss="softmax_cross_entropy", batch_norm="train")
+    assert len(subject.statistics) == 4
+    subject.train_step(IMAGES, LABELS)
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+def test_a_fresh_network_of_the_torchscript_exporter(torch, tmp_path):
+    """One initializer is scale and running variance of both layers; untied it trains like the export that keeps all."""
+    merged = exported(torch, tmp_path / "merged.onnx", train=False, dynamo=False, do_constant_folding=False)
+    merged = exported(
+        torch, tmp_path / "merged.onnx", train=False, dynamo=False, training=torch.onnx.TrainingMode.PRESERVE
+    )
+    assert sum(node.op_type == "Identity" for node in merged.graph.node) == 6
+    with pytest.raises(OptionError, match=r"is also a weight of '/features.*; untie=True gives each its own"):
+        onnxtrain.Trainer(merged, loss="softmax_cross_entropy", batch_norm="train")
+    whole = exported(torch, tmp_path / "whole.onnx", train=True, **EXPORTS["TorchScript"](torch))
+    losses = []
+    for model in (merged, whole):
+        subject = onnxtrain.Trainer(model, loss="softmax_cross_entropy", batch_norm="train", untie=True)
+        assert len(subject.statistics) == 4
+        losses.append([subject.train_step(IMAGES, LABELS) for _ in range(3)])
+    assert losses[0] == losses[1]
+    with pytest.warns(TrainingHint, match="running statistic of batch normalization is among them and moves"):
+        onnxtrain.Trainer(merged, loss="softmax_cross_entropy")
+
+
+def test_onnx_runtime_reads_the_saved_file_as_the_given_one(tmp_path):
+    subject = trainer(dropping("fixed seed"))
+    subject.train_step(X, Y)
+    subject.save(tmp_path / "saved.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "saved.onnx", providers=["CPUExecutionProvider"])
+    share = np.mean(session.run(None, {"x": np.ones((512, 8), np.float32)})[0] == 0)
+    assert 0.4 < share < 0.6  # the file keeps its own mode

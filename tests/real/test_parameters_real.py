@@ -1,0 +1,345 @@
+"""Parameters, tables, masks and scalars as exporters write them: what is trained, and what is not."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import onnxtrain
+
+pytestmark = pytest.mark.filterwarnings("ignore::onnxtrain.errors.TrainingHint")
+
+LOWEST = float(np.finfo(np.float32).min)
+RNG = np.random.default_rng(0)
+POSITIONS, WIDTH = 24, 8
+
+
+def angles(positions: int = POSITIONS, width: int = WIDTH) -> np.ndarray:
+    frequencies = 10000.0 ** (-np.arange(0, width, 2) / width)
+    return np.outer(np.arange(positions), frequencies)
+
+
+def sinusoids() -> np.ndarray:
+    """The table of "Attention Is All You Need": sines and cosines take turns."""
+    table = np.zeros((POSITIONS, WIDTH), np.float32)
+    table[:, 0::2], table[:, 1::2] = np.sin(angles()), np.cos(angles())
+    return table
+
+
+@dataclass
+class Case:
+    """A graph of x [N, S, 8] and ids [N, S] around one initializer ``value`` called ``name``.
+
+    Attributes:
+        name: Its name.
+        value: Its value.
+        nodes: Lines ``output = Operator(inputs)``; ``@`` stands for its name. The last one gives y.
+        trained: Whether it is a parameter.
+        reason: What ``inspect`` says where it is not.
+        others: Further initializers.
+    """
+
+    name: str
+    value: object
+    nodes: str
+    trained: bool
+    reason: str = ""
+    others: dict[str, object] = field(default_factory=dict)
+
+    def model(self) -> onnx.ModelProto:
+        lines = [line.strip() for line in self.nodes.replace("@", "VALUE").split(";")]
+        text = "  ".join(lines)
+        head = '<ir_version: 9, opset_import: ["": 17, "com.microsoft": 1]> m (float[N,S,8] x, int64[N,S] ids) => (y)'
+        model = onnx.parser.parse_model(f"{head} {{ {text} }}")
+        del model.graph.output[:]
+        model.graph.output.append(helper.make_tensor_value_info("y", TensorProto.FLOAT, None))
+        arrays = {"VALUE": np.asarray(self.value, np.float32)}
+        for name, value in self.others.items():
+            array = np.asarray(value)
+            arrays[name] = array.astype(np.float32) if array.dtype.kind == "f" else array
+        model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
+        for node in model.graph.node:
+            node.input[:] = [self.name if name == "VALUE" else name for name in node.input]
+        model.graph.initializer[0].name = self.name
+        return model
+
+
+SCALAR = "a scalar of the computation"
+HUGE = "a mask: it holds infinite or huge values"
+NAMED = "a table of positions, by its name"
+COLUMNS = "a table of positions: its columns are sines and cosines"
+ANGLES = "a table of positions: only sines and cosines of it are used"
+SCALE, SHIFT = "y = Mul(x, @)", "y = Add(x, @)"
+ATTENTION = "t = Transpose<perm = [0, 2, 1]>(x); s = MatMul(x, t); m = Add(s, @); p = Softmax(m); y = MatMul(p, x)"
+EMBEDDED = "e = Gather(@, ids); y = Add(x, e)"
+TURNED = "c = Gather(@, ids); n = Neg(x); z = Mul(n, c); y = Add(x, z)"
+TURN = "c = Cos(f); s = Sin(f); y = Concat<axis = 2>(c, s)"
+PAIR = "p = Cast<to = 1>(ids); q = Unsqueeze(p, last); f = {product}(q, @); " + TURN
+ROTARY = "y = com.microsoft.RotaryEmbedding<num_heads = 1, rotary_embedding_dim = 8>(x, ids, {caches})"
+HIDING = "a mask: it holds zeros and values that hide places"
+CUT = {"a": np.array([0]), "b": np.array([6]), "c": np.array([1])}
+SQUARE = {"w": RNG.normal(size=(8, 8))}
+COLUMN = {"w": RNG.normal(size=(8, 1))}
+LAST = {"last": np.array([2], np.int64)}
+CAUSAL = np.triu(np.ones((6, 6)), 1)
+
+CASES = {
+    # Scalars that are learned.
+    "logit scale": Case("logit_scale", 2.6592, "e = Exp(@); y = Mul(x, e)", True),
+    "logit scale without a name": Case("onnx::Exp_12", 2.6592, "e = Exp(@); y = Mul(x, e)", True),
+    "logit scale behind Clip": Case(
+        "val_3", 2.6592, "c = Clip(@, , top); e = Exp(c); y = Mul(x, e)", True, "", {"top": 4.6}
+    ),
+    "logit bias": Case("logit_bias", -10.0, SHIFT, True),
+    "temperature of one": Case("temperature", [1.0], "y = Div(x, @)", True),
+    "temperature of a module": Case("text.head.temp", 0.5, "y = Div(x, @)", True),
+    "logarithm of a deviation": Case("policy.log_std", [-0.5], SHIFT, True),
+    "gate that starts at zero": Case("blocks.0.resweight", 0.0, SCALE, True),
+    "scale of a module": Case("blocks.0.layer_scale", [1.0], SCALE, True),
+    "power of a pooling": Case("pool.p", 3.0, "a = Abs(x); y = Pow(a, @)", True),
+    "variable of TensorFlow": Case("StatefulPartitionedCall/net/scale/ReadVariableOp:0", 1.0, SCALE, True),
+    "folded exponential": Case("exp", 14.2857, SCALE, True),
+    "word with an odd value": Case("kappa", 0.713249, SCALE, True),
+    "slope of PRelu": Case("onnx::PRelu_7", [0.25], "y = PRelu(x, @)", True),
+    "slope of PRelu of rank 0": Case("val_9", 0.25, "y = PRelu(x, @)", True),
+    "slopes of PRelu": Case(
+        "val_10",
+        np.full((8, 1, 1), 0.25),
+        "u = Unsqueeze(x, last); p = PRelu(u, q); y = Add(p, @)",
+        True,
+        "",
+        {**LAST, "q": [0.25]},
+    ),
+    "bias of one output": Case("Ad_Addcst", [0.0], "h = MatMul(x, w); y = Add(h, @)", True, "", COLUMN),
+    "bias of rank 0": Case("bias", 0.0, "h = MatMul(x, w); y = Add(h, @)", True, "", COLUMN),
+    # Scalars of the computation.
+    "scale of attention, TorchScript": Case("/attn/Constant_output_0", 1 / math.sqrt(64), SCALE, False, SCALAR),
+    "scale of attention, folded": Case("onnx::Mul_123", 1 / math.sqrt(80), SCALE, False, SCALAR),
+    "scale of attention, dynamo": Case("_val_12", 0.5, SCALE, False, SCALAR),
+    "literal of dynamo": Case("c_lifted_tensor_0", 0.3337, SCALE, False, SCALAR),
+    "tf2onnx": Case("const_fold_opt__12", 0.3337, SCALE, False, SCALAR),
+    "TensorFlow's operand": Case("model/gelu/mul/y:0", 0.3337, SCALE, False, SCALAR),
+    "skl2onnx": Case("Mu_Mulcst", [2.7131], SCALE, False, SCALAR),
+    "onnxruntime-genai": Case("/model/constants/FLOAT/0D/2", 11.3137, SCALE, False, SCALAR),
+    "Paddle": Case("fill_constant_1.tmp_0", 0.3337, SCALE, False, SCALAR),
+    "number": Case("217", 0.3337, SCALE, False, SCALAR),
+    "half": Case("half", 0.5, SCALE, False, SCALAR),
+    "root": Case("root_two", math.sqrt(2), "y = Div(x, @)", False, SCALAR),
+    "constant of Gelu": Case("factor", 0.044715, SCALE, False, SCALAR),
+    "exponent": Case("two", 2.0, "a = Abs(x); y = Pow(a, @)", False, SCALAR),
+    "epsilon of a module": Case("norm.eps", 1e-5, "q = Mul(x, x); e = Add(q, @); y = Sqrt(e)", False, SCALAR),
+    "norm factor of GPT-NeoX": Case("layers.0.attention.norm_factor", 8.0, "y = Div(x, @)", False, SCALAR),
+    "fill of GPT-2": Case(
+        "h.0.attn.masked_bias", -1e4, "c = Greater(x, zero); y = Where(c, x, @)", False, SCALAR, {"zero": 0.0}
+    ),
+    "ratio of Dropout": Case("val_11", 0.1, "y = Dropout(x, @)", False, "ratio of Dropout"),
+    # Tables.
+    "cosines by name": Case("cos_cache", RNG.normal(size=(POSITIONS, 8)), TURNED, False, NAMED),
+    "cosines of a module": Case("model.rotary_emb.cos_cached", np.cos(angles(width=16)), TURNED, False, NAMED),
+    "sines by name": Case("sin_cache", RNG.normal(size=(POSITIONS, 8)), TURNED, False, NAMED),
+    "cosines by value": Case("val_30", np.cos(angles(width=16)), TURNED, False, COLUMNS),
+    "sines by value": Case("onnx::Gather_44", 1.2 * np.sin(angles(width=16)), TURNED, False, COLUMNS),
+    "cosines that are sliced": Case(
+        "val_31", np.cos(angles(width=16))[None], "z = Slice(@, a, b, c); y = Mul(x, z)", False, COLUMNS, CUT
+    ),
+    "fixed sinusoids": Case(
+        "pos_encoder.pe", sinusoids()[None], "z = Slice(@, a, b, c); y = Add(x, z)", False, COLUMNS, CUT
+    ),
+    "fixed sinusoids that are looked up": Case("embed_positions.weights", sinusoids(), EMBEDDED, False, COLUMNS),
+    "inverse frequencies by name": Case("inv_freq", angles()[1], PAIR.format(product="Mul"), False, NAMED, LAST),
+    "inverse frequencies by use": Case(
+        "onnx::MatMul_5", angles()[1:2], PAIR.format(product="MatMul"), False, ANGLES, LAST
+    ),
+    "frequencies of a time": Case("val_4", angles()[1].repeat(2), "f = Mul(x, @); " + TURN, False, ANGLES),
+    "slopes of ALiBi": Case("alibi_slopes", RNG.normal(size=8), SCALE, False, NAMED),
+    "mean of images": Case(
+        "/Constant_3_output_0",
+        RNG.normal(size=8),
+        "y = Sub(x, @)",
+        False,
+        "a tensor written in the model's code, by its name",
+    ),
+    "cosines of RotaryEmbedding": Case(
+        "val_60",
+        RNG.normal(size=(POSITIONS, 4)),
+        ROTARY.format(caches="@, sines"),
+        False,
+        "a table of positions: cosines of RotaryEmbedding",
+        {"sines": RNG.normal(size=(POSITIONS, 4))},
+    ),
+    "sines of RotaryEmbedding": Case(
+        "val_61",
+        RNG.normal(size=(POSITIONS, 4)),
+        ROTARY.format(caches="cosines, @"),
+        False,
+        "a table of positions: sines of RotaryEmbedding",
+        {"cosines": RNG.normal(size=(POSITIONS, 4))},
+    ),
+    # Masks.
+    "causal mask": Case("onnx::Add_196", np.where(CAUSAL, -np.inf, 0), ATTENTION, False, HUGE),
+    "causal mask of smallest floats": Case("val_70", np.where(CAUSAL, LOWEST, 0), ATTENTION, False, HUGE),
+    "causal mask of -10000": Case("val_71", np.where(CAUSAL, -1e4, 0), ATTENTION, False, HIDING),
+    "mask of windows": Case("val_72", np.where(CAUSAL, -100.0, 0), ATTENTION, False, HIDING),
+    "mask with a bias": Case("val_73", np.where(CAUSAL, -np.inf, RNG.normal(size=(6, 6))), ATTENTION, False, HUGE),
+    "mask by name": Case("layers.0.attn_mask", -CAUSAL, ATTENTION, False, "a mask, by its name"),
+    "mask of weights": Case(
+        "conv.weight_mask",
+        (RNG.random((8, 8)) > 0.5) * 1.0,
+        "w = Mul(v, @); y = MatMul(x, w)",
+        False,
+        "a mask, by its name",
+        {"v": RNG.normal(size=(8, 8))},
+    ),
+    "mask of weights without a name": Case(
+        "onnx::Mul_8",
+        (RNG.random((8, 8)) > 0.5) * 1.0,
+        "w = Mul(v, @); y = MatMul(x, w)",
+        False,
+        "a mask: it multiplies by zeros and ones",
+        {"v": RNG.normal(size=(8, 8))},
+    ),
+    # Tensors that are trained, though they look like tables or masks.
+    "embedding with huge values": Case("wte.weight", np.where(RNG.random((20, 8)) > 0.9, 1e10, 0.1), EMBEDDED, True),
+    "embedding that holds what masks hold": Case(
+        "val_80", np.where(RNG.random((20, 8)) > 0.9, LOWEST, 0.0), EMBEDDED, True
+    ),
+    "weight with huge values": Case(
+        "onnx::MatMul_9", np.where(RNG.random((8, 8)) > 0.9, 1e10, 0.1), "y = MatMul(x, @)", True
+    ),
+    "bias with huge values": Case("out.bias", np.full(8, 2e9), "h = MatMul(x, w); y = Add(h, @)", True, "", SQUARE),
+    "learned positions": Case("wpe.weight", RNG.normal(size=(POSITIONS, 8)), EMBEDDED, True),
+    "learned positions of BERT": Case(
+        "embeddings.position_embeddings.weight",
+        RNG.normal(size=(6, 8)),
+        "e = Gather(@, fixed); y = Add(x, e)",
+        True,
+        "",
+        {"fixed": np.arange(6)[None]},
+    ),
+    "positions learned from sinusoids": Case(
+        "wpe.weight", sinusoids() + 0.05 * RNG.normal(size=(POSITIONS, 8)), EMBEDDED, True
+    ),
+    "fresh embedding of zeros": Case("wpe.weight", np.zeros((POSITIONS, 8)), EMBEDDED, True),
+    "learned bias of attention": Case("onnx::Add_77", 3 * RNG.normal(size=(6, 6)), ATTENTION, True),
+    "fresh bias of attention": Case("relative_bias", np.zeros((6, 6)), ATTENTION, True),
+    "token for masked places": Case("mask_token", RNG.normal(size=(1, 1, 8)), SHIFT, True),
+    "sinusoidal layer": Case("net.0.weight", RNG.normal(size=(8, 4)), "f = MatMul(x, @); " + TURN, True),
+    "scale before an angle": Case(
+        "gain", RNG.normal(size=8), "h = MatMul(x, w); f = Mul(h, @); " + TURN, True, "", SQUARE
+    ),
+    "scale that is fresh": Case("norm.weight", np.ones((1, 6, 1)), SCALE, True),
+    "weight of cosines": Case("cos.weight", RNG.normal(size=(8, 8)), "y = MatMul(x, @)", True),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_a_parameter(case):
+    case = CASES[case]
+    rows = {row.name: row for row in onnxtrain.inspect(case.model()).initializers}
+    row = rows[case.name]
+    assert (row.trainable, row.reason) == (case.trained, case.reason)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if CASES[case].reason not in ("", HUGE)])
+def test_what_is_named_is_trained_all_the_same(case):
+    case = CASES[case]
+    rows = {row.name: row for row in onnxtrain.inspect(case.model(), train=case.name).initializers}
+    assert rows[case.name].trainable
+    rows = {row.name: row for row in onnxtrain.inspect(case.model(), train="*").initializers}
+    assert rows[case.name].reason == case.reason
+
+
+def test_many_cases_of_both_kinds():
+    assert min(sum(case.trained for case in CASES.values()), sum(not case.trained for case in CASES.values())) > 25
+
+
+def test_a_weight_that_is_used_in_training_but_not_by_rank():
+    """Constants of the computation stay bit for bit, learned scalars move."""
+    case = CASES["logit scale"].model()
+    case.graph.node.append(helper.make_node("Mul", ["y", "/Constant_output_0"], ["z"]))
+    case.graph.initializer.append(numpy_helper.from_array(np.float32(0.3), "/Constant_output_0"))
+    case.graph.output[0].name = "z"
+    trainer = onnxtrain.Trainer(case, loss="mean_squared_error", optimizer=onnxtrain.Momentum(0.01))
+    assert list(trainer.parameters) == ["logit_scale"]
+    x = RNG.normal(size=(2, 3, 8)).astype(np.float32)
+    trainer.train_step({"x": x, "ids": np.zeros((2, 3), np.int64)}, x)
+    assert trainer.parameters["logit_scale"] != np.float32(2.6592)
+
+
+@pytest.fixture(scope="module")
+def torch():
+    return pytest.importorskip("torch")
+
+
+def language_model(torch):
+    nn = torch.nn
+
+    class Model(nn.Module):
+        """A small language model with all that is easy to mistake."""
+
+        def __init__(self):
+            super().__init__()
+            self.wte, self.wpe = nn.Embedding(20, 16), nn.Embedding(32, 16)
+            inverse = torch.tensor(10000.0 ** (-np.arange(0, 8, 2) / 8), dtype=torch.float32)
+            self.register_buffer("inv_freq", inverse)
+            turned = torch.cat([torch.outer(torch.arange(32.0), inverse)] * 2, -1)
+            self.register_buffer("cos_cached", turned.cos())
+            self.register_buffer("sin_cached", turned.sin())
+            self.register_buffer("causal", torch.triu(torch.full((32, 32), float("-inf")), 1))
+            self.q, self.k, self.v = (nn.Linear(16, 16) for _ in range(3))
+            self.norm, self.act = nn.LayerNorm(16), nn.PReLU()
+            self.logit_scale = nn.Parameter(torch.tensor(2.6592))
+            self.block = nn.Module()
+            self.block.gate = nn.Parameter(torch.tensor(0.5))
+            self.head = nn.Linear(16, 20, bias=False)
+            self.head.weight = self.wte.weight
+
+        def forward(self, ids, positions):
+            h = self.wte(ids) + self.wpe(positions)
+            q, k, v = (
+                linear(self.norm(h)).view(*ids.shape, 2, 8).transpose(1, 2) for linear in (self.q, self.k, self.v)
+            )
+            q = rotated(torch, q, self.cos_cached[positions][:, None], self.sin_cached[positions][:, None])
+            turned = torch.cat([positions[:, :, None].float() * self.inv_freq] * 2, -1)[:, None]
+            k = rotated(torch, k, turned.cos(), turned.sin())
+            length = ids.shape[1]
+            scores = torch.softmax(q @ k.transpose(-1, -2) / 8**0.5 + self.causal[:length, :length], -1)
+            out = (scores @ v).transpose(1, 2).reshape(h.shape) * self.block.gate
+            return self.head(h + self.act(out)) * self.logit_scale.exp()
+
+    return Model()
+
+
+def rotated(torch, x, cosines, sines):
+    first, second = x.chunk(2, -1)
+    return x * cosines + torch.cat([-second, first], -1) * sines
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("folded", [True, False])
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_a_language_model_of_both_exporters(torch, dynamo, folded, tmp_path):
+    torch.manual_seed(0)
+    net = language_model(torch).eval()
+    ids, positions = torch.randint(0, 20, (2, 6)), torch.arange(6)[None].repeat(2, 1)
+    how = {"optimize": folded, "external_data": False} if dynamo else {"do_constant_folding": folded}
+    path = tmp_path / "model.onnx"
+    torch.onnx.export(
+        net, (ids, positions), str(path), input_names=["ids", "positions"], dynamo=dynamo, verbose=False, **how
+    )
+    found = onnxtrain.inspect(path)
+    trained = sum(parameter.numel() for parameter in net.parameters())
+    copies = [hint for hint in found.hints if "holds the same values as" in hint]
+    assert len(copies) == folded
+    assert found.trainable_size == trained + folded * 20 * 16
+    trainer = onnxtrain.Trainer(path, loss="softmax_cross_entropy", tie=folded)
+    assert sum(array.size for array in trainer.parameters.values()) == trained
+    feeds = {"ids": ids.numpy(), "positions": positions.numpy()}
+    losses = [trainer.train_step(feeds, ids.numpy()) for _ in range(3)]
+    assert losses[-1] < losses[0]

@@ -1,0 +1,163 @@
+"""Model files: everything that can be done with one is done with mutants of small models."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import warnings
+from collections.abc import Container
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from reliability import plain
+from reliability.gentle import mutate_gently
+from reliability.mutation import mutate
+from reliability.outcome import WrongError
+from reliability.seeds import CROSS_ENTROPY, DATA_FILE, SEEDS, write_seed
+from reliability.worker import Operations
+
+
+class Subject:
+    """Mutants of the models of ``seeds``."""
+
+    def __init__(self, shared: Path) -> None:
+        self._shared = shared
+        self._models = {}
+        for name, seed in SEEDS.items():
+            write_seed(seed.build(), shared)
+            self._models[name] = onnx.load(shared / "model.onnx", load_external_data=False)
+        self._names = [*SEEDS]
+        # Large ones take long, and hold few parts that others do not.
+        self._weights = [1 / (1 + len(model.graph.node) / 10) for model in self._models.values()]
+
+    def run(self, seed: int, index: int, case: Path, operations: Operations) -> None:
+        """Make a mutant, and do everything with it."""
+        generator = random.Random(f"models {seed} {index}")
+        name = generator.choices(self._names, self._weights)[0]
+        model = onnx.ModelProto()
+        model.CopyFrom(self._models[name])
+        shutil.copyfile(self._shared / DATA_FILE, case / DATA_FILE)
+        (case / "link").symlink_to("/etc/hostname")
+        (case / "folder").mkdir()
+        path = case / "model.onnx"
+        change = mutate_gently if generator.random() < 0.4 else mutate
+        path.write_bytes(change(model, generator))
+        # Two of three parts, so that many mutants are tried; what is left out with one is tried with another.
+        parts = {*generator.sample(PARTS[:3], 2)}
+        if generator.random() < (0.5 if name == "training model" else 0.1):
+            parts.add("lower")
+        use_model(path, operations, loss=SEEDS[name].loss, parts=parts)
+
+
+PARTS = ("look", "run", "train", "lower")
+
+
+def use_model(path: Path, operations: Operations, *, loss: str = CROSS_ENTROPY, parts: Container[str] = PARTS) -> None:
+    """Everything that can be done with a model file, or parts of it; the operations tell what came of each."""
+    import onnxtrain
+    from onnxtrain.runtime.options import RuntimeOptions
+    from onnxtrain.training.forward import evaluate, predict
+
+    warnings.simplefilter("ignore")  # numbers overflow in many mutants
+    original = _content(path)
+    options = RuntimeOptions(threads=1)
+    feeds, predicted, trainer = _feeds(original), None, None
+    needs_targets = not loss.startswith("output:")
+    if "look" in parts:
+        operations.run("inspect", lambda: onnxtrain.inspect(path))
+        operations.run("gradient", lambda: onnxtrain.gradient(path))
+    if "run" in parts:
+        predicted = operations.run("predict", lambda: predict(path, feeds, options=options))
+        if predicted is not None:
+            operations.run("comparison", lambda: _compare(path, feeds, predicted))
+        data: Any = (feeds, _targets(predicted, loss)) if needs_targets else feeds
+        operations.run("evaluate", lambda: evaluate(path, data, loss=loss, options=options))
+    if "train" in parts:
+        optimizer = onnxtrain.Momentum(0.01)
+        trainer = operations.run(
+            "Trainer", lambda: onnxtrain.Trainer(path, loss=loss, optimizer=optimizer, options=options)
+        )
+        if trainer is not None:
+            targets = _targets(predicted, loss) if needs_targets else None
+            operations.run("step", lambda: trainer.train_step(feeds, targets))
+            operations.run("save", lambda: _save(trainer, path))
+    if "lower" in parts:
+        operations.run("lower", lambda: onnxtrain.lower(path if trainer is None else trainer.training_model()))
+    if _content(path) != original:
+        operations.run("original", _changed)
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a file; of what is none, nothing."""
+    return path.read_bytes() if path.is_file() else b""
+
+
+def _changed() -> None:
+    raise WrongError("the file that was given has changed")
+
+
+def _feeds(data: bytes) -> dict[str, Any]:
+    """Arrays for the inputs, where the file can be read far enough to know them."""
+    try:
+        return plain.feeds(onnx.ModelProto.FromString(data))
+    except Exception:  # protocol buffers, NumPy: whatever a mutant brings them to
+        return {"x": np.zeros((3, 4), np.float32)}
+
+
+def _targets(predicted: dict[str, Any] | None, loss: str) -> Any:
+    """Targets of the shape that the predictions ask for."""
+    first = next(
+        (array for array in (predicted or {}).values() if getattr(array, "dtype", np.dtype("U")).kind == "f"), None
+    )
+    if first is None:
+        first = np.zeros((3, 3), np.float32)
+    if loss == CROSS_ENTROPY and first.ndim > 1:
+        return np.zeros((*first.shape[:1], *first.shape[2:]), np.int64)
+    return np.zeros_like(first)
+
+
+RANDOM = ("Random", "Bernoulli", "Multinomial", "Dropout")
+
+
+def _compare(path: Path, feeds: dict[str, Any], predicted: dict[str, Any]) -> None:
+    """Hold predictions against those of plain onnxruntime with the file as it is."""
+    import onnxruntime
+
+    if any(word.encode() in path.read_bytes() for word in RANDOM):
+        return
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    try:
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        expected = session.run(list(predicted), feeds)
+    except Exception:  # what it refuses, it refuses
+        return
+    for (name, found), wanted in zip(predicted.items(), expected, strict=True):
+        if not isinstance(wanted, np.ndarray) or found.shape != wanted.shape or found.dtype != wanted.dtype:
+            continue  # examples that are put together again have an axis of their own
+        close = np.array_equal(found, wanted)
+        if not close and wanted.dtype.kind in "fc":
+            close = np.allclose(found, wanted, rtol=1e-2, atol=1e-3, equal_nan=True)
+        if not close:
+            raise WrongError(f"output {name!r} differs from plain onnxruntime's:\n{found}\n{wanted}")
+
+
+def _save(trainer: Any, path: Path) -> None:
+    """Save, and look whether anything but the data of initializers differs."""
+    saved = path.with_name("saved.onnx")
+    trainer.save(saved)
+    given, written = (_without_data(file.read_bytes()) for file in (path, saved))
+    if b"sparse" not in path.read_bytes() and given != written and not trainer.file.proto.graph.sparse_initializer:
+        raise WrongError("the saved model differs in more than the data of its initializers")
+
+
+def _without_data(data: bytes) -> bytes:
+    model = onnx.ModelProto.FromString(data)
+    for tensor in model.graph.initializer:
+        for field in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data"):
+            tensor.ClearField(field)
+    return bytes(model.SerializeToString(deterministic=True))

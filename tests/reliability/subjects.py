@@ -1,0 +1,34 @@
+"""What is tried: each subject makes a case from (seed, number), and runs it."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Protocol
+
+from reliability.worker import Operations
+
+SUBJECTS = {
+    "models": "model files: mutants of small models, byte by byte and field by field",
+    "crafted": "model files, each made to hit one weak place",
+    "data": "data files: .npy, .npz and folders, mutants and crafted ones",
+    "checkpoints": "checkpoint folders: mutants of both files, with matching checksums and without",
+    "flags": "command lines: every flag with extreme values, missing, empty, repeated",
+    "killings": "commands that are killed at a file operation or at any moment, or whose file operations fail",
+}
+
+
+class Subject(Protocol):
+    """Runs the cases of one kind of input."""
+
+    def __init__(self, shared: Path) -> None:
+        """Make what all cases need, in this folder."""
+
+    def run(self, seed: int, index: int, case: Path, operations: Operations) -> None:
+        """Make a case in a folder, which is the current one too, and run it."""
+
+
+def find(name: str) -> type[Subject]:
+    """The class of a subject."""
+    found: type[Subject] = importlib.import_module(f"reliability.subject_{name}").Subject
+    return found

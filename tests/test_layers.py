@@ -1,0 +1,47 @@
+"""The parts of the program import one another in one direction."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+import layers  # noqa: E402
+
+
+def test_no_import_goes_up():
+    found = layers.upward(layers.order(), list(layers.imports()))
+    assert [f"{item.source} -> {item.target}" for item in found] == []
+
+
+def test_no_circles():
+    assert layers.circles(list(layers.imports())) == []
+
+
+def test_every_part_stands_in_the_table():
+    files = [path.relative_to(layers.PACKAGE).as_posix() for path in layers.PACKAGE.rglob("*.py")]
+    assert {layers.part(file) for file in files} == set(layers.order())
+
+
+@pytest.fixture
+def package(tmp_path):
+    for name, text in {
+        "__init__.py": "",
+        "low.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from package.high import x\n",
+        "high.py": "def f():\n    from package import low, other\n",
+        "other.py": "from package.high import f\n",
+    }.items():
+        (tmp_path / "package").mkdir(exist_ok=True)
+        (tmp_path / "package" / name).write_text(text)
+    return tmp_path / "package"
+
+
+def test_what_breaks_the_order_is_found(package):
+    found = list(layers.imports(package))
+    assert [(i.source, i.target, i.typed) for i in layers.upward(["low.py", "other.py", "high.py"], found)] == [
+        ("low.py", "high.py", True),
+        ("other.py", "high.py", False),
+    ]
+    assert layers.circles(found) == [["high.py", "other.py"]]

@@ -1,0 +1,336 @@
+"""Models of a fixed batch size: a last partial batch counts with exactly its own examples, everywhere."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import parser
+
+import onnxtrain
+from onnxtrain.errors import DataError
+from onnxtrain.training.callbacks import Callback
+from onnxtrain.training.losses import CustomLoss, SoftmaxCrossEntropy
+from onnxtrain.training.partial import batch_axes
+from onnxtrain.training.trainer import Trainer
+
+FIXED, EXAMPLES = 4, 30
+
+
+def network(batch: int | str, *, outputs: int = 3) -> onnx.ModelProto:
+    """Two layers that take batches of this size."""
+    rng = np.random.default_rng(0)
+    text = f"""<ir_version: 8, opset_import: ["": 18]> m (float[{batch},5] x) => (float[{batch},{outputs}] y) {{
+        h = MatMul(x, w1)  a = Tanh(h)  z = MatMul(a, w2)  y = Add(z, b) }}"""
+    return with_weights(text, w1=rng.normal(size=(5, 6)), w2=rng.normal(size=(6, outputs)), b=np.zeros(outputs))
+
+
+def sequences(batch: int | str) -> onnx.ModelProto:
+    """Logits of rank 3: [batch, 2, 3] for tokens [batch, 2, 5]."""
+    text = f"""<ir_version: 8, opset_import: ["": 18]> m (float[{batch},2,5] x) => (float[{batch},2,3] y) {{
+        y = MatMul(x, w) }}"""
+    return with_weights(text, w=np.random.default_rng(0).normal(size=(5, 3)))
+
+
+def with_weights(text: str, **weights: np.ndarray) -> onnx.ModelProto:
+    model = parser.parse_model(text)
+    for name, array in weights.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array.astype(np.float32), name))
+    return model
+
+
+def loss_model(folder, batch: str = "N") -> str:
+    text = f"""<ir_version: 8, opset_import: ["": 18]> loss (float[{batch},3] p, float[{batch},3] t) => (float l) {{
+        d = Sub(p, t)  s = Mul(d, d)  e = ReduceSum<keepdims=0>(s, axis)
+        r = Sqrt(e)  l = ReduceMean<keepdims=0>(r) }}"""
+    model = parser.parse_model(text)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1]), "axis"))
+    path = folder / f"loss-{batch}.onnx"
+    onnx.save(model, path)
+    return str(path)
+
+
+def root(op, prediction, target):
+    difference = prediction - target
+    return op.Sqrt(op.ReduceMean(difference * difference, keepdims=0))
+
+
+def labelled(op, prediction, target):
+    return op.ReduceMean(op.SoftmaxCrossEntropyLoss(prediction, target, reduction="none"), keepdims=0).with_shape(())
+
+
+WEIGHTED = SoftmaxCrossEntropy(class_weights=(1.0, 2.0, 0.5), label_smoothing=0.1, ignore_index=-1)
+
+CASES = {
+    "labels": ("softmax_cross_entropy", "labels"),
+    "distributions": ("softmax_cross_entropy", "distributions"),
+    "weights, smoothing, ignored labels": (WEIGHTED, "some ignored"),
+    "binary": ("binary_cross_entropy", "values"),
+    "squared": ("mean_squared_error", "values"),
+    "absolute": ("mean_absolute_error", "values"),
+    "huber": ("huber", "values"),
+    "custom": (root, "values"),
+    "custom on labels": (CustomLoss(labelled, "indices"), "labels"),
+    "model": ("model", "values"),
+    "rank 3": (WEIGHTED, "rank 3"),
+}
+
+
+def data(kind: str, size: int = EXAMPLES) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(1)
+    shape = (size, 2) if kind == "rank 3" else (size,)
+    x = rng.normal(size=(*shape, 5)).astype(np.float32)
+    if kind in ("labels", "some ignored", "rank 3"):
+        y = rng.integers(0, 3, shape)
+        return x, y if kind == "labels" else np.where(rng.uniform(size=shape) < 0.3, -1, y)
+    y = rng.uniform(size=(size, 3)).astype(np.float32)
+    return x, y / y.sum(1, keepdims=True) if kind == "distributions" else y
+
+
+def pair(case: str, tmp_path, **options) -> tuple[Trainer, Trainer, tuple[np.ndarray, np.ndarray]]:
+    """The same model at a fixed and at a free batch size, and data."""
+    loss, kind = CASES[case]
+    build = sequences if kind == "rank 3" else network
+    settings = {
+        "loss": loss_model(tmp_path) if loss == "model" else loss,
+        "optimizer": onnxtrain.Momentum(0.1),
+        **options,
+    }
+    return Trainer(build(FIXED), **settings), Trainer(build("N"), **settings), data(kind)
+
+
+def assert_close(left: Trainer, right: Trainer) -> None:
+    for name, array in right.parameters.items():
+        np.testing.assert_allclose(left.parameters[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_evaluation_measures_exactly_all_examples(case: str, tmp_path) -> None:
+    fixed, free, examples = pair(case, tmp_path)
+    if case not in ("custom", "model"):
+        expected = free.evaluate(examples, batch_size=EXAMPLES)["loss"]
+    else:  # a loss that is no sum: batches of the same sizes
+        expected = free.evaluate(examples, batch_size=FIXED)["loss"]
+    assert fixed.evaluate(examples)["loss"] == pytest.approx(expected, rel=1e-6)
+    first = tuple(array[:3] for array in examples)
+    assert fixed.evaluate(first)["loss"] == pytest.approx(free.evaluate(first)["loss"], rel=1e-6)
+
+
+def test_metrics_count_exactly_all_examples() -> None:
+    x, y = data("labels")
+    subject = Trainer(network(FIXED), loss="softmax_cross_entropy")
+    prediction = subject.predict(x)
+    assert isinstance(prediction, np.ndarray)
+
+    def size(y_true: np.ndarray, y_pred: np.ndarray) -> float:
+        assert len(y_true) == len(y_pred)
+        return float(len(y_true))
+
+    found = subject.evaluate((x, y), metrics=["accuracy", size])
+    assert found["accuracy"] == pytest.approx(np.mean(prediction.argmax(1) == y))
+    assert found["size"] == pytest.approx((28 * 4 + 2 * 2) / 30)
+
+
+def test_evaluation_without_a_trainer(tmp_path) -> None:
+    examples = data("labels")
+    onnx.save(network(FIXED), tmp_path / "fixed.onnx")
+    onnx.save(network("N"), tmp_path / "free.onnx")
+    from onnxtrain.training.forward import evaluate, predict
+
+    fixed, free = (
+        evaluate(tmp_path / f"{name}.onnx", examples, loss="softmax_cross_entropy", metrics=["accuracy"])
+        for name in ("fixed", "free")
+    )
+    assert fixed == pytest.approx(free, rel=1e-6)
+    fixed, free = (predict(tmp_path / f"{name}.onnx", examples[0])["y"] for name in ("fixed", "free"))
+    np.testing.assert_allclose(fixed, free, rtol=1e-6)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_training_weighs_the_last_batch_by_its_own_examples(case: str, tmp_path) -> None:
+    fixed, free, examples = pair(case, tmp_path)
+    histories = [subject.fit(examples, epochs=2, batch_size=FIXED) for subject in (fixed, free)]
+    assert histories[0].column("step") == histories[1].column("step") == [8.0, 16.0]
+    assert histories[0].column("loss") == pytest.approx(histories[1].column("loss"), rel=1e-5)
+    assert_close(fixed, free)
+
+
+@pytest.mark.parametrize("kernels", [None, False])
+def test_a_step_on_fewer_examples(kernels: bool | None, tmp_path) -> None:
+    options = onnxtrain.RuntimeOptions(kernels=kernels)
+    fixed, free, (x, y) = pair("weights, smoothing, ignored labels", tmp_path, options=options, clip_norm=0.5)
+    for rows in (4, 1, 3, 4, 2):
+        assert fixed.train_step(x[:rows], y[:rows]) == pytest.approx(free.train_step(x[:rows], y[:rows]), rel=1e-5)
+    assert_close(fixed, free)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_micro_batches_are_whole_and_the_last_is_padded(case: str, tmp_path) -> None:
+    """With a fixed batch size a micro-batch is one batch, and a step takes up to ``accumulate`` of them."""
+    fixed, free, (x, y) = pair(case, tmp_path, accumulate=3)
+    for rows in (12, 9, 10, 4, 1):
+        if case in ("custom", "model"):  # no sum: micro-batches must be the same
+            loss = fixed.train_step(x[:rows], y[:rows])
+            for start in range(0, rows, FIXED):
+                part = {
+                    "x": x[start : start + FIXED][: rows - start],
+                    "target": y[start : start + FIXED][: rows - start],
+                }
+                free.session.step({**part, "learning_rate": np.float32(0.1)}, entry=0)
+            expected = free.session.step({"learning_rate": np.float32(0.1)}, entry=1)["loss"]
+        else:
+            loss, expected = (subject.train_step(x[:rows], y[:rows]) for subject in (fixed, free))
+        assert loss == pytest.approx(float(expected), rel=1e-5)
+    assert_close(fixed, free)
+    history = fixed.fit((x, y), epochs=2)
+    assert history.column("step") == [3.0, 6.0]
+
+
+def test_a_step_on_more_examples_than_the_model_takes_is_refused() -> None:
+    x, y = data("labels")
+    subject = Trainer(network(FIXED), loss="softmax_cross_entropy")
+    with pytest.raises(DataError, match=r"'x' has 5 examples, but the model takes batches of 4; give at most 4\."):
+        subject.train_step(x[:5], y[:5])
+    with pytest.raises(DataError, match=r"has 32 examples.*batches of 4.*at most 12"):
+        Trainer(network(FIXED), loss="softmax_cross_entropy", accumulate=3).fit(
+            [(np.zeros((32, 5), np.float32), np.zeros(32, int))]
+        )
+    with pytest.raises(DataError, match=r"'target' has 3 examples, but 'x' has 2"):
+        subject.train_step(x[:2], y[:3])
+
+
+def test_batches_of_an_iterable_are_cut_and_padded_to_measure() -> None:
+    x, y = data("labels")
+    subject = Trainer(network(FIXED), loss="softmax_cross_entropy")
+    expected = subject.evaluate((x, y), metrics=["accuracy"])
+    batches = [(x[:7], y[:7]), (x[7:9], y[7:9]), (x[9:], y[9:])]
+    assert subject.evaluate(batches, metrics=["accuracy"]) == pytest.approx(expected, rel=1e-6)
+    np.testing.assert_array_equal(subject.predict([{"x": x[:7]}, {"x": x[7:]}]), subject.predict(x))
+
+
+def test_a_resumed_training_goes_on_with_partial_batches(tmp_path) -> None:
+    class Stop(Callback):
+        def __init__(self, step: int) -> None:
+            self.step = step
+
+        def on_step_end(self, state) -> None:
+            if state.step == self.step:
+                raise KeyboardInterrupt
+
+    def run(stop: int, **options) -> Trainer:
+        subject = Trainer(network(FIXED), loss="softmax_cross_entropy", optimizer=onnxtrain.Adam(0.05))
+        subject.fit(data("labels", 10), epochs=4, callbacks=[Stop(stop)], **options)
+        return subject
+
+    whole = run(0)
+    for stop in (3, 5):
+        options = {"checkpoint": tmp_path / str(stop), "checkpoint_every": 1}
+        with pytest.raises(KeyboardInterrupt):
+            run(stop, **options)
+        resumed = run(0, resume=True, **options)
+        for name, array in whole.parameters.items():
+            np.testing.assert_array_equal(resumed.parameters[name], array)
+
+
+def test_frozen_batch_normalization_is_exact_and_trained_one_sees_the_repeated_examples() -> None:
+    def normalized(batch: int | str) -> onnx.ModelProto:
+        text = f"""<ir_version: 8, opset_import: ["": 18]> m (float[{batch},5] x) => (float[{batch},5] y) {{
+            n = BatchNormalization(x, scale, bias, mean, var)  y = Mul(n, w) }}"""
+        ones, zeros = np.ones(5), np.zeros(5)
+        return with_weights(text, scale=ones, bias=zeros, mean=zeros, var=ones, w=ones)
+
+    x = np.random.default_rng(0).normal(size=(2, 5)).astype(np.float32)
+    for mode in ("frozen", "train"):
+        fixed, free = (
+            Trainer(normalized(batch), loss="mean_squared_error", optimizer=onnxtrain.Momentum(0.1), batch_norm=mode)
+            for batch in (FIXED, "N")
+        )
+        # Two examples, each twice in a batch of four, have the statistics of the two.
+        for _ in range(3):
+            assert fixed.train_step(x, x) == pytest.approx(free.train_step(x, x), rel=1e-5)
+        found, expected = fixed.trained_values(), free.trained_values()
+        assert ("mean" in found) == (mode == "train")
+        for name, array in found.items():
+            np.testing.assert_allclose(array, expected[name], rtol=1e-5, atol=1e-6)
+
+
+COST = """<ir_version: 8, opset_import: ["": 18]> m (float[4,5] x, float[4,3] t) => (float[4,3] y, float cost) {
+    y = MatMul(x, w)  d = Sub(y, t)  s = Mul(d, d)  cost = ReduceMean<keepdims=0>(s) }"""
+
+
+def test_a_loss_inside_the_model_cannot_leave_padding_out() -> None:
+    subject = Trainer(
+        with_weights(COST, w=np.ones((5, 3))), loss="output:cost", optimizer=onnxtrain.Momentum(0.1), accumulate=2
+    )
+    x, y = data("values")
+    sentence = (
+        r"The model takes batches of 4 examples and computes its loss itself \(output:cost\), so that padding would "
+        r"count in it; \d examples are left for the last batch: give a multiple of 4 or .* a dynamic batch axis\."
+    )
+    with pytest.raises(DataError, match=sentence):
+        subject.evaluate({"x": x, "t": y})
+    with pytest.raises(DataError, match=sentence):
+        subject.train_step({"x": x[:3], "t": y[:3]})
+    with pytest.raises(DataError, match=sentence):  # before the first step, not after an epoch
+        subject.fit({"x": x[:8], "t": y[:8]}, validation={"x": x, "t": y})
+    with pytest.raises(DataError, match=sentence):  # before the first micro-batch is added up
+        subject.train_step({"x": x[:6], "t": y[:6]})
+    assert np.all(subject.parameters["w"] == 1)
+    assert not subject.session.state["accumulated_weight"]
+    assert subject.evaluate({"x": x[:28], "t": y[:28]})["loss"] > 0
+    # Training leaves such examples out, in every epoch others.
+    history = subject.fit({"x": x, "t": y}, epochs=2)
+    assert history.column("step") == [4.0, 8.0]  # three steps of two micro-batches, one of one
+    with pytest.raises(DataError, match=sentence):
+        subject.fit({"x": x[:3], "t": y[:3]})
+
+
+def test_a_loss_model_of_a_fixed_batch_size_is_refused(tmp_path) -> None:
+    subject = Trainer(network(FIXED), loss=loss_model(tmp_path, "4"), optimizer=onnxtrain.Momentum(0.1))
+    x, y = data("values")
+    assert subject.evaluate((x[:8], y[:8]))["loss"] > 0
+    with pytest.raises(DataError, match=r"The loss 'model' takes targets of shape \(4, 3\) only, .* 2 examples"):
+        subject.evaluate((x, y))
+
+
+def time_first(batch: int | str, steps: int = 7) -> onnx.ModelProto:
+    """Examples first in the input, time first in one output, and an output that has no examples."""
+    text = f"""<ir_version: 8, opset_import: ["": 18]> m (float[{batch},{steps},5] x)
+        => (float[{batch},{steps},3] y, float[{steps},{batch},3] states, float[3] w0) {{
+        y = MatMul(x, w)  states = Transpose<perm=[1,0,2]>(y)  w0 = Gather(w, zero) }}"""
+    model = with_weights(text, w=np.random.default_rng(0).normal(size=(5, 3)))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(0), "zero"))
+    return model
+
+
+@pytest.mark.parametrize("batch", [FIXED, "N"])
+@pytest.mark.parametrize("steps", [7, FIXED])
+def test_rows_are_dropped_along_the_axis_of_the_examples(batch: int | str, steps: int) -> None:
+    subject = Trainer(time_first(batch, steps), loss="mean_squared_error", output="y")
+    x = np.random.default_rng(0).normal(size=(10, steps, 5)).astype(np.float32)
+    found = subject.predict(x, batch_size=FIXED)
+    expected = x @ subject.parameters["w"]
+    np.testing.assert_allclose(found["y"], expected, rtol=1e-5)
+    np.testing.assert_allclose(found["states"], expected.transpose(1, 0, 2), rtol=1e-5)
+
+
+def test_a_loss_on_a_prediction_without_examples_first_is_refused() -> None:
+    subject = Trainer(time_first(FIXED, FIXED), loss="mean_squared_error", output="states")
+    x, y = np.zeros((6, FIXED, 5), np.float32), np.zeros((6, FIXED, 3), np.float32)
+    assert subject.train_step(x[:FIXED], y[:FIXED]) == 0
+    sentence = r"'states' has its examples in axis 1, .* a batch of 2 examples .*; give whole batches of 4"
+    with pytest.raises(DataError, match=sentence):
+        subject.train_step(x[:2], y[:2])
+    with pytest.raises(DataError, match=sentence):
+        subject.evaluate((x, y))
+    with pytest.raises(DataError, match=sentence):
+        subject.fit((x, y))
+
+
+def test_the_axis_of_the_examples_is_found_behind_a_reshape_to_fixed_sizes() -> None:
+    text = """<ir_version: 8, opset_import: ["": 18]> m (float[4,6] x) => (float[2,4,3] y) <int64[3] s = {4,2,3}> {
+        r = Reshape(x, s)  y = Transpose<perm=[1,0,2]>(r) }"""
+    import onnx_ir as ir
+
+    model = ir.from_proto(parser.parse_model(text))
+    assert batch_axes(model, list(model.graph.outputs)) == {"y": 1}

@@ -1,0 +1,128 @@
+"""The order of the parts, read from docs/architecture.md, and the imports that break it.
+
+    python tools/layers.py
+
+prints every import that goes up the table, and every circle between files; nothing where there is none.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "onnxtrain"
+PAGE = ROOT / "docs" / "architecture.md"
+
+
+@dataclass(frozen=True)
+class Import:
+    """An import between two files of the package.
+
+    Attributes:
+        source: The file that imports, as a path below the package.
+        target: The file that is imported.
+        typed: Whether only type checkers see it.
+    """
+
+    source: str
+    target: str
+    typed: bool
+
+
+def order(page: Path = PAGE) -> list[str]:
+    """The parts from the lowest to the highest: folders with a slash at the end, and single files."""
+    text = page.read_text()
+    start = text.index("## The parts")
+    rows = re.findall(r"^\| (`[^|]+`) \|", text[start : text.index("\n## ", start + 1)], re.MULTILINE)
+    return [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+
+
+def part(path: str) -> str:
+    """The part that a file belongs to."""
+    folder, _, rest = path.partition("/")
+    return f"{folder}/" if rest else path
+
+
+def imports(package: Path = PACKAGE) -> Iterator[Import]:
+    """All imports between files of the package, those inside functions too."""
+    for path in sorted(package.rglob("*.py")):
+        source = path.relative_to(package).as_posix()
+        tree = ast.parse(path.read_text())
+        typed = {id(inner) for node in ast.walk(tree) if _is_type_checking(node) for inner in ast.walk(node)}
+        for node in ast.walk(tree):
+            for name in _names(node):
+                target = _file(package, name)
+                if target is not None and target != source:
+                    yield Import(source, target, id(node) in typed)
+
+
+def upward(parts: list[str], found: list[Import]) -> list[Import]:
+    """The imports that go up the list."""
+    place = {name: index for index, name in enumerate(parts)}
+    return [i for i in found if place[part(i.target)] > place[part(i.source)]]
+
+
+def circles(found: list[Import]) -> list[list[str]]:
+    """Groups of files that import one another, by whatever way round, when a program runs."""
+    graph: dict[str, set[str]] = {}
+    for item in found:
+        if not item.typed:
+            graph.setdefault(item.source, set()).add(item.target)
+    reach = {file: _reachable(graph, file) for file in graph}
+    groups = {frozenset(other for other in reach[file] if file in reach.get(other, ())) for file in graph}
+    return sorted(sorted(group) for group in groups if len(group) > 1)
+
+
+def _reachable(graph: dict[str, set[str]], start: str) -> set[str]:
+    seen: set[str] = set()
+    pending = [start]
+    while pending:
+        for target in graph.get(pending.pop(), ()):
+            if target not in seen:
+                seen.add(target)
+                pending.append(target)
+    return seen
+
+
+def _is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def _names(node: ast.AST) -> list[str]:
+    """The modules, and names that may be modules, that a statement imports."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    return []
+
+
+def _file(package: Path, name: str) -> str | None:
+    """The file of the package that defines a module, or a name of a module."""
+    parts = name.split(".")
+    if parts[0] != package.name:
+        return None
+    for end in (len(parts), len(parts) - 1):
+        base = package.joinpath(*parts[1:end])
+        for path in (base.with_suffix(".py"), base / "__init__.py"):
+            if end > 1 and path.is_file():
+                return path.relative_to(package).as_posix()
+    return "__init__.py"
+
+
+def main() -> int:
+    """Print what breaks the order; 1 where something does."""
+    found = list(imports())
+    wrong = [f"{i.source} imports {i.target}, which stands above it" for i in upward(order(), found)]
+    wrong += ["a circle: " + ", ".join(group) for group in circles(found)]
+    print("\n".join(wrong))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
