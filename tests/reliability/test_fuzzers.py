@@ -41,7 +41,7 @@ def known(subject):
 
 
 @pytest.mark.reliability
-@pytest.mark.parametrize("subject", map(known, MORE))
+@pytest.mark.parametrize("subject", [known(subject) for subject in MORE])
 def test_more(subject):
     check(subject, range(SOME[subject], MORE[subject]))
 

@@ -104,7 +104,7 @@ def _take(folder: str | os.PathLike[str]) -> tuple[int, int] | tuple[()] | None:
     with _guard:
         try:
             descriptor = os.open(folder, os.O_RDONLY)
-        except OSError:  # a system that cannot open folders, or a folder that may not be read
+        except (OSError, ValueError):  # a system that cannot open folders, one that may not be read, NUL in its name
             return ()
         status = os.fstat(descriptor)
         key = (status.st_dev, status.st_ino)

@@ -95,7 +95,7 @@ class CheckpointStore:
         Raises:
             CheckpointError: it cannot be written to, or another training writes to it.
         """
-        with contextlib.suppress(OSError):  # `prepare` says why
+        with contextlib.suppress(OSError, ValueError):  # `prepare` says why
             self.folder.mkdir(parents=True, exist_ok=True)
         with folder_lock(self.folder, error=CheckpointError):
             self.prepare()
