@@ -126,6 +126,7 @@ using LayerNormalizationKernel = void (*)(const LayerNormalizationCall& call, st
 struct AttentionKernels;
 struct ConvolutionTable;
 struct ProductTable;
+struct RecurrentTable;
 
 struct KernelTable {
   const char* instruction_set;
@@ -155,6 +156,7 @@ struct KernelTable {
   const ConvolutionTable* convolution;
   const AttentionKernels* attention;  // indexed by ElementType
   const ProductTable* product;
+  const RecurrentTable* recurrent;
 };
 
 // The best table for this processor, or the one that the environment variable ONNXTRAIN_INSTRUCTION_SET names. Null

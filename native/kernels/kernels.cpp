@@ -28,6 +28,7 @@ namespace onnxtrain {
 extern const AttentionKernels ONNXTRAIN_JOIN(kAttention_, ONNXTRAIN_INSTRUCTION_SET)[kElementTypes];
 extern const ConvolutionTable ONNXTRAIN_JOIN(kConvolution_, ONNXTRAIN_INSTRUCTION_SET);
 extern const ProductTable ONNXTRAIN_JOIN(kProduct_, ONNXTRAIN_INSTRUCTION_SET);
+extern const RecurrentTable ONNXTRAIN_JOIN(kRecurrent_, ONNXTRAIN_INSTRUCTION_SET);
 extern const KernelTable ONNXTRAIN_JOIN(kKernels_, ONNXTRAIN_INSTRUCTION_SET);
 
 #define ONNXTRAIN_MEASURES(kernel, T)                                                                       \
@@ -63,6 +64,7 @@ const KernelTable ONNXTRAIN_JOIN(kKernels_, ONNXTRAIN_INSTRUCTION_SET) = {
     &ONNXTRAIN_JOIN(kConvolution_, ONNXTRAIN_INSTRUCTION_SET),
     ONNXTRAIN_JOIN(kAttention_, ONNXTRAIN_INSTRUCTION_SET),
     &ONNXTRAIN_JOIN(kProduct_, ONNXTRAIN_INSTRUCTION_SET),
+    &ONNXTRAIN_JOIN(kRecurrent_, ONNXTRAIN_INSTRUCTION_SET),
 };
 
 }  // namespace onnxtrain

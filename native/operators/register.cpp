@@ -6,6 +6,7 @@
 
 #include "../optimizers.h"
 #include "../dropout/counted_dropout.h"
+#include "../recurrent/recurrent_node.h"
 #include "activation_gradient.h"
 #include "attention_node.h"
 #include "convolution_node.h"
@@ -306,6 +307,12 @@ Domains create_domains(const OrtApi* api) {
   add_operator<ReluGradientNode>(api, domains.own);
   add_operator<SoftmaxCrossEntropyGradientNode>(api, domains.own);
   add_operator<SoftmaxGradientNode>(api, domains.own);
+  add_operator<GruNode>(api, domains.own);
+  add_operator<GruGradientNode>(api, domains.own);
+  add_operator<LstmNode>(api, domains.own);
+  add_operator<LstmGradientNode>(api, domains.own);
+  add_operator<RnnNode>(api, domains.own);
+  add_operator<RnnGradientNode>(api, domains.own);
   return domains;
 }
 

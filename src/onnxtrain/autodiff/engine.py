@@ -212,7 +212,7 @@ class Engine:
                     expand(node, body, self._renamed, self.functions)
                 elif written is not None:
                     op = Builder(self.graph, self.opsets.get("", 1), before=node)
-                    expand_registered(node, written, op, self._renamed)
+                    expand_registered(node, written, op, self._renamed, self)
                 else:
                     missing.append(node)
                     continue

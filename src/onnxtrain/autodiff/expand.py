@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
 import onnx_ir as ir
@@ -14,6 +14,9 @@ from onnxtrain.graph import Builder
 from onnxtrain.graph.clone import Values, captured_values, clone_nodes
 from onnxtrain.graph.inference import infer_outputs
 from onnxtrain.graph.limits import TooLargeError
+
+if TYPE_CHECKING:
+    from onnxtrain.autodiff.engine import Engine
 
 
 def find_body(
@@ -154,7 +157,9 @@ def expand(
     return new
 
 
-def expand_registered(node: ir.Node, body: Body, op: Builder, renamed: dict[ir.Value, ir.Value]) -> list[ir.Node]:
+def expand_registered(
+    node: ir.Node, body: Body, op: Builder, renamed: dict[ir.Value, ir.Value], engine: Engine | None = None
+) -> list[ir.Node]:
     """Put the nodes that a registered body writes in the place of a node.
 
     Args:
@@ -162,6 +167,7 @@ def expand_registered(node: ir.Node, body: Body, op: Builder, renamed: dict[ir.V
         body: Writes it in other operators.
         op: A builder that inserts before the node.
         renamed: As in :func:`expand`.
+        engine: Differentiates inside the bodies of operators that it writes, if it does.
 
     Returns:
         The new nodes, in order.
@@ -171,7 +177,7 @@ def expand_registered(node: ir.Node, body: Body, op: Builder, renamed: dict[ir.V
     op.scope = _prefix(node)
     op.prefix = f"{op.scope}/"
     try:
-        results = body(Node(node, op))
+        results = body(Node(node, op, engine=engine))
     except TooLargeError as error:
         raise too_large(node, error) from error
     for old, result in zip(node.outputs, results, strict=False):

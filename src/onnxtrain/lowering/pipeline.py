@@ -11,6 +11,7 @@ from onnxtrain.lowering.count_dropout import count_dropout
 from onnxtrain.lowering.fuse_activations import fuse_activations
 from onnxtrain.lowering.fuse_attention import fuse_attention
 from onnxtrain.lowering.fuse_linear import fuse_linear
+from onnxtrain.lowering.fuse_recurrent import fuse_recurrent
 from onnxtrain.lowering.fuse_updates import fuse_updates
 from onnxtrain.lowering.gradient_nodes import Derivative, build_gradients
 from onnxtrain.lowering.optimizer_nodes import lower_optimizers
@@ -47,6 +48,7 @@ def lower_graph(model: ir.Model, *, kernels: bool = False, derivative: Derivativ
         fuse_activations(model)  # Gelu: one node for five
         fuse_attention(model)  # scores, mask, softmax and product: one node
         fuse_linear(model)  # product, transposition and bias: one node
+        fuse_recurrent(model)  # LSTM, GRU, RNN that keep what their gradients read
     backward = build_gradients(model, derivative)  # Gradient nodes become the nodes that compute them
     resolve_fused(model, backward, kernels=kernels)  # what has no kernel here becomes its body
     clean(model)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtrain.autodiff.engine import Backward
+from onnxtrain.autodiff.engine import Backward, Engine
 from onnxtrain.autodiff.expand import expand_registered
 from onnxtrain.autodiff.fused import find_fused, fused_operators, has_kernel
 from onnxtrain.autodiff.registry import find_registered_body
 from onnxtrain.graph import Builder
+from onnxtrain.graph.clone import subgraphs
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 
 
@@ -27,7 +28,8 @@ def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool) -> None
     emitted = set(backward.nodes)
     opset = model.graph.opset_imports.get("", 1)
     main = Builder(model.graph, opset)
-    for graph in [model.graph, *model.graph.subgraphs()]:
+    graphs = [model.graph, *model.graph.subgraphs()]
+    for graph in graphs:
         nodes = [node for node in graph if find_fused(node) is not None]
         for node in nodes:
             if kernels and has_kernel(node):
@@ -37,7 +39,11 @@ def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool) -> None
             body = find_registered_body(node.op_type, node.domain)
             assert body is not None
             op = main.before(node) if graph is model.graph else Builder(graph, opset, before=node, outer=main)
-            written = expand_registered(node, body, op, renamed)
+            engine = Engine(graph, model.graph.opset_imports, model.functions, op)
+            written = expand_registered(node, body, op, renamed, engine)
+            nodes += [made for made in written if find_fused(made) is not None]
+            for inner in [inner for made in written for inner in subgraphs(made)]:
+                graphs += [inner, *inner.subgraphs()]
             if node in emitted:  # the others are the model's own, or stand in the body of one that was emitted
                 backward.nodes += written
     backward.arriving = {renamed.get(value, value) for value in backward.arriving}
