@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtrain.autodiff.registry import describe
+from onnxtrain.autodiff.node import describe
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.clone import Values, clone_nodes, subgraphs

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.bodies import copy_body, input_like, new_input
-from onnxtrain.autodiff.registry import Node
+from onnxtrain.autodiff.node import Node
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.clone import Values, captured_values
 from onnxtrain.graph.inference import keeps_shape

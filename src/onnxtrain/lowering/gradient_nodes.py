@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxtrain.autodiff.engine import Backward, Engine, Request
+from onnxtrain.autodiff.engine import Backward, Engine
 from onnxtrain.autodiff.options import GradientOptions
+from onnxtrain.autodiff.path import Forward
 from onnxtrain.errors import GradientError
 from onnxtrain.graph.clone import Values, captured_values, clone_nodes
 from onnxtrain.graph.domains import TRAINING_DOMAIN
@@ -64,9 +65,9 @@ def build_gradients(model: ir.Model, derivative: Derivative | None = None) -> Ba
 def _append(model: ir.Model, derivative: Derivative, options: GradientOptions) -> Backward:
     """Append dy/dx for every x as graph outputs named ``{x}_grad``."""
     graph = model.graph
-    engine = Engine(graph, graph.opset_imports, model.functions, straight_through=options.straight_through)
+    engine = Engine(Forward.of(model, straight_through=options.straight_through))
     names = [x.name or "" for x in derivative.xs]
-    gradients = engine.gradients(Request(derivative.y, derivative.xs))
+    gradients = engine.gradients(derivative.y, derivative.xs)
     for name, gradient in zip(names, gradients, strict=True):
         identity = ir.Node("", "Identity", [gradient], num_outputs=1)
         graph.append(identity)
@@ -125,8 +126,8 @@ def _lower(model: ir.Model, node: ir.Node, index: int, options: GradientOptions)
         graph.sort()
         infer_shapes(model)
     wanted = [x for x, output in zip(xs, node.outputs, strict=False) if output.name]
-    engine = Engine(graph, graph.opset_imports, model.functions, straight_through=options.straight_through)
-    gradients = engine.gradients(Request(y, wanted, fixed=zs))
+    engine = Engine(Forward.of(model, straight_through=options.straight_through))
+    gradients = engine.gradients(y, wanted, fixed=zs)
     outputs = [output for output in node.outputs if output.name]
     replace_values(graph, list(zip(outputs, gradients, strict=True)))
     remove_nodes(graph, [node])

@@ -14,7 +14,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.bodies import copy_body, input_like, new_input
-from onnxtrain.autodiff.registry import Gradients, Node, describe, register_gradient
+from onnxtrain.autodiff.node import Node, describe
+from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.autodiff.sequence_states import Carried, changes_shape, forget_sizes, record_tapes, taken_back, undone
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder, Value
