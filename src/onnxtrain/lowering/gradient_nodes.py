@@ -6,7 +6,7 @@ not depend on gets zeros; names are resolved in the main graph, where the node h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -35,16 +35,16 @@ class Derivative:
     xs: Sequence[ir.Value]
 
 
-def build_gradients(model: ir.Model, derivative: Derivative | None = None) -> Backward:
-    """Replace every Gradient node by the nodes that compute it, then append what is asked for, in place.
+def build_gradients(model: ir.Model, derivative: Derivative | None = None) -> Iterator[Backward]:
+    """Replace every Gradient node by the nodes that compute it, then append what is asked for, in place, one by one.
 
     How they are built is said by the model's metadata (:class:`~onnxtrain.autodiff.options.GradientOptions`), which
-    is taken away with them.
+    is taken away with them. A gradient may go through one that was built before.
 
     Requires: a sorted graph. Ensures: a sorted graph without Gradient nodes; fused operators are nodes yet.
 
-    Returns:
-        What carries gradients.
+    Yields:
+        What carries a gradient, when it stands.
 
     Raises:
         GradientError: A name does not exist, an x determines another, operators have no rule.
@@ -52,14 +52,13 @@ def build_gradients(model: ir.Model, derivative: Derivative | None = None) -> Ba
     _check_nested(model)
     options = GradientOptions.read(model.metadata_props)
     GradientOptions.remove(model.metadata_props)
-    backward = Backward()
     for index, node in enumerate([node for node in model.graph if _is_gradient(node)]):
         complete_shapes(model)
-        backward += _lower(model, node, index, options)
+        backward = _lower(model, node, index, options)
         model.graph.sort()
+        yield backward
     if derivative is not None:
-        backward += _append(model, derivative, options)
-    return backward
+        yield _append(model, derivative, options)
 
 
 def _append(model: ir.Model, derivative: Derivative, options: GradientOptions) -> Backward:

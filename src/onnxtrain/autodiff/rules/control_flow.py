@@ -13,14 +13,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.autodiff.bodies import copy_body, input_like, new_input
+from onnxtrain.autodiff.bodies import copy_body, finish_body, input_like, new_input
 from onnxtrain.autodiff.node import Node, describe
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.autodiff.sequence_states import Carried, changes_shape, forget_sizes, record_tapes, taken_back, undone
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.clone import Values
-from onnxtrain.graph.passes import remove_dead_nodes
 from onnxtrain.graph.value import Dimension, dimensions
 
 
@@ -82,7 +81,7 @@ def _branch(node: Node, name: str, dys: Sequence[_Arriving | None], wanted: Sequ
     xs = [op.wrap(value.ir) for value in wanted]
     for x, dx in zip(xs, node.pull_back(op, seeds, xs), strict=True):
         op.output(op.zeros_like(x) if dx is None else dx)
-    remove_dead_nodes(op.graph)
+    finish_body(op)
     return op.graph
 
 
@@ -276,7 +275,7 @@ def _emit(node: Node, steps: _Steps, op: Builder, inner: _Inner) -> _Found:
     ]
     for result in [*results, *(gradient for _, gradient in sent)]:
         op.output(result)
-    remove_dead_nodes(op.graph)
+    finish_body(op)
     read = _read_slices(node, steps, inner)
     for item in _restore_states(node, steps, op, inner, read):
         op.output(item.result)
