@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.autodiff.engine import Engine, Request
+from onnxtrain.autodiff.missing import reached
+from onnxtrain.autodiff.path import Forward
 from onnxtrain.errors import OptionError
 from onnxtrain.graph.value import dimensions, is_float
 from onnxtrain.training.readers import Functions, Reader, arrivals, read_through_identity, role_of
@@ -138,13 +139,9 @@ def _reached(
 ) -> set[ir.Value]:
     if not candidates:
         return set()
-    graph = model.graph
-    engine = Engine(graph, graph.opset_imports, model.functions, straight_through=straight_through)
-    targets = [value for value in graph.outputs if is_float(value)] if loss is None else [loss]
-    reached: set[ir.Value] = set()
-    for y in targets:
-        reached |= engine.reached(Request(y, candidates))
-    return reached
+    forward = Forward.of(model, straight_through=straight_through)
+    targets = [value for value in model.graph.outputs if is_float(value)] if loss is None else [loss]
+    return set[ir.Value]().union(*(reached(forward, y, candidates) for y in targets))
 
 
 def _reason(

@@ -1,8 +1,23 @@
-"""If, Loop and Scan, differentiated through their bodies.
+"""Loop and Scan, differentiated through their bodies: what runs backwards.
 
-A branch of the gradient of If computes its branch again and carries the gradient back in it. Loop and Scan
-record the states before every step as further scan outputs of the forward node; another one of them over
-the steps in reverse order computes each step again and carries the gradients of the states back through it.
+Forward, step t = 1 ... T applies the body to the states before it, to its slices x_t of tensors (those of Scan) and to
+captured values c::
+
+    (s_t, y_t) = f(s_t-1, x_t, c)
+
+The gradient is a Loop or Scan of its own, whose body runs for t = T ... 1. That body
+
+- carries ds_t over, at first what arrives at the final states, and dc, at first zeros;
+- reads s_t-1, x_t and dy_t, each from a tensor of all steps, from the last step to the first;
+- computes (s_t, y_t) once more, by a copy of f, and then (ds_t-1, dx_t, dc_t) = fᵀ(ds_t, dy_t);
+- gives ds_t-1 and dc + dc_t to the next step, and dx_t, which is put where x_t was taken from. After t = 1 it leaves
+  ds_0 and dc.
+
+Nothing inside of a step is kept, but the states before every step are: those that the body backwards reads become
+further scan outputs of the forward node. A Loop also records the numbers of its steps, since nothing else tells how
+many there were. States that cannot be stacked, sequences and tensors that change their shape, are undone step by step
+or kept on a tape (:mod:`onnxtrain.autodiff.sequence_states`). A body that draws random numbers is refused: computed once
+more, it would draw others.
 """
 
 from __future__ import annotations
@@ -13,76 +28,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.autodiff.bodies import copy_body, input_like, new_input
-from onnxtrain.autodiff.registry import Gradients, Node, describe, register_gradient
+from onnxtrain.autodiff.bodies import copy_body, finish_body, input_like, new_input
+from onnxtrain.autodiff.node import Node, describe
+from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.autodiff.sequence_states import Carried, changes_shape, forget_sizes, record_tapes, taken_back, undone
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.clone import Values
-from onnxtrain.graph.passes import remove_dead_nodes
-from onnxtrain.graph.value import Dimension, dimensions
-
-
-@register_gradient("If")
-def if_(node: Node, *dys: Value | None) -> Gradients:
-    """y = f(c) or g(c) of captured values c: dc = the gradient in the branch that was taken."""
-    wanted = [value for value in node.captured if node.wants(value)]
-    if not wanted:
-        return [None] * (1 + len(node.captured))
-    names = ("then_branch", "else_branch")
-    shapes = [[dimensions(y) for y in node.ir.attributes[name].as_graph().outputs] for name in names]
-    then_branch = _branch(node, names[0], _seen_in_branch(dys, *shapes), wanted)
-    else_branch = _branch(node, names[1], _seen_in_branch(dys, *shapes[::-1]), wanted)
-    made = node.op.several("If", node.x, outputs=len(wanted), then_branch=then_branch, else_branch=else_branch)
-    found = iter(made)
-    return [None, *(next(found) if node.wants(value) else None for value in node.captured)]
-
-
-@dataclass(frozen=True)
-class _Arriving:
-    """A gradient that comes to a branch, which may know its shape better: branches may differ even in rank."""
-
-    dy: Value
-    shape: tuple[Dimension, ...] | None
-    differs: bool
-
-    def inside(self, op: Builder) -> Value:
-        """The gradient in the shape that the branch gives its output."""
-        dy = op.wrap(self.dy.ir)
-        return op.Identity(dy).with_shape(self.shape) if self.differs and not dy.is_sequence else dy
-
-
-def _seen_in_branch(
-    dys: Sequence[Value | None],
-    own: Sequence[tuple[Dimension, ...] | None],
-    other: Sequence[tuple[Dimension, ...] | None],
-) -> list[_Arriving | None]:
-    """What one branch makes of the gradients of the outputs, whose shapes may be those of the other branch."""
-    return [
-        None if dy is None else _Arriving(dy, mine, _contradicts(dy.shape, mine, others))
-        for dy, mine, others in zip(dys, own, other, strict=True)
-    ]
-
-
-def _contradicts(
-    outer: tuple[Dimension, ...] | None, own: tuple[Dimension, ...] | None, other: tuple[Dimension, ...] | None
-) -> bool:
-    if outer is None or (own is None and other is None):
-        return False
-    if own is None or len(own) != len(outer):
-        return True
-    return any(given is not None and given != size for given, size in zip(outer, own, strict=True))
-
-
-def _branch(node: Node, name: str, dys: Sequence[_Arriving | None], wanted: Sequence[Value]) -> ir.Graph:
-    op = node.op.body([], name)
-    outputs = copy_body(node.ir.attributes[name].as_graph(), op, {})
-    seeds = [(y, dy.inside(op)) for y, dy in zip(outputs, dys, strict=True) if dy is not None]
-    xs = [op.wrap(value.ir) for value in wanted]
-    for x, dx in zip(xs, node.pull_back(op, seeds, xs), strict=True):
-        op.output(op.zeros_like(x) if dx is None else dx)
-    remove_dead_nodes(op.graph)
-    return op.graph
 
 
 @dataclass
@@ -275,7 +227,7 @@ def _emit(node: Node, steps: _Steps, op: Builder, inner: _Inner) -> _Found:
     ]
     for result in [*results, *(gradient for _, gradient in sent)]:
         op.output(result)
-    remove_dead_nodes(op.graph)
+    finish_body(op)
     read = _read_slices(node, steps, inner)
     for item in _restore_states(node, steps, op, inner, read):
         op.output(item.result)

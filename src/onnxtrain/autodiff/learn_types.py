@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtrain.autodiff import registry
-from onnxtrain.autodiff.registry import Node
+from onnxtrain.autodiff.node import Node
+from onnxtrain.autodiff.path import Forward
+from onnxtrain.autodiff.registry import Body, find_registered_body
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder
 from onnxtrain.graph.inference import infer_outputs, keeps_type
+from onnxtrain.graph.shapes import infer_shapes
+
+
+def learn_all_types(forward: Forward) -> None:
+    """Give the values of a main graph the types that registered bodies tell, and infer what follows, until all is told.
+
+    The bodies of operators have no imports of operator sets: ONNX's inference goes through them with their graph.
+    """
+    while forward.graph.opset_imports and learn_types(forward.graph, forward.opset):
+        infer_shapes(ir.Model(forward.graph, ir_version=10, functions=list(forward.functions.values())))
 
 
 def learn_types(graph: ir.Graph, opset: int) -> bool:
@@ -26,7 +37,7 @@ def learn_types(graph: ir.Graph, opset: int) -> bool:
             continue
         if any(value is not None and value.type is None for value in node.inputs):
             continue
-        body = registry.find_registered_body(node.op_type, node.domain)
+        body = find_registered_body(node.op_type, node.domain)
         if body is not None:
             learned = _learn(node, body, Builder(graph, opset, before=node)) or learned
         elif not node.domain and keeps_type(node.op_type):
@@ -34,7 +45,7 @@ def learn_types(graph: ir.Graph, opset: int) -> bool:
     return learned
 
 
-def _learn(node: ir.Node, body: registry.Body, op: Builder) -> bool:
+def _learn(node: ir.Node, body: Body, op: Builder) -> bool:
     """Write the body, look at what it gives, and remove it again."""
     graph = node.graph
     assert graph is not None
