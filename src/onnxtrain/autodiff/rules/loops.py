@@ -16,8 +16,8 @@ The gradient is a Loop or Scan of its own, whose body runs for t = T ... 1. That
 Nothing inside of a step is kept, but the states before every step are: those that the body backwards reads become
 further scan outputs of the forward node. A Loop also records the numbers of its steps, since nothing else tells how
 many there were. States that cannot be stacked, sequences and tensors that change their shape, are undone step by step
-or kept on a tape (:mod:`onnxtrain.autodiff.sequence_states`). A body that draws random numbers is refused: computed once
-more, it would draw others.
+or kept on a tape (:mod:`onnxtrain.autodiff.sequence_states`). A body that draws random numbers is refused: computed
+once more, it would draw others.
 """
 
 from __future__ import annotations
