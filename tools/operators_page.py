@@ -156,7 +156,7 @@ def _summary(outcomes: Sequence[Outcome], ways: dict[str, str]) -> str:
 
 
 def _other_domains(rows: Counter[tuple[str, str]]) -> list[str]:
-    from test_microsoft import ROWS  # these import ONNX Runtime
+    from autodiff.test_microsoft import ROWS  # these import ONNX Runtime
     from test_quantized import COVERED
 
     counts = rows + Counter((row.values[3], row.values[0]) for row in ROWS) + Counter(COVERED)
