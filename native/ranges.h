@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <functional>
 
+#include "parallel.h"
 #include "sizes.h"
-#include "variables.h"
 
 namespace onnxtrain {
 

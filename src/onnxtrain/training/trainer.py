@@ -34,7 +34,7 @@ from onnxtrain.training.masks import check_masks, choose_tensors, set_to_zero
 from onnxtrain.training.parameters import Initializer
 from onnxtrain.training.partial import FixedBatch, on_real_rows
 from onnxtrain.training.subject import Modes, Subject, prepare, tensor_spec
-from onnxtrain.training.ties import choose_copies
+from onnxtrain.training.ties import choose_copies, with_copies
 from onnxtrain.training.untie import untied
 from onnxtrain.training_info.build import build_entries, build_skeleton
 from onnxtrain.training_info.recipe import Clipping, Recipe
@@ -486,12 +486,7 @@ class Trainer:
 
     def saved_values(self) -> dict[str, np.ndarray]:
         """What :meth:`save` writes: :meth:`trained_values`, and the copies that are tied to parameters."""
-        values = self.trained_values()
-        for copy in self._copies:
-            if copy.original in values:
-                array = values[copy.original]
-                values[copy.name] = np.ascontiguousarray(array.T) if copy.transposed else array
-        return values
+        return with_copies(self.trained_values(), self._copies)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model with its trained weights; nothing else differs from the model given.
