@@ -23,7 +23,7 @@ from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-sys.path.append(str(ROOT / "tests"))
+sys.path += [str(ROOT / "tests"), str(ROOT / "tests" / "autodiff")]
 
 from autodiff.case import all_rows  # noqa: E402
 from autodiff.sweep import tables as sweep_tables  # noqa: E402
@@ -156,7 +156,7 @@ def _summary(outcomes: Sequence[Outcome], ways: dict[str, str]) -> str:
 
 
 def _other_domains(rows: Counter[tuple[str, str]]) -> list[str]:
-    from autodiff.test_microsoft import ROWS  # these import ONNX Runtime
+    from test_microsoft import ROWS  # these import ONNX Runtime
     from test_quantized import COVERED
 
     counts = rows + Counter((row.values[3], row.values[0]) for row in ROWS) + Counter(COVERED)
