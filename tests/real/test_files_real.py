@@ -266,7 +266,7 @@ def test_zoo_of_text(tmp_path):
 @pytest.mark.torch
 def test_zoo_of_scikit_learn(tmp_path):
     pytest.importorskip("skl2onnx")
-    from sklearn_zoo import sklearn_models
+    from zoo.sklearn_models import sklearn_models
 
     for name, entry in sklearn_models(18).items():
         loss = "softmax_cross_entropy" if "classifier" in name else "mean_squared_error"
