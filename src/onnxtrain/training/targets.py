@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ class Targets:
         """What the step graph calls them."""
         return str(self.value.name)
 
-    @property
+    @cached_property
     def spec(self) -> TensorSpec:
         """What they must be."""
         spec = tensor_spec(self.value)
@@ -122,7 +123,7 @@ class Targets:
         """The loss with all that it ignores, where data hold it or not: for checks and metrics."""
         return self.declared.with_form(replace(self.form, ignoring=True))
 
-    @property
+    @cached_property
     def check(self) -> TargetCheck | None:
         """The check of their values."""
         return self._whole_loss.target_check(wrapped(self.prediction), self.form.kind)
