@@ -394,7 +394,7 @@ def _table(
     """Sort the initializers on a copy: the search expands functions, and the main graph keeps them."""
     copy = subject.model.clone()
     values = {output.name: output for node in copy.graph for output in node.outputs}
-    values |= {value.name: value for value in copy.graph.inputs}
+    values |= {value.name: value for value in (*copy.graph.inputs, *copy.graph.initializers.values())}
     rows = parameter_table(
         copy,
         values[subject.prediction.name],
