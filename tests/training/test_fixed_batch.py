@@ -10,7 +10,7 @@ from onnx import parser
 import onnxtrain
 from onnxtrain.errors import DataError
 from onnxtrain.training.callbacks import Callback
-from onnxtrain.training.forward import predict
+from onnxtrain.training.forward import evaluate, predict
 from onnxtrain.training.losses import CustomLoss, SoftmaxCrossEntropy
 from onnxtrain.training.partial import batch_axes, joined_axis
 from onnxtrain.training.trainer import Trainer
@@ -380,4 +380,16 @@ def test_a_batch_that_no_machine_holds_is_not_filled_up(size: int) -> None:
         lambda: predict(model, x),
     ):
         with pytest.raises(DataError, match=sentence):
+            attempt()
+
+
+def test_batches_of_nothing_are_refused() -> None:
+    x, y = np.ones((6, 5), np.float32), np.ones((6, 3), np.float32)
+    for attempt in (
+        lambda: predict(network(0), x),
+        lambda: evaluate(network(0), (x, y), loss="mean_squared_error"),
+        lambda: Trainer(network(0), loss="mean_squared_error").fit((x, y)),
+        lambda: Trainer(network(0), loss="softmax_cross_entropy").train_step(x, np.zeros(6, np.int64)),
+    ):
+        with pytest.raises(DataError, match=r"takes batches of 0 examples \(input 'x'\), from which nothing follows"):
             attempt()

@@ -44,10 +44,19 @@ class FixedBatch:
 
     @classmethod
     def of(cls, graph: ir.Graph) -> FixedBatch | None:
-        """That of a graph; ``None`` where it takes any number of examples."""
+        """That of a graph; ``None`` where it takes any number of examples.
+
+        Raises:
+            DataError: It takes none.
+        """
         for value in graph.inputs:
             shape = dimensions(value)
             if shape and isinstance(shape[0], int):
+                if shape[0] == 0:
+                    raise DataError(
+                        f"The model takes batches of 0 examples (input {value.name!r}), from which nothing follows; "
+                        "export it with a dynamic batch axis or another size."
+                    )
                 return cls(shape[0], str(value.name))
         return None
 
