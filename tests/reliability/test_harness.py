@@ -16,6 +16,7 @@ from reliability.subject_selftest import OUTCOMES
 from reliability.subjects import SUBJECTS
 
 
+@pytest.mark.reliability
 def test_every_outcome_is_told(tmp_path):
     report = run_cases("selftest", range(len(OUTCOMES)), failures=tmp_path, computing_limit=4.0)
     assert report.counts == Counter(OUTCOMES)
