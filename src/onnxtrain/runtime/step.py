@@ -166,7 +166,7 @@ def create_session(model: ir.Model, options: RuntimeOptions, *, kernels: bool = 
             proto.SerializeToString(),
             settings,
             providers,
-            disabled_optimizers=list(DISABLED_OPTIMIZERS),
+            disabled_optimizers=[*DISABLED_OPTIMIZERS, *_DONE_ALREADY],
         )
     except (RuntimeError, ValueError) as error:
         raise StepError(_explain(error)) from error
@@ -175,6 +175,13 @@ def create_session(model: ir.Model, options: RuntimeOptions, *, kernels: bool = 
             raise StepError(_explain(error)) from error
         raise
     return Session(session, frozen)
+
+
+_DONE_ALREADY = ("CommonSubexpressionElimination",)
+"""Graph optimizers of ONNX Runtime that find nothing more: lowering has done the same.
+
+It took a third of the time to create a session of 6,000 nodes. Of 146 step graphs of tests and benchmarks 144 come
+out of ONNX Runtime the same without it; two keep three subtractions whose constants are equal but not one."""
 
 
 def _is_static(shape: tuple[Dimension, ...] | None) -> bool:

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.autodiff.expand import is_expanded
 from onnxtrain.autodiff.options import GradientOptions
+from onnxtrain.autodiff.path import Forward, Route
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.shapes import infer_shapes
@@ -350,13 +352,14 @@ def prepare(
 def _set_modes(model: ir.Model, modes: Modes) -> dict[str, str]:
     """Run the layers of a working copy in these modes, in place; returns the statistics and what replaces them."""
     training = modes.batch_norm == "train" or modes.dropout
+    nodes = list(model.graph)
     if training:
         expand_calls_of_layers(model)
     set_inference(model)
     statistics = train_batch_norm(model) if modes.batch_norm == "train" else {}
     if modes.dropout:
         train_dropout(model, modes.seed)
-    if training:
+    if training and (statistics or list(model.graph) != nodes):
         infer_shapes(model)
     return statistics
 
@@ -391,8 +394,11 @@ def _with_targets(
 def _table(
     subject: Subject, train: str | Sequence[str] | None, freeze: str | Sequence[str] | None
 ) -> list[Initializer]:
-    """Sort the initializers on a copy: the search expands functions, and the main graph keeps them."""
-    copy = subject.model.clone()
+    """Sort the initializers; where the search expands functions, on a copy, since the main graph keeps them."""
+    model, loss = subject.model, subject.prediction
+    forward = Forward.of(model, straight_through=subject.options.straight_through)
+    xs = tuple(value for value in model.graph.initializers.values() if is_float(value))
+    copy = model if is_expanded(forward, Route((loss,), xs)) else model.clone()
     values = {output.name: output for node in copy.graph for output in node.outputs}
     values |= {value.name: value for value in copy.graph.inputs}
     rows = parameter_table(
