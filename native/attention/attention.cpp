@@ -5,20 +5,14 @@
 #include <stdexcept>
 #include <string>
 
+#include "cache.h"
 #include "ranges.h"
 #include "scratch.h"
 #include "sizes.h"
+#include "tuning.h"
 
 namespace onnxtrain {
 namespace {
-
-// A block of scores stays in the second cache. Its most rows are whole tiles; more would see fewer masks as whole.
-constexpr std::size_t kScoreBytes = 256 * 1024;
-constexpr std::size_t kMostRows = 72, kLeastRows = 6;
-
-// Where heads are fewer than this, queries are shared among tasks, too; not fewer than so many, since each task
-// arranges the keys and values for itself.
-constexpr std::size_t kTasks = 16, kTaskRows = 64;
 
 // Queries and keys of a head. Without a size they take no memory, so that there may be any number of them.
 constexpr std::size_t kMostPositions = std::size_t{1} << 27;
@@ -29,7 +23,7 @@ void require_addressable(const AttentionShape& s) {
     throw std::invalid_argument("there are " + std::to_string(s.queries) + " queries and " + std::to_string(s.keys) +
                                 " keys, and this kernel takes up to " + std::to_string(kMostPositions) + ".");
   }
-  constexpr std::size_t kPadding = 2 * kMostRows, kBuffers = 8;  // more than each, and than there are
+  constexpr std::size_t kPadding = 2 * tuning::kMostScoreRows, kBuffers = 8;  // more than each, and than there are
   const std::size_t rows = checked_sum(std::max(s.keys, s.queries), kPadding);
   const std::size_t width = checked_sum(s.size, s.value_size, kPadding);
   checked_product(rows, width, kBuffers * sizeof(double));
@@ -46,8 +40,9 @@ struct Planned {
     const AttentionShape& s = call.shape;
     require_addressable(s);
     const std::size_t stride = kernel.score_stride(s.keys);
-    const std::size_t fitting = kScoreBytes / std::max<std::size_t>(1, stride * size_of(type));
-    call.block = std::min(std::clamp(fitting, kLeastRows, kMostRows), s.queries);
+    const std::size_t fitting =
+        share_of_second_cache(tuning::kScoreShare) / std::max<std::size_t>(1, stride * size_of(type));
+    call.block = std::min(std::clamp(fitting, tuning::kLeastScoreRows, tuning::kMostScoreRows), s.queries);
     const std::size_t longest = std::max(s.keys, call.block);
     ones = multiples(1, std::max({s.size, s.value_size, longest}));
     rows = multiples(s.heads * s.size, longest);
@@ -94,8 +89,8 @@ void attend(ElementType type, AttentionCall call, const ParallelFor& parallel_fo
   }
   const Planned planned(type, call);
   BufferPool pool(planned.kernel.scratch(planned.call, false));
-  const std::size_t wanted = heads >= kTasks ? 1 : divided_up(kTasks, heads);
-  const std::size_t parts = std::clamp<std::size_t>(s.queries / kTaskRows, 1, wanted);
+  const std::size_t wanted = heads >= tuning::kAttentionTasks ? 1 : divided_up(tuning::kAttentionTasks, heads);
+  const std::size_t parts = std::clamp<std::size_t>(s.queries / tuning::kLeastQueries, 1, wanted);
   const std::size_t items = parts > 1 ? 1 : items_per_task(saturating_product(s.queries, s.keys));
   for_each_range(parallel_for, heads * parts, items, [&](std::size_t first, std::size_t last) {
     pool.lend([&](const Buffer& buffer) {

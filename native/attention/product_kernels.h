@@ -6,6 +6,7 @@
 
 #include "attention/rows.h"
 #include "products/packing.h"
+#include "tuning.h"
 
 namespace onnxtrain {
 namespace {
@@ -28,7 +29,7 @@ struct Product {
 template <typename T>
 void multiply_panels(const Product<T>& product) {
   const Panels<T> panels(product.columns);
-  const Parts depths(product.depth, kAccumulationDepth);
+  const Parts depths(product.depth, tuning::kAccumulationDepth);
   if (product.depth == 0 && !product.accumulate) {
     for (std::size_t row = 0; row < product.rows; ++row) {
       fill_zero(product.sums + row * product.sums_stride, padded<T>(product.columns));

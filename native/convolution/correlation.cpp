@@ -6,19 +6,10 @@
 
 #include "convolution/products.h"
 #include "scratch.h"
+#include "tuning.h"
 
 namespace onnxtrain {
 namespace {
-
-// Bytes of arranged weights beyond which a block has more positions, because each block reads all weights.
-constexpr std::size_t kLargeWeights = 1024 * 1024;
-
-// Elements of weights that a task arranges.
-constexpr std::size_t kPackSize = 65536;
-
-// Elements of the depth that all rows of a block pass before the next: what a tile reads of its columns stays in the
-// second cache, and of its rows in the first.
-constexpr std::size_t kChunkDepth = 640;
 
 // Positions of a phase by the taps that read the plane there, and not its padding.
 class TapClasses {
@@ -70,8 +61,8 @@ class TapClasses {
     }
     std::vector<std::size_t> order(class_of.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
-    for (std::size_t strip = 0; strip < order.size(); strip += kStripRows) {
-      const std::size_t end = std::min(order.size(), strip + kStripRows);
+    for (std::size_t strip = 0; strip < order.size(); strip += tuning::kStripRows) {
+      const std::size_t end = std::min(order.size(), strip + tuning::kStripRows);
       const auto at_strip = order.begin() + static_cast<std::ptrdiff_t>(strip);
       if (!all_) {
         std::stable_sort(at_strip, order.begin() + static_cast<std::ptrdiff_t>(end),
@@ -100,8 +91,6 @@ class TapClasses {
 
 // What the products of a block take: rows times taps, and for each tile and each run of its taps a little more.
 double cost_of(const TapClasses& classes, const Block& block, std::size_t channels) {
-  constexpr double kTile = 1.0, kRun = 60.0;
-  constexpr std::size_t kTileRows = 6;
   std::vector<RowClass> found;
   classes.sort(block, found);
   double cost = 0.0;
@@ -109,10 +98,11 @@ double cost_of(const TapClasses& classes, const Block& block, std::size_t channe
   for (const RowClass& c : found) {
     std::size_t taps = 0;
     for (std::size_t run = 0; run < c.run_count; ++run) taps += c.runs[2 * run + 1] - c.runs[2 * run];
-    const std::size_t rows = c.end - begin, tiles = divided_up(rows, kTileRows);
+    const std::size_t rows = c.end - begin, tiles = divided_up(rows, tuning::kCostedRows);
     cost += static_cast<double>(rows * taps) +
-            static_cast<double>(tiles) * (kTile * static_cast<double>(taps) +
-                                          kRun / static_cast<double>(channels) * static_cast<double>(c.run_count));
+            static_cast<double>(tiles) *
+                (tuning::kTileCost * static_cast<double>(taps) +
+                 tuning::kRunCost / static_cast<double>(channels) * static_cast<double>(c.run_count));
     begin = c.end;
   }
   return cost;
@@ -120,10 +110,9 @@ double cost_of(const TapClasses& classes, const Block& block, std::size_t channe
 
 // The classes by which a phase's positions take the least.
 TapClasses best_classes(const Phase& phase, const Index& source_size, const Block& block, std::size_t channels) {
-  constexpr double kWorthIt = 0.94;
   TapClasses best(phase, source_size, {false, false, false});
   const double all = cost_of(best, block, channels);
-  double least = kWorthIt * all;
+  double least = tuning::kClassesWorthIt * all;
   for (const bool columns : {false, true}) {
     TapClasses other(phase, source_size, {true, true, columns});
     const double cost = cost_of(other, block, channels);
@@ -145,16 +134,17 @@ struct PhasePart {
   std::vector<std::ptrdiff_t> tap_offsets;     // in the order of the depth
   std::size_t weights;                         // where its arranged weights begin, in elements of a column
 
-  PhasePart(const Phase& phase_, const Index& source_size, const Grid& grid, const Blocks& blocks,
-            std::size_t channels, std::ptrdiff_t channel_stride, std::size_t weights_)
+  PhasePart(const Phase& phase_, const Index& source_size, const Grid& grid, const Blocks& blocks, std::size_t channels,
+            std::ptrdiff_t channel_stride, std::size_t weights_)
       : phase(&phase_),
         depth(channels * phase_.taps.size()),
         classes(best_classes(phase_, source_size, blocks.all[0].within(phase_.size),
-                             std::max<std::size_t>(1, std::min(kChunkDepth / phase_.taps.size(), channels)))),
+                             std::max<std::size_t>(1, std::min(tuning::kChunkDepth / phase_.taps.size(), channels)))),
         weight_offsets(weight_offsets_of(phase_.taps, channels, channel_stride)),
         tap_offsets(blocks.tap_offsets(grid, phase_.taps, channels)),
         weights(weights_) {
-    const std::size_t taps = phase->taps.size(), count = std::max<std::size_t>(divided_up(depth, kChunkDepth), 1);
+    const std::size_t taps = phase->taps.size(),
+                      count = std::max<std::size_t>(divided_up(depth, tuning::kChunkDepth), 1);
     for (std::size_t i = 0; i <= count; ++i) chunks.push_back(i * channels / count);
     if (classes.are_all()) return;
     const std::vector<std::ptrdiff_t> in_order = tap_offsets;
@@ -218,11 +208,12 @@ void ConvolutionProducts<T>::multiply(const PlaneCorrelation<T>& p) const {
   std::size_t depth = 0;  // of all phases
   for (const Phase& phase : p.phases) depth += channels * phase.taps.size();
   const std::size_t positions = c_.batch * static_cast<std::size_t>(product(grid.size));
-  const bool large = saturating_product(depth, padded_columns, sizeof(T)) > kLargeWeights;
-  const std::size_t wanted = std::max<std::size_t>(large ? 256 : 96, divided_up(positions * groups, kProductTasks));
-  const Blocks blocks(grid, c_.batch, channels, kBlockBytes / sizeof(T), wanted);
+  const bool large = saturating_product(depth, padded_columns, sizeof(T)) > tuning::kLargeWeights;
+  const std::size_t wanted = std::max<std::size_t>(large ? tuning::kLeastPositionsOfLarge : tuning::kLeastPositions,
+                                                   divided_up(positions * groups, tuning::kProductTasks));
+  const Blocks blocks(grid, c_.batch, channels, tuning::kBlockBytes / sizeof(T), wanted);
   const std::size_t panels = kernels_.panels(p.columns);
-  const std::size_t splits = std::clamp<std::size_t>(kProductTasks / (blocks.all.size() * groups), 1, panels);
+  const std::size_t splits = std::clamp<std::size_t>(tuning::kProductTasks / (blocks.all.size() * groups), 1, panels);
   const std::size_t copy_size = blocks.copy_size(channels);
   const bool shared = splits > 1;
 
@@ -233,8 +224,8 @@ void ConvolutionProducts<T>::multiply(const PlaneCorrelation<T>& p) const {
   }
   std::vector<PackTask> packs;
   for (const PhasePart& part : parts) {
-    const std::size_t cuts =
-        std::clamp<std::size_t>(part.depth * padded_columns / kPackSize / panels, 1, divided_up(part.depth, 16) + 1);
+    const std::size_t cuts = std::clamp<std::size_t>(part.depth * padded_columns / tuning::kPackedElements / panels, 1,
+                                                     divided_up(part.depth, 16) + 1);
     for (std::size_t i = 0; i < groups * panels * cuts; ++i) {
       packs.push_back({&part, i / cuts / panels, i / cuts % panels, i % cuts * part.depth / cuts,
                        (i % cuts + 1) * part.depth / cuts});
@@ -284,7 +275,7 @@ void ConvolutionProducts<T>::multiply(const PlaneCorrelation<T>& p) const {
         const auto rows = in_order(blocks.position_offsets(grid, block), order);
         const auto places = plane_offsets(block, p.target_size, phase.target_start, phase.target_step, target_image);
         std::vector<std::size_t> sum_rows(order.size());
-        for (std::size_t row = 0; row < order.size(); ++row) sum_rows[order[row]] = row % kStripRows;
+        for (std::size_t row = 0; row < order.size(); ++row) sum_rows[order[row]] = row % tuning::kStripRows;
         kernels_.correlate({source, rows.data(), part.tap_offsets.data(), classes.data(), part.chunks.data(),
                             part.chunks.size() - 1, phase.taps.size(), rows.size(), part.depth, p.columns,
                             split * panels / splits, (split + 1) * panels / splits, weights_of(part, group), target,

@@ -4,6 +4,7 @@
 
 #include "convolution/table.h"
 #include "products/packing.h"
+#include "tuning.h"
 
 namespace onnxtrain {
 namespace {
@@ -102,15 +103,15 @@ void correlate_rows(const Correlation<T>& task, const RowClass& row_class, std::
 
 template <typename T>
 void correlate(const Correlation<T>& task) {
-  alignas(kVectorBytes) T sums[kStripRows * kMaxTileColumnBytes / sizeof(T)];
+  alignas(kVectorBytes) T sums[tuning::kStripRows * kMaxTileColumnBytes / sizeof(T)];
   const Panels<T> panels(task.columns);
   for (std::size_t panel = task.first_panel; panel < task.end_panel; ++panel) {
     const std::size_t first = panels.begin(panel), width = panels.width(panel), vectors = panels.vectors(panel);
     const std::size_t valid = task.columns - first < width ? task.columns - first : width;
     const T* columns = task.panels + first * task.depth;
     const RowClass* classes = task.classes;
-    for (std::size_t strip = 0; strip < task.rows; strip += kStripRows) {
-      const std::size_t end = task.rows - strip < kStripRows ? task.rows : strip + kStripRows;
+    for (std::size_t strip = 0; strip < task.rows; strip += tuning::kStripRows) {
+      const std::size_t end = task.rows - strip < tuning::kStripRows ? task.rows : strip + tuning::kStripRows;
       const RowClass* row_class = classes;
       for (std::size_t chunk = 0; chunk < task.chunk_count; ++chunk) {
         row_class = classes;
@@ -131,7 +132,7 @@ void correlate(const Correlation<T>& task) {
 template <typename T>
 void accumulate(const Accumulation<T>& task) {
   const Panels<T> panels(task.columns);
-  const Parts depths(task.depth, kAccumulationDepth);
+  const Parts depths(task.depth, tuning::kAccumulationDepth);
   for (std::size_t part = 0; part < depths.count; ++part) {
     for (std::size_t panel = 0; panel < panels.count(); ++panel) {
       const std::size_t first = panels.begin(panel), width = panels.width(panel), vectors = panels.vectors(panel);

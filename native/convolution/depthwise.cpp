@@ -3,17 +3,10 @@
 
 #include "convolution/products.h"
 #include "scratch.h"
+#include "tuning.h"
 
 namespace onnxtrain {
 namespace {
-
-constexpr std::size_t kTasks = 32;
-
-// Bytes of the planes of a vector of groups, which should stay in a core's second cache.
-constexpr std::size_t kScratchBytes = 640 * 1024;
-
-// Products per position and group, up to which they are summed without matrices.
-constexpr std::size_t kMostProducts = 64;
 
 // Offsets of a box's positions in a plane of another size.
 void append_places(const Index& box, const Index& start, const Index& step, const Index& plane, std::size_t lanes,
@@ -64,7 +57,7 @@ struct DepthwiseLayout {
     layout.target_positions = static_cast<std::size_t>(product(target_size));
     layout.copy_size = saturating_product(static_cast<std::size_t>(box[0]), static_cast<std::size_t>(box[1]),
                                           static_cast<std::size_t>(box[2]), lanes);
-    if (saturating_product(scratch_without_weights(), sizeof(float)) > kScratchBytes) return;  // see fits()
+    if (saturating_product(scratch_without_weights(), sizeof(float)) > tuning::kSideBySideBytes) return;  // see fits()
     append_places(size, inside, one, box, lanes, places);
     layout.places = places.data();
     for (std::size_t i = 0; i < parts.size(); ++i) {
@@ -98,14 +91,14 @@ struct DepthwiseLayout {
     return saturating_sum(scratch_without_weights(), saturating_product(layout.columns, layout.total_depth, lanes));
   }
   bool fits(std::size_t element_size) const {
-    return layout.phases != nullptr && saturating_product(scratch(), element_size) <= kScratchBytes;
+    return layout.phases != nullptr && saturating_product(scratch(), element_size) <= tuning::kSideBySideBytes;
   }
 };
 
 template <typename T>
 bool ConvolutionProducts<T>::is_depthwise() const {
   return c_.group >= kernels_.lanes / 2 && c_.group > 1 &&
-         saturating_product(c_.inputs, c_.outputs) <= kMostProducts;
+         saturating_product(c_.inputs, c_.outputs) <= tuning::kSideBySideProducts;
 }
 
 template <typename T>
@@ -114,7 +107,8 @@ bool ConvolutionProducts<T>::depthwise(const PlaneCorrelation<T>& p) const {
   const DepthwiseLayout layout(c_.batch, p.source.group, p.source.channels, p.columns, p.source.size, p.target_size,
                                p.phases, p.weights.channel_stride, kernels_.lanes);
   if (!layout.fits(sizeof(T))) return false;
-  const std::size_t items = c_.batch * divided_up(p.source.group, kernels_.lanes), tasks = std::min(items, kTasks);
+  const std::size_t items = c_.batch * divided_up(p.source.group, kernels_.lanes),
+                    tasks = std::min(items, tuning::kPlaneTasks);
   BufferPool pool(layout.scratch() * sizeof(T));
   parallel_for_(tasks, [&](std::size_t task) {
     pool.lend([&](const Buffer& buffer) {
@@ -135,7 +129,7 @@ bool ConvolutionProducts<T>::depthwise_gradient(const PlaneProducts<T>& p) const
   if (!layout.fits(sizeof(T))) return false;
   // Few groups leave cores idle unless the images are shared, too: their sums are added in order at the end.
   const std::size_t parts = divided_up(p.source.group, kernels_.lanes);
-  const std::size_t chunks = std::clamp<std::size_t>(kTasks / 2 / parts, 1, c_.batch);
+  const std::size_t chunks = std::clamp<std::size_t>(tuning::kPlaneTasks / 2 / parts, 1, c_.batch);
   const std::size_t count = checked_product(p.source.group, p.columns.channels, layout.layout.total_depth);
   const Buffer sums(checked_product(chunks - 1, count, sizeof(T)));
   BufferPool pool(layout.scratch() * sizeof(T));

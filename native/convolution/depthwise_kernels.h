@@ -3,6 +3,7 @@
 #pragma once
 
 #include "convolution/correlation_kernels.h"
+#include "tuning.h"
 
 namespace onnxtrain {
 namespace {
@@ -73,8 +74,6 @@ inline void gather_weights(const PlanesOfLanes<T, const T*>& weights, const std:
   }
 }
 
-inline constexpr std::size_t kPositionsAtOnce = 8;
-
 template <typename T, std::size_t count>
 inline void filter_positions(const T* source, const std::ptrdiff_t* places, const std::ptrdiff_t* offsets,
                              const T* weights, std::size_t depth, Vector<T> bias, T* target,
@@ -138,9 +137,9 @@ void depthwise(const Depthwise<T>& task) {
         const LanePhase& part = layout.phases[phase];
         const T* factors = weights + (static_cast<std::size_t>(j) * layout.total_depth + part.first_depth) * lanes;
         std::size_t p = 0;
-        for (; p + kPositionsAtOnce <= part.positions; p += kPositionsAtOnce) {
-          filter_positions<T, kPositionsAtOnce>(copies, part.places + p, part.offsets, factors, part.depth, bias,
-                                                results, part.target_places + p);
+        for (; p + tuning::kPositionsAtOnce <= part.positions; p += tuning::kPositionsAtOnce) {
+          filter_positions<T, tuning::kPositionsAtOnce>(copies, part.places + p, part.offsets, factors, part.depth,
+                                                        bias, results, part.target_places + p);
         }
         for (; p + 4 <= part.positions; p += 4) {
           filter_positions<T, 4>(copies, part.places + p, part.offsets, factors, part.depth, bias, results,

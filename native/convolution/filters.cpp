@@ -3,14 +3,10 @@
 
 #include "convolution/products.h"
 #include "scratch.h"
+#include "tuning.h"
 
 namespace onnxtrain {
 namespace {
-
-constexpr std::size_t kTasks = 32;
-
-// Bytes of the copies of a group's planes, which a task reads many times and keeps in its core's second cache.
-constexpr std::size_t kCopyBytes = 400 * 1024;
 
 FilterGeometry geometry_of(const Grid& grid, const Index& size) {
   FilterGeometry g = {};
@@ -65,7 +61,8 @@ std::vector<std::ptrdiff_t> copy_offsets(const FilterGeometry& g, const Grid& gr
 template <typename T>
 bool ConvolutionProducts<T>::prefers_filter(const Planes<T>& source, const Grid& grid, std::size_t columns) const {
   const std::size_t stride = copy_stride_of(geometry_of(grid, source.size), kernels_.lanes);
-  return 4 * columns <= kernels_.lanes && saturating_product(source.channels + 1, stride, sizeof(T)) <= kCopyBytes;
+  return 4 * columns <= kernels_.lanes &&
+         saturating_product(source.channels + 1, stride, sizeof(T)) <= tuning::kShiftedBytes;
 }
 
 template <typename T>
@@ -78,7 +75,7 @@ void ConvolutionProducts<T>::filter(const PlaneCorrelation<T>& p, const Phase& p
   const std::size_t copy_stride = copy_stride_of(geometry, kernels_.lanes);
   const auto offsets = copy_offsets(geometry, grid, phase.taps, p.source.channels, copy_stride);
   const auto weight_offsets = weight_offsets_of(phase.taps, p.source.channels, p.weights.channel_stride);
-  const std::size_t items = c_.batch * p.source.group, tasks = std::min(items, kTasks);
+  const std::size_t items = c_.batch * p.source.group, tasks = std::min(items, tuning::kPlaneTasks);
   BufferPool pool(checked_product(checked_sum(checked_product(p.source.channels + 1, copy_stride), offsets.size()),
                                   sizeof(T)));
   parallel_for_(tasks, [&](std::size_t task) {
@@ -96,7 +93,7 @@ void ConvolutionProducts<T>::filter_gradient(const PlaneProducts<T>& p) const {
   const FilterGeometry geometry = geometry_of(p.grid, p.source.size);
   const std::size_t copy_stride = copy_stride_of(geometry, kernels_.lanes);
   const auto offsets = copy_offsets(geometry, p.grid, p.taps, p.source.channels, copy_stride);
-  const std::size_t groups = p.source.group, tasks = std::min(groups, kTasks);
+  const std::size_t groups = p.source.group, tasks = std::min(groups, tuning::kPlaneTasks);
   const std::size_t sums =
       checked_product(divided_up(groups, tasks), p.columns.channels, offsets.size(), kernels_.lanes);
   BufferPool pool(checked_product(checked_sum(checked_product(p.source.channels + 1, copy_stride), sums), sizeof(T)));

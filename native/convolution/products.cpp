@@ -3,19 +3,14 @@
 #include <algorithm>
 #include <set>
 
+#include "cache.h"
 #include "scratch.h"
+#include "tuning.h"
 
 namespace onnxtrain {
 namespace {
 
 Index index_of(const std::ptrdiff_t (&sizes)[kAxes]) { return {sizes[0], sizes[1], sizes[2]}; }
-
-// Bytes of pixels of all channels that a task gathers at a time.
-constexpr std::size_t kPixelBytes = 256 * 1024;
-
-// What adding a line of a product, and beginning a tile, cost as multiplications, of a vector's and of an element's;
-// and how much less than a correlation that must be: parts of the latter's padding may be skipped, too.
-constexpr double kLineAdditions = 10.0, kTileStart = 8.0, kWorthSpreading = 0.8;
 
 // Phases of large strides that no element of the kernel reaches are left out: beyond so many, most are.
 constexpr std::size_t kMostPhases = 4096;
@@ -76,9 +71,9 @@ std::size_t ConvolutionProducts<T>::weight_count() const {
 
 template <typename T>
 void ConvolutionProducts<T>::clear(T* data, std::size_t count) const {
-  constexpr std::size_t kPart = 65536;
-  parallel_for_(divided_up(count, kPart), [&](std::size_t part) {
-    std::fill(data + part * kPart, data + std::min(count, (part + 1) * kPart), T(0));
+  parallel_for_(divided_up(count, tuning::kClearedElements), [&](std::size_t part) {
+    std::fill(data + part * tuning::kClearedElements, data + std::min(count, (part + 1) * tuning::kClearedElements),
+              T(0));
   });
 }
 
@@ -97,7 +92,7 @@ void ConvolutionProducts<T>::fill(T* data, std::size_t channels, const std::ptrd
 
 template <typename T>
 bool ConvolutionProducts<T>::many_groups() const {
-  return c_.group >= kProductTasks / 2;
+  return c_.group >= tuning::kProductTasks / 2;
 }
 
 template <typename T>
@@ -159,7 +154,7 @@ void ConvolutionProducts<T>::input_gradient(const T* dy, const T* w, T* dx) cons
 template <typename T>
 std::size_t ConvolutionProducts<T>::pixels_at_once(std::size_t depth) const {
   const std::size_t width = kernels_.pointwise_width;
-  return std::clamp<std::size_t>(kPixelBytes / sizeof(T) / depth / width, 1, 32) * width;
+  return std::clamp<std::size_t>(share_of_second_cache(tuning::kPixelShare) / sizeof(T) / depth / width, 1, 32) * width;
 }
 
 template <typename T>
@@ -171,7 +166,8 @@ void ConvolutionProducts<T>::pointwise(const Planes<T>& source, const T* weights
   for (std::size_t k = 0; k < depth; ++k) offsets[k] = static_cast<std::ptrdiff_t>(k) * depth_stride;
   const std::size_t width = kernels_.pointwise_width;
   const std::size_t block = pixels_at_once(depth);
-  const std::size_t in_task = std::max(rounded_up(divided_up(pixels * groups, kProductTasks), width), 2 * width);
+  const std::size_t in_task =
+      std::max(rounded_up(divided_up(pixels * groups, tuning::kProductTasks), width), 2 * width);
   const std::size_t tasks = divided_up(pixels, in_task);
   const std::ptrdiff_t target_plane = source.plane(), target_group = target_plane * static_cast<std::ptrdiff_t>(rows);
   BufferPool pool(checked_product(depth, std::min(block, in_task), sizeof(T)));
@@ -202,9 +198,9 @@ bool ConvolutionProducts<T>::prefers_spread(const PlaneCorrelation<T>& p) const 
   }
   const double rows = static_cast<double>(c_.inputs) * static_cast<double>(product(index_of(c_.kernel)));
   const double in_line = static_cast<double>(c_.output[2]);
-  const double of_line = c_.stride[2] == 1 ? kLineAdditions * lanes + in_line * 4 : in_line * lanes * 3;
-  const double spread = rows * static_cast<double>(places) * (depth + kTileStart + of_line / in_line);
-  return spread < kWorthSpreading * correlation;
+  const double of_line = c_.stride[2] == 1 ? tuning::kLineAdditions * lanes + in_line * 4 : in_line * lanes * 3;
+  const double spread = rows * static_cast<double>(places) * (depth + tuning::kTileStart + of_line / in_line);
+  return spread < tuning::kSpreadingWorthIt * correlation;
 }
 
 template <typename T>
@@ -236,8 +232,8 @@ void ConvolutionProducts<T>::spread(const Planes<T>& source, const T* weights, T
   const auto plane = static_cast<std::size_t>(product(input)), pixels = static_cast<std::size_t>(product(output));
   std::vector<std::ptrdiff_t> offsets(depth);
   for (std::size_t k = 0; k < depth; ++k) offsets[k] = static_cast<std::ptrdiff_t>(k * rows);
-  const std::size_t parts = std::min(c_.batch, divided_up(kProductTasks, groups));
-  const std::size_t splits = std::clamp<std::size_t>(kProductTasks / (groups * parts), 1, c_.inputs);
+  const std::size_t parts = std::min(c_.batch, divided_up(tuning::kProductTasks, groups));
+  const std::size_t splits = std::clamp<std::size_t>(tuning::kProductTasks / (groups * parts), 1, c_.inputs);
   const std::size_t block = pixels_at_once(depth);
   BufferPool pool(checked_product(depth, block, sizeof(T)));
   parallel_for_(groups * parts * splits, [&](std::size_t number) {
@@ -282,12 +278,12 @@ void ConvolutionProducts<T>::accumulate(const PlaneProducts<T>& p) const {
   if (many_groups() && prefers_filter(p.source, p.grid, p.columns.channels)) return filter_gradient(p);
   const std::size_t groups = p.source.group, taps = p.taps.size(), channels = p.source.channels;
   const std::size_t padded_columns = rounded_up(p.columns.channels, kernels_.lanes);
-  constexpr std::size_t kSums = 256 * 1024 / sizeof(T);
-  const std::size_t most = std::clamp<std::size_t>(kSums / (taps * padded_columns), 1, channels);
+  const std::size_t most =
+      std::clamp<std::size_t>(tuning::kGradientSumBytes / sizeof(T) / (taps * padded_columns), 1, channels);
   const std::size_t ranges = divided_up(channels, most), in_range = divided_up(channels, ranges);
   const bool direct = is_pointwise();
   const Blocks blocks = [&] {
-    Blocks result(p.grid, c_.batch, direct ? 1 : in_range, kBlockBytes / sizeof(T), 1024);
+    Blocks result(p.grid, c_.batch, direct ? 1 : in_range, tuning::kBlockBytes / sizeof(T), tuning::kGradientPositions);
     if (direct) {
       result.extent = p.source.size;
       result.image_stride = p.source.image();
@@ -295,7 +291,8 @@ void ConvolutionProducts<T>::accumulate(const PlaneProducts<T>& p) const {
     }
     return result;
   }();
-  const std::size_t chunks = std::clamp<std::size_t>(divided_up(kProductTasks, groups * ranges), 1, blocks.all.size());
+  const std::size_t chunks =
+      std::clamp<std::size_t>(divided_up(tuning::kProductTasks, groups * ranges), 1, blocks.all.size());
 
   const std::size_t positions = c_.batch * static_cast<std::size_t>(product(p.grid.size));
   const bool shared = ranges > 1;
@@ -360,9 +357,9 @@ void ConvolutionProducts<T>::accumulate(const PlaneProducts<T>& p) const {
     if (chunks == 1) unpack(group, range);
   });
   if (chunks == 1) return;
-  constexpr std::size_t kPart = 8192;
-  parallel_for_(divided_up(sums_size, kPart), [&](std::size_t part) {
-    const std::size_t begin = part * kPart, count = std::min(sums_size - begin, kPart);
+  parallel_for_(divided_up(sums_size, tuning::kAddedElements), [&](std::size_t part) {
+    const std::size_t begin = part * tuning::kAddedElements,
+                      count = std::min(sums_size - begin, tuning::kAddedElements);
     for (std::size_t chunk = 1; chunk < chunks; ++chunk) {
       kernels_.add(sums.as<T>() + chunk * sums_size + begin, count, sums.as<T>() + begin);
     }

@@ -6,13 +6,6 @@
 
 namespace onnxtrain {
 
-// Tasks that a call is cut into where it is large enough: many for the machine's cores to share evenly, whatever their
-// number, few enough to be long.
-inline constexpr std::size_t kProductTasks = 16;
-
-// Bytes of a block's copy of the source, which a task reads many times and keeps in its core's second cache.
-inline constexpr std::size_t kBlockBytes = 400 * 1024;
-
 // The source of a product: planes of all images, a group's channels side by side.
 template <typename T>
 struct Planes {

@@ -7,6 +7,7 @@
 
 #include "kernels/by_type.h"
 #include "products/table.h"
+#include "tuning.h"
 
 namespace onnxtrain {
 
@@ -25,9 +26,6 @@ struct BoxCopy {
   T* target;
   std::ptrdiff_t target_stride;
 };
-
-// Rows of a correlation whose sums are kept together until they are complete.
-inline constexpr std::size_t kStripRows = 192;
 
 // Rows, up to `end` and of one strip, that read the same elements of the kernel: from runs[0] to before runs[1], from
 // runs[2] to before runs[3] and so on.

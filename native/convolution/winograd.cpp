@@ -3,6 +3,7 @@
 
 #include "convolution/products.h"
 #include "scratch.h"
+#include "tuning.h"
 
 namespace onnxtrain {
 namespace {
@@ -11,16 +12,6 @@ constexpr std::size_t kElements = 3;  // of the kernel along an axis
 
 // Of a panel.
 constexpr std::size_t kMostColumns = 64;
-
-// Tiles of a block, for which each weight is read once: what a block reads and the sums of a point stay in the second
-// cache.
-constexpr std::size_t kBlockTiles = 128;
-
-// Tiles whose positions are written together.
-constexpr std::size_t kStripTiles = 48;
-
-// Channels whose weights a task arranges.
-constexpr std::size_t kPackChannels = 64;
 
 // The tiles of a batch: a row of an image's tiles is not cut.
 struct TileGrid {
@@ -31,7 +22,7 @@ struct TileGrid {
       : rows(divided_up(static_cast<std::size_t>(size[1]), 2)),
         in_row(divided_up(static_cast<std::size_t>(size[2]), 2)),
         all_rows(batch * rows),
-        rows_of_block(std::max<std::size_t>(1, kBlockTiles / in_row)),
+        rows_of_block(std::max<std::size_t>(1, tuning::kWinogradBlock / in_row)),
         block_count(divided_up(all_rows, rows_of_block)) {}
 
   std::size_t begin(std::size_t block) const { return block * all_rows / block_count; }
@@ -65,7 +56,7 @@ struct TilePositions {
   }
 
   static std::size_t rows_of_strip(const TileGrid& grid) {
-    return std::max<std::size_t>(1, kStripTiles / grid.in_row);
+    return std::max<std::size_t>(1, tuning::kWinogradStrip / grid.in_row);
   }
 };
 
@@ -84,7 +75,6 @@ std::ptrdiff_t reads_inside(const Phase& phase, int axis, std::ptrdiff_t lowest,
 // a tile that is read or written takes as long as so many.
 template <typename T>
 bool ConvolutionProducts<T>::prefers_winograd(const PlaneCorrelation<T>& p) const {
-  constexpr double kOfWeight = 150.0, kOfTile = 130.0, kWorthIt = 0.9;
   if (c_.group != 1 || c_.kernel[0] != 1 || c_.input[0] != 1 || c_.output[0] != 1) return false;
   for (int axis = 1; axis < kAxes; ++axis) {
     if (c_.kernel[axis] != static_cast<std::ptrdiff_t>(kElements) || c_.stride[axis] != 1 || c_.dilation[axis] != 1) {
@@ -101,9 +91,10 @@ bool ConvolutionProducts<T>::prefers_winograd(const PlaneCorrelation<T>& p) cons
   const double inside = static_cast<double>(c_.batch) *
                         static_cast<double>(reads_inside(phase, 1, grid.lowest[1], p.source.size[1])) *
                         static_cast<double>(reads_inside(phase, 2, grid.lowest[2], p.source.size[2]));
-  const double by_tiles = (count * static_cast<double>(kWinogradPoints) + kOfWeight) * channels * padded_columns +
-                          kOfTile * count * (channels + columns);
-  return by_tiles < kWorthIt * inside * channels * columns;
+  const double by_tiles =
+      (count * static_cast<double>(kWinogradPoints) + tuning::kWinogradWeight) * channels * padded_columns +
+      tuning::kWinogradTile * count * (channels + columns);
+  return by_tiles < tuning::kWinogradWorthIt * inside * channels * columns;
 }
 
 template <typename T>
@@ -113,7 +104,7 @@ void ConvolutionProducts<T>::winograd(const PlaneCorrelation<T>& p) const {
   const TileGrid tiles(phase.size, c_.batch);
   const std::size_t channels = p.source.channels, panels = kernels_.panels(p.columns);
   const std::size_t padded_columns = rounded_up(p.columns, kernels_.lanes);
-  const std::size_t splits = std::clamp<std::size_t>(kProductTasks / tiles.block_count, 1, panels);
+  const std::size_t splits = std::clamp<std::size_t>(tuning::kProductTasks / tiles.block_count, 1, panels);
   const bool shared = splits > 1;
 
   // The weights, and the source where several tasks read the same of it.
@@ -140,8 +131,9 @@ void ConvolutionProducts<T>::winograd(const PlaneCorrelation<T>& p) const {
                               tiles.rows, tiles.in_row, tiles.begin(block), tiles.begin(block + 1), channels,
                               ones.data(), points, row_stride, point_stride, scratch});
   };
-  const std::size_t pieces = divided_up(channels, kPackChannels), packs = panels * pieces;
-  BufferPool arranging(checked_product(std::max(kPackChannels * kWinogradTaps, most_pixels), kMostColumns, sizeof(T)));
+  const std::size_t pieces = divided_up(channels, tuning::kWinogradPack), packs = panels * pieces;
+  BufferPool arranging(
+      checked_product(std::max(tuning::kWinogradPack * kWinogradTaps, most_pixels), kMostColumns, sizeof(T)));
   parallel_for_(packs + (shared ? tiles.block_count : 0), [&](std::size_t task) {
     arranging.lend([&](const Buffer& buffer) {
       if (task < packs) {

@@ -8,13 +8,10 @@
 
 #include "convolution/correlation_kernels.h"
 #include "kernels/padding.h"
+#include "tuning.h"
 
 namespace onnxtrain {
 namespace {
-
-// Channels whose products are summed before the next: what a tile of sums reads of the weights stays in the first
-// cache, and of the source in the second.
-inline constexpr std::size_t kPointDepth = 256;
 
 // G along one axis.
 template <typename T>
@@ -139,7 +136,7 @@ template <typename T>
 void multiply_point(const WinogradProducts<T>& task, const T* source, const T* columns, std::size_t vectors, T* sums,
                     const T* next_source, const T* next_columns) {
   const std::size_t width = vectors * kLanes<T>;
-  const Parts tiles(task.tiles, tile_rows(vectors)), depths(task.channels, kPointDepth);
+  const Parts tiles(task.tiles, tile_rows(vectors)), depths(task.channels, tuning::kWinogradDepth);
   // What comes next is fetched part by part: so many bytes for each element of the depth.
   const std::size_t all = tiles.count * task.channels;
   const std::size_t source_step = (task.tiles * task.row_stride * sizeof(T) + all - 1) / all;

@@ -5,33 +5,35 @@
 
 #include "kernels/kernel_table.h"
 #include "kernels/lanes.h"
+#include "tuning.h"
 
 namespace onnxtrain {
 namespace {
 
-constexpr std::size_t kSumColumns = 32;
-
-// Columns [begin, begin + kSumColumns) of the sum of the rows at `count` places, in float64 and in their order.
+// Columns [begin, begin + tuning::kGatherColumns) of the sum of the rows at `count` places, in float64 and in their
+// order.
 template <typename T>
 void add_columns(const RowSumsCall& call, const std::size_t* places, std::size_t count, std::size_t begin, T* out) {
   const T* rows = static_cast<const T*>(call.rows) + begin;
-  WideVector sums[kSumColumns / kWideLanes] = {};
+  WideVector sums[tuning::kGatherColumns / kWideLanes] = {};
   for (std::size_t p = 0; p < count; ++p) {
     const T* row = rows + places[p] * call.width;
-    for (std::size_t v = 0; v < kSumColumns / kWideLanes; ++v) {
+    for (std::size_t v = 0; v < tuning::kGatherColumns / kWideLanes; ++v) {
       WideVector value;
       load(row + v * kWideLanes, value);
       sums[v] += value;
     }
   }
-  for (std::size_t i = 0; i < kSumColumns; ++i) out[begin + i] = static_cast<T>(sums[i / kWideLanes][i % kWideLanes]);
+  for (std::size_t i = 0; i < tuning::kGatherColumns; ++i)
+    out[begin + i] = static_cast<T>(sums[i / kWideLanes][i % kWideLanes]);
 }
 
 // One row of the table.
 template <typename T>
 void add_rows(const RowSumsCall& call, const std::size_t* places, std::size_t count, T* out) {
   std::size_t begin = 0;
-  for (; begin + kSumColumns <= call.width; begin += kSumColumns) add_columns(call, places, count, begin, out);
+  for (; begin + tuning::kGatherColumns <= call.width; begin += tuning::kGatherColumns)
+    add_columns(call, places, count, begin, out);
   const T* rows = static_cast<const T*>(call.rows);
   for (; begin < call.width; ++begin) {
     double sum = 0.0;

@@ -7,6 +7,8 @@
 
 #include <cstddef>
 
+#include "tuning.h"
+
 #if defined(__clang__)
 #define ONNXTRAIN_VECTORIZE _Pragma("clang loop vectorize(assume_safety)")
 #elif defined(__GNUC__)
@@ -18,15 +20,11 @@
 namespace onnxtrain {
 namespace {
 
-// How far ahead of their use elements are asked for. Where they come from memory, the processor's own guesses are a
-// quarter slower: square root and division fill the window of instructions in which it would see the next loads.
-inline constexpr std::ptrdiff_t kAheadBytes = 2048;
-
 template <std::size_t bytes>
 inline void ask_for(const void* from) {
 #pragma GCC unroll 8
   for (std::size_t line = 0; line < bytes; line += 64) {
-    __builtin_prefetch(static_cast<const char*>(from) + line + kAheadBytes);
+    __builtin_prefetch(static_cast<const char*>(from) + line + tuning::kAheadBytes);
   }
 }
 

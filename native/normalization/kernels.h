@@ -8,6 +8,7 @@
 #include "kernels/elementwise.h"
 #include "kernels/kernel_table.h"
 #include "kernels/lanes.h"
+#include "tuning.h"
 
 namespace onnxtrain {
 namespace {
@@ -77,15 +78,14 @@ class ChannelRuns {
       }
       return;
     }
-    constexpr std::size_t kChunk = 256;
-    T gathered_x[kChunk], gathered_dy[kChunk];
+    T gathered_x[tuning::kGatheredElements], gathered_dy[tuning::kGatheredElements];
     std::size_t filled = 0;
     for (std::size_t n = 0; n < call_.batch; ++n) {
       for (std::size_t i = 0; i < call_.size; ++i, ++filled) {
         gathered_x[filled] = x[n * step_ + i];
         gathered_dy[filled] = dy[n * step_ + i];
       }
-      if (filled + call_.size > kChunk || n + 1 == call_.batch) {
+      if (filled + call_.size > tuning::kGatheredElements || n + 1 == call_.batch) {
         add_run<statistics>(sums, near, gathered_x, gathered_dy, filled);
         filled = 0;
       }

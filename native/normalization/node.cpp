@@ -4,6 +4,7 @@
 
 #include "operators/shapes.h"
 #include "ranges.h"
+#include "tuning.h"
 
 namespace onnxtrain {
 namespace {
@@ -36,9 +37,8 @@ void write_totals(ElementType type, const std::vector<double>& parts, std::size_
 // Blocks of rows give sums of their own, which are added in order afterwards.
 void run_rows(const LayerNormalizationCall& row_call, ElementType type, std::size_t rows, void* dscale, void* dbias,
               const ParallelFor& parallel_for) {
-  constexpr std::size_t kMostBlocks = 64;
   const std::size_t size = row_call.size;
-  const std::size_t items = std::max(items_per_task(size), divided_up(rows, kMostBlocks));
+  const std::size_t items = std::max(items_per_task(size), divided_up(rows, tuning::kNormalizationBlocks));
   const std::size_t blocks = divided_up(rows, items), parts_size = checked_product(blocks, size, sizeof(double));
   std::vector<double> scale_parts(dscale == nullptr ? 0 : parts_size / sizeof(double));
   std::vector<double> bias_parts(dbias == nullptr ? 0 : parts_size / sizeof(double));

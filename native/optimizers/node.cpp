@@ -19,7 +19,7 @@ std::string groups(const std::string& letters) {
 
 Grouping Grouping::fused_with(bool masks) const {
   Grouping result = {std::string("Fused").append(operator_name), inputs, outputs, true};
-  if (masks) result.inputs.insert(2, "M");
+  if (masks) result.inputs.insert(2, 1, 'M');
   return result;
 }
 

@@ -9,11 +9,10 @@
 #include "kernels/kernel_table.h"
 #include "kernels/lanes.h"
 #include "kernels/transcendental.h"
+#include "tuning.h"
 
 namespace onnxtrain {
 namespace {
-
-constexpr std::size_t kChunk = 512;
 
 constexpr bool is_simple(Measure measure) {
   return measure == kLogSum || measure == kArctan || measure == kGemanMcClure;
@@ -152,10 +151,10 @@ LayerSum layer_sum(const MeasureScalars& scalars, std::size_t count, const void*
   } else {
     MeasureScalars m = scalars;
     if (measure == kExponential || measure == kTanh) m.largest = largest_of(m.l1, count, X);
-    double h[kChunk];
+    double h[tuning::kMeasuredElements];
     LaneSum lanes[kSums];
-    for (std::size_t begin = 0; begin < count; begin += kChunk) {
-      const std::size_t n = count - begin < kChunk ? count - begin : kChunk;
+    for (std::size_t begin = 0; begin < count; begin += tuning::kMeasuredElements) {
+      const std::size_t n = count - begin < tuning::kMeasuredElements ? count - begin : tuning::kMeasuredElements;
       relative_h_of<T, measure>(m, n, X + begin, h);
       if (m.l1) {
         add_to<true>(lanes, pad(h, n), h);
@@ -322,10 +321,10 @@ void ssgd(const void* scalars, std::size_t count, const void* const* inputs, voi
     (s.measure.l1 ? descend_simply_any<T, measure, true> : descend_simply_any<T, measure, false>)(
         s, count, {X, G, V, X_new, V_new});
   } else {
-    double h[kChunk];
-    T shrinkages[kChunk];
-    for (std::size_t begin = 0; begin < count; begin += kChunk) {
-      const std::size_t n = count - begin < kChunk ? count - begin : kChunk;
+    double h[tuning::kMeasuredElements];
+    T shrinkages[tuning::kMeasuredElements];
+    for (std::size_t begin = 0; begin < count; begin += tuning::kMeasuredElements) {
+      const std::size_t n = count - begin < tuning::kMeasuredElements ? count - begin : tuning::kMeasuredElements;
       relative_h_of<T, measure>(s.measure, n, X + begin, h);
       if (s.shrinkage != 0.0) shrinkages_of(s, n, h, X + begin, shrinkages);  // before X_new, which may be X
       descend_any<T>(s, n, h, {X + begin, G + begin, s.momentum ? V + begin : nullptr, X_new + begin,

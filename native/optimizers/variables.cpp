@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "tuning.h"
+
 namespace onnxtrain {
 
 bool Broadcast::fits(const std::vector<std::int64_t>& from, const std::vector<std::int64_t>& to) {
@@ -66,13 +68,12 @@ void Broadcast::gather(ElementType type, const void* source, std::size_t begin, 
 
 void run_kernel(ElementwiseKernel kernel, const void* scalars, Arity arity, const Variable& variable,
                 std::size_t begin, std::size_t end) {
-  constexpr std::size_t kChunk = 1024;
-  alignas(64) unsigned char gradient[kChunk * sizeof(double)];
-  alignas(64) unsigned char unwanted[kMaxOutputs][kChunk * sizeof(double)];
+  alignas(64) unsigned char gradient[tuning::kPreparedElements * sizeof(double)];
+  alignas(64) unsigned char unwanted[kMaxOutputs][tuning::kPreparedElements * sizeof(double)];
 
   bool direct = variable.broadcast == nullptr && !variable.is_prepared();
   for (std::size_t i = 0; i < arity.outputs; ++i) direct = direct && variable.outputs[i] != nullptr;
-  const std::size_t size = size_of(variable.type), step = direct ? end - begin : kChunk;
+  const std::size_t size = size_of(variable.type), step = direct ? end - begin : tuning::kPreparedElements;
   for (; begin < end; begin += step) {
     const std::size_t count = std::min(step, end - begin);
     const void* inputs[kMaxInputs] = {};
@@ -100,18 +101,14 @@ void run_kernel(ElementwiseKernel kernel, const void* scalars, Arity arity, cons
 
 namespace {
 
-// Elements in a block: large enough that handing it to a thread costs nothing beside it, small enough that two threads
-// share a hundred thousand elements evenly.
-constexpr std::size_t kBlock = 16384;
-
 }  // namespace
 
 Schedule::Schedule(const std::vector<Variable>& variables) {
   std::size_t in_task = 0;
   for (std::size_t v = 0; v < variables.size(); ++v) {
-    for (std::size_t begin = 0; begin < variables[v].count; begin += kBlock) {
-      const std::size_t end = std::min(begin + kBlock, variables[v].count);
-      if (in_task + (end - begin) > kBlock) {
+    for (std::size_t begin = 0; begin < variables[v].count; begin += tuning::kTaskElements) {
+      const std::size_t end = std::min(begin + tuning::kTaskElements, variables[v].count);
+      if (in_task + (end - begin) > tuning::kTaskElements) {
         task_ends_.push_back(blocks_.size());
         in_task = 0;
       }

@@ -8,6 +8,7 @@
 
 #include "kernels/elementwise.h"
 #include "kernels/kernel_table.h"
+#include "tuning.h"
 
 namespace onnxtrain {
 namespace {
@@ -24,7 +25,6 @@ struct PositionOf<double> {
   using type = std::int64_t;
 };
 
-constexpr std::int64_t kWindows = 128;  // of one row of the output that are looked at together
 constexpr std::int64_t kNowhere = -1;
 
 inline std::int64_t at_most(std::int64_t value, std::int64_t bound) { return value < bound ? value : bound; }
@@ -45,8 +45,8 @@ inline Reach reach_of(std::int64_t stride, std::int64_t offset, std::int64_t siz
 template <typename T>
 struct Maxima {
   using Position = typename PositionOf<T>::type;
-  T best[kWindows];
-  Position at[kWindows];
+  T best[tuning::kPooledWindows];
+  Position at[tuning::kPooledWindows];
 };
 
 // Compares element `offset + j * stride` of a row of x with the largest of window j, for j in the reach; `row` is where
@@ -85,8 +85,8 @@ class MaxPoolImage {
     const std::int64_t* windows = call_.windows;
     for (std::int64_t z = 0; z < windows[0]; ++z) {
       for (std::int64_t y = 0; y < windows[1]; ++y) {
-        for (std::int64_t begin = 0; begin < windows[2]; begin += kWindows) {
-          run_row(z, y, {begin, at_most(begin + kWindows, windows[2])});
+        for (std::int64_t begin = 0; begin < windows[2]; begin += tuning::kPooledWindows) {
+          run_row(z, y, {begin, at_most(begin + tuning::kPooledWindows, windows[2])});
         }
       }
     }
@@ -180,13 +180,11 @@ inline bool is_two_by_two(const MaxPoolCall& call) {
   return true;
 }
 
-constexpr std::size_t kSideBySide = 8;
-
 // A block of windows over two rows. Not inlined, because compilers then see branches in it, not vectors.
 template <typename T>
 __attribute__((noinline)) void two_by_two_block(const T* x, const T* below, const T* dy, T* dx, T* dx_below) {
   ONNXTRAIN_VECTORIZE
-  for (std::size_t j = 0; j < kSideBySide; ++j) {
+  for (std::size_t j = 0; j < tuning::kPooledTogether; ++j) {
     const T a = x[2 * j], b = x[2 * j + 1], c = below[2 * j], d = below[2 * j + 1];
     const bool b_larger = !(b <= a);
     const T of_two = b_larger ? b : a;
@@ -204,8 +202,9 @@ __attribute__((noinline)) void two_by_two_block(const T* x, const T* below, cons
 // Fewer windows than a block has.
 template <typename T>
 void two_by_two_few(const T* x, const T* below, const T* dy, T* dx, T* dx_below, std::size_t count) {
-  T upper[2 * kSideBySide] = {}, lower[2 * kSideBySide] = {}, slopes[kSideBySide] = {};
-  T d_upper[2 * kSideBySide], d_lower[2 * kSideBySide];
+  T upper[2 * tuning::kPooledTogether] = {}, lower[2 * tuning::kPooledTogether] = {},
+              slopes[tuning::kPooledTogether] = {};
+  T d_upper[2 * tuning::kPooledTogether], d_lower[2 * tuning::kPooledTogether];
   for (std::size_t i = 0; i < 2 * count; ++i) {
     upper[i] = x[i];
     lower[i] = below[i];
@@ -220,11 +219,13 @@ void two_by_two_few(const T* x, const T* below, const T* dy, T* dx, T* dx_below,
 
 template <typename T>
 void two_by_two_row(const T* x, const T* dy, T* dx, std::size_t size, std::size_t count) {
-  if (count < kSideBySide) {
+  if (count < tuning::kPooledTogether) {
     two_by_two_few(x, x + size, dy, dx, dx + size, count);
   } else {
-    for (std::size_t j = 0; j < count; j += kSideBySide) {
-      const std::size_t at = j + kSideBySide <= count ? j : count - kSideBySide;  // the last block ends with the row
+    for (std::size_t j = 0; j < count; j += tuning::kPooledTogether) {
+      const std::size_t at = j + tuning::kPooledTogether <= count
+                                 ? j
+                                 : count - tuning::kPooledTogether;  // the last block ends with the row
       two_by_two_block(x + 2 * at, x + size + 2 * at, dy + at, dx + 2 * at, dx + size + 2 * at);
     }
   }

@@ -3,12 +3,10 @@
 
 #include "products/matrix_tile.h"
 #include "products/table.h"
+#include "tuning.h"
 
 namespace onnxtrain {
 namespace {
-
-// The depth at once: what a tile reads of its columns, and of its rows, should stay in the second cache.
-inline constexpr std::size_t kAccumulationDepth = 512;
 
 // How many offsets, of the first `count`, ascend and stay within `reach` of the first.
 inline std::size_t reached(const std::ptrdiff_t* offsets, std::size_t count, std::size_t reach) {

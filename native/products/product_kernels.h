@@ -5,15 +5,10 @@
 #include "kernels/padding.h"
 #include "products/packing.h"
 #include "products/table.h"
+#include "tuning.h"
 
 namespace onnxtrain {
 namespace {
-
-// With at most so many rows, arranging the columns would take longer than reading them where they are.
-inline constexpr std::size_t kFewRows = 2 * kMaxTileRows;
-
-// Rows that are multiplied with all panels before the next ones: what is read of them stays in the second cache.
-inline constexpr std::size_t kMostStripRows = 192;
 
 // Between rows of the copy of a block of the left matrix. Behind each row is room for a vector.
 template <typename T>
@@ -162,7 +157,7 @@ ProductBlock<T> arranged(const Product<T>& p, std::size_t begin, const Panels<T>
   block.panels = packed;
   const T* right = p.right.data + at * p.right.row;
   if (p.right.column == 1) {
-    const bool few = p.rows <= kFewRows && p.columns > 0 && p.right_sums == nullptr;
+    const bool few = p.rows <= tuning::kFewTiles * kMaxTileRows && p.columns > 0 && p.right_sums == nullptr;
     if (few) block.columns = right;
     pack_rows(right, p.right.row, block.depth, p.columns, few ? panels.count() - 1 : 0, packed);
   } else {
@@ -204,7 +199,7 @@ void multiply_block(const Product<T>& p, ProductBlock<T>& block, std::size_t beg
     block.ahead[0] = {p.left.data + at * p.left.column, next_depth, p.rows, p.left.column, tiles(p.rows)};
     block.ahead[1] = {p.right.data + at * p.right.row, next_depth, p.columns, p.right.row, tiles(p.rows)};
   }
-  const Parts strips(p.rows, kMostStripRows);
+  const Parts strips(p.rows, tuning::kStripRows);
   for (std::size_t strip = 0; strip < strips.count; ++strip) {
     const std::size_t first = strips.begin(strip), last = first + strips.size(strip);
     const bool more = strip + 1 < strips.count;

@@ -6,22 +6,14 @@
 #include <utility>
 #include <vector>
 
+#include "cache.h"
 #include "products/table.h"
 #include "scratch.h"
 #include "sizes.h"
+#include "tuning.h"
 
 namespace onnxtrain {
 namespace {
-
-// What a part reads of a block of the depth, arranged, stays in the second cache: its columns, and its rows where they
-// have to be copied.
-constexpr std::size_t kBlockDepth = 256, kMostCopiedRows = 512, kMostColumns = 768;
-
-// What a part has at least: rows, columns, and multiplications, which are worth the while of a thread.
-constexpr std::size_t kLeastRows = 48, kLeastColumns = 64, kPartProducts = std::size_t{1} << 19;
-
-// As how many multiplications arranging an element takes, and reading one where it lies.
-constexpr std::size_t kArranging = 24, kReading = 8;
 
 // Rows and columns cut into parts of about the same size, so that the machine's cores are done soonest: few parts, since
 // each arranges its rows and columns for itself, but as many for one core as for another.
@@ -31,19 +23,24 @@ struct Cut {
   Cut(std::size_t row_count, std::size_t column_count, std::size_t depth, bool copied_rows) {
     static const std::size_t cores = std::max(1u, std::thread::hardware_concurrency());
     const std::size_t products = saturating_product(row_count, column_count, depth);
-    const std::size_t threads = std::clamp<std::size_t>(products / kPartProducts, 1, cores);
+    const std::size_t threads = std::clamp<std::size_t>(products / tuning::kLeastProducts, 1, cores);
     const auto limits = [threads](std::size_t count, std::size_t most, std::size_t least) {
       const std::size_t fewest = std::max<std::size_t>(1, divided_up(count, most));
       return std::pair(fewest, std::max(fewest, std::min(fewest + threads, count / least)));
     };
-    const auto [fewest_rows, most_rows] = limits(row_count, copied_rows ? kMostCopiedRows : row_count + 1, kLeastRows);
-    const auto [fewest_columns, most_columns] = limits(column_count, kMostColumns, kLeastColumns);
+    constexpr std::size_t kBytes = tuning::kProductDepth * sizeof(float);  // of a row or a column
+    const std::size_t most_copied_rows = share_of_second_cache(tuning::kCopiedRowsShare) / kBytes;
+    const std::size_t most_columns_of_part = share_of_second_cache(tuning::kColumnsShare) / kBytes;
+    const auto [fewest_rows, most_rows] =
+        limits(row_count, copied_rows ? most_copied_rows : row_count + 1, tuning::kLeastRows);
+    const auto [fewest_columns, most_columns] = limits(column_count, most_columns_of_part, tuning::kLeastColumns);
     std::size_t soonest = std::numeric_limits<std::size_t>::max();
     for (std::size_t r = fewest_rows; r <= most_rows; ++r) {
       const std::size_t enough = std::clamp(divided_up(threads, r), fewest_columns, most_columns);
       for (const std::size_t c : {fewest_columns, enough}) {
         const std::size_t height = divided_up(row_count, r), width = divided_up(column_count, c);
-        const std::size_t arranging = kArranging * width + (copied_rows ? kArranging : kReading) * height;
+        const std::size_t arranging =
+            tuning::kArranging * width + (copied_rows ? tuning::kArranging : tuning::kReading) * height;
         const std::size_t part = saturating_sum(saturating_product(height, width), arranging);
         const std::size_t time = saturating_product(divided_up(r * c, threads), part);
         if (time < soonest) {
@@ -72,7 +69,7 @@ void multiply(const Product<T>& whole, const ParallelFor& parallel_for) {
   const std::size_t most_columns = divided_up(divided_up(whole.columns, kUnit), cut.columns) * kUnit;
   Product<T> common = whole;
   const std::size_t depth = std::max<std::size_t>(whole.depth, 1);
-  common.block = divided_up(depth, divided_up(depth, kBlockDepth));  // all of about the same size
+  common.block = divided_up(depth, divided_up(depth, tuning::kProductDepth));  // all of about the same size
   common.copy_stride = kernels_for.copy_stride(most_rows);
   const auto ones = multiples(1, common.block), copied = multiples(common.copy_stride, common.block);
   common.ones = ones.data();

@@ -7,6 +7,7 @@
 #include "kernels/kernel_table.h"
 #include "kernels/lanes.h"
 #include "kernels/transcendental.h"
+#include "tuning.h"
 
 namespace onnxtrain {
 namespace {
@@ -54,10 +55,9 @@ void softmax_gradient_row(const T* dy, const T* y, T* dx, std::size_t size) {
 // Neighbours along the inner axes side by side.
 template <typename T, bool logarithm>
 void softmax_gradient_columns(const T* dy, const T* y, T* dx, std::size_t size, std::size_t inner) {
-  constexpr std::size_t kColumns = 64;
-  for (std::size_t begin = 0; begin < inner; begin += kColumns) {
-    const std::size_t count = inner - begin < kColumns ? inner - begin : kColumns;
-    double sums[kColumns] = {};
+  for (std::size_t begin = 0; begin < inner; begin += tuning::kSoftmaxColumns) {
+    const std::size_t count = inner - begin < tuning::kSoftmaxColumns ? inner - begin : tuning::kSoftmaxColumns;
+    double sums[tuning::kSoftmaxColumns] = {};
     for (std::size_t k = 0; k < size; ++k) {
       const T *row_dy = dy + k * inner + begin, *row_y = y + k * inner + begin;
       ONNXTRAIN_VECTORIZE

@@ -162,7 +162,7 @@ def test_resume_equals_an_uninterrupted_training(files, success, run, monkeypatc
 
     options = (*FIT, "--epochs", "4", "--validation", "test.npz", "--metrics", "accuracy")
     success(*options, "--output", "whole.onnx")
-    step_batch, steps = Trainer._step_batch, []
+    step_batch, steps = Trainer.step_batch, []
 
     def step(self, batch):
         steps.append(batch)
@@ -170,7 +170,7 @@ def test_resume_equals_an_uninterrupted_training(files, success, run, monkeypatc
             raise KeyboardInterrupt
         return step_batch(self, batch)
 
-    monkeypatch.setattr(Trainer, "_step_batch", step)
+    monkeypatch.setattr(Trainer, "step_batch", step)
     kept = ("--checkpoint", "kept", "--checkpoint-every", "1", "--output", "parts.onnx")
     assert run(*options, *kept).code == 130
     assert not (files / "parts.onnx").exists()

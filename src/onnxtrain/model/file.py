@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnx import GraphProto, ModelProto, SparseTensorProto, TensorProto, helper, numpy_helper
 
 from onnxtrain.errors import ModelError
+from onnxtrain.graph.declared import declare_initializers
 from onnxtrain.model.checks import check_model
 from onnxtrain.model.external import DataFiles, DataTensor, ExternalData, raw_array, set_folder
 from onnxtrain.model.hidden import Hidden, lift, with_hidden
@@ -292,6 +293,7 @@ class ModelFile:
                 model.graph.initializers[tensor.name].const_value = self._working_tensor(tensor, folder)
         for item in sparse:
             model.graph.initializers[item.values.name].const_value = _lazily_dense(item)
+        declare_initializers(model.graph)
         return model
 
     def _check_text(self, model: ir.Model) -> None:
