@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from onnxtrain.errors import OperatorError
-from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.operators.registry import OPTIMIZERS, Entry
 from onnxtrain.runtime import arguments, native
 
@@ -164,8 +163,7 @@ class Update(Protocol):
 @functools.cache
 def defaults(entry: Entry) -> Mapping[str, float | str]:
     """The attributes that an optimizer's settings give its operator, where nothing else is said."""
-    make: Callable[[], Optimizer] = entry.settings
-    return make().node_attributes()
+    return entry.settings.from_attributes().node_attributes()
 
 
 @functools.cache
