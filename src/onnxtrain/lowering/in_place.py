@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxtrain.graph.clone import captured_values, subgraphs
+from onnxtrain.operators.registry import OPTIMIZERS
 
 
 def _operators(names: str) -> frozenset[str]:
@@ -41,8 +42,7 @@ _POINTWISE |= _operators(
 )
 _POINTWISE |= _operators("Round Selu Sigmoid Sign Sin Softplus Softsign Swish Tanh ThresholdedRelu")
 
-_UPDATES = ("Adagrad", "Adam", "Momentum", "SSGD")
-_IN_PLACE_KERNELS = frozenset({*_UPDATES, *(f"Fused{name}" for name in _UPDATES)})
+_IN_PLACE_KERNELS = frozenset({*OPTIMIZERS, *(f"Fused{name}" for name in OPTIMIZERS)})
 _OPERATOR_DOMAINS = frozenset({"", "ai.onnx.ml", "ai.onnx.preview.training", "onnxtrain", "com.microsoft"})
 """What has another domain is a function, whose body may do anything."""
 
