@@ -1,0 +1,18 @@
+/** Compile the package into dist, and what `onnxtrain export --web` writes into src/onnxtrain/web. */
+
+import { execFileSync } from "node:child_process";
+import { build } from "esbuild";
+
+const pages = new URL("../src/onnxtrain/web/", import.meta.url).pathname;
+
+execFileSync("node_modules/.bin/tsc", { stdio: "inherit" });
+await build({
+  entryPoints: { "onnxtrain-web": "src/index.ts", worker: "src/worker.ts" },
+  outdir: process.argv[2] ?? pages,
+  bundle: true,
+  format: "esm",
+  target: "es2022",
+  minify: true,
+  legalComments: "none",
+  external: ["onnxruntime-web"],
+});
