@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from onnxtrain.errors import DataError, OptionError
-from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.training.data import TargetCheck, TensorSpec
 from onnxtrain.training.data.conversion import check_finite
 
 
-class Parameters(Mapping[str, np.ndarray]):
-    """The live parameters by name: arrays to read and to write; assigning copies into them.
+class Parameters(MutableMapping[str, np.ndarray]):
+    """The live parameters by name: arrays to read and to write; assigning copies into them, as ``update`` does.
 
     An array that is kept has the current values after every step; ``np.array(parameters[name])`` has those of now.
     """
 
-    def __init__(self, session: TrainingSession, names: Sequence[str]) -> None:
-        self._states = session.state
+    def __init__(self, states: MutableMapping[str, np.ndarray], names: Sequence[str]) -> None:
+        self._states = states
         self._names = dict.fromkeys(names)
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -32,6 +31,9 @@ class Parameters(Mapping[str, np.ndarray]):
         if name not in self._names:
             raise OptionError(f"{name!r} is not a parameter; they are {', '.join(list(self._names)[:8])}.")
         self._states[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        raise OptionError(f"The parameter {name!r} belongs to the model and cannot be deleted.")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

@@ -8,19 +8,18 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.model.file import ModelFile
 from onnxtrain.model.validity import refuses_invalid
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.states import StateBuffers
-from onnxtrain.training.data import TensorSpec, open_dataset
+from onnxtrain.training.data import open_dataset
 from onnxtrain.training.evaluation import Evaluator
 from onnxtrain.training.loss_choice import LossLike
-from onnxtrain.training.subject import Subject, prepare, tensor_spec
+from onnxtrain.training.objective import of_model, prepare
+from onnxtrain.training.specification import Specification
 from onnxtrain.training.training_modes import set_inference
-from onnxtrain.training_info.recipe import Names
 
 
 @refuses_invalid()
@@ -55,20 +54,18 @@ def evaluate(
         DataError: The data does not fit the model.
         OptionError: An unknown loss, metric or output.
     """
-    file = ModelFile.load(model)
-    subject = prepare(file, loss, output=output)
-    wanted = subject.target is not None
-    subject.check_batch_axis()
-    dataset = open_dataset(data, _specs(subject.model.graph), target=target, need_target=wanted, validate=False)
-    form = subject.form_of_dataset(dataset)
-    if form != subject.form:
-        subject = prepare(file, loss, output=output, form=form)
-    names = Names.beside(subject.model.graph)
-    if subject.target is not None:
-        subject.target.name = names.target
-        dataset = dataset.expecting(subject.target_spec)
-    subject.validate(dataset, labels=wanted)
-    return _evaluator(subject, names, options).evaluate(dataset, batch_size, metrics)
+    specification = Specification.of(model, loss, output=output, options=options)
+    objective = prepare(specification, table=())
+    targets = objective.targets
+    if targets is not None:
+        targets.check_batch_axis()
+    wanted = targets is not None
+    dataset = open_dataset(data, objective.inputs, target=target, need_target=wanted, validate=False)
+    if targets is not None:
+        objective = objective.with_form(targets.form_of_dataset(dataset))
+        dataset = dataset.expecting(objective.target_spec)
+    objective.validate(dataset, labels=wanted)
+    return Evaluator(objective, StateBuffers({}), specification.options).evaluate(dataset, batch_size, metrics)
 
 
 @refuses_invalid()
@@ -96,16 +93,6 @@ def predict(
     """
     working = infer_shapes(ModelFile.load(model).training_model())
     set_inference(working)
-    graph = working.graph
-    subject = Subject(working, None, graph.outputs[0], None, [])
-    dataset = open_dataset(data, _specs(graph), need_target=False)
-    evaluator = _evaluator(subject, Names.beside(graph), options)
-    return evaluator.predict(dataset, batch_size)
-
-
-def _specs(graph: ir.Graph) -> list[TensorSpec]:
-    return [tensor_spec(value) for value in graph.inputs]
-
-
-def _evaluator(subject: Subject, names: Names, options: RuntimeOptions | None) -> Evaluator:
-    return Evaluator(subject, StateBuffers({}), options or RuntimeOptions(), names)
+    objective = of_model(working)
+    dataset = open_dataset(data, objective.inputs, need_target=False)
+    return Evaluator(objective, StateBuffers({}), options or RuntimeOptions()).predict(dataset, batch_size)
