@@ -6,6 +6,12 @@ import { build } from "esbuild";
 const pages = new URL("../src/onnxtrain/web/", import.meta.url).pathname;
 
 execFileSync("node_modules/.bin/tsc", { stdio: "inherit" });
+/** Private members of classes: their names are nobody's business, so pages get shorter ones. */
+const PRIVATE = [
+  ...["converted", "description", "engine", "fixedRows", "info", "modelInfo", "place", "rates", "session"],
+  ...["shapes", "stale", "stepTensors", "tensors", "turn", "weightNames", "words"],
+].join("|");
+
 await build({
   entryPoints: { "onnxtrain-web": "src/index.ts", worker: "src/worker.ts" },
   outdir: process.argv[2] ?? pages,
@@ -13,6 +19,7 @@ await build({
   format: "esm",
   target: "es2022",
   minify: true,
+  mangleProps: new RegExp(`^(${PRIVATE})$`),
   legalComments: "none",
   external: ["onnxruntime-web"],
 });

@@ -38,6 +38,7 @@ def test_gray_images_are_drawn(files, success):
     "mistake",
     [
         Mistake("kernels", "--web needs a step graph of standard operators", (*EXPORT, "--web", "p", "--kernels")),
+        Mistake("tied copies", "--tie leaves copies out; export the step graph", (*EXPORT, "--web", "p", "--tie")),
         Mistake("a file", "'train.npz' cannot be written: .*exists", (*EXPORT, "--web", "train.npz")),
         Mistake(
             "onto the model", "MODEL and the file 'model.onnx' of --web are the same file", (*EXPORT, "--web", ".")

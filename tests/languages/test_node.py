@@ -32,7 +32,7 @@ def test_what_pages_get_is_what_the_sources_say(compiled):
 
 
 def test_size(compiled):
-    assert (compiled / "onnxtrain-web.js").stat().st_size < 20 * 1024
+    assert (compiled / "onnxtrain-web.js").stat().st_size < 20_000
 
 
 def test_its_own_tests(compiled):

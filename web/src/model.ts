@@ -91,13 +91,19 @@ function nameOf(file: Uint8Array, tensor: Field): string {
   return name ? text(file, name) : "";
 }
 
+const AT_HOME = "save a checkpoint and bring it home with onnxtrain import-states";
+
 /** A copy of a model with other weights: the same bytes but those of the numbers. */
 export function patchWeights(model: Uint8Array, weights: Tensors): Uint8Array {
   const file = new Uint8Array(model);
   const graph = [...fields(file)].find((field) => field.number === MODEL.graph);
+  const missing = new Set(Object.keys(weights));
   for (const tensor of inside(file, graph, GRAPH.initializer)) {
-    const weight = weights[nameOf(file, tensor)];
-    if (weight) patch(file, tensor, nameOf(file, tensor), weight);
+    const name = nameOf(file, tensor);
+    if (missing.delete(name)) patch(file, tensor, name, weights[name]!);
+  }
+  for (const name of missing) {
+    throw new OnnxTrainError(`The weight '${name}' is no initializer of the model; ${AT_HOME}.`);
   }
   return file;
 }
@@ -109,7 +115,7 @@ function patch(file: Uint8Array, tensor: Field, name: string, { type, data }: Te
   if (stored !== type) throw new OnnxTrainError(`The weight '${name}' is ${stored} in the model and ${type} in training.`);
   if (of(TENSOR.location).some((field) => field.value === 1)) {
     throw new OnnxTrainError(
-      `The weight '${name}' lies in a data file beside the model; save a checkpoint and use onnxtrain import-states.`,
+      `The weight '${name}' lies in a data file beside the model; ${AT_HOME}.`,
     );
   }
   const typed = { float32: TENSOR.float, float64: TENSOR.double }[type] ?? 0;

@@ -128,7 +128,7 @@ export class WasmRuntime implements Runtime {
     this.module._OrtGetLastError(place, place + 4);
     const message = this.word(place + 4);
     this.module._free(place);
-    throw new OnnxTrainError(`ONNX Runtime: ${message ? this.module.UTF8ToString(message) : "it failed without a word"}`);
+    throw new OnnxTrainError(`ONNX Runtime: ${message ? this.module.UTF8ToString(message) : "it failed"}`);
   }
 }
 

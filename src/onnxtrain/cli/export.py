@@ -108,7 +108,7 @@ class Written:
             sizes[name] = int(size)
         return sizes
 
-    def paths(self) -> dict[str, Path]:
+    def paths(self, *, tie: bool) -> dict[str, Path]:
         """The files by what they hold.
 
         Raises:
@@ -120,6 +120,11 @@ class Written:
             raise OptionError("export has nothing to write; give --training-model, --step-graph or --states a file.")
         if self.web is not None and self.kernels:
             raise OptionError("--web needs a step graph of standard operators; leave --kernels out.")
+        if self.web is not None and tie:
+            raise OptionError(
+                "--web writes a page that saves every weight by its own name, and --tie leaves copies out; export the "
+                "step graph with --tie, and bring its states home with import-states --tie."
+            )
         return found
 
 
@@ -150,7 +155,7 @@ def command(
     from onnxtrain.lowering.fix_dimensions import fix_dimensions
     from onnxtrain.model.file import ModelFile, check_writable
 
-    files = written.paths()
+    files = written.paths(tie=training.tie)
     paths.check_paths(
         {
             paths.MODEL: paths.model(model),
