@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from onnxtrain.runtime.options import RuntimeOptions
     from onnxtrain.runtime.session import TrainingSession
     from onnxtrain.training import callbacks, losses, metrics, schedules
+    from onnxtrain.training.forward import evaluate, predict
     from onnxtrain.training.gradient import gradient
     from onnxtrain.training.inspection import inspect
     from onnxtrain.training.trainer import Trainer
@@ -39,10 +40,12 @@ _HOMES = {
     "Trainer": "onnxtrain.training.trainer",
     "TrainingSession": "onnxtrain.runtime.session",
     "custom_ops_library": "onnxtrain.runtime.native",
+    "evaluate": "onnxtrain.training.forward",
     "gradient": "onnxtrain.training.gradient",
     "inspect": "onnxtrain.training.inspection",
     "lower": "onnxtrain.lowering.lower",
     "no_gradient": "onnxtrain.autodiff",
+    "predict": "onnxtrain.training.forward",
     "prune": "onnxtrain.pruning.prune",
     "register_gradient": "onnxtrain.autodiff",
     "training_model": "onnxtrain.training.training_model",
@@ -65,6 +68,7 @@ __all__ = [
     "callbacks",
     "custom_ops_library",
     "errors",
+    "evaluate",
     "examples",
     "gradient",
     "inspect",
@@ -74,6 +78,7 @@ __all__ = [
     "metrics",
     "no_gradient",
     "operators",
+    "predict",
     "prune",
     "pruning",
     "register_gradient",

@@ -18,6 +18,7 @@ from onnxtrain.training.data.target_checks import BinaryCheck, DistributionCheck
 from onnxtrain.training.loss import (
     IgnoredWherePresent,
     Loss,
+    LossByExample,
     TargetForm,
     TargetKind,
     class_axis,
@@ -27,6 +28,7 @@ from onnxtrain.training.loss import (
     mean_over,
     node_rank,
     size_of,
+    weighted,
 )
 from onnxtrain.training.reading import Reading
 from onnxtrain.training_info.recipe import LossTerms
@@ -48,7 +50,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class SoftmaxCrossEntropy(Loss):
+class SoftmaxCrossEntropy(LossByExample):
     """Softmax cross-entropy of logits: mean over labels of -w_t log softmax(z)_t.
 
     With label smoothing e the target distribution is (1 - e) onehot(t) + e / C. With weights and ignored labels
@@ -86,37 +88,48 @@ class SoftmaxCrossEntropy(Loss):
             if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.sum() > 0):
                 raise OptionError("class_weights needs finite numbers of at least 0, not all 0.")
 
-    def build(self, op: Builder, prediction: Value, target: Value) -> LossTerms:
+    def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss on logits; integer targets are labels, floating ones distributions over classes."""
         axis = self.class_axis(prediction)
         self._check_weights(prediction, axis)
         if target.is_float:
-            return self._on_distributions(op, prediction, target, axis)
+            return self._on_distributions(op, prediction, target, axis, weights)
         logits = _classes_second(op, prediction, axis)
-        weights = None if self.class_weights is None else op.constant(self.class_weights, prediction.dtype)
-        summed = op.several(
+        of_classes = None if self.class_weights is None else op.constant(self.class_weights, prediction.dtype)
+        found = op.several(
             "SoftmaxCrossEntropyLoss",
-            *(logits, target, weights),
+            *(logits, target, of_classes),
             outputs=2 if self.label_smoothing else 1,
-            reduction="sum",
+            reduction="sum" if weights is None else "none",
             ignore_index=None if self.ignore_index is None else int(self.ignore_index),
         )
-        weight = self._label_weight(op, prediction, target, weights)
+        weight = self._label_weight(op, prediction, target, of_classes)
         divisor = weight if self.ignore_index is None else self._divisor(op, weight)
-        total = summed[0].with_shape(())
+        total = found[0]
+        if weights is not None:
+            total = op.ReduceSum(weighted(op, total.with_shape(target.shape), weights), keepdims=0)
+        total = total.with_shape(())
         if self.label_smoothing:
-            total = self._smoothed(op, total, summed[1], target, weights)
+            total = self._smoothed(op, total, found[1], target, of_classes, weights)
         return LossTerms((total / divisor).with_shape(()), weight)
 
     def _smoothed(
-        self, op: Builder, total: Value, log_probability: Value, target: Value, weights: Value | None
+        self,
+        op: Builder,
+        total: Value,
+        log_probability: Value,
+        target: Value,
+        of_classes: Value | None,
+        weights: Value | None,
     ) -> Value:
         """(1 - e) sum_i -w_t log p_t + e / C sum_i sum_c -w_c log p_c over the labels that count."""
         terms = log_probability
-        if weights is not None:
+        if of_classes is not None:
             shape = [1, -1] + [1] * ((log_probability.rank or 2) - 2)
-            terms = terms * op.reshape(weights, shape)
+            terms = terms * op.reshape(of_classes, shape)
         uniform = op.ReduceSum(terms, op.ints(1), keepdims=0)
+        if weights is not None:
+            uniform = weighted(op, uniform.with_shape(target.shape), weights)
         if self.ignore_index is not None:
             counts = op.cast(op.Not(op.Equal(target, op.scalar(self.ignore_index, target))), total.dtype)
             uniform = uniform * counts
@@ -144,7 +157,9 @@ class SoftmaxCrossEntropy(Loss):
         safe = op.Where(ignored, op.zeros_like(target), target)
         return op.ReduceSum(counts * op.Gather(weights, safe), keepdims=0).with_shape(())
 
-    def _on_distributions(self, op: Builder, prediction: Value, target: Value, axis: int) -> LossTerms:
+    def _on_distributions(
+        self, op: Builder, prediction: Value, target: Value, axis: int, weights: Value | None
+    ) -> LossTerms:
         if self.ignore_index is not None and self.ignore_index >= 0:  # below 0 it names no class to leave out
             raise OptionError("ignore_index needs class indices as targets; got a distribution over classes.")
         log_probability = op.LogSoftmax(prediction, axis=axis)
@@ -157,6 +172,8 @@ class SoftmaxCrossEntropy(Loss):
             shape[axis] = -1
             terms = terms * op.reshape(op.constant(self.class_weights, prediction.dtype), shape)
         rows = count_of(op, prediction, prediction) / classes
+        if weights is not None:
+            terms = weighted(op, terms.with_shape(prediction.shape), weights)
         total = -op.ReduceSum(terms, keepdims=0).with_shape(())
         return LossTerms((total / rows).with_shape(()), rows)
 
@@ -232,7 +249,7 @@ class SoftmaxCrossEntropy(Loss):
 
 
 @dataclass(frozen=True)
-class BinaryCrossEntropy(Loss):
+class BinaryCrossEntropy(LossByExample):
     """Binary cross-entropy on logits: mean of softplus(z) - t z, for targets t in [0, 1].
 
     Args:
@@ -251,7 +268,7 @@ class BinaryCrossEntropy(Loss):
         """Targets are from 0 to 1."""
         return BinaryCheck(self.name) if self.check_targets else None
 
-    def build(self, op: Builder, prediction: Value, target: Value) -> LossTerms:
+    def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss on logits."""
         # softplus(-|z|) + max(z, 0) - t z does not overflow for any z.
         z = prediction
@@ -261,36 +278,36 @@ class BinaryCrossEntropy(Loss):
         else:
             factor = target * (self.positive_weight - 1.0) + 1.0
             terms = (1.0 - target) * z + factor * (base - z)
-        return mean_over(op, terms, prediction)
+        return mean_over(op, terms, prediction, weights)
 
 
 @dataclass(frozen=True)
-class MeanSquaredError(Loss):
+class MeanSquaredError(LossByExample):
     """Mean of (y - t)^2 over all elements."""
 
     name: ClassVar[str] = "mean_squared_error"
     predicts = "numbers"
 
-    def build(self, op: Builder, prediction: Value, target: Value) -> LossTerms:
+    def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss."""
         difference = (prediction - target).with_shape(prediction.shape)
-        return mean_over(op, difference * difference, prediction)
+        return mean_over(op, difference * difference, prediction, weights)
 
 
 @dataclass(frozen=True)
-class MeanAbsoluteError(Loss):
+class MeanAbsoluteError(LossByExample):
     """Mean of |y - t| over all elements; the gradient at 0 is 0."""
 
     name: ClassVar[str] = "mean_absolute_error"
     predicts = "numbers"
 
-    def build(self, op: Builder, prediction: Value, target: Value) -> LossTerms:
+    def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss."""
-        return mean_over(op, op.Abs((prediction - target).with_shape(prediction.shape)), prediction)
+        return mean_over(op, op.Abs((prediction - target).with_shape(prediction.shape)), prediction, weights)
 
 
 @dataclass(frozen=True)
-class Huber(Loss):
+class Huber(LossByExample):
     """Mean over all elements of d^2 / 2 where |d| <= delta, else delta (|d| - delta / 2), with d = y - t.
 
     As ``torch.nn.HuberLoss``.
@@ -308,11 +325,11 @@ class Huber(Loss):
         if not (self.delta > 0 and np.isfinite(self.delta)):
             raise OptionError(f"delta is {self.delta}; the Huber loss needs a finite number above 0.")
 
-    def build(self, op: Builder, prediction: Value, target: Value) -> LossTerms:
+    def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss: with q = min(|d|, delta) it is q (|d| - q / 2)."""
         distance = op.Abs((prediction - target).with_shape(prediction.shape))
         inner = op.Min(distance, op.scalar(self.delta, prediction))
-        return mean_over(op, inner * (distance - inner * 0.5), prediction)
+        return mean_over(op, inner * (distance - inner * 0.5), prediction, weights)
 
 
 LOSSES: dict[str, type[Loss]] = {

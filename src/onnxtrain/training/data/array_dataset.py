@@ -89,6 +89,14 @@ class ArrayDataset(Dataset):
         result._targets = Column.checked(self._targets.array, target_spec, "the target array")
         return result
 
+    def with_input(self, values: Array, spec: TensorSpec) -> Self:
+        """The same data with one more array; see `Dataset.with_input`."""
+        result = copy.copy(self)
+        result._inputs = {**self._inputs, spec.name: Column.checked(values, spec, f"'{spec.name}'")}
+        check_columns(result._columns, "the data")
+        result._validated = None
+        return result
+
     def take(self, indices: Array) -> Self:
         """The examples with these indices, as a dataset that shares the arrays."""
         subset = copy.copy(self)

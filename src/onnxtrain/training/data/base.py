@@ -71,6 +71,14 @@ class Dataset(ABC):
         """
         return self
 
+    def with_input(self, values: Array, spec: TensorSpec) -> Self:
+        """The same data with one more array, examples first.
+
+        Raises:
+            DataError: it does not fit, or this data is no array.
+        """
+        raise DataError(f"'{spec.name}' goes with data in arrays, not with batches of an iterable.")
+
     @abstractmethod
     def batches(
         self, batch_size: int, *, shuffle: bool = False, seed: int = 0, epoch: int = 0, start: int = 0
