@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "optimizers.h"
+#include "optimizers/optimizers.h"
 #include "threads.h"
 
 #define ONNXTRAIN_API extern "C" __attribute__((visibility("default")))

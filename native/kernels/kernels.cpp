@@ -3,32 +3,25 @@
 //
 // Everything but the table lives in unnamed namespaces, and nothing of the standard library is called: a function that
 // the linker shares between two instruction sets would run instructions that the processor may not have.
-#include "attention_table.h"
-#include "kernel_table.h"
-
-#include "elementwise.h"
-#include "activations.h"
-#include "transcendental.h"
-
-#include "gelu.h"
-#include "lanes.h"
-#include "normalization.h"
-#include "pooling.h"
-#include "rows.h"
-#include "softmax.h"
-#include "ssgd.h"
-
-#define ONNXTRAIN_JOIN_(a, b) a##b
-#define ONNXTRAIN_JOIN(a, b) ONNXTRAIN_JOIN_(a, b)
-#define ONNXTRAIN_TEXT_(a) #a
-#define ONNXTRAIN_TEXT(a) ONNXTRAIN_TEXT_(a)
+#include "activations/gelu_kernels.h"
+#include "activations/kernels.h"
+#include "attention/table.h"
+#include "gather/kernels.h"
+#include "kernels/instruction_set.h"
+#include "kernels/kernel_table.h"
+#include "kernels/stream.h"
+#include "normalization/kernels.h"
+#include "optimizers/kernels.h"
+#include "optimizers/ssgd_kernels.h"
+#include "pooling/kernels.h"
+#include "softmax/kernels.h"
 
 namespace onnxtrain {
 
-extern const AttentionKernels ONNXTRAIN_JOIN(kAttention_, ONNXTRAIN_INSTRUCTION_SET)[kElementTypes];
-extern const ConvolutionTable ONNXTRAIN_JOIN(kConvolution_, ONNXTRAIN_INSTRUCTION_SET);
-extern const ProductTable ONNXTRAIN_JOIN(kProduct_, ONNXTRAIN_INSTRUCTION_SET);
-extern const KernelTable ONNXTRAIN_JOIN(kKernels_, ONNXTRAIN_INSTRUCTION_SET);
+extern const AttentionKernels ONNXTRAIN_OF_SET(kAttention_)[kElementTypes];
+extern const ConvolutionTable ONNXTRAIN_OF_SET(kConvolution_);
+extern const ProductTable ONNXTRAIN_OF_SET(kProduct_);
+extern const KernelTable ONNXTRAIN_OF_SET(kKernels_);
 
 #define ONNXTRAIN_MEASURES(kernel, T)                                                                       \
   {                                                                                                         \
@@ -36,7 +29,7 @@ extern const KernelTable ONNXTRAIN_JOIN(kKernels_, ONNXTRAIN_INSTRUCTION_SET);
         kernel<T, kExponential>, kernel<T, kTanh>                                                           \
   }
 
-const KernelTable ONNXTRAIN_JOIN(kKernels_, ONNXTRAIN_INSTRUCTION_SET) = {
+const KernelTable ONNXTRAIN_OF_SET(kKernels_) = {
     ONNXTRAIN_TEXT(ONNXTRAIN_INSTRUCTION_SET),
     {adagrad<float>, adagrad<double>},
     {adam<float>, adam<double>},
@@ -60,9 +53,9 @@ const KernelTable ONNXTRAIN_JOIN(kKernels_, ONNXTRAIN_INSTRUCTION_SET) = {
     {cross_entropy_gradient<float>, cross_entropy_gradient<double>},
     {row_sums<float>, row_sums<double>},
     stream,
-    &ONNXTRAIN_JOIN(kConvolution_, ONNXTRAIN_INSTRUCTION_SET),
-    ONNXTRAIN_JOIN(kAttention_, ONNXTRAIN_INSTRUCTION_SET),
-    &ONNXTRAIN_JOIN(kProduct_, ONNXTRAIN_INSTRUCTION_SET),
+    &ONNXTRAIN_OF_SET(kConvolution_),
+    ONNXTRAIN_OF_SET(kAttention_),
+    &ONNXTRAIN_OF_SET(kProduct_),
 };
 
 }  // namespace onnxtrain

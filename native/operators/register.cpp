@@ -4,18 +4,18 @@
 #include <mutex>
 #include <type_traits>
 
-#include "../optimizers.h"
-#include "../dropout/counted_dropout.h"
-#include "activation_gradient.h"
-#include "attention_node.h"
-#include "convolution_node.h"
-#include "fused_node.h"
-#include "gather_gradient.h"
-#include "linear_node.h"
-#include "max_pool_gradient.h"
-#include "normalization_gradient.h"
-#include "optimizer_node.h"
-#include "softmax_gradient.h"
+#include "activations/node.h"
+#include "attention/node.h"
+#include "convolution/node.h"
+#include "dropout/node.h"
+#include "gather/node.h"
+#include "normalization/node.h"
+#include "operators/fused_node.h"
+#include "optimizers/node.h"
+#include "optimizers/optimizers.h"
+#include "pooling/node.h"
+#include "products/node.h"
+#include "softmax/node.h"
 
 namespace onnxtrain {
 namespace {

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "../ort_abi.h"
-#include "../variables.h"
+#include "ort_abi.h"
+#include "parallel.h"
 
 namespace onnxtrain {
 

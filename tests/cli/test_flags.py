@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 import subprocess
@@ -12,7 +11,7 @@ import pytest
 from cyclopts import App
 
 import onnxtrain
-from onnxtrain.cli.app import COMMANDS, build
+from onnxtrain.cli.app import COMMANDS, build, module_of
 from onnxtrain.cli.flags import OptimizerSettings, Training
 from onnxtrain.cli.wording import in_flags
 from onnxtrain.operators import OPTIMIZERS
@@ -103,7 +102,7 @@ def test_help_teaches(run, command, monkeypatch):
     for line in result.out.splitlines():
         assert not re.match(r"│ +\*? +--[a-z-]+( -o)?( [A-Z]+)?( --no-[a-z]+)? +│", line), f"no help: {line}"
     if command is not None:
-        examples = importlib.import_module(f"onnxtrain.cli.{command}").EXAMPLES
+        examples = module_of(command).EXAMPLES
         assert examples.strip() in re.sub(r" +\n", "\n", result.out), "an example is wrapped"
         assert result.out.index("Examples\n") > result.out.rindex("╰")
 

@@ -28,20 +28,8 @@ def test_some(subject):
     check(subject, range(SOME[subject]))
 
 
-KNOWN = {
-    "models": "ONNX Runtime crashes on the session of an LSTM inside two nested branches; a parameter of unknown size",
-    "checkpoints": "a forged checkpoint of which resuming takes more than ten seconds",
-}
-"""What the larger slices still find, to be mended; each is a reason to look, not one to look away."""
-
-
-def known(subject):
-    marks = [pytest.mark.xfail(reason=KNOWN[subject], strict=False)] if subject in KNOWN else []
-    return pytest.param(subject, marks=marks)
-
-
 @pytest.mark.reliability
-@pytest.mark.parametrize("subject", [known(subject) for subject in MORE])
+@pytest.mark.parametrize("subject", MORE)
 def test_more(subject):
     check(subject, range(SOME[subject], MORE[subject]))
 
@@ -53,6 +41,5 @@ def test_most(subject):
 
 
 @pytest.mark.reliability
-@pytest.mark.xfail(reason="functions that each call the next twice are expanded without bound", strict=False)
 def test_crafted_models():
     check("crafted", range(len(CRAFTED)))

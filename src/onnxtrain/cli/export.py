@@ -32,6 +32,9 @@ Examples
 
   The step graph of a training model:
     onnxtrain export training.onnx --step-graph step.onnx
+
+  What a step graph takes and gives:
+    onnxtrain export step.onnx --describe
 """
 
 _File = Parameter(group=RESULTS, metavar="FILE")
@@ -59,6 +62,32 @@ class Written:
         ),
     ] = False
 
+    describe: Annotated[
+        bool, SWITCH, Parameter(help="Print what the step graph takes and gives; the model may be one already.")
+    ] = False
+    static: Annotated[
+        list[str] | None,
+        Parameter(
+            negative=(),
+            metavar="NAME=SIZE",
+            help="Give a dimension of the inputs a fixed size in the step graph, such as N=32. May be repeated.",
+        ),
+    ] = None
+
+    def sizes(self) -> dict[str, int]:
+        """The sizes of ``--static`` by name.
+
+        Raises:
+            OptionError: One is not as it should be.
+        """
+        sizes = {}
+        for text in self.static or ():
+            name, _, size = text.rpartition("=")
+            if not name or not size.isascii() or not size.isdigit():
+                raise OptionError(f"--static is {text!r}; it needs a name and a size, such as N=32.")
+            sizes[name] = int(size)
+        return sizes
+
     def paths(self) -> dict[str, Path]:
         """The files by what they hold.
 
@@ -67,7 +96,7 @@ class Written:
         """
         given = {"training model": self.training_model, "step graph": self.step_graph, "states": self.states}
         found = {what: path for what, path in given.items() if path is not None}
-        if not found:
+        if not found and not self.describe:
             raise OptionError("export has nothing to write; give --training-model, --step-graph or --states a file.")
         return found
 
@@ -95,6 +124,8 @@ def command(
 ) -> None:
     """Run ``onnxtrain export``; the flags are described where they are declared."""
     import onnxtrain
+    from onnxtrain.cli.describe import describe
+    from onnxtrain.lowering.fix_dimensions import fix_dimensions
     from onnxtrain.model.file import ModelFile, check_writable
 
     files = written.paths()
@@ -110,6 +141,10 @@ def command(
     for path in files.values():
         check_writable(path)
     file = ModelFile.load(model)
+    if written.describe and not files and _is_step(file.proto):
+        describe(terminal.console(), file.proto)
+        return
+    sizes = written.sizes()
     if file.proto.training_info:
         if loss is not None:
             raise OptionError(f"{str(model)!r} is a training model, which has its own loss; leave --loss out.")
@@ -119,9 +154,12 @@ def command(
     else:
         arguments = training.arguments() | {"accumulate": accumulate}
         proto = onnxtrain.training_model(model, loss=loss_flags.of(loss), optimizer=settings.build(), **arguments)
+    fix_dimensions(proto, sizes)
     rows: dict[str, str] = {}
     step = None
-    if written.step_graph is not None:  # before anything is written: this finds operators without a gradient
+    if (
+        written.step_graph is not None or written.describe
+    ):  # before anything is written: this finds operators without a gradient
         step = onnxtrain.lower(proto, entry=written.entry, kernels=written.kernels, folder=file.folder or "")
         rows |= _ports(step)
     if written.training_model is not None:
@@ -131,12 +169,21 @@ def command(
     if written.states is not None:
         _save_states(proto, file.folder, written.states)
     rows |= {what: f"{path} ({terminal.file_size(path)})" for what, path in files.items()}
-    terminal.console().print(terminal.facts(rows))
+    console = terminal.console()
+    console.print(terminal.facts(rows))
+    if written.describe and step is not None:
+        describe(console, step)
+
+
+def _is_step(model: ModelProto) -> bool:
+    from onnxtrain.lowering.description import STEP_KEY
+
+    return any(entry.key == STEP_KEY for entry in model.metadata_props)
 
 
 def _ports(step: ModelProto) -> dict[str, str]:
     """What to feed to a step graph and what it returns."""
-    from onnxtrain.lowering.lower import STATES_KEY
+    from onnxtrain.lowering.description import STATES_KEY
 
     states = json.loads(next(item.value for item in step.metadata_props if item.key == STATES_KEY))
     feeds = [value.name for value in step.graph.input if value.name not in states]

@@ -18,6 +18,8 @@ from onnxtrain.cli.wording import in_flags
 from onnxtrain.errors import DataError, OptionError, TrainingHint
 
 if TYPE_CHECKING:
+    from onnx import ModelProto
+
     from onnxtrain.training.callbacks import Callback
 
 HELP = "Train a model on data; the result differs from it in the trained weights and in nothing else."
@@ -34,6 +36,10 @@ Examples
     onnxtrain fit model.onnx --data train.npz --loss softmax_cross_entropy \\
         --train 'classifier.*' --validation 0.1 --metrics accuracy \\
         --epochs 50 --early-stopping 5
+
+  Other classes than the model was made for, the new last layer first:
+    onnxtrain fit model.onnx --data train.npz --loss softmax_cross_entropy \\
+        --new-head 7 --train 'head.*' --epochs 5
 
   Nesterov's momentum with a schedule and checkpoints; the same line goes on
   after an interruption:
@@ -123,6 +129,14 @@ def command(
     ] = None,
     target: flags.Target = None,
     metrics: flags.Metrics = None,
+    new_head: Annotated[
+        int | None,
+        Parameter(
+            group=TRAINED,
+            metavar="CLASSES",
+            help="Replace the last layer by a fresh one for this many classes; its weights are called head.*.",
+        ),
+    ] = None,
     accumulate: Annotated[
         int, Parameter(group=TRAINED, help="Micro-batches per step; their step equals that of the whole batch.")
     ] = 1,
@@ -156,7 +170,7 @@ def command(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TrainingHint)  # the progress says all hints
         trainer = Trainer(
-            model,
+            _with_head(model, new_head, training.prediction, training.seed),
             loss=loss_flags.of(loss),
             optimizer=settings.build(),
             accumulate=accumulate,
@@ -191,6 +205,15 @@ def command(
     if results.curve is not None:
         progress.curve(history.rows, results.curve, title=model.name)
     progress.summary(history.rows)
+
+
+def _with_head(model: Path, classes: int | None, output: str | None, seed: int) -> Path | ModelProto:
+    """The model to train: as it is, or with a new head."""
+    if classes is None:
+        return model
+    from onnxtrain.edit.head import replace_head
+
+    return replace_head(model, classes, output=output, seed=seed)
 
 
 def _check_paths(results: Results, course: Course, output: Path, *, validated: bool) -> None:

@@ -32,6 +32,17 @@ def forget_undefined_types(graph: ir.Graph) -> None:
             forget_undefined_types(body)
 
 
+def declare_initializers(graph: ir.Graph) -> None:
+    """Give initializers the types and shapes of their tensors, in place: a file may declare others, or symbols."""
+    for value in graph.initializers.values():
+        if value.const_value is not None:
+            value.type = ir.TensorType(value.const_value.dtype)
+            value.shape = ir.Shape(value.const_value.shape.numpy())
+    for node in graph:
+        for body in subgraphs(node):
+            declare_initializers(body)
+
+
 def forget_symbols(graph: ir.Graph, symbols: Collection[str]) -> None:
     """Forget symbols that were found to stand for different sizes, in place."""
     _forget_sizes(graph, lambda size: isinstance(size, str) and size in symbols)

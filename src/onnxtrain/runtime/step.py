@@ -10,12 +10,13 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.errors import DataError, StepError
+from onnxtrain.graph.nesting import has_body_in_branches
 from onnxtrain.graph.value import Dimension, dimensions
 from onnxtrain.lowering.lower import StepGraph
 from onnxtrain.runtime.frozen import FrozenTensors
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.states import StateBuffers
-from onnxtrain.workarounds import DISABLED_OPTIMIZERS, refuse_what_crashes
+from onnxtrain.workarounds import DISABLED_OPTIMIZERS, DISABLED_WITH_DEEP_BODIES, refuse_what_crashes
 
 
 class StepSession:
@@ -156,6 +157,8 @@ def create_session(model: ir.Model, options: RuntimeOptions, *, kernels: bool = 
     import onnxruntime
 
     refuse_what_crashes(model.graph)
+    deep = has_body_in_branches(model, 2)
+    disabled = [*DISABLED_OPTIMIZERS, *(DISABLED_WITH_DEEP_BODIES if deep else ())]
     settings, providers = options.session_options(kernels=kernels), options.provider_list()
     frozen = FrozenTensors(model)
     with frozen.left_out():
@@ -166,7 +169,7 @@ def create_session(model: ir.Model, options: RuntimeOptions, *, kernels: bool = 
             proto.SerializeToString(),
             settings,
             providers,
-            disabled_optimizers=list(DISABLED_OPTIMIZERS),
+            disabled_optimizers=disabled,
         )
     except (RuntimeError, ValueError) as error:
         raise StepError(_explain(error)) from error

@@ -31,6 +31,7 @@ from onnxtrain.training.parameters import Initializer
 from onnxtrain.training.specification import Masks, Specification
 from onnxtrain.training.steps import Steps
 from onnxtrain.training.targets import Targets, tensor_spec
+from onnxtrain.training.ties import with_copies
 from onnxtrain.training.training_modes import Modes
 
 Source = Any
@@ -383,12 +384,7 @@ class Learner:
 
     def saved_values(self) -> dict[str, np.ndarray]:
         """What :meth:`save` writes: :meth:`trained_values`, and the copies that are tied to parameters."""
-        values = self.trained_values()
-        for tied in self.objective.copies:
-            if tied.original in values:
-                array = values[tied.original]
-                values[tied.name] = np.ascontiguousarray(array.T) if tied.transposed else array
-        return values
+        return with_copies(self.trained_values(), self.objective.copies)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model with its trained weights; nothing else differs from the model given.

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.autodiff.engine import Engine, Request, missing_rules_message
+from onnxtrain.autodiff.missing import missing_rules, missing_rules_message
+from onnxtrain.autodiff.path import Forward
 from onnxtrain.errors import GradientError, OptionError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.shapes import infer_shapes
@@ -348,8 +349,8 @@ def _table(objective: Objective, specification: Specification, *, differentiable
     )
     if differentiable:
         trained = [graph.initializers[row.name] for row in rows if row.trainable]
-        engine = Engine(graph, graph.opset_imports, copy.functions, straight_through=straight_through)
-        if missing := engine.missing(Request(_values(graph)[name], trained)):
+        forward = Forward.of(copy, straight_through=straight_through)
+        if missing := missing_rules(forward, _values(graph)[name], trained):
             raise GradientError(missing_rules_message(missing, graph.opset_imports))
     return rows + [_copied_row(objective.model.graph, tied) for tied in objective.copies]
 

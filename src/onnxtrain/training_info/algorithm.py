@@ -154,13 +154,14 @@ class Algorithm:
     def entry(self) -> Entry:
         """What was added, and the graph that it was added to, as an entry; its states are not inputs yet."""
         self._live_nodes()
+        main = {*self._before_initializers, *(str(value.name) for value in self.graph.inputs)}
         self.graph.inputs.extend(self._inputs)
         names = [str(value.name) for value in self._results]
         bound = set(self.updates.values())
         model = self._recipe.model
         if self.graph is not model.graph:
             model = ir.Model(self.graph, ir_version=model.ir_version)
-        return Entry(model, [], dict(self.updates), [name for name in names if name not in bound])
+        return Entry(model, [], dict(self.updates), [name for name in names if name not in bound], main)
 
     def cut(self, name: str, initialization: tuple[onnx.GraphProto, dict[str, str]] | None) -> onnx.TrainingInfoProto:
         """Cut what was added off the graph and return it in the standard's form."""
