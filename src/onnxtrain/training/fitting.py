@@ -139,6 +139,7 @@ def fit(
                     callbacks=callbacks,
                 ),
                 **describe_model(trainer.file),
+                "labels": None if trainer.labels is None else list(trainer.labels),
                 "data": describe_data(dataset),
                 "validation": describe_data(held_out),
             }

@@ -16,6 +16,7 @@ from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.training.data import open_dataset
 from onnxtrain.training.evaluation import Evaluator
+from onnxtrain.training.labels import read_labels
 from onnxtrain.training.loss_choice import LossLike
 from onnxtrain.training.objective import of_model, prepare
 from onnxtrain.training.specification import Specification
@@ -62,6 +63,8 @@ def evaluate(
     wanted = targets is not None
     dataset = open_dataset(data, objective.inputs, target=target, need_target=wanted, validate=False)
     if targets is not None:
+        labels = read_labels(specification.model.path)
+        dataset = dataset.adapting(lambda array: targets.adapt(array, labels))
         objective = objective.with_form(targets.form_of_dataset(dataset))
         dataset = dataset.expecting(objective.target_spec)
     objective.validate(dataset, labels=wanted)

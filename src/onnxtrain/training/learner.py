@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, Self, overload
 
 import numpy as np
@@ -15,14 +17,16 @@ import onnx_ir as ir
 
 from onnxtrain.errors import DataError, NumericalError
 from onnxtrain.model.file import ModelFile
+from onnxtrain.model.writing import AtomicFiles
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.training.data import Batch, Dataset, TensorSpec, open_dataset
-from onnxtrain.training.data.conversion import symbol_sizes
+from onnxtrain.training.data.conversion import kind_of, symbol_sizes
 from onnxtrain.training.evaluation import Evaluator
 from onnxtrain.training.feeding import Parameters, by_input_name, check_targets, check_weights, cut, fill, fit_to_spec
+from onnxtrain.training.labels import labels_file, learn_labels, read_labels
 from onnxtrain.training.learning_rate import LearningRate
 from onnxtrain.training.loss import TargetForm
 from onnxtrain.training.masks import check_masks, set_to_zero
@@ -67,6 +71,9 @@ class Learner:
         self._evaluators: dict[TargetForm | None, Evaluator] = {}
         self._in_inference: Objective | None = None
         self._last_shapes: tuple[Any, ...] = ()  # of train_step; of the same shapes targets mean the same
+        self.labels = read_labels(specification.model.path)
+        """The texts that stand for the classes, in their order; ``None`` as long as no targets were texts. They are
+        taken from the first targets, or from the file beside the model where :meth:`save` has written them."""
         self.parameters = Parameters(self.states, objective.parameters)
         """The live parameters by name: arrays to read and to write."""
         self.trained = Parameters(self.states, [*objective.parameters, *objective.statistics])
@@ -242,7 +249,7 @@ class Learner:
             return feeds
         if targets is None:
             raise DataError("This loss needs targets; give them to train_step(inputs, targets).")
-        targets = np.asarray(targets)
+        targets = wanted.adapt(np.asarray(targets), self.labels)
         shapes = (targets.dtype, targets.shape, *(feeds[spec.name].shape for spec in self._inputs))
         if shapes != self._last_shapes or wanted.hold_ignored(targets):
             sizes = symbol_sizes((spec, feeds[spec.name].shape) for spec in self._inputs)
@@ -301,6 +308,7 @@ class Learner:
             validate=False,
         )
         if targets is not None and wanted:
+            dataset = self._adapted(dataset, targets)
             dataset = dataset.expecting(self._expect(targets.form_of_dataset(dataset)).spec)
         if need_target:
             self._weigh(sample_weight is not None)
@@ -347,10 +355,19 @@ class Learner:
             return self._evaluator(None), self.open(source, target=target)
         targets.check_batch_axis()
         dataset = open_dataset(source, self._inputs, target=target, validate=False)
+        dataset = self._adapted(dataset, targets)
         evaluator = self._evaluator(targets.form_of_dataset(dataset))
         dataset = dataset.expecting(evaluator.objective.target_spec)
         evaluator.objective.validate(dataset, labels=True)
         return evaluator, dataset
+
+    def _adapted(self, dataset: Dataset, targets: Targets) -> Dataset:
+        """Data with targets as the loss takes them; texts become the numbers of classes."""
+        found = dataset.targets
+        if found is not None and kind_of(found.dtype) == "string" and self.labels is None and targets.take_labels:
+            self.labels = learn_labels(found, targets.classes)
+        labels = self.labels
+        return dataset.adapting(lambda array: targets.adapt(array, labels))
 
     def predict(self, data: Source, *, batch_size: int = 256) -> np.ndarray | dict[str, np.ndarray]:
         """The model's outputs for inputs.
@@ -389,10 +406,16 @@ class Learner:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model with its trained weights; nothing else differs from the model given.
 
+        Where targets were texts, their order goes to a file beside it: ``tuned.labels.json`` for ``tuned.onnx``.
+
         Raises:
             ModelError: The path cannot be written; nothing is left half written.
         """
         self.file.save(path, self.saved_values())
+        if self.labels is not None:
+            text = json.dumps(list(self.labels), ensure_ascii=False, indent=1)
+            with AtomicFiles() as files, files.create(labels_file(Path(path))) as file:
+                file.write(f"{text}\n".encode())
 
     def model(self) -> onnx.ModelProto:
         """What :meth:`save` writes, in memory: the model with its trained weights and all its data."""

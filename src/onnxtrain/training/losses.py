@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -57,7 +57,8 @@ class SoftmaxCrossEntropy(LossByExample):
     the mean is that of PyTorch: the weighted sum divided by the sum of the weights of labels that count.
 
     Args:
-        class_weights: One weight w per class; ``None`` for all ones.
+        class_weights: One weight w per class, as a list or as a dictionary from class to weight, in which the classes
+            that are left out have 1; ``None`` for all ones.
         label_smoothing: e, in [0, 1).
         ignore_index: Labels of this value do not count; a batch of no others has the loss 0. The text
             ``"softmax_cross_entropy"`` has -100, as PyTorch.
@@ -74,7 +75,7 @@ class SoftmaxCrossEntropy(LossByExample):
     predicts = "classes"
     text_defaults: ClassVar[Mapping[str, Any]] = {"ignore_index": IgnoredWherePresent(-100)}
 
-    class_weights: tuple[float, ...] | None = None
+    class_weights: Sequence[float] | Mapping[int, float] | None = None
     label_smoothing: float = 0.0
     ignore_index: int | None = None
     axis: int | None = None
@@ -84,18 +85,25 @@ class SoftmaxCrossEntropy(LossByExample):
         if not 0.0 <= self.label_smoothing < 1.0:
             raise OptionError(f"label_smoothing is {self.label_smoothing}; it needs a number in [0, 1).")
         if self.class_weights is not None:
-            weights = np.asarray(self.class_weights, dtype=np.float64)
+            given = self.class_weights
+            if isinstance(given, Mapping):
+                if not all(isinstance(key, int | np.integer) and key >= 0 for key in given):
+                    raise OptionError(f"class_weights has the classes {list(given)}; they are whole numbers from 0.")
+                object.__setattr__(self, "class_weights", {int(key): float(weight) for key, weight in given.items()})
+            else:
+                object.__setattr__(self, "class_weights", tuple(float(weight) for weight in given))
+            weights = np.asarray([*given.values()] if isinstance(given, Mapping) else given, dtype=np.float64)
             if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.sum() > 0):
                 raise OptionError("class_weights needs finite numbers of at least 0, not all 0.")
 
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss on logits; integer targets are labels, floating ones distributions over classes."""
         axis = self.class_axis(prediction)
-        self._check_weights(prediction, axis)
+        by_class = self._weight_by_class(prediction, axis)
         if target.is_float:
             return self._on_distributions(op, prediction, target, axis, weights)
         logits = _classes_second(op, prediction, axis)
-        of_classes = None if self.class_weights is None else op.constant(self.class_weights, prediction.dtype)
+        of_classes = None if by_class is None else op.constant(by_class, prediction.dtype)
         found = op.several(
             "SoftmaxCrossEntropyLoss",
             *(logits, target, of_classes),
@@ -170,7 +178,7 @@ class SoftmaxCrossEntropy(LossByExample):
         if self.class_weights is not None:
             shape = [1] * node_rank(prediction)
             shape[axis] = -1
-            terms = terms * op.reshape(op.constant(self.class_weights, prediction.dtype), shape)
+            terms = terms * op.reshape(op.constant(self._weight_by_class(prediction, axis), prediction.dtype), shape)
         rows = count_of(op, prediction, prediction) / classes
         if weights is not None:
             terms = weighted(op, terms.with_shape(prediction.shape), weights)
@@ -197,10 +205,22 @@ class SoftmaxCrossEntropy(LossByExample):
             )
         return axis % rank
 
-    def _check_weights(self, prediction: Value, axis: int) -> None:
-        size = None if prediction.shape is None else prediction.shape[axis]
-        if self.class_weights is not None and isinstance(size, int) and len(self.class_weights) != size:
-            raise OptionError(f"class_weights has {len(self.class_weights)} numbers, but there are {size} classes.")
+    def _weight_by_class(self, prediction: Value, axis: int) -> tuple[float, ...] | None:
+        """One weight per class.
+
+        Raises:
+            OptionError: There are more classes, or fewer.
+        """
+        given, size = self.class_weights, None if prediction.shape is None else prediction.shape[axis]
+        if isinstance(given, Mapping):
+            if not isinstance(size, int):
+                raise OptionError("class_weights is a dictionary, but the model does not say how many classes it has.")
+            if max(given) >= size:
+                raise OptionError(f"class_weights has a weight for class {max(given)}, but there are {size} classes.")
+            return tuple(given.get(index, 1.0) for index in range(size))
+        if given is not None and isinstance(size, int) and len(given) != size:
+            raise OptionError(f"class_weights has {len(given)} numbers, but there are {size} classes.")
+        return None if given is None else tuple(given)
 
     def target_shape(self, prediction: Value, kind: TargetKind) -> tuple[Dimension, ...] | None:
         """Without the class axis for labels; as the logits for distributions."""
@@ -336,6 +356,21 @@ LOSSES: dict[str, type[Loss]] = {
     loss.name: loss for loss in (SoftmaxCrossEntropy, BinaryCrossEntropy, MeanSquaredError, MeanAbsoluteError, Huber)
 }
 """The losses by the names that the command line takes."""
+
+ALIASES = {
+    "cross_entropy": "softmax_cross_entropy",
+    "categorical_crossentropy": "softmax_cross_entropy",
+    "sparse_categorical_crossentropy": "softmax_cross_entropy",
+    "bce": "binary_cross_entropy",
+    "bce_with_logits": "binary_cross_entropy",
+    "binary_crossentropy": "binary_cross_entropy",
+    "mse": "mean_squared_error",
+    "l2": "mean_squared_error",
+    "mae": "mean_absolute_error",
+    "l1": "mean_absolute_error",
+    "smooth_l1": "huber",
+}
+"""Names that other tools have for the losses, to those that they have here."""
 
 
 def _classes_second(op: Builder, logits: Value, axis: int) -> Value:

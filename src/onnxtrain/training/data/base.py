@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, SupportsIndex
 
@@ -69,6 +69,10 @@ class Dataset(ABC):
         Raises:
             DataError: they do not fit.
         """
+        return self
+
+    def adapting(self, adapt: Callable[[Array], Array]) -> Self:
+        """The same data with targets as a function makes them of those that came, before anything else is done."""
         return self
 
     def with_input(self, values: Array, spec: TensorSpec) -> Self:
