@@ -143,7 +143,7 @@ def test_evaluation_without_a_trainer(tmp_path) -> None:
         for name in ("fixed", "free")
     )
     assert fixed == pytest.approx(free, rel=1e-6)
-    fixed, free = (predict(tmp_path / f"{name}.onnx", examples[0])["y"] for name in ("fixed", "free"))
+    fixed, free = (predict(tmp_path / f"{name}.onnx", examples[0]) for name in ("fixed", "free"))
     np.testing.assert_allclose(fixed, free, rtol=1e-6)
 
 

@@ -19,7 +19,7 @@ from onnxtrain.graph.declared import forget_shapes
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import dimensions
 from onnxtrain.training.data import Batch
-from onnxtrain.training.losses import Loss, TargetKind
+from onnxtrain.training.loss import Loss, LossByExample, TargetKind
 from onnxtrain.training.targets import Targets, wrapped
 from onnxtrain.training_info.recipe import LossTerms
 
@@ -149,19 +149,21 @@ def on_real_rows(
 
 
 @dataclass(frozen=True)
-class _LossOnRealRows(Loss):
+class _LossOnRealRows(LossByExample):
     """A loss on the first rows of a prediction, as many as there are targets."""
 
     name: ClassVar[str] = "loss on the real rows"
 
     inner: Loss
 
-    def build(self, op: Builder, prediction: Value, target: Value) -> LossTerms:
+    def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss."""
         rows = op.Shape(target, start=0, end=1)
         real = op.Slice(prediction, op.ints(0), rows, op.ints(0))
         if prediction.shape is not None:
             real = real.with_shape((_ROWS, *prediction.shape[1:]))
+        if isinstance(self.inner, LossByExample):
+            return self.inner.build(op, real, target, weights)
         return self.inner.build(op, real, target)
 
 
