@@ -1,4 +1,4 @@
-#include "recurrent.h"
+#include "recurrent/recurrent.h"
 
 #include <algorithm>
 #include <cstring>
@@ -6,17 +6,15 @@
 #include <thread>
 #include <vector>
 
-#include "../products.h"
-#include "../ranges.h"
-#include "../scratch.h"
-#include "../sizes.h"
-#include "rounds.h"
+#include "products/products.h"
+#include "ranges.h"
+#include "recurrent/rounds.h"
+#include "scratch.h"
+#include "sizes.h"
+#include "tuning.h"
 
 namespace onnxtrain {
 namespace {
-
-// What a part has at least: multiplications of a step, which are worth waiting for each other, and units.
-constexpr std::size_t kPartProducts = std::size_t{1} << 16, kLeastUnits = 32;
 
 // Units of a whole cache line, so that no two parts write to one.
 constexpr std::size_t kUnit = 16;
@@ -31,7 +29,7 @@ class Sequence {
     static const std::size_t cores = std::max(1u, std::thread::hardware_concurrency());
     const std::size_t products = saturating_product(call.batch, gates_, saturating_product(call.hidden, call.hidden));
     const std::size_t most = std::max<std::size_t>(1, cores / call.directions);
-    parts_ = std::clamp<std::size_t>(std::min(products / kPartProducts, call.hidden / kLeastUnits), 1, most);
+    parts_ = std::clamp<std::size_t>(std::min(products / tuning::kLeastStepProducts, call.hidden / tuning::kLeastUnits), 1, most);
     for (std::size_t part = 0; part <= parts_; ++part) {
       begins_.push_back(std::min(call.hidden, divided_up(call.hidden, kUnit) * part / parts_ * kUnit));
     }

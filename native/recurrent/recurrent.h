@@ -5,8 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "../variables.h"
-#include "recurrent_table.h"
+#include "kernels/kernel_table.h"
+#include "parallel.h"
+#include "recurrent/table.h"
 
 namespace onnxtrain {
 

@@ -3,9 +3,10 @@
 
 #include <atomic>
 #include <cstddef>
-#include <functional>
 #include <memory>
 #include <thread>
+
+#include "tuning.h"
 
 namespace onnxtrain {
 
@@ -28,7 +29,7 @@ class Rounds {
         done_.value.fetch_add(1, std::memory_order_release);
       }
       for (std::size_t looks = 0; done_.value.load(std::memory_order_acquire) < (round + 1) * parts_; ++looks) {
-        if (looks < kLooks) {
+        if (looks < tuning::kLooks) {
 #if defined(__x86_64__) || defined(__i386__)
           __builtin_ia32_pause();
 #endif
@@ -40,7 +41,6 @@ class Rounds {
   }
 
  private:
-  static constexpr std::size_t kLooks = 2000;
   struct alignas(64) Counter {
     std::atomic<std::size_t> value{0};
   };

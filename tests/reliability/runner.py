@@ -164,6 +164,8 @@ class _Worker:
             return compare_with_plain(hang, self._folder / "case")
         code = process.wait()
         self._stop()
+        if code < 0 and operation == "comparison":  # in which plain onnxruntime runs, and nothing else
+            return Outcome("runtime", operation, operation, self._errors())
         kind = "crash" if code < 0 else "defect"
         end = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         detail = self._errors()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import KERNEL_TYPES, emit
-from onnxtrain.autodiff.registry import Node
+from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.rules.fused_recurrent import GATES, INPUTS, all_inputs, keeps_linear, settings, states
 from onnxtrain.graph import Builder
 from onnxtrain.graph.replace import remove_nodes, take_over

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtrain.autodiff.engine import Backward, Engine
+from onnxtrain.autodiff.engine import Backward
 from onnxtrain.autodiff.expand import expand_registered
 from onnxtrain.autodiff.fused import find_fused, fused_operators, has_kernel
 from onnxtrain.autodiff.registry import find_registered_body
@@ -39,8 +39,7 @@ def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool) -> None
             body = find_registered_body(node.op_type, node.domain)
             assert body is not None
             op = main.before(node) if graph is model.graph else Builder(graph, opset, before=node, outer=main)
-            engine = Engine(graph, model.graph.opset_imports, model.functions, op)
-            written = expand_registered(node, body, op, renamed, engine)
+            written = expand_registered(node, body, op, renamed)
             nodes += [made for made in written if find_fused(made) is not None]
             for inner in [inner for made in written for inner in subgraphs(made)]:
                 graphs += [inner, *inner.subgraphs()]

@@ -16,12 +16,15 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.autodiff.fused import emit, register_fused
-from onnxtrain.autodiff.registry import Body, Gradients, Node, Rule, register_gradient
+from onnxtrain.autodiff.engine import Engine
+from onnxtrain.autodiff.fused import VERSION, emit, register_fused
+from onnxtrain.autodiff.node import Node, Seeds
+from onnxtrain.autodiff.path import Forward
+from onnxtrain.autodiff.registry import Body, Gradients, Rule, register_gradient
 from onnxtrain.autodiff.rules import gated, recurrent
 from onnxtrain.autodiff.rules.recurrent import Direction, Sequences, clipped, split
 from onnxtrain.autodiff.rules.recurrent_activations import Activation, activations
-from onnxtrain.graph import Value
+from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 
 OPERATORS = {"LSTM": gated.LSTM_DEFAULT, "GRU": gated.GRU_DEFAULT, "RNN": recurrent.RNN_DEFAULT}
@@ -241,7 +244,8 @@ def _gradient_body(operator: str, rule: Any) -> Body:
         count = INPUTS[operator]
         first = count + (2 if operator == "RNN" else 3)
         dys = [given(node, first + index) for index in range(states(operator))]
-        view = node.with_values(standard_inputs(node), [node.input_required(count)])
+        standard = Node(node.ir, node.op, pull_back=_pull_back)
+        view = standard.with_values(standard_inputs(node), [node.input_required(count)])
         sequences = Sequences(view)
         parts = recurrent.each_direction(sequences, dys, OPERATORS[operator], rule(node))
         spaces: list[Value | None] = [_in_time(sequences, [part.dgates for part in parts])]
@@ -252,6 +256,11 @@ def _gradient_body(operator: str, rule: Any) -> Body:
         return [*spaces, *(value for index, value in enumerate(gradients) if index != _LENGTHS)]
 
     return body
+
+
+def _pull_back(op: Builder, seeds: Seeds, xs: Sequence[ir.Value]) -> list[Value | None]:
+    """Gradients inside of the step that a body writes."""
+    return Engine(Forward(op.graph, {"": op.opset, ONNXTRAIN_DOMAIN: VERSION}, {}), op).pull_back(seeds, xs)
 
 
 def _in_time(sequences: Sequences, parts: Sequence[Value]) -> Value:
