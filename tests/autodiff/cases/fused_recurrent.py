@@ -4,7 +4,8 @@ As far as ONNX's reference evaluator goes; every form is in tests/native/test_na
 """
 
 import numpy as np
-from case import Case, case, normal
+
+from autodiff.case import Case, case, normal
 
 STEPS, BATCH, SIZE, HIDDEN = 4, 2, 3, 3
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
