@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -11,14 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxtrain.errors import CheckpointError, DataError, OptionError
+from onnxtrain.errors import CheckpointError, DataError, ModelError, OptionError
 from onnxtrain.training.callbacks import Callback, CallbackList, EarlyStopping, History, TrainingState
 from onnxtrain.training.data import Batch, Dataset
 from onnxtrain.training.fingerprint import (
+    JSON,
     describe_course,
     describe_data,
     describe_model,
     describe_settings,
+    describe_weights,
     differences,
     names_to_change,
 )
@@ -332,6 +335,11 @@ class _Loop:
             "masks": {name: zlib.crc32(np.packbits(mask).tobytes()) for name, mask in masks.items()},
         }
 
+    @functools.cached_property
+    def _frozen(self) -> JSON:
+        """A hash of what the training does not change in the file, taken before it is written onto."""
+        return describe_weights(self.trainer.file, without=self.trainer.trained_values().keys())
+
     def _save(self) -> None:
         if self.store is None:
             return
@@ -345,6 +353,7 @@ class _Loop:
             {
                 "onnxtrain": __version__,
                 "fingerprint": self._fingerprint(),
+                "frozen": self._frozen,
                 "position": dataclasses.asdict(self.position) | {"learning_rate": self.trainer._rate.chosen},
                 "callbacks": self.callbacks.record(),
             },
@@ -356,7 +365,12 @@ class _Loop:
         if self.store.latest() is None:
             return
         here = self._fingerprint()
-        tensors, metadata = self.store.load_newest(expect=here, change=change)
+        try:
+            tensors, metadata = self.store.load_newest(expect=here, change=change)
+        except CheckpointError:
+            if not self._is_saved():
+                raise
+            tensors, metadata = self.store.load_newest(expect=here, change=change | {"weights"})
         try:
             written: dict[str, Any] = metadata["fingerprint"]  # type: ignore[assignment]
             position = Position(**metadata["position"])  # type: ignore[arg-type]
@@ -374,6 +388,20 @@ class _Loop:
         for callback in self.callbacks.callbacks:
             if isinstance(callback, EarlyStopping) and best:
                 callback.best_weights = best
+
+    def _is_saved(self) -> bool:
+        """Whether the model has the weights of the newest checkpoint: it was saved in place, and then the run ended."""
+        assert self.store is not None
+        tensors, metadata = self.store.load_newest()
+        names = self.trainer.trained_values().keys()
+        try:
+            given = {name: self.trainer.file.value(name) for name in names}
+        except ModelError:  # changed meanwhile
+            return False
+        return metadata.get("frozen") == self._frozen and any(
+            all(np.array_equal(tensors.get(f"{kind}/{name}", ()), given[name]) for name in names)
+            for kind in ("state", "best")
+        )
 
     def _take_states(self, tensors: Mapping[str, np.ndarray], changed: Collection[str]) -> None:
         """Parameters and the optimizer's states; what a new update rule does not share stays at its first values.
