@@ -5,15 +5,15 @@
 #include <cstddef>
 #include <functional>
 
+#include "parallel.h"
 #include "sizes.h"
-#include "variables.h"
+#include "tuning.h"
 
 namespace onnxtrain {
 
 // Items of `size` elements each that make up a task: large enough that handing it to a thread costs nothing beside it.
 inline std::size_t items_per_task(std::size_t size) {
-  constexpr std::size_t kElements = 16384;
-  return std::max<std::size_t>(1, kElements / std::max<std::size_t>(1, size));
+  return std::max<std::size_t>(1, tuning::kTaskElements / std::max<std::size_t>(1, size));
 }
 
 // Calls work(first, last) for ranges that cover [0, count). Nothing depends on the number of threads.

@@ -11,12 +11,10 @@
 #include <system_error>
 #include <thread>
 
+#include "tuning.h"
+
 namespace onnxtrain {
 namespace {
-
-// How long an idle helper looks for new work before it sleeps: longer than what lies between the steps of a training
-// loop that does nothing else, too short to be in anyone's way.
-constexpr std::chrono::microseconds kPatience(100);
 
 // More than the machine has cores of are of no use, however many a caller asks for.
 std::size_t most_threads() {
@@ -90,7 +88,7 @@ class Helpers {
   void help() {
     std::uint64_t seen = 0;
     for (;;) {
-      const auto end = std::chrono::steady_clock::now() + kPatience;
+      const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(tuning::kPatience);
       while (calls_.load() == seen && std::chrono::steady_clock::now() < end) pause();
       std::unique_lock<std::mutex> lock(state_);
       if (calls_ == seen) {

@@ -1,7 +1,7 @@
 // Threads for callers outside ONNX Runtime, which has a pool of its own that operators use instead.
 #pragma once
 
-#include "variables.h"
+#include "parallel.h"
 
 namespace onnxtrain {
 

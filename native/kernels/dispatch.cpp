@@ -2,7 +2,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "kernel_table.h"
+#include "kernels/kernel_table.h"
 
 namespace onnxtrain {
 

@@ -1,10 +1,12 @@
 // Sums in float64, in lanes that are combined in a fixed order: the same bits for every vector width.
 //
-// Included by kernels.cpp only. Element i of a sum goes to lane i % kSumLanes; the compiler sees vectors as wide as the
+// Included by files that are compiled once per instruction set. Element i of a sum goes to lane i % kSumLanes; the compiler sees vectors as wide as the
 // instruction set has them.
 #pragma once
 
 #include <cstddef>
+
+#include "kernels/vector.h"
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -13,21 +15,17 @@
 namespace onnxtrain {
 namespace {
 
-#if defined(__AVX512F__)
-constexpr std::size_t kVectorBytes = 64;
-#else
-constexpr std::size_t kVectorBytes = 32;
-#endif
-constexpr std::size_t kVectorWidth = kVectorBytes / sizeof(double);
+// Of float64, so many at a time: as many as a vector has, and at least four, which fill one of floats.
+constexpr std::size_t kWideLanes = kVectorBytes < 32 ? 4 : kVectorBytes / sizeof(double);
 
-typedef double WideVector __attribute__((vector_size(kVectorBytes)));
-typedef double DoubleVector __attribute__((vector_size(kVectorBytes), aligned(8), may_alias));
-typedef float FloatVector __attribute__((vector_size(kVectorBytes / 2), aligned(4), may_alias));
+typedef double WideVector __attribute__((vector_size(kWideLanes * sizeof(double))));
+typedef double DoubleVector __attribute__((vector_size(kWideLanes * sizeof(double)), aligned(8), may_alias));
+typedef float FloatVector __attribute__((vector_size(kWideLanes * sizeof(float)), aligned(4), may_alias));
 
 // As many elements of type T as a WideVector has.
 template <typename T>
 struct Few {
-  typedef T type __attribute__((vector_size(sizeof(T) * kVectorWidth)));
+  typedef T type __attribute__((vector_size(sizeof(T) * kWideLanes)));
 };
 
 // From the tensor's type to float64 and back, for one element or for a vector of them.
@@ -73,7 +71,7 @@ inline void load(const T* source, WideVector& value) {
 }
 
 constexpr std::size_t kSumLanes = 8;
-constexpr std::size_t kLaneVectors = kSumLanes / kVectorWidth;
+constexpr std::size_t kLaneVectors = kSumLanes / kWideLanes;
 
 // One sum in the making.
 struct LaneSum {
@@ -82,7 +80,7 @@ struct LaneSum {
   double total() const {
     double each[kSumLanes];
     for (std::size_t v = 0; v < kLaneVectors; ++v) {
-      for (std::size_t i = 0; i < kVectorWidth; ++i) each[v * kVectorWidth + i] = lanes[v][i];
+      for (std::size_t i = 0; i < kWideLanes; ++i) each[v * kWideLanes + i] = lanes[v][i];
     }
     return ((each[0] + each[4]) + (each[2] + each[6])) + ((each[1] + each[5]) + (each[3] + each[7]));
   }

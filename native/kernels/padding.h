@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "vector.h"
+#include "kernels/vector.h"
 
 namespace onnxtrain {
 namespace {

@@ -1,6 +1,6 @@
 // exp and power in float64, written so that the compiler vectorises them.
 //
-// Included by kernels.cpp only. Branch-free arithmetic on doubles and their bits; no table, no library call.
+// Included by files that are compiled once per instruction set. Branch-free arithmetic on doubles and their bits; no table, no library call.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
-#include "fused_node.h"
+#include "operators/fused_node.h"
 
-#include "../sizes.h"
-#include "known_shape.h"
+#include "operators/known_shape.h"
+#include "sizes.h"
 
 namespace onnxtrain {
 

@@ -6,7 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "runtime.h"
+#include "kernels/kernel_table.h"
+#include "operators/runtime.h"
 
 namespace onnxtrain {
 

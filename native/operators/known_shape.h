@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "runtime.h"
+#include "operators/runtime.h"
 
 namespace onnxtrain {
 

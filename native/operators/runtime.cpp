@@ -1,11 +1,11 @@
-#include "runtime.h"
+#include "operators/runtime.h"
 
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
 
-#include "shapes.h"
+#include "operators/shapes.h"
 
 namespace onnxtrain {
 namespace {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "../sizes.h"
+#include "sizes.h"
 
 namespace onnxtrain {
 

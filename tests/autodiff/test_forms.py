@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import onnx
 import pytest
-from case import Case
 from onnx import AttributeProto, TensorProto, defs, helper, numpy_helper, parser
 from test_microsoft import ROWS as MICROSOFT
 from test_recurrent import FORMS, inputs
@@ -15,6 +14,7 @@ from test_recurrent import model as recurrent
 from test_rules import CASES
 
 import onnxtrain
+from autodiff.case import Case
 from onnxtrain.errors import ModelError
 from onnxtrain.testing import _node_model
 

@@ -101,3 +101,38 @@ def test_the_example_runs_without_onnxtrain():
     result = subprocess.run([sys.executable, str(example), library], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert "x = " in result.stdout
+
+
+NODES = """
+import hashlib, sys
+sys.path.insert(0, {folder!r})
+import numpy as np
+from kernel_cases import Case
+from kernel_session import run
+
+rng = np.random.default_rng(0)
+draw = lambda *shape: rng.standard_normal(shape, np.float32)
+same = dict(kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+inputs = {{
+    "Linear": (dict(x=draw(600, 300), w=draw(300, 900)), {{}}, 1),
+    "LinearWeightGradient": (dict(dy=draw(700, 800), x=draw(700, 600)), {{}}, 2),
+    "Attention": (dict(q=draw(1, 300, 2, 64), k=draw(1, 300, 2, 64), v=draw(1, 300, 2, 64)), dict(scale=0.1), 2),
+    "Conv": (dict(x=draw(2, 32, 40, 40), w=draw(24, 32, 3, 3)), same, 1),
+    "ConvWeightGradient": (dict(dy=draw(2, 24, 40, 40), x=draw(2, 32, 40, 40)), same, 1),
+}}
+sums = hashlib.sha256()
+for operator, (feeds, attributes, outputs) in inputs.items():
+    for array in run(Case(operator, feeds, attributes, outputs)):
+        sums.update(array.tobytes())
+pixels = dict(x=draw(2, 400, 30, 30), w=draw(32, 400, 1, 1))
+sums.update(run(Case("Conv", pixels, dict(kernel_shape=[1, 1]), 1))[0].tobytes())
+print(sums.hexdigest())
+"""
+
+
+def test_results_do_not_depend_on_the_cache_of_the_machine():
+    code = NODES.format(folder=str(Path(__file__).parent))
+    results = [python(code, ONNXTRAIN_SECOND_CACHE=size) for size in ("", "131072", "8388608")]
+    assert [result.returncode for result in results] == [0, 0, 0], results[0].stderr
+    assert len({result.stdout for result in results}) == 1
+    assert len(results[0].stdout.strip()) == 64

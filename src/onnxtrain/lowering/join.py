@@ -44,4 +44,5 @@ def join(model: onnx.ModelProto, index: int, *, folder: str = "") -> Entry:
     updates = dict(bindings(info, "update_binding"))
     bound = set(updates.values())
     results = [output.name for output in info.algorithm.output if output.name not in bound]
-    return Entry(working, list(states), updates, results)
+    main = {item.name for item in (*model.graph.input, *model.graph.initializer)}
+    return Entry(working, list(states), updates, results, main)

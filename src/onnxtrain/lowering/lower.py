@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onnxtrain.errors import TrainingInfoError
 from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.lowering.description import IN_PLACE_KEY, STATES_KEY, STEP_KEY, Description
 from onnxtrain.lowering.in_place import in_place_states
 from onnxtrain.lowering.join import join
 from onnxtrain.lowering.pipeline import lower_graph
@@ -20,12 +21,6 @@ from onnxtrain.model.whole import check_external_data, with_external_data
 from onnxtrain.training_info.check import check_training_model
 from onnxtrain.training_info.entry import Entry
 from onnxtrain.training_info.read import read_training_model
-
-STATES_KEY = "onnxtrain.states"
-"""Key of a step graph's metadata that holds its states as JSON: input name to output name."""
-
-IN_PLACE_KEY = "onnxtrain.in_place"
-"""Key of the metadata that lists, as JSON, the states whose new value may be written where the old one stands."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +57,9 @@ def lower(
     algorithm returns beside states (the loss), then the new value of each state ``s`` as ``{s}_new``. To
     train, feed each ``{s}_new`` back as ``s``. The metadata entry ``onnxtrain.states`` holds this mapping as
     JSON, and ``onnxtrain.in_place`` lists the states whose two values may share one buffer: those and no others. The
-    first values of the states are the initializers of the training model.
+    entry ``onnxtrain.step`` says what every input is for (see
+    :class:`~onnxtrain.lowering.description.Description`). The first values of the states are the initializers of
+    the training model.
 
     Args:
         training_model: A model with ``training_info``, or the path of one.
@@ -101,6 +98,7 @@ def lower_entry(entry: Entry, *, kernels: bool) -> StepGraph:
     """
     graph = entry.model.graph
     _choose_outputs(graph, entry.results, entry.updates)
+    description = Description.of(entry)
     lower_graph(entry.model, kernels=kernels)
     drop_unused_inputs(graph)
     names = {value.name for value in graph.inputs}
@@ -113,6 +111,7 @@ def lower_entry(entry: Entry, *, kernels: bool) -> StepGraph:
     feeds = tuple(str(value.name) for value in graph.inputs if value.name not in states)
     in_place = in_place_states(graph, states)
     entry.model.metadata_props[IN_PLACE_KEY] = json.dumps([name for name in states if name in in_place])
+    entry.model.metadata_props[STEP_KEY] = description.only(feeds + tuple(states)).to_json()
     return StepGraph(entry.model, states, feeds, tuple(entry.results), frozenset(in_place))
 
 

@@ -19,8 +19,8 @@ from onnxtrain.graph.declared import forget_shapes
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import dimensions
 from onnxtrain.training.data import Batch
-from onnxtrain.training.losses import Loss, TargetKind
-from onnxtrain.training.subject import Subject
+from onnxtrain.training.loss import Loss, LossByExample, TargetKind
+from onnxtrain.training.targets import Targets, wrapped
 from onnxtrain.training_info.recipe import LossTerms
 
 LARGEST_PADDED = 4 << 30
@@ -100,66 +100,70 @@ def part(batch: Batch, start: int, stop: int) -> Batch:
     return Batch(inputs, targets, min(stop, batch.size) - start)
 
 
-def on_real_rows(subject: Subject, fixed: FixedBatch, rows: int) -> Subject:
-    """The same model with its loss on as many examples as there are targets.
+def on_real_rows(
+    model: ir.Model, prediction: ir.Value, targets: Targets | None, fixed: FixedBatch, rows: int
+) -> Targets:
+    """The same targets with a loss on as many examples as there are of them.
 
     Args:
-        subject: The model and its loss.
+        model: The model.
+        prediction: What the loss is built on, or the output that is the loss.
+        targets: The loss and its targets; ``None`` where an output is the loss.
         fixed: The batch size of the model.
         rows: How many real examples there are, for an error's sentence.
 
     Raises:
         DataError: Padding cannot be left out of this loss.
     """
-    if subject.loss is None:
+    if targets is None:
         raise DataError(
             f"The model takes batches of {fixed.size} examples and computes its loss itself "
-            f"(output:{subject.prediction.name}), so that padding would count in it; {rows} examples are left for the "
+            f"(output:{prediction.name}), so that padding would count in it; {rows} examples are left for the "
             f"last batch: give a multiple of {fixed.size} or export the model with a dynamic batch axis."
         )
-    assert subject.target is not None
-    axis = batch_axes(subject.model, [subject.prediction])[str(subject.prediction.name)]
+    axis = batch_axes(model, [prediction])[str(prediction.name)]
     if axis != 0:
         where = "no axis of examples" if axis is None else f"its examples in axis {axis}"
         raise DataError(
-            f"{subject.prediction.name!r} has {where}, where the padding of a batch of {rows} examples cannot be left "
+            f"{prediction.name!r} has {where}, where the padding of a batch of {rows} examples cannot be left "
             f"out of the loss; give whole batches of {fixed.size} or export the model with a dynamic batch axis."
         )
-    loss = _LossOnRealRows(subject.loss)
     # What the loss itself asks of targets shows whether it takes any number of them.
-    scratch = Builder(ir.Graph([], [], nodes=[]), 18)
-    shape = dimensions(subject.prediction)
+    shape = dimensions(prediction)
     free = ir.Value(
-        name=subject.prediction.name,
-        type=subject.prediction.type,
+        name=prediction.name,
+        type=prediction.type,
         shape=None if shape is None else ir.Shape((_ROWS, *shape[1:])),
     )
-    kind: TargetKind = "indices" if subject.target.dtype is not None and subject.target.dtype.is_integer() else "values"
-    wanted = subject.loss.target_shape(scratch.wrap(free), kind)
-    targets = dimensions(subject.target)
-    if not targets or not wanted or isinstance(wanted[0], int):
+    value = targets.value
+    kind: TargetKind = "indices" if value.dtype is not None and value.dtype.is_integer() else "values"
+    wanted = targets.loss.target_shape(wrapped(free), kind)
+    found = dimensions(value)
+    if not found or not wanted or isinstance(wanted[0], int):
         raise DataError(
-            f"The loss {subject.loss.name!r} takes targets of shape {wanted} only, but the last batch has {rows} "
+            f"The loss {targets.loss.name!r} takes targets of shape {wanted} only, but the last batch has {rows} "
             f"examples; give a multiple of {fixed.size} or export the loss with a dynamic batch axis."
         )
-    target = ir.Value(name=subject.target.name, type=subject.target.type, shape=ir.Shape((_ROWS, *targets[1:])))
-    return replace(subject, loss=loss, target=target)
+    real = ir.Value(name=value.name, type=value.type, shape=ir.Shape((_ROWS, *found[1:])))
+    return replace(targets, loss=_LossOnRealRows(targets.loss), value=real)
 
 
 @dataclass(frozen=True)
-class _LossOnRealRows(Loss):
+class _LossOnRealRows(LossByExample):
     """A loss on the first rows of a prediction, as many as there are targets."""
 
     name: ClassVar[str] = "loss on the real rows"
 
     inner: Loss
 
-    def build(self, op: Builder, prediction: Value, target: Value) -> LossTerms:
+    def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss."""
         rows = op.Shape(target, start=0, end=1)
         real = op.Slice(prediction, op.ints(0), rows, op.ints(0))
         if prediction.shape is not None:
             real = real.with_shape((_ROWS, *prediction.shape[1:]))
+        if isinstance(self.inner, LossByExample):
+            return self.inner.build(op, real, target, weights)
         return self.inner.build(op, real, target)
 
 

@@ -1,0 +1,43 @@
+// Gradients of activations as nodes: inputs dy and the forward input or output, one output dx.
+#pragma once
+
+#include "operators/fused_node.h"
+
+namespace onnxtrain {
+
+// dx = dy where y > 0, else 0 dy.
+class ReluGradientNode final : public FusedNode {
+ public:
+  static const Signature kSignature;
+
+  explicit ReluGradientNode(const Attributes&) {}
+  void compute(const Call& call) const override;
+};
+
+// dx = dy where min <= x <= max, else 0; either bound may be left out.
+class ClipGradientNode final : public FusedNode {
+ public:
+  static const Signature kSignature;
+
+  explicit ClipGradientNode(const Attributes&) {}
+  void compute(const Call& call) const override;
+};
+
+// dx = dy (P(x) + x P'(x)) for Gelu's P, exact or approximated by tanh.
+class GeluGradientNode final : public FusedNode {
+ public:
+  static const Signature kSignature;
+
+  explicit GeluGradientNode(const Attributes& attributes);
+  void compute(const Call& call) const override;
+
+ private:
+  bool by_tanh_;
+};
+
+// Runs an element-wise kernel over whole tensors of one type, cut into blocks that threads share.
+void run_elementwise(const ElementwiseKernel (&kernels)[kElementTypes], const void* scalars, ElementType type,
+                     std::size_t count, std::initializer_list<const void*> inputs,
+                     std::initializer_list<void*> outputs, const ParallelFor& parallel_for);
+
+}  // namespace onnxtrain

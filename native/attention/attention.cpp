@@ -1,0 +1,127 @@
+#include "attention/attention.h"
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+#include "cache.h"
+#include "ranges.h"
+#include "scratch.h"
+#include "sizes.h"
+#include "tuning.h"
+
+namespace onnxtrain {
+namespace {
+
+// Queries and keys of a head. Without a size they take no memory, so that there may be any number of them.
+constexpr std::size_t kMostPositions = std::size_t{1} << 27;
+
+// A std::invalid_argument where there are more, or what a head needs, in bytes, does not fit into 64 bits.
+void require_addressable(const AttentionShape& s) {
+  if (std::max(s.keys, s.queries) > kMostPositions) {
+    throw std::invalid_argument("there are " + std::to_string(s.queries) + " queries and " + std::to_string(s.keys) +
+                                " keys, and this kernel takes up to " + std::to_string(kMostPositions) + ".");
+  }
+  constexpr std::size_t kPadding = 2 * tuning::kMostScoreRows, kBuffers = 8;  // more than each, and than there are
+  const std::size_t rows = checked_sum(std::max(s.keys, s.queries), kPadding);
+  const std::size_t width = checked_sum(s.size, s.value_size, kPadding);
+  checked_product(rows, width, kBuffers * sizeof(double));
+  checked_product(checked_sum(s.heads, kPadding), width, rows, sizeof(double));
+}
+
+// A call with its block of rows and its multiples.
+struct Planned {
+  AttentionCall call;
+  const AttentionKernels& kernel;
+  std::vector<std::ptrdiff_t> ones, rows, value_rows, score_rows;
+
+  Planned(ElementType type, const AttentionCall& call_) : call(call_), kernel(kernels()->attention[type]) {
+    const AttentionShape& s = call.shape;
+    require_addressable(s);
+    const std::size_t stride = kernel.score_stride(s.keys);
+    const std::size_t fitting =
+        share_of_second_cache(tuning::kScoreShare) / std::max<std::size_t>(1, stride * size_of(type));
+    call.block = std::min(std::clamp(fitting, tuning::kLeastScoreRows, tuning::kMostScoreRows), s.queries);
+    const std::size_t longest = std::max(s.keys, call.block);
+    ones = multiples(1, std::max({s.size, s.value_size, longest}));
+    rows = multiples(s.heads * s.size, longest);
+    value_rows = multiples(s.heads * s.value_size, longest);
+    score_rows = multiples(stride, call.block);
+    call.ones = ones.data();
+    call.rows = rows.data();
+    call.value_rows = value_rows.data();
+    call.score_rows = score_rows.data();
+  }
+};
+
+void fill(ElementType type, void* data, std::size_t count, double value) {
+  if (data == nullptr) return;
+  if (type == kFloat) {
+    std::fill_n(static_cast<float*>(data), count, static_cast<float>(value));
+  } else {
+    std::fill_n(static_cast<double*>(data), count, value);
+  }
+}
+
+}  // namespace
+
+void set_bias_strides(const std::vector<std::int64_t>& shape, AttentionCall& call) {
+  const AttentionShape& s = call.shape;
+  const std::size_t full[4] = {s.batch, s.heads, s.queries, s.keys};
+  std::ptrdiff_t stride = 1;
+  std::fill_n(call.bias_stride, 4, std::ptrdiff_t{0});
+  for (std::size_t back = 1; back <= std::min<std::size_t>(4, shape.size()); ++back) {
+    const auto size = static_cast<std::size_t>(shape[shape.size() - back]);
+    if (size == full[4 - back] && size != 1) call.bias_stride[4 - back] = stride;
+    stride *= static_cast<std::ptrdiff_t>(size);
+  }
+}
+
+void attend(ElementType type, AttentionCall call, const ParallelFor& parallel_for) {
+  const AttentionShape& s = call.shape;
+  const std::size_t heads = checked_product(s.batch, s.heads);
+  if (heads == 0 || s.queries == 0) return;
+  if (s.keys == 0) {
+    fill(type, call.y, checked_product(heads, s.queries, s.value_size), 0.0);
+    fill(type, call.log_sum, checked_product(heads, s.queries), -std::numeric_limits<double>::infinity());
+    return;
+  }
+  const Planned planned(type, call);
+  BufferPool pool(planned.kernel.scratch(planned.call, false));
+  const std::size_t wanted = heads >= tuning::kAttentionTasks ? 1 : divided_up(tuning::kAttentionTasks, heads);
+  const std::size_t parts = std::clamp<std::size_t>(s.queries / tuning::kLeastQueries, 1, wanted);
+  const std::size_t items = parts > 1 ? 1 : items_per_task(saturating_product(s.queries, s.keys));
+  for_each_range(parallel_for, heads * parts, items, [&](std::size_t first, std::size_t last) {
+    pool.lend([&](const Buffer& buffer) {
+      for (std::size_t item = first; item < last; ++item) {
+        const std::size_t part = item % parts;
+        planned.kernel.attend(planned.call, item / parts, part * s.queries / parts, (part + 1) * s.queries / parts,
+                              buffer.as<void>());
+      }
+    });
+  });
+}
+
+void attention_gradient(ElementType type, AttentionCall call, const ParallelFor& parallel_for) {
+  const AttentionShape& s = call.shape;
+  const std::size_t heads = checked_product(s.batch, s.heads);
+  if (heads == 0) return;
+  if (s.keys == 0 || s.queries == 0) {
+    fill(type, call.dq, checked_product(heads, s.queries, s.size), 0.0);
+    fill(type, call.dk, checked_product(heads, s.keys, s.size), 0.0);
+    fill(type, call.dv, checked_product(heads, s.keys, s.value_size), 0.0);
+    return;
+  }
+  const Planned planned(type, call);
+  BufferPool pool(planned.kernel.scratch(planned.call, true));
+  for_each_range(parallel_for, heads, items_per_task(saturating_product(s.queries, s.keys)), [&](std::size_t first, std::size_t last) {
+    pool.lend([&](const Buffer& buffer) {
+      for (std::size_t head = first; head < last; ++head) {
+        planned.kernel.gradient(planned.call, head, buffer.as<void>());
+      }
+    });
+  });
+}
+
+}  // namespace onnxtrain

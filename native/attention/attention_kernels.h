@@ -1,0 +1,193 @@
+// softmax(scale q kᵀ + bias) v of one head, a block of queries at a time, and its gradient, which computes the
+// probabilities again from the logarithm of their sum.
+//
+// Included by attention.cpp only.
+#pragma once
+
+#include "attention/head_kernels.h"
+#include "attention/product_kernels.h"
+#include "attention/softmax_kernels.h"
+#include "attention/table.h"
+
+namespace onnxtrain {
+namespace {
+
+// Places in a scratch buffer.
+template <typename T>
+struct Places {
+  std::size_t total = 0;
+
+  std::size_t take(std::size_t count) {
+    const std::size_t begin = total;
+    total += rounded_up(count, kLineBytes / sizeof(T));
+    return begin;
+  }
+};
+
+template <typename T>
+struct ForwardPlaces : Places<T> {
+  std::size_t keys, values, bias, scores, results, largest, sums;
+
+  explicit ForwardPlaces(const AttentionCall& call) {
+    const AttentionShape& s = call.shape;
+    keys = this->take(s.size * padded<T>(s.keys));
+    values = this->take(s.keys * padded<T>(s.value_size));
+    bias = this->take(padded<T>(s.keys));
+    scores = this->take(call.block * score_stride<T>(s.keys));
+    results = this->take(call.block * padded<T>(s.value_size));
+    largest = this->take(call.block);
+    sums = this->take(call.block);
+  }
+};
+
+template <typename T>
+void attend(const AttentionCall& call, std::size_t number, std::size_t first, std::size_t last, void* buffer) {
+  const ForwardPlaces<T> places(call);
+  T* scratch = static_cast<T*>(buffer);
+  const AttentionShape& s = call.shape;
+  const Head<T> head(call, number);
+  const std::size_t stride = score_stride<T>(s.keys), width = padded<T>(s.value_size);
+  const T scale = static_cast<T>(call.scale);
+  T *scores = scratch + places.scores, *results = scratch + places.results;
+  T *largest = scratch + places.largest, *sums = scratch + places.sums;
+  const T *k = head.at(call.k, s.keys, 0, s.size), *v = head.at(call.v, s.keys, 0, s.value_size);
+  const std::size_t all_keys = s.batch * s.keys * s.heads;
+  pack_all(k, static_cast<const T*>(call.k) + all_keys * s.size, head.stride, call.ones, s.keys, s.size,
+           scratch + places.keys);
+  pack_all(v, static_cast<const T*>(call.v) + all_keys * s.value_size, 1, call.value_rows, s.value_size, s.keys,
+           scratch + places.values);
+  const BiasRows<T> bias(call, head, scratch + places.bias);
+
+  const Parts blocks(last - first, call.block);
+  for (std::size_t block = 0; block < blocks.count; ++block) {
+    const std::size_t query = first + blocks.begin(block), rows = blocks.size(block);
+    const std::size_t reach = bias.reach(query, query + rows);
+    multiply_panels(Product<T>{head.at(call.q, s.queries, query, s.size), head.stride, call.ones, rows, s.size,
+                               scratch + places.keys, s.size, s.keys, reach, false, scores, stride});
+    for (std::size_t row = 0; row < rows; ++row) {
+      const RowSum<T> sum =
+          exponentials(scores + row * stride, bias[query + row], padded<T>(reach), scale, call.zero_empty_rows);
+      largest[row] = sum.largest;
+      sums[row] = sum.sum;
+    }
+    if (call.log_sum != nullptr) {
+      T* log_sum = static_cast<T*>(call.log_sum) + number * s.queries + query;
+      ONNXTRAIN_VECTORIZE
+      for (std::size_t row = 0; row < rows; ++row) {
+        log_sum[row] = static_cast<T>(static_cast<double>(largest[row]) + logarithm(static_cast<double>(sums[row])));
+      }
+    }
+    if (call.y == nullptr) continue;
+    multiply_panels(Product<T>{scores, static_cast<std::ptrdiff_t>(stride), call.ones, rows, reach,
+                               scratch + places.values, s.keys, s.value_size, s.value_size, false, results, width});
+    for (std::size_t row = 0; row < rows; ++row) {
+      T *y = head.at(call.y, s.queries, query + row, s.value_size), *from = results + row * width;
+      const T inverse = T(1) / sums[row];
+      ONNXTRAIN_VECTORIZE
+      for (std::size_t i = 0; i < s.value_size; ++i) y[i] = from[i] * inverse;
+    }
+  }
+}
+
+template <typename T>
+struct GradientPlaces : Places<T> {
+  std::size_t keys, values, key_rows, q, dy, bias, scores, slopes, dq, dk, dv;
+
+  explicit GradientPlaces(const AttentionCall& call) {
+    const AttentionShape& s = call.shape;
+    const std::size_t width = padded<T>(s.size), value_width = padded<T>(s.value_size);
+    keys = this->take(s.size * padded<T>(s.keys));
+    values = this->take(s.value_size * padded<T>(s.keys));
+    key_rows = this->take(s.keys * width);
+    q = this->take(call.block * width);
+    dy = this->take(call.block * value_width);
+    bias = this->take(padded<T>(s.keys));
+    scores = this->take(call.block * score_stride<T>(s.keys));
+    slopes = this->take(call.block * score_stride<T>(s.keys));
+    dq = this->take(call.block * width);
+    dk = this->take(s.keys * width);
+    dv = this->take(s.keys * value_width);
+  }
+};
+
+// Rows `width` apart to rows `stride` apart.
+template <typename T>
+void copy_rows(const T* from, std::size_t width, std::size_t rows, std::size_t count, T* to, std::ptrdiff_t stride) {
+  for (std::size_t row = 0; row < rows; ++row) {
+    copy(from + row * width, count, to + static_cast<std::ptrdiff_t>(row) * stride);
+  }
+}
+
+template <typename T>
+void attention_gradient(const AttentionCall& call, std::size_t number, void* buffer) {
+  const GradientPlaces<T> places(call);
+  T* scratch = static_cast<T*>(buffer);
+  const AttentionShape& s = call.shape;
+  const Head<T> head(call, number);
+  const std::size_t width = padded<T>(s.size), value_width = padded<T>(s.value_size);
+  const std::size_t stride = score_stride<T>(s.keys);
+  const auto row_stride = static_cast<std::ptrdiff_t>(stride);
+  const T scale = static_cast<T>(call.scale);
+  T *scores = scratch + places.scores, *slopes = scratch + places.slopes;
+  T *dq = scratch + places.dq, *dk = scratch + places.dk, *dv = scratch + places.dv;
+  const std::size_t all_keys = s.batch * s.keys * s.heads, all_queries = s.batch * s.queries * s.heads;
+  const T *k = head.at(call.k, s.keys, 0, s.size), *k_end = static_cast<const T*>(call.k) + all_keys * s.size;
+  const T *v = head.at(call.v, s.keys, 0, s.value_size);
+  const T* v_end = static_cast<const T*>(call.v) + all_keys * s.value_size;
+  pack_all(k, k_end, head.stride, call.ones, s.keys, s.size, scratch + places.keys);
+  pack_all(v, v_end, head.value_stride, call.ones, s.keys, s.value_size, scratch + places.values);
+  pack_all(k, k_end, 1, call.rows, s.size, s.keys, scratch + places.key_rows);
+  fill_zero(dk, s.keys * width);
+  fill_zero(dv, s.keys * value_width);
+  const BiasRows<T> bias(call, head, scratch + places.bias);
+
+  const Parts blocks(s.queries, call.block);
+  for (std::size_t block = 0; block < blocks.count; ++block) {
+    const std::size_t query = blocks.begin(block), rows = blocks.size(block);
+    const std::size_t reach = bias.reach(query, query + rows);
+    const T* q = head.at(call.q, s.queries, query, s.size);
+    const T* dy = head.at(call.dy, s.queries, query, s.value_size);
+    const T* y = head.at(static_cast<const void*>(call.y), s.queries, query, s.value_size);
+    const T* log_sum = static_cast<const T*>(call.log_sum) + number * s.queries + query;
+    multiply_panels(Product<T>{q, head.stride, call.ones, rows, s.size, scratch + places.keys, s.size, s.keys, reach,
+                               false, scores, stride});
+    multiply_panels(Product<T>{dy, head.value_stride, call.ones, rows, s.value_size, scratch + places.values,
+                               s.value_size, s.keys, reach, false, slopes, stride});
+    for (std::size_t row = 0; row < rows; ++row) {
+      const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(row) * head.value_stride;
+      score_gradient(scores + row * stride, slopes + row * stride, bias[query + row], padded<T>(reach), scale,
+                     log_sum[row], dot(dy + at, y + at, s.value_size), call.zero_empty_rows);
+    }
+    if (call.dv != nullptr) {
+      pack_all(dy, static_cast<const T*>(call.dy) + all_queries * s.value_size, 1, call.value_rows, s.value_size, rows,
+               scratch + places.dy);
+      multiply_panels(Product<T>{scores, 1, call.score_rows, reach, rows, scratch + places.dy, rows, s.value_size,
+                                 s.value_size, true, dv, value_width});
+    }
+    if (call.dk != nullptr) {
+      pack_all(q, static_cast<const T*>(call.q) + all_queries * s.size, 1, call.rows, s.size, rows,
+               scratch + places.q);
+      multiply_panels(Product<T>{slopes, 1, call.score_rows, reach, rows, scratch + places.q, rows, s.size, s.size,
+                                 true, dk, width});
+    }
+    if (call.dq != nullptr) {
+      multiply_panels(Product<T>{slopes, row_stride, call.ones, rows, reach, scratch + places.key_rows, s.keys, s.size,
+                                 s.size, false, dq, width});
+      copy_rows(dq, width, rows, s.size, head.at(call.dq, s.queries, query, s.size), head.stride);
+    }
+  }
+  if (call.dk != nullptr) {
+    copy_rows(dk, width, s.keys, s.size, head.at(call.dk, s.keys, 0, s.size), head.stride);
+  }
+  if (call.dv != nullptr) {
+    copy_rows(dv, value_width, s.keys, s.value_size, head.at(call.dv, s.keys, 0, s.value_size), head.value_stride);
+  }
+}
+
+template <typename T>
+std::size_t attention_scratch(const AttentionCall& call, bool gradient) {
+  return (gradient ? GradientPlaces<T>(call).total : ForwardPlaces<T>(call).total) * sizeof(T);
+}
+
+}  // namespace
+}  // namespace onnxtrain

@@ -1,0 +1,43 @@
+// Scaled dot-product attention and its gradient as nodes. Attributes: scale, and zero_empty_rows (0).
+#pragma once
+
+#include "attention/attention.h"
+#include "operators/fused_node.h"
+
+namespace onnxtrain {
+
+struct AttentionAttributes {
+  explicit AttentionAttributes(const Attributes& attributes)
+      : scale(attributes.number("scale")), zero_empty_rows(attributes.integer("zero_empty_rows", 0) != 0) {}
+
+  double scale;
+  bool zero_empty_rows;
+};
+
+// y = softmax(scale q kᵀ + bias) v per head, and the logarithm of the sum of exp(scores) per row. q is [batch, queries,
+// heads, size], k [batch, keys, heads, size], v [batch, keys, heads, value size]; a bias broadcasts to [batch, heads,
+// queries, keys] and may be left out.
+class AttentionNode final : public FusedNode {
+ public:
+  static const Signature kSignature;
+
+  explicit AttentionNode(const Attributes& attributes) : attributes_(attributes) {}
+  void compute(const Call& call) const override;
+
+ private:
+  AttentionAttributes attributes_;
+};
+
+// dq, dk and dv from dy, q, k, v, y, log_sum and the bias.
+class AttentionGradientNode final : public FusedNode {
+ public:
+  static const Signature kSignature;
+
+  explicit AttentionGradientNode(const Attributes& attributes) : attributes_(attributes) {}
+  void compute(const Call& call) const override;
+
+ private:
+  AttentionAttributes attributes_;
+};
+
+}  // namespace onnxtrain

@@ -1,0 +1,71 @@
+// The products inside a block of queries: rows that stand anywhere, by columns that are packed as panels.
+//
+// Included by attention.cpp only. What a product broadcasts is read through pointers to its rows, what it reads as
+// columns from panels that are packed once per head.
+#pragma once
+
+#include "attention/rows.h"
+#include "products/packing.h"
+#include "tuning.h"
+
+namespace onnxtrain {
+namespace {
+
+// sums[row, column] (+)= sum over the depth of source[row * row_stride + depth_offsets[depth]] * panels[depth, column],
+// for the panels that hold the columns before `wanted`.
+template <typename T>
+struct Product {
+  const T* source;
+  std::ptrdiff_t row_stride;
+  const std::ptrdiff_t* depth_offsets;
+  std::size_t rows, depth;
+  const T* panels;
+  std::size_t panel_depth, columns, wanted;
+  bool accumulate;
+  T* sums;
+  std::size_t sums_stride;
+};
+
+template <typename T>
+void multiply_panels(const Product<T>& product) {
+  const Panels<T> panels(product.columns);
+  const Parts depths(product.depth, tuning::kAccumulationDepth);
+  if (product.depth == 0 && !product.accumulate) {
+    for (std::size_t row = 0; row < product.rows; ++row) {
+      fill_zero(product.sums + row * product.sums_stride, padded<T>(product.columns));
+    }
+  }
+  for (std::size_t part = 0; part < depths.count; ++part) {
+    for (std::size_t panel = 0; panel < panels.count() && panels.begin(panel) < product.wanted; ++panel) {
+      const std::size_t first = panels.begin(panel), vectors = panels.vectors(panel);
+      const T* columns = product.panels + first * product.panel_depth + depths.begin(part) * panels.width(panel);
+      const Multiply<T> full = multiply_of<T>(tile_rows(vectors), vectors);
+      const Parts tiles(product.rows, tile_rows(vectors));
+      for (std::size_t t = 0; t < tiles.count; ++t) {
+        const std::size_t row = tiles.begin(t), rows = tiles.size(t);
+        const T* starts[kMaxTileRows];
+        for (std::size_t r = 0; r < rows; ++r) {
+          starts[r] = product.source + static_cast<std::ptrdiff_t>(row + r) * product.row_stride;
+        }
+        const Tile<T> tile = {starts,
+                              product.depth_offsets + depths.begin(part),
+                              depths.size(part),
+                              columns,
+                              part > 0 || product.accumulate,
+                              product.sums + row * product.sums_stride + first,
+                              product.sums_stride};
+        (rows == tile_rows(vectors) ? full : multiply_of<T>(rows, vectors))(tile);
+      }
+    }
+  }
+}
+
+// All of a matrix [columns][depth], or of one [depth][columns] whose columns are neighbours, as panels.
+template <typename T>
+void pack_all(const T* source, const T* end, std::ptrdiff_t column_stride, const std::ptrdiff_t* offsets,
+              std::size_t columns, std::size_t depth, T* panels) {
+  pack(Packing<T>{source, end, column_stride, offsets, columns, depth, 0, depth, 0, panel_count<T>(columns), panels});
+}
+
+}  // namespace
+}  // namespace onnxtrain

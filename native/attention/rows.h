@@ -1,0 +1,20 @@
+// How rows of scores lie in a block: as long as vectors fill them, with -inf behind the last key.
+//
+// Included by attention.cpp only.
+#pragma once
+
+#include "kernels/padding.h"
+
+namespace onnxtrain {
+namespace {
+
+template <typename T>
+constexpr T kMinusInfinity = -static_cast<T>(__builtin_inf());
+
+template <typename T>
+std::size_t score_stride(std::size_t keys) {
+  return odd_lines<T>(keys);
+}
+
+}  // namespace
+}  // namespace onnxtrain

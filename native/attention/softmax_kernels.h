@@ -1,0 +1,101 @@
+// The softmax of rows of scores, and its gradient.
+//
+// Included by attention.cpp only.
+#pragma once
+
+#include "attention/rows.h"
+#include "kernels/elementwise.h"
+#include "kernels/transcendental.h"
+
+namespace onnxtrain {
+namespace {
+
+template <typename T>
+constexpr T kNotANumber = static_cast<T>(__builtin_nan(""));
+
+// The natural logarithm of a normal number that is at least 1.
+inline double logarithm(double value) {
+  const double near = log2_approximate(value) * 0x1.62e42fefa39efp-1;
+  return near + (value * exp_nonpositive<double>(-near) - 1.0);
+}
+
+// All lanes as one number: the halves of a vector together, then those of the half, down to one.
+template <std::size_t bytes, typename T, typename Together>
+inline T of_lanes(const T* lanes, Together together) {
+  if constexpr (bytes == sizeof(T)) {
+    return *lanes;
+  } else {
+    typedef T Half __attribute__((vector_size(bytes / 2), aligned(sizeof(T)), may_alias));
+    const Half *halves = reinterpret_cast<const Half*>(lanes);
+    const Half half = together(halves[0], halves[1]);
+    return of_lanes<bytes / 2>(reinterpret_cast<const T*>(&half), together);
+  }
+}
+
+template <typename T>
+inline T sum_of_lanes(const Vector<T>& lanes) {
+  return of_lanes<kVectorBytes>(reinterpret_cast<const T*>(&lanes), [](auto a, auto b) { return a + b; });
+}
+
+template <typename T>
+inline T largest_lane(const Vector<T>& lanes) {
+  return of_lanes<kVectorBytes>(reinterpret_cast<const T*>(&lanes), [](auto a, auto b) { return a > b ? a : b; });
+}
+
+// What a row of scores had before it became exp(score - largest), whose sum is `sum`.
+template <typename T>
+struct RowSum {
+  T largest, sum;
+};
+
+// A row of products, as many as fill vectors, becomes exp(score - largest of the row).
+template <typename T>
+RowSum<T> exponentials(T* row, const T* bias, std::size_t count, T scale, bool zero_empty) {
+  Vector<T> most = broadcast(kMinusInfinity<T>);
+  for (std::size_t i = 0; i < count; i += kLanes<T>) {
+    const Vector<T> score = load(row + i) * scale + load(bias + i);
+    store(row + i, score);
+    most = score > most ? score : most;
+  }
+  const T largest = largest_lane<T>(most);
+  bool empty = largest == kMinusInfinity<T>;
+  for (std::size_t i = 0; empty && i < count; ++i) empty = row[i] == kMinusInfinity<T>;  // and none is NaN
+  ONNXTRAIN_VECTORIZE
+  for (std::size_t i = 0; i < count; ++i) row[i] = probability(row[i] - largest);
+  Vector<T> sums = {};
+  for (std::size_t i = 0; i < count; i += kLanes<T>) sums += load(row + i);
+  const T sum = sum_of_lanes<T>(sums);
+  if (sum == sum) return {largest, sum};
+  if (zero_empty) fill_zero(row, count);
+  return {empty ? kMinusInfinity<T> : kNotANumber<T>, T(1)};
+}
+
+template <typename T>
+inline T dot(const T* a, const T* b, std::size_t count) {
+  Vector<T> sums = {};
+  std::size_t i = 0;
+  for (; i + kLanes<T> <= count; i += kLanes<T>) sums += load(a + i) * load(b + i);
+  T sum = sum_of_lanes<T>(sums);
+  for (; i < count; ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+// A row of products becomes the probabilities p, and one of dp the gradient by the products: p (dp - delta) scale.
+template <typename T>
+void score_gradient(T* row, T* slopes, const T* bias, std::size_t count, T scale, T log_sum, T delta,
+                    bool zero_empty) {
+  if (zero_empty && !(log_sum - log_sum == T(0))) {  // neither NaN nor -inf
+    fill_zero(row, count);
+    fill_zero(slopes, count);
+    return;
+  }
+  ONNXTRAIN_VECTORIZE
+  for (std::size_t i = 0; i < count; ++i) {
+    const T p = probability(row[i] * scale + bias[i] - log_sum);
+    row[i] = p;
+    slopes[i] = p * (slopes[i] - delta) * scale;
+  }
+}
+
+}  // namespace
+}  // namespace onnxtrain

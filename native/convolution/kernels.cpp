@@ -1,0 +1,45 @@
+// The kernels of convolutions for one instruction set: compiled like kernels.cpp, once per set, but with fused
+// multiplications and additions. As there, everything but the table lives in unnamed namespaces, and nothing of the
+// standard library is called.
+#include "convolution/correlation_kernels.h"
+#include "convolution/depthwise_kernels.h"
+#include "convolution/filtering_kernels.h"
+#include "convolution/pointwise_kernels.h"
+#include "convolution/table.h"
+#include "convolution/winograd_kernels.h"
+#include "kernels/instruction_set.h"
+
+namespace onnxtrain {
+
+extern const ConvolutionTable ONNXTRAIN_OF_SET(kConvolution_);
+
+namespace {
+
+template <typename T>
+constexpr ConvolutionKernels<T> kKernels = {
+    .lanes = kLanes<T>,
+    .pointwise_width = kPixelVectors * kLanes<T>,
+    .panels = panel_count<T>,
+    .copy_boxes = copy_boxes<T>,
+    .pack = pack<T>,
+    .correlate = correlate<T>,
+    .winograd_stride = odd_lines<T>,
+    .winograd_weights = winograd_weights<T>,
+    .winograd_source = winograd_source<T>,
+    .winograd_products = winograd_products<T>,
+    .accumulate = accumulate<T>,
+    .unpack = unpack<T>,
+    .add = add<T>,
+    .pointwise = pointwise<T>,
+    .spread = spread<T>,
+    .filter = filter<T>,
+    .filter_gradient = filter_gradient<T>,
+    .depthwise = depthwise<T>,
+    .depthwise_gradient = depthwise_gradient<T>,
+};
+
+}  // namespace
+
+const ConvolutionTable ONNXTRAIN_OF_SET(kConvolution_) = {{.single = kKernels<float>, .wide = kKernels<double>}};
+
+}  // namespace onnxtrain

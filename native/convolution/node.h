@@ -1,0 +1,46 @@
+// Convolutions and their gradients as nodes. Attributes as those of ONNX's Conv, without auto_pad; kernel_shape is
+// required.
+#pragma once
+
+#include "convolution/convolution.h"
+#include "operators/fused_node.h"
+
+namespace onnxtrain {
+
+// y = x * w + b; b may be left out.
+class ConvNode final : public FusedNode {
+ public:
+  static const Signature kSignature;
+
+  explicit ConvNode(const Attributes& attributes);
+  void compute(const Call& call) const override;
+
+ private:
+  ConvolutionAttributes attributes_;
+};
+
+// From dy, w and the shape of x: dx.
+class ConvInputGradientNode final : public FusedNode {
+ public:
+  static const Signature kSignature;
+
+  explicit ConvInputGradientNode(const Attributes& attributes);
+  void compute(const Call& call) const override;
+
+ private:
+  ConvolutionAttributes attributes_;
+};
+
+// From dy and x: dw.
+class ConvWeightGradientNode final : public FusedNode {
+ public:
+  static const Signature kSignature;
+
+  explicit ConvWeightGradientNode(const Attributes& attributes);
+  void compute(const Call& call) const override;
+
+ private:
+  ConvolutionAttributes attributes_;
+};
+
+}  // namespace onnxtrain

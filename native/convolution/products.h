@@ -1,0 +1,109 @@
+// Convolutions as products of matrices: which products, of which blocks, in which order.
+#pragma once
+
+#include "convolution/blocks.h"
+#include "convolution/convolution.h"
+
+namespace onnxtrain {
+
+// The source of a product: planes of all images, a group's channels side by side.
+template <typename T>
+struct Planes {
+  const T* data;
+  std::size_t group, channels;  // per group
+  Index size;
+
+  std::ptrdiff_t plane() const { return product(size); }
+  std::ptrdiff_t image() const { return plane() * static_cast<std::ptrdiff_t>(group * channels); }
+  const T* of_group(std::size_t g) const { return data + plane() * static_cast<std::ptrdiff_t>(g * channels); }
+};
+
+// Positions of a target that the same taps reach: place start + target_step * q, from source step * q + tap, q counting
+// through a grid.
+struct Phase {
+  Index size, step, target_start, target_step;
+  std::vector<Tap> taps;
+};
+
+template <typename T>
+struct Weights {
+  const T *data, *bias;  // bias may be null
+  std::ptrdiff_t group_stride, column_stride, channel_stride;
+};
+
+// target[image, column, place] = bias[column] + sum over channels and taps of
+// source[image, channel, step * q + tap] * weights[column, channel, tap].
+template <typename T>
+struct PlaneCorrelation {
+  Planes<T> source;
+  std::vector<Phase> phases;
+  Weights<T> weights;
+  std::size_t columns;  // per group
+  T* target;
+  Index target_size;
+  bool all_phases = true;  // else the target has positions beside them, which are zero
+
+  // The largest grid, with all taps.
+  Grid grid() const;
+};
+
+// target[column, channel, tap] = sum over images and grid of source[image, channel, step * q + tap] *
+// columns[image, column, q].
+template <typename T>
+struct PlaneProducts {
+  Planes<T> source, columns;
+  Grid grid;
+  std::vector<Tap> taps;
+  T* target;
+  std::ptrdiff_t row_stride, column_stride;  // rows are channels and taps
+};
+
+template <typename T>
+class ConvolutionProducts {
+ public:
+  ConvolutionProducts(const Convolution& convolution, const ParallelFor& parallel_for);
+
+  void forward(const T* x, const T* w, const T* bias, T* y) const;
+  void input_gradient(const T* dy, const T* w, T* dx) const;
+  void weight_gradient(const T* x, const T* dy, T* dw) const;
+
+ private:
+  void correlate(const PlaneCorrelation<T>& correlation) const;
+  void multiply(const PlaneCorrelation<T>& correlation) const;
+  // The same with fewer multiplications, and roundings that reach further.
+  bool prefers_winograd(const PlaneCorrelation<T>& correlation) const;
+  void winograd(const PlaneCorrelation<T>& correlation) const;
+  void pointwise(const Planes<T>& source, const T* weights, std::ptrdiff_t row_stride, std::ptrdiff_t depth_stride,
+                 std::size_t rows, const T* bias, T* target) const;
+  // The gradient by the input as such products, one for each element of the kernel, added up where they belong.
+  bool prefers_spread(const PlaneCorrelation<T>& correlation) const;
+  void spread(const Planes<T>& source, const T* weights, T* target) const;
+  void accumulate(const PlaneProducts<T>& products) const;
+
+  // The same for many groups of few channels: false where it is not for this convolution, and nothing is done.
+  bool is_depthwise() const;
+  bool depthwise(const PlaneCorrelation<T>& correlation) const;
+  bool depthwise_gradient(const PlaneProducts<T>& products) const;
+
+  // The same as sums of shifted planes.
+  bool prefers_filter(const Planes<T>& source, const Grid& grid, std::size_t columns) const;
+  void filter(const PlaneCorrelation<T>& correlation, const Phase& phase) const;
+  void filter_gradient(const PlaneProducts<T>& products) const;
+
+  bool is_pointwise() const;
+  std::size_t pixels_at_once(std::size_t depth) const;
+  bool many_groups() const;
+  std::vector<Tap> taps() const;
+  std::size_t weight_count() const;
+  void clear(T* data, std::size_t count) const;
+  void fill(T* data, std::size_t channels, const std::ptrdiff_t (&size)[kAxes], const T* bias) const;
+
+  const Convolution& c_;
+  const ParallelFor& parallel_for_;
+  const ConvolutionKernels<T>& kernels_;
+};
+
+extern template class ConvolutionProducts<float>;
+extern template class ConvolutionProducts<double>;
+
+}  // namespace onnxtrain

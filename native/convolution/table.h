@@ -1,0 +1,277 @@
+// The inner kernels of convolutions and their gradients: pure functions over pointers, compiled once per instruction
+// set and reached through a table. Multiplications may be fused with additions, so instruction sets differ in the last
+// places; one instruction set always gives the same bits. Strides and offsets count elements.
+#pragma once
+
+#include <cstddef>
+
+#include "kernels/by_type.h"
+#include "products/table.h"
+#include "tuning.h"
+
+namespace onnxtrain {
+
+// Spatial axes: those that a convolution lacks come first and have size 1.
+inline constexpr int kAxes = 3;
+
+// Copies boxes out of planes; what lies outside of the plane is zero.
+template <typename T>
+struct BoxCopy {
+  std::ptrdiff_t size[kAxes];    // of a plane
+  std::ptrdiff_t start[kAxes];   // of the box in the plane, may be negative
+  std::ptrdiff_t extent[kAxes];  // of the box
+  std::size_t planes;
+  const T* source;
+  std::ptrdiff_t source_stride;  // from plane to plane
+  T* target;
+  std::ptrdiff_t target_stride;
+};
+
+// Rows, up to `end` and of one strip, that read the same elements of the kernel: from runs[0] to before runs[1], from
+// runs[2] to before runs[3] and so on.
+struct RowClass {
+  std::size_t end;
+  const std::size_t* runs;
+  std::size_t run_count;
+};
+
+// target[row, column] = sum over the depth of source[row, depth] * panels[depth, column]. The depth is channels and
+// taps, in chunks of channels, within them tap by tap, and rows leave out the taps that their class has not.
+template <typename T>
+struct Correlation {
+  const T* source;
+  const std::ptrdiff_t* row_offsets;    // in the source: [rows]
+  const std::ptrdiff_t* depth_offsets;  // in the source: [depth]
+  const RowClass* classes;
+  const std::size_t* chunks;  // the first channel of each, and the end
+  std::size_t chunk_count, taps;
+  std::size_t rows, depth, columns;
+  std::size_t first_panel, end_panel;
+  const T* panels;
+  T* target;
+  const std::ptrdiff_t* target_offsets;  // of the positions: [rows]
+  const std::size_t* sum_rows;           // of the positions, within their strip: [rows]
+  std::ptrdiff_t column_stride;          // in the target
+  const T* bias;                         // [columns] or null
+};
+
+// sums[panel][row, column] (+)= sum over the depth of source[row, depth] * panels[depth, column].
+template <typename T>
+struct Accumulation {
+  const T* source;
+  const std::ptrdiff_t* row_offsets;
+  const std::ptrdiff_t* depth_offsets;
+  std::size_t rows, depth, columns;
+  const T* panels;          // at the first element of the depth, in the first panel
+  std::size_t panel_depth;  // of a panel in memory
+  bool accumulate;
+  T* sums;
+};
+
+// target[row * row_stride + column * column_stride] = sums[panel][row, column].
+template <typename T>
+struct Unpacking {
+  const T* sums;
+  std::size_t rows, columns;
+  T* target;
+  std::ptrdiff_t row_stride, column_stride;
+};
+
+// Of tiles of 2 x 2 positions: elements of the kernel, and points, which are what a tile reads [4, 4].
+inline constexpr std::size_t kWinogradTaps = 9, kWinogradPoints = 16;
+
+// Weights of 3 x 3 elements, transformed and arranged for products of points: [panel][point][channel][columns of the
+// panel].
+template <typename T>
+struct WinogradWeights {
+  const T *source, *source_end;
+  std::ptrdiff_t column_stride;
+  const std::ptrdiff_t* offsets;  // of channels and taps in the source, channel by channel
+  const std::size_t* order;       // number of the tap for each element, row by row
+  std::size_t columns, channels;
+  std::size_t panel, begin, end;  // the part that is arranged: channels begin to end
+  T* points;
+  T* scratch;  // [end - begin][9][columns of a panel]
+};
+
+// What rows of tiles, counted through all images, read of the source, transformed: [point][tile][row_stride].
+template <typename T>
+struct WinogradSource {
+  const T *source, *source_end;
+  std::ptrdiff_t plane, image;     // from channel to channel and from image to image
+  std::ptrdiff_t size[2];          // of a plane
+  std::ptrdiff_t start[2];         // of the first tile in the plane, may be negative
+  std::size_t tile_rows, tiles_in_row;  // of an image
+  std::size_t first, last, channels;
+  const std::ptrdiff_t* ones;  // 0, 1, 2, ...: as many as a row of tiles, or an image, reads
+  T* points;
+  std::size_t row_stride, point_stride;
+  T* scratch;  // as many, [columns of a panel]
+};
+
+// Some tiles whose positions are computed together.
+struct WinogradStrip {
+  std::size_t first_tile, tiles, first_position, positions;
+};
+
+// target[position, column] = bias[column] + what the points' products with the weights give.
+template <typename T>
+struct WinogradProducts {
+  const T* source;
+  std::size_t tiles, row_stride, point_stride;
+  const std::ptrdiff_t* ones;  // 0, 1, 2, ...: [channels]
+  std::size_t channels, columns;
+  std::size_t first_panel, end_panel;
+  const T* panels;
+  T* sums;  // [panel][point][tile][columns of the panel]
+  const WinogradStrip* strips;
+  std::size_t strip_count;
+  T* results;  // [tiles of a strip][4][columns of a panel]
+  T* target;
+  const std::ptrdiff_t* target_offsets;  // of the positions
+  const std::size_t* result_rows;        // of the positions, within their strip
+  std::ptrdiff_t column_stride;          // in the target
+  const T* bias;                         // [columns] or null
+};
+
+// target[image, row, pixel] = bias[row] + sum over the depth of weights[row, depth] * source[image, depth, pixel], for
+// some pixels of all images, counted through.
+template <typename T>
+struct Pointwise {
+  const T* weights;
+  std::ptrdiff_t row_stride;
+  const std::ptrdiff_t* depth_offsets;  // in a row of the weights
+  std::size_t rows, depth;
+  const T* source;
+  std::ptrdiff_t source_image;  // from image to image
+  T* target;
+  std::ptrdiff_t target_image;
+  std::size_t pixels;  // of an image
+  std::size_t begin, end;
+  const T* bias;
+  std::size_t block;  // pixels at a time, a multiple of `pointwise_width`
+  T* scratch;         // [depth][block]
+};
+
+// An element of a kernel: of a grid's positions, those from `first` to before `last` reach the plane with it, at the
+// position's place plus `place`.
+struct SpreadTap {
+  std::ptrdiff_t first[kAxes], last[kAxes], place;
+  bool inside;  // whether all do
+};
+
+// target[image, channel, place] = sum over the taps and positions that reach it, and over the depth, of
+// weights[channel * taps + tap, depth] * source[image, depth, position]. The rows of `products` are channels and taps,
+// its pixels all positions of some images, and its target those of the first channel.
+template <typename T>
+struct Spreading {
+  Pointwise<T> products;
+  const SpreadTap* taps;
+  std::size_t tap_count;
+  std::ptrdiff_t grid[kAxes], step[kAxes], target_size[kAxes];
+};
+
+// How the copy of a plane lies in memory: one part per phase of the step, each of size `phase_extent`. The windows of a
+// grid of positions begin `step` apart in the plane, the first at `start`.
+struct FilterGeometry {
+  std::ptrdiff_t size[kAxes], start[kAxes], step[kAxes], phase_extent[kAxes], grid[kAxes];
+  std::ptrdiff_t target_size[kAxes], target_start[kAxes], target_step[kAxes];
+  std::size_t length;  // from the first position to behind the last, in rows of phase_extent[2]
+};
+
+// target[item, column, position] = bias[column] + sum over the depth of weights[group, column, depth] *
+// copy of source[item][position + offset of depth], for items (a group of an image) first to last.
+template <typename T>
+struct Filtering {
+  const FilterGeometry* geometry;
+  const std::ptrdiff_t *offsets, *weight_offsets;  // [depth]
+  std::size_t depth, channels, columns, groups;
+  const T *source, *weights, *bias;
+  std::ptrdiff_t group_weight, column_weight;
+  T* target;
+  std::size_t first, last;
+  T* scratch;  // [channels + 1][copy_stride], [depth]
+  std::size_t copy_stride;
+};
+
+// target[group, column, depth] = sum over images and positions of factors[image, group, column, position] *
+// copy of source[image, group][position + offset of depth], for groups first to last.
+template <typename T>
+struct FilterGradient {
+  const FilterGeometry* geometry;
+  const std::ptrdiff_t* offsets;  // [depth]
+  std::size_t depth, channels, columns, groups, images;
+  const T *source, *factors;
+  T* target;
+  std::size_t first, last;
+  T* scratch;  // [channels + 1][copy_stride], [last - first][columns][depth][lanes]
+  std::size_t copy_stride;
+};
+
+// Positions of the target that the same elements of the kernel reach.
+struct LanePhase {
+  std::size_t positions, depth;
+  const std::ptrdiff_t *places, *target_places;    // of a position in the copy and in the results: [positions]
+  const std::ptrdiff_t *offsets, *weight_offsets;  // of channels and taps in the copy and in the weights: [depth]
+  std::size_t first_depth;                         // depths of the phases before
+};
+
+// How the planes of as many groups as a vector has lanes lie in the cache: with their padding, vector by vector.
+struct LaneLayout {
+  std::size_t images, groups, channels, columns;  // channels and columns per group
+  std::size_t positions, target_positions;        // of a plane
+  const std::ptrdiff_t* places;                   // of a plane's positions in its copy
+  std::size_t copy_size;
+  const LanePhase* phases;
+  std::size_t phase_count, total_depth;
+};
+
+// target[image, group, column, position] = bias + sum over the depth of weights * source, for items first to last: all
+// images of the first lanes of groups, then all of the next.
+template <typename T>
+struct Depthwise {
+  const LaneLayout* layout;
+  const T *source, *weights, *bias;
+  std::ptrdiff_t group_weight, column_weight;
+  T* target;
+  std::size_t first, last;
+  T* scratch;  // [channels][copy_size], [target_positions][lanes], [columns][total_depth][lanes]
+};
+
+// target[group, column, depth] = sum over positions, and images first to last, of factors * source, for the lanes of
+// groups from `group` on. The layout has one phase.
+template <typename T>
+struct DepthwiseGradient {
+  const LaneLayout* layout;
+  const T *source, *factors;
+  T* target;
+  std::size_t group, first, last;
+  T* scratch;  // [channels][copy_size], [target_positions][lanes], [columns][total_depth][lanes]
+};
+
+template <typename T>
+struct ConvolutionKernels {
+  std::size_t lanes;            // of a vector
+  std::size_t pointwise_width;  // of `pointwise`'s tiles
+  std::size_t (*panels)(std::size_t columns);  // how many there are
+  void (*copy_boxes)(const BoxCopy<T>&);
+  void (*pack)(const Packing<T>&);
+  void (*correlate)(const Correlation<T>&);
+  std::size_t (*winograd_stride)(std::size_t channels);
+  void (*winograd_weights)(const WinogradWeights<T>&);
+  void (*winograd_source)(const WinogradSource<T>&);
+  void (*winograd_products)(const WinogradProducts<T>&);
+  void (*accumulate)(const Accumulation<T>&);
+  void (*unpack)(const Unpacking<T>&);
+  void (*add)(const T* from, std::size_t count, T* to);
+  void (*pointwise)(const Pointwise<T>&);
+  void (*spread)(const Spreading<T>&);
+  void (*filter)(const Filtering<T>&);
+  void (*filter_gradient)(const FilterGradient<T>&);
+  void (*depthwise)(const Depthwise<T>&);
+  void (*depthwise_gradient)(const DepthwiseGradient<T>&);
+};
+
+struct ConvolutionTable : ByType<ConvolutionKernels> {};
+
+}  // namespace onnxtrain

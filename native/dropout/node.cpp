@@ -1,0 +1,90 @@
+#include "dropout/node.h"
+
+#include <cmath>
+
+#include "ranges.h"
+
+// Integers and one product: every instruction set gives the same bits, so the compiler may write the loop for each.
+#if defined(__x86_64__) && defined(__ELF__) && !defined(__SANITIZE_ADDRESS__)
+#define ONNXTRAIN_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define ONNXTRAIN_CLONES
+#endif
+
+namespace onnxtrain {
+namespace {
+
+constexpr std::uint32_t kFirst = 0x7feb352du, kSecond = 0x846ca68bu, kStride = 0x9e3779b1u, kApart = 0x85ebca6bu;
+
+std::uint32_t mixed(std::uint32_t h) {
+  h = (h ^ h >> 16) * kFirst;
+  h = (h ^ h >> 15) * kSecond;
+  return h ^ h >> 16;
+}
+
+#define ONNXTRAIN_DROP(T)                                                                            \
+  const T scale = static_cast<T>(draw.scale);                                                        \
+  for (std::size_t i = begin; i < end; ++i) {                                                        \
+    std::uint32_t h = static_cast<std::uint32_t>(i) * kStride + draw.key;                            \
+    h = (h ^ h >> 16) * kFirst;                                                                      \
+    h = (h ^ h >> 15 ^ draw.other) * kSecond;                                                        \
+    y[i] = static_cast<std::int32_t>(h >> 1) >= static_cast<std::int32_t>(draw.limit) ? x[i] * scale \
+                                                                                      : T(0);        \
+  }
+
+ONNXTRAIN_CLONES void drop(const Draw& draw, const float* x, float* y, std::size_t begin, std::size_t end) {
+  ONNXTRAIN_DROP(float)
+}
+
+ONNXTRAIN_CLONES void drop(const Draw& draw, const double* x, double* y, std::size_t begin, std::size_t end) {
+  ONNXTRAIN_DROP(double)
+}
+
+template <typename T>
+void run(const Draw& draw, const Tensor& x, void* y, const ParallelFor& parallel_for) {
+  for_each_range(parallel_for, x.count(), items_per_task(1), [&](std::size_t begin, std::size_t end) {
+    drop(draw, static_cast<const T*>(x.data), static_cast<T*>(y), begin, end);
+  });
+}
+
+double number(const Inputs& inputs, std::size_t index) {
+  if (inputs[index].count() != 1) inputs.require_shape(index, {});
+  inputs.require_same_type(index, 0);
+  return inputs.element_type(index) == kFloat ? static_cast<double>(*static_cast<const float*>(inputs[index].data))
+                                              : *static_cast<const double*>(inputs[index].data);
+}
+
+}  // namespace
+
+const Signature CountedDropoutNode::kSignature = {
+    "CountedDropout", {"x", "ratio", "count"}, 3, 1, {0}, {{0, 0}},
+    {ort::kTypeUndefined, ort::kTypeUndefined, ort::kTypeInt64}};
+
+CountedDropoutNode::CountedDropoutNode(const Attributes& attributes) {
+  const auto seed = static_cast<std::uint64_t>(attributes.integer("seed"));
+  start_ = mixed(mixed(static_cast<std::uint32_t>(seed)) ^ static_cast<std::uint32_t>(seed >> 32));
+}
+
+void CountedDropoutNode::compute(const Call& call) const {
+  const Inputs inputs(kSignature, call);
+  const ElementType type = inputs.element_type(0);
+  const double ratio = number(inputs, 1);
+  if (!(ratio >= 0 && ratio < 1)) {
+    throw std::invalid_argument("input 1 (ratio) is " + std::to_string(ratio) + ", and must be in [0, 1).");
+  }
+  if (inputs[2].count() != 1) inputs.require_shape(2, {});
+  const auto count = static_cast<std::uint32_t>(*static_cast<const std::int64_t*>(inputs[2].data));
+  Draw draw;
+  draw.key = mixed(count ^ start_);
+  draw.other = mixed(draw.key ^ kApart);
+  draw.limit = static_cast<std::uint32_t>(std::floor(ratio * 2147483648.0));
+  draw.scale = 1.0 / (1.0 - ratio);
+  void* y = call.output(0, inputs[0].shape);
+  if (type == kFloat) {
+    run<float>(draw, inputs[0], y, call.parallel_for());
+  } else {
+    run<double>(draw, inputs[0], y, call.parallel_for());
+  }
+}
+
+}  // namespace onnxtrain

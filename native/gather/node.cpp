@@ -1,0 +1,78 @@
+#include "gather/node.h"
+
+#include "operators/shapes.h"
+#include "ranges.h"
+
+namespace onnxtrain {
+namespace {
+
+// The places in a list of indices, sorted by index: those of index i are places[starts[i]] ... places[starts[i + 1] - 1],
+// in their order.
+struct Places {
+  std::vector<std::size_t> starts, places;
+};
+
+std::size_t index_from(std::int64_t value, std::size_t size) {
+  const auto signed_size = static_cast<std::int64_t>(size);
+  if (value < -signed_size || value >= signed_size) {
+    throw std::invalid_argument("an index is " + std::to_string(value) + ", and must be from " +
+                                std::to_string(-signed_size) + " to " + std::to_string(signed_size - 1) + ".");
+  }
+  return static_cast<std::size_t>(value < 0 ? value + signed_size : value);
+}
+
+void check_indices(const Tensor& tensor, std::size_t size) {
+  const auto* indices = static_cast<const std::int64_t*>(tensor.data);
+  for (std::size_t i = 0; i < tensor.count(); ++i) index_from(indices[i], size);
+}
+
+Places sorted_places(const Tensor& tensor, std::size_t size) {
+  const auto* indices = static_cast<const std::int64_t*>(tensor.data);
+  const std::size_t count = tensor.count();
+  Places sorted;
+  sorted.starts.assign(size + 2, 0);
+  sorted.places.resize(count);
+  // Shifted by one more than in the end: writing a place moves the start of its index to that of the next.
+  for (std::size_t i = 0; i < count; ++i) ++sorted.starts[index_from(indices[i], size) + 2];
+  for (std::size_t i = 2; i < size + 2; ++i) sorted.starts[i] += sorted.starts[i - 1];
+  for (std::size_t i = 0; i < count; ++i) sorted.places[sorted.starts[index_from(indices[i], size) + 1]++] = i;
+  return sorted;
+}
+
+}  // namespace
+
+const Signature GatherGradientNode::kSignature = {"GatherGradient", {"dy", "indices", "shape"}, 3, 1, {-1}, {}, {ort::kTypeUndefined, ort::kTypeInt64, ort::kTypeInt64}};
+
+void GatherGradientNode::compute(const Call& call) const {
+  const Inputs inputs(kSignature, call);
+  const ElementType type = inputs.element_type(0);
+  if (inputs[2].shape.size() != 1) {
+    throw std::invalid_argument("input 2 (shape) has shape " + text_of(inputs[2].shape) + ", and must be a list.");
+  }
+  const std::vector<std::int64_t> shape = inputs.sizes(2);
+  const std::size_t axis = axis_of(axis_, shape), size = static_cast<std::size_t>(shape[axis]);
+  const Tensor& indices = inputs[1];
+  std::vector<std::int64_t> gathered(shape.begin(), shape.begin() + static_cast<std::ptrdiff_t>(axis));
+  gathered.insert(gathered.end(), indices.shape.begin(), indices.shape.end());
+  gathered.insert(gathered.end(), shape.begin() + static_cast<std::ptrdiff_t>(axis) + 1, shape.end());
+  inputs.require_shape(0, gathered);
+
+  const std::size_t count = indices.count();
+  const std::size_t outer = product(shape, 0, axis), width = product(shape, axis + 1, shape.size());
+  auto* table = static_cast<unsigned char*>(call.output(0, shape));
+  if (outer == 0 || width == 0) return check_indices(indices, size);  // however many rows of nothing there are
+  const Places sorted = sorted_places(indices, size);
+  const auto* rows = static_cast<const unsigned char*>(inputs[0].data);
+  const auto kernel = kernels()->row_sums[type];
+  for_each_range(call.parallel_for(), outer * size, items_per_task(width), [&](std::size_t first, std::size_t last) {
+    while (first < last) {  // a range may reach over several tables
+      const std::size_t o = first / size, begin = first % size, end = std::min(size, begin + (last - first));
+      const RowSumsCall sums = {width, rows + o * count * width * size_of(type), sorted.starts.data(),
+                                sorted.places.data(), table + o * size * width * size_of(type)};
+      kernel(sums, begin, end);
+      first += end - begin;
+    }
+  });
+}
+
+}  // namespace onnxtrain

@@ -1,0 +1,11 @@
+// Names that tell the instruction sets apart: the build compiles a file of kernels once per set, with
+// ONNXTRAIN_INSTRUCTION_SET as the set's name.
+#pragma once
+
+#define ONNXTRAIN_JOIN_(a, b) a##b
+#define ONNXTRAIN_JOIN(a, b) ONNXTRAIN_JOIN_(a, b)
+#define ONNXTRAIN_TEXT_(a) #a
+#define ONNXTRAIN_TEXT(a) ONNXTRAIN_TEXT_(a)
+
+// `name` for the instruction set that this file is compiled for.
+#define ONNXTRAIN_OF_SET(name) ONNXTRAIN_JOIN(name, ONNXTRAIN_INSTRUCTION_SET)

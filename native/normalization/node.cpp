@@ -1,0 +1,137 @@
+#include "normalization/node.h"
+
+#include <algorithm>
+
+#include "operators/shapes.h"
+#include "ranges.h"
+#include "tuning.h"
+
+namespace onnxtrain {
+namespace {
+
+constexpr double kEpsilon = 1e-5f;
+
+void check_alike(const Inputs& inputs, std::size_t count) {
+  for (std::size_t index = 1; index < count; ++index) inputs.require_same_type(index, 0);
+  inputs.require_same_shape(1, 0);
+}
+
+template <typename T>
+void write_totals(const std::vector<double>& parts, std::size_t size, void* result) {
+  std::vector<double> totals(size);
+  for (std::size_t begin = 0; begin < parts.size(); begin += size) {
+    for (std::size_t i = 0; i < size; ++i) totals[i] += parts[begin + i];
+  }
+  for (std::size_t i = 0; i < size; ++i) static_cast<T*>(result)[i] = static_cast<T>(totals[i]);
+}
+
+void write_totals(ElementType type, const std::vector<double>& parts, std::size_t size, void* result) {
+  if (result == nullptr) return;
+  if (type == kFloat) {
+    write_totals<float>(parts, size, result);
+  } else {
+    write_totals<double>(parts, size, result);
+  }
+}
+
+// Blocks of rows give sums of their own, which are added in order afterwards.
+void run_rows(const LayerNormalizationCall& row_call, ElementType type, std::size_t rows, void* dscale, void* dbias,
+              const ParallelFor& parallel_for) {
+  const std::size_t size = row_call.size;
+  const std::size_t items = std::max(items_per_task(size), divided_up(rows, tuning::kNormalizationBlocks));
+  const std::size_t blocks = divided_up(rows, items), parts_size = checked_product(blocks, size, sizeof(double));
+  std::vector<double> scale_parts(dscale == nullptr ? 0 : parts_size / sizeof(double));
+  std::vector<double> bias_parts(dbias == nullptr ? 0 : parts_size / sizeof(double));
+  const auto kernel = kernels()->layer_normalization_gradient[type];
+  for_each_range(parallel_for, size == 0 ? 0 : rows, items, [&](std::size_t first, std::size_t last) {
+    const std::size_t at = first / items * size;
+    std::vector<unsigned char> products(size * size_of(type));
+    kernel(row_call, first, last, products.data(), dscale == nullptr ? nullptr : &scale_parts[at],
+           dbias == nullptr ? nullptr : &bias_parts[at]);
+  });
+  write_totals(type, scale_parts, size, dscale);
+  write_totals(type, bias_parts, size, dbias);
+}
+
+void normalize_rows(const Signature& signature, const Call& call, std::int64_t axis, double epsilon, bool centred) {
+  const Inputs inputs(signature, call);
+  const ElementType type = inputs.element_type(0);
+  check_alike(inputs, 3);
+  const std::vector<std::int64_t>& shape = inputs[0].shape;
+  const std::size_t first = axis_of(axis, shape);
+  inputs.require_shape(2, {shape.begin() + static_cast<std::ptrdiff_t>(first), shape.end()});
+  LayerNormalizationCall rows = {};
+  rows.size = product(shape, first, shape.size());
+  rows.centred = centred;
+  rows.epsilon = epsilon;
+  rows.dy = inputs[0].data;
+  rows.x = inputs[1].data;
+  rows.scale = inputs[2].data;
+  rows.dx = call.output(0, shape);
+  void* dscale = call.output(1, inputs[2].shape);
+  void* dbias = centred ? call.output(2, inputs[2].shape) : nullptr;
+  run_rows(rows, type, product(shape, 0, first), dscale, dbias, call.parallel_for());
+}
+
+}  // namespace
+
+const Signature BatchNormalizationGradientNode::kSignature = {
+    "BatchNormalizationGradient", {"dy", "x", "scale", "mean", "variance"}, 3, 3, {1, 2, 2}, {{0, 0}, {1, 0}}};
+
+BatchNormalizationGradientNode::BatchNormalizationGradientNode(const Attributes& attributes)
+    : epsilon_(attributes.number("epsilon", kEpsilon)) {}
+
+void BatchNormalizationGradientNode::compute(const Call& call) const {
+  const Inputs inputs(kSignature, call);
+  const ElementType type = inputs.element_type(0);
+  if (inputs.has(3) != inputs.has(4)) {
+    throw std::invalid_argument("one of mean and variance is given: give both, or none for those of the batch.");
+  }
+  check_alike(inputs, inputs.has(3) ? 5 : 3);
+  const std::vector<std::int64_t>& shape = inputs[0].shape;
+  if (shape.size() < 2) {
+    throw std::invalid_argument("input 0 (dy) has shape " + text_of(shape) +
+                                ", and must have a batch and a channel axis.");
+  }
+  for (std::size_t index = 2; index < (inputs.has(3) ? 5 : 3); ++index) inputs.require_shape(index, {shape[1]});
+  BatchNormalizationCall channels = {};
+  channels.channels = static_cast<std::size_t>(shape[1]);
+  channels.size = product(shape, 2, shape.size());
+  channels.batch = channels.size == 0 ? 0 : static_cast<std::size_t>(shape[0]);
+  channels.epsilon = epsilon_;
+  channels.dy = inputs[0].data;
+  channels.x = inputs[1].data;
+  channels.scale = inputs[2].data;
+  if (inputs.has(3)) {
+    channels.mean = inputs[3].data;
+    channels.variance = inputs[4].data;
+  }
+  channels.dx = call.output(0, shape);
+  channels.dscale = call.output(1, inputs[2].shape);
+  channels.dbias = call.output(2, inputs[2].shape);
+  const auto kernel = kernels()->batch_normalization_gradient[type];
+  for_each_range(call.parallel_for(), channels.channels, items_per_task(saturating_product(channels.batch, channels.size)),
+                 [&](std::size_t first, std::size_t last) { kernel(channels, first, last); });
+}
+
+const Signature LayerNormalizationGradientNode::kSignature = {
+    "LayerNormalizationGradient", {"dy", "x", "scale"}, 3, 3, {1, 2, 2}, {{0, 0}, {1, 0}}};
+
+LayerNormalizationGradientNode::LayerNormalizationGradientNode(const Attributes& attributes)
+    : axis_(attributes.integer("axis", -1)), epsilon_(attributes.number("epsilon", kEpsilon)) {}
+
+void LayerNormalizationGradientNode::compute(const Call& call) const {
+  normalize_rows(kSignature, call, axis_, epsilon_, true);
+}
+
+const Signature RMSNormalizationGradientNode::kSignature = {
+    "RMSNormalizationGradient", {"dy", "x", "scale"}, 3, 2, {1, 2}, {{0, 0}, {1, 0}}};
+
+RMSNormalizationGradientNode::RMSNormalizationGradientNode(const Attributes& attributes)
+    : axis_(attributes.integer("axis", -1)), epsilon_(attributes.number("epsilon", kEpsilon)) {}
+
+void RMSNormalizationGradientNode::compute(const Call& call) const {
+  normalize_rows(kSignature, call, axis_, epsilon_, false);
+}
+
+}  // namespace onnxtrain

@@ -1,0 +1,46 @@
+// Gradients of normalizations as nodes: inputs dy, x, scale, outputs dx, dscale, dbias.
+#pragma once
+
+#include "operators/fused_node.h"
+
+namespace onnxtrain {
+
+// With mean and variance they are the statistics, as in inference; without, those of the batch are.
+class BatchNormalizationGradientNode final : public FusedNode {
+ public:
+  static const Signature kSignature;
+
+  explicit BatchNormalizationGradientNode(const Attributes& attributes);
+  void compute(const Call& call) const override;
+
+ private:
+  double epsilon_;
+};
+
+// Over the axes from `axis` on; scale has their shape.
+class LayerNormalizationGradientNode final : public FusedNode {
+ public:
+  static const Signature kSignature;
+
+  explicit LayerNormalizationGradientNode(const Attributes& attributes);
+  void compute(const Call& call) const override;
+
+ private:
+  std::int64_t axis_;
+  double epsilon_;
+};
+
+// The same without a mean and a bias.
+class RMSNormalizationGradientNode final : public FusedNode {
+ public:
+  static const Signature kSignature;
+
+  explicit RMSNormalizationGradientNode(const Attributes& attributes);
+  void compute(const Call& call) const override;
+
+ private:
+  std::int64_t axis_;
+  double epsilon_;
+};
+
+}  // namespace onnxtrain

@@ -1,0 +1,102 @@
+#include "optimizers/optimizers.h"
+
+#include <cstring>
+#include <optional>
+#include <stdexcept>
+
+#include "optimizer_rules.h"
+
+namespace onnxtrain {
+namespace {
+
+// "'a', 'b' or 'c'".
+std::string listed(const char* const (&words)[kMostVariants]) {
+  std::string text;
+  for (int i = 0; i < kMostVariants && words[i] != nullptr; ++i) {
+    const bool last = i + 1 == kMostVariants || words[i + 1] == nullptr;
+    text.append(i == 0 ? "'" : last ? " or '" : ", '").append(words[i]).append("'");
+  }
+  return text;
+}
+
+template <typename Attributes>
+void read(const AttributeOf<Attributes>& attribute, const AttributeSource& source, Attributes& values) {
+  if (attribute.number != nullptr) {
+    double& value = values.*attribute.number;
+    value = source.number(attribute.name, attribute.required ? std::nullopt : std::optional(value));
+    return;
+  }
+  int& place = values.*attribute.word;
+  const std::string word = source.text(
+      attribute.name, attribute.required ? std::nullopt : std::optional<std::string>(attribute.words[place]));
+  for (place = 0; place < kMostVariants && attribute.words[place] != nullptr; ++place) {
+    if (word == attribute.words[place]) return;
+  }
+  throw std::invalid_argument(std::string(attribute.name) + " is '" + word + "': it must be " +
+                              listed(attribute.words) + ".");
+}
+
+template <typename Rule>
+class UpdateBy final : public Update {
+ public:
+  UpdateBy(std::size_t number, const AttributeSource& source) : number_(number) {
+    for (const auto& attribute : Rule::kAttributes) read(attribute, source, attributes_);
+    if constexpr (requires { Rule::check(attributes_); }) Rule::check(attributes_);
+  }
+
+  std::string states() const override { return Rule::states(attributes_); }
+
+  void run(double R, std::int64_t T, const std::vector<Variable>& variables,
+           const ParallelFor& parallel_for) const override {
+    const OptimizerKernels& kernels = onnxtrain::kernels()->optimizers[number_];
+    if constexpr (requires { Rule::run(attributes_, R, kernels, variables, parallel_for); }) {
+      Rule::run(attributes_, R, kernels, variables, parallel_for);
+    } else {
+      int variant = 0;
+      if constexpr (variants_of<Rule>() > 1) variant = Rule::variant(attributes_);
+      const auto scalars = Rule::scalars(attributes_, R, T);
+      const std::size_t states = std::strlen(Rule::states(attributes_));
+      const Arity arity = {.inputs = 2 + states, .outputs = 1 + states};
+      const Schedule schedule(variables);
+      schedule.for_each_block(parallel_for, [&](std::size_t index) {
+        const Schedule::Block& block = schedule.blocks()[index];
+        const Variable& variable = variables[block.variable];
+        run_kernel(kernels.update[variant][variable.type], &scalars, arity, variable, block.begin, block.end);
+      });
+    }
+  }
+
+ private:
+  std::size_t number_;  // of the rule in the table of kernels
+  typename Rule::Attributes attributes_;
+};
+
+#define ONNXTRAIN_NUMBER_OF(rule) k_##rule,
+enum RuleNumber : std::size_t { ONNXTRAIN_OPTIMIZER_RULES(ONNXTRAIN_NUMBER_OF) };
+
+template <typename Rule, RuleNumber number>
+Optimizer described() {
+  return {.description = Rule::kDescription,
+          .least_states = Rule::states(typename Rule::Attributes{}),
+          .with = [](const AttributeSource& source) -> std::unique_ptr<Update> {
+            return std::make_unique<UpdateBy<Rule>>(number, source);
+          }};
+}
+
+}  // namespace
+
+const std::vector<Optimizer>& optimizers() {
+#define ONNXTRAIN_DESCRIBED(rule) described<rule::Rule, k_##rule>(),
+  static const auto* const all =
+      new std::vector<Optimizer>{ONNXTRAIN_OPTIMIZER_RULES(ONNXTRAIN_DESCRIBED)};  // sessions may outlive a static one
+  return *all;
+}
+
+const Optimizer* find_optimizer(const std::string& name) {
+  for (const Optimizer& optimizer : optimizers()) {
+    if (name == optimizer.description.name) return &optimizer;
+  }
+  return nullptr;
+}
+
+}  // namespace onnxtrain

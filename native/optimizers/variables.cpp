@@ -1,0 +1,133 @@
+#include "optimizers/variables.h"
+
+#include <algorithm>
+
+#include "tuning.h"
+
+namespace onnxtrain {
+
+bool Broadcast::fits(const std::vector<std::int64_t>& from, const std::vector<std::int64_t>& to) {
+  if (from.size() > to.size()) return false;
+  const std::size_t missing = to.size() - from.size();
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    if (from[i] != 1 && from[i] != to[missing + i]) return false;
+  }
+  return true;
+}
+
+Broadcast::Broadcast(const std::vector<std::int64_t>& from, const std::vector<std::int64_t>& to) {
+  const std::size_t missing = to.size() - from.size();
+  std::size_t stride = 1;
+  std::vector<Dimension> inner_first;
+  for (std::size_t i = to.size(); i-- > 0;) {
+    const auto size = static_cast<std::size_t>(to[i]);
+    const bool repeated = i < missing || from[i - missing] == 1;
+    if (size != 1) {
+      const std::size_t step = repeated ? 0 : stride;
+      Dimension* inner = inner_first.empty() ? nullptr : &inner_first.back();
+      if (inner != nullptr && step == inner->stride * inner->size) {
+        inner->size *= size;  // continues where the inner one ends, or both are repeated
+      } else {
+        inner_first.push_back({size, step});
+      }
+    }
+    if (!repeated) stride *= size;
+  }
+  if (inner_first.empty()) inner_first.push_back({1, 0});
+  dimensions_.assign(inner_first.rbegin(), inner_first.rend());
+}
+
+template <typename T>
+void Broadcast::gather_as(const T* source, std::size_t begin, std::size_t count, T* out) const {
+  const Dimension inner = dimensions_.back();
+  while (count > 0) {
+    std::size_t position = begin % inner.size, rest = begin / inner.size, offset = position * inner.stride;
+    for (std::size_t d = dimensions_.size() - 1; d-- > 0;) {
+      offset += rest % dimensions_[d].size * dimensions_[d].stride;
+      rest /= dimensions_[d].size;
+    }
+    const std::size_t run = std::min(count, inner.size - position);
+    if (inner.stride == 0) {
+      std::fill_n(out, run, source[offset]);
+    } else {
+      std::copy_n(source + offset, run, out);  // the innermost stride is 0 or 1
+    }
+    out += run;
+    begin += run;
+    count -= run;
+  }
+}
+
+void Broadcast::gather(ElementType type, const void* source, std::size_t begin, std::size_t count, void* out) const {
+  if (type == kFloat) {
+    gather_as(static_cast<const float*>(source), begin, count, static_cast<float*>(out));
+  } else {
+    gather_as(static_cast<const double*>(source), begin, count, static_cast<double*>(out));
+  }
+}
+
+void run_kernel(ElementwiseKernel kernel, const void* scalars, Arity arity, const Variable& variable,
+                std::size_t begin, std::size_t end) {
+  alignas(64) unsigned char gradient[tuning::kPreparedElements * sizeof(double)];
+  alignas(64) unsigned char unwanted[kMaxOutputs][tuning::kPreparedElements * sizeof(double)];
+
+  bool direct = variable.broadcast == nullptr && !variable.is_prepared();
+  for (std::size_t i = 0; i < arity.outputs; ++i) direct = direct && variable.outputs[i] != nullptr;
+  const std::size_t size = size_of(variable.type), step = direct ? end - begin : tuning::kPreparedElements;
+  for (; begin < end; begin += step) {
+    const std::size_t count = std::min(step, end - begin);
+    const void* inputs[kMaxInputs] = {};
+    void* outputs[kMaxOutputs] = {};
+    for (std::size_t i = 0; i < arity.inputs; ++i) {
+      inputs[i] = static_cast<const unsigned char*>(variable.inputs[i]) + begin * size;
+    }
+    if (variable.broadcast != nullptr) {
+      variable.broadcast->gather(variable.type, variable.inputs[1], begin, count, gradient);
+      inputs[1] = gradient;
+    }
+    if (variable.is_prepared()) {
+      const unsigned char* mask = variable.mask == nullptr ? nullptr : variable.mask + begin;
+      kernels()->prepare_gradient[variable.type](variable.factor == nullptr ? 1.0 : *variable.factor, count, inputs[1],
+                                                 mask, gradient);
+      inputs[1] = gradient;
+    }
+    for (std::size_t i = 0; i < arity.outputs; ++i) {
+      void* output = variable.outputs[i];
+      outputs[i] = output == nullptr ? unwanted[i] : static_cast<unsigned char*>(output) + begin * size;
+    }
+    kernel(scalars, count, inputs, outputs);
+  }
+}
+
+namespace {
+
+}  // namespace
+
+Schedule::Schedule(const std::vector<Variable>& variables) {
+  std::size_t in_task = 0;
+  for (std::size_t v = 0; v < variables.size(); ++v) {
+    for (std::size_t begin = 0; begin < variables[v].count; begin += tuning::kTaskElements) {
+      const std::size_t end = std::min(begin + tuning::kTaskElements, variables[v].count);
+      if (in_task + (end - begin) > tuning::kTaskElements) {
+        task_ends_.push_back(blocks_.size());
+        in_task = 0;
+      }
+      blocks_.push_back({v, begin, end});
+      in_task += end - begin;
+    }
+  }
+  if (in_task > 0) task_ends_.push_back(blocks_.size());
+}
+
+void Schedule::for_each_block(const ParallelFor& parallel_for, const std::function<void(std::size_t)>& work) const {
+  const auto task = [&](std::size_t t) {
+    for (std::size_t block = t == 0 ? 0 : task_ends_[t - 1]; block < task_ends_[t]; ++block) work(block);
+  };
+  if (task_ends_.size() == 1) {
+    task(0);
+  } else if (task_ends_.size() > 1) {
+    parallel_for(task_ends_.size(), task);
+  }
+}
+
+}  // namespace onnxtrain

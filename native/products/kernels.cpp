@@ -1,0 +1,23 @@
+// The kernels of products for one instruction set: compiled like convolution.cpp, once per set, with fused
+// multiplications and additions.
+#include "kernels/instruction_set.h"
+#include "products/product_kernels.h"
+
+namespace onnxtrain {
+
+extern const ProductTable ONNXTRAIN_OF_SET(kProduct_);
+
+namespace {
+
+template <typename T>
+constexpr ProductKernels<T> kKernels = {
+    .copy_stride = copy_stride<T>,
+    .scratch = product_scratch<T>,
+    .multiply = multiply_matrices<T>,
+};
+
+}  // namespace
+
+const ProductTable ONNXTRAIN_OF_SET(kProduct_) = {{.single = kKernels<float>, .wide = kKernels<double>}};
+
+}  // namespace onnxtrain

@@ -1,0 +1,136 @@
+// The product of a few rows with a panel of columns, whose sums stay in registers: where all convolutions spend their
+// time.
+#pragma once
+
+#include <cstddef>
+
+#include "kernels/vector.h"
+
+namespace onnxtrain {
+namespace {
+
+// A tile has so many vectors of columns that sums, columns and one broadcast element fill the registers, with rows
+// enough that loading the columns costs less than multiplying.
+inline constexpr std::size_t kMaxTileVectors = kVectorRegisters == 32 ? 4 : 2;
+inline constexpr std::size_t kMaxTileRows = 8;
+
+inline constexpr std::size_t tile_rows(std::size_t vectors) {
+  if (kVectorRegisters == 32) return vectors == 4 ? 6 : 8;
+  return vectors == 2 ? 6 : 8;
+}
+
+inline constexpr std::size_t kMaxTileColumnBytes = kMaxTileVectors * kVectorBytes;
+
+template <typename T>
+struct Tile {
+  const T* const* rows;           // where each row begins
+  const std::ptrdiff_t* offsets;  // of the elements of a row, `depth` of them, the same for all rows
+  std::size_t depth;
+  const T* columns;  // [depth][vectors * lanes], rows `columns_stride` apart
+  bool accumulate;   // adds to what is in `sums`
+  T* sums;           // [rows][vectors * lanes], rows `sums_stride` apart
+  std::size_t sums_stride;
+  std::size_t columns_stride = 0;  // 0: side by side
+  // What is read after this product, to be fetched meanwhile: two streams, so many bytes for each element of the depth.
+  const char* ahead[2] = {nullptr, nullptr};
+  std::size_t ahead_step[2] = {0, 0};
+};
+
+// `fetches`: whether the tile says what comes next.
+template <typename T, std::size_t rows, std::size_t vectors, bool fetches>
+void multiply(const Tile<T>& tile) {
+  constexpr std::size_t lanes = kLanes<T>;
+  Vector<T> sum[rows][vectors];
+  const T* row[rows];
+#pragma GCC unroll 8
+  for (std::size_t r = 0; r < rows; ++r) {
+    row[r] = tile.rows[r];
+#pragma GCC unroll 4
+    for (std::size_t v = 0; v < vectors; ++v) {
+      sum[r][v] = tile.accumulate ? load(tile.sums + r * tile.sums_stride + v * lanes) : Vector<T>{};
+    }
+  }
+  const T* columns = tile.columns;
+  const std::size_t stride = tile.columns_stride == 0 ? vectors * lanes : tile.columns_stride;
+  const char *first = tile.ahead[0], *second = tile.ahead[1];
+  for (const std::ptrdiff_t *offset = tile.offsets, *end = offset + tile.depth; offset != end; ++offset) {
+    Vector<T> right[vectors];
+#pragma GCC unroll 4
+    for (std::size_t v = 0; v < vectors; ++v) right[v] = load(columns + v * lanes);
+    columns += stride;
+    if constexpr (fetches) {
+      __builtin_prefetch(first);
+      __builtin_prefetch(second);
+      first += tile.ahead_step[0];
+      second += tile.ahead_step[1];
+    }
+#pragma GCC unroll 8
+    for (std::size_t r = 0; r < rows; ++r) {
+      const Vector<T> left = broadcast(row[r][*offset]);
+#pragma GCC unroll 4
+      for (std::size_t v = 0; v < vectors; ++v) sum[r][v] += left * right[v];
+    }
+  }
+#pragma GCC unroll 8
+  for (std::size_t r = 0; r < rows; ++r) {
+#pragma GCC unroll 4
+    for (std::size_t v = 0; v < vectors; ++v) store(tile.sums + r * tile.sums_stride + v * lanes, sum[r][v]);
+  }
+}
+
+template <typename T>
+using Multiply = void (*)(const Tile<T>&);
+
+template <typename T, std::size_t vectors, bool fetches>
+inline Multiply<T> multiply_of_rows(std::size_t rows) {
+  constexpr std::size_t most = tile_rows(vectors);
+  static constexpr Multiply<T> kernels[kMaxTileRows] = {
+      multiply<T, 1, vectors, fetches>, multiply<T, 2, vectors, fetches>, multiply<T, 3, vectors, fetches>,
+      multiply<T, 4, vectors, fetches>, multiply<T, 5, vectors, fetches>, multiply<T, 6, vectors, fetches>,
+      multiply<T, most < 7 ? 6 : 7, vectors, fetches>, multiply<T, most < 8 ? 6 : 8, vectors, fetches>};
+  return kernels[rows - 1];
+}
+
+// The kernel for a tile of 1 to tile_rows(vectors) rows.
+template <typename T, bool fetches = false>
+inline Multiply<T> multiply_of(std::size_t rows, std::size_t vectors) {
+  if constexpr (kMaxTileVectors >= 4) {
+    if (vectors == 4) return multiply_of_rows<T, 4, fetches>(rows);
+    if (vectors == 3) return multiply_of_rows<T, 3, fetches>(rows);
+  }
+  return vectors == 2 ? multiply_of_rows<T, 2, fetches>(rows) : multiply_of_rows<T, 1, fetches>(rows);
+}
+
+// `total` things in parts of at most `most`, all of about the same size.
+struct Parts {
+  std::size_t count, smaller, larger;  // the first `larger` parts have one more than the smaller ones
+
+  Parts(std::size_t total, std::size_t most)
+      : count((total + most - 1) / most),
+        smaller(count == 0 ? 0 : total / count),
+        larger(count == 0 ? 0 : total % count) {}
+  std::size_t begin(std::size_t part) const { return part * smaller + (part < larger ? part : larger); }
+  std::size_t size(std::size_t part) const { return smaller + (part < larger ? 1 : 0); }
+};
+
+// Columns cut into panels of whole vectors; the last vector may have lanes without a column. In memory a panel is
+// [depth][vectors * lanes], one panel after the other.
+template <typename T>
+struct Panels {
+  Parts parts;
+
+  explicit Panels(std::size_t columns, std::size_t most_vectors = kMaxTileVectors)
+      : parts((columns + kLanes<T> - 1) / kLanes<T>, most_vectors) {}
+  std::size_t count() const { return parts.count; }
+  std::size_t vectors(std::size_t panel) const { return parts.size(panel); }
+  std::size_t begin(std::size_t panel) const { return parts.begin(panel) * kLanes<T>; }
+  std::size_t width(std::size_t panel) const { return parts.size(panel) * kLanes<T>; }
+};
+
+template <typename T>
+std::size_t panel_count(std::size_t columns) {
+  return Panels<T>(columns).count();
+}
+
+}  // namespace
+}  // namespace onnxtrain

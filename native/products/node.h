@@ -1,0 +1,34 @@
+// Products of activations with weights, and the gradients by the weights, as nodes. Attribute: transB (0), whether the
+// weights are [outputs, inputs].
+#pragma once
+
+#include "operators/fused_node.h"
+
+namespace onnxtrain {
+
+// y = x w + b; x is [..., inputs], w [inputs, outputs]; b [outputs] may be left out.
+class LinearNode final : public FusedNode {
+ public:
+  static const Signature kSignature;
+
+  explicit LinearNode(const Attributes& attributes) : transposed_(attributes.integer("transB", 0) != 0) {}
+  void compute(const Call& call) const override;
+
+ private:
+  bool transposed_;
+};
+
+// From dy and x: dw in the order of w and, where it is wanted, db.
+class LinearWeightGradientNode final : public FusedNode {
+ public:
+  static const Signature kSignature;
+
+  explicit LinearWeightGradientNode(const Attributes& attributes)
+      : transposed_(attributes.integer("transB", 0) != 0), with_bias_(attributes.output_count() > 1) {}
+  void compute(const Call& call) const override;
+
+ private:
+  bool transposed_, with_bias_;
+};
+
+}  // namespace onnxtrain

@@ -1,0 +1,155 @@
+#include "products/products.h"
+
+#include <algorithm>
+#include <limits>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "cache.h"
+#include "products/table.h"
+#include "scratch.h"
+#include "sizes.h"
+#include "tuning.h"
+
+namespace onnxtrain {
+namespace {
+
+// Rows and columns cut into parts of about the same size, so that the machine's cores are done soonest: few parts, since
+// each arranges its rows and columns for itself, but as many for one core as for another.
+struct Cut {
+  std::size_t rows = 1, columns = 1;  // numbers of parts
+
+  Cut(std::size_t row_count, std::size_t column_count, std::size_t depth, bool copied_rows) {
+    static const std::size_t cores = std::max(1u, std::thread::hardware_concurrency());
+    const std::size_t products = saturating_product(row_count, column_count, depth);
+    const std::size_t threads = std::clamp<std::size_t>(products / tuning::kLeastProducts, 1, cores);
+    const auto limits = [threads](std::size_t count, std::size_t most, std::size_t least) {
+      const std::size_t fewest = std::max<std::size_t>(1, divided_up(count, most));
+      return std::pair(fewest, std::max(fewest, std::min(fewest + threads, count / least)));
+    };
+    constexpr std::size_t kBytes = tuning::kProductDepth * sizeof(float);  // of a row or a column
+    const std::size_t most_copied_rows = share_of_second_cache(tuning::kCopiedRowsShare) / kBytes;
+    const std::size_t most_columns_of_part = share_of_second_cache(tuning::kColumnsShare) / kBytes;
+    const auto [fewest_rows, most_rows] =
+        limits(row_count, copied_rows ? most_copied_rows : row_count + 1, tuning::kLeastRows);
+    const auto [fewest_columns, most_columns] = limits(column_count, most_columns_of_part, tuning::kLeastColumns);
+    std::size_t soonest = std::numeric_limits<std::size_t>::max();
+    for (std::size_t r = fewest_rows; r <= most_rows; ++r) {
+      const std::size_t enough = std::clamp(divided_up(threads, r), fewest_columns, most_columns);
+      for (const std::size_t c : {fewest_columns, enough}) {
+        const std::size_t height = divided_up(row_count, r), width = divided_up(column_count, c);
+        const std::size_t arranging =
+            tuning::kArranging * width + (copied_rows ? tuning::kArranging : tuning::kReading) * height;
+        const std::size_t part = saturating_sum(saturating_product(height, width), arranging);
+        const std::size_t time = saturating_product(divided_up(r * c, threads), part);
+        if (time < soonest) {
+          soonest = time;
+          rows = r;
+          columns = c;
+        }
+      }
+    }
+  }
+};
+
+// Where part `part` of `parts` begins, in whole units.
+std::size_t begin_of(std::size_t part, std::size_t parts, std::size_t count, std::size_t unit) {
+  return std::min(count, part * divided_up(count, unit) / parts * unit);
+}
+
+template <typename T>
+void multiply(const Product<T>& whole, const ParallelFor& parallel_for) {
+  const bool sums = whole.left_sums != nullptr || whole.right_sums != nullptr;
+  if ((whole.rows == 0 || whole.columns == 0) && !sums) return;
+  constexpr std::size_t kUnit = 64 / sizeof(T), kRowUnit = 6;  // of columns, and of rows: those of a tile
+  const ProductKernels<T>& kernels_for = kernels_of<T>(*kernels()->product);
+  const Cut cut(whole.rows, whole.columns, whole.depth, whole.left.row == 1);
+  const std::size_t most_rows = divided_up(divided_up(whole.rows, kRowUnit), cut.rows) * kRowUnit;
+  const std::size_t most_columns = divided_up(divided_up(whole.columns, kUnit), cut.columns) * kUnit;
+  Product<T> common = whole;
+  const std::size_t depth = std::max<std::size_t>(whole.depth, 1);
+  common.block = divided_up(depth, divided_up(depth, tuning::kProductDepth));  // all of about the same size
+  common.copy_stride = kernels_for.copy_stride(most_rows);
+  const auto ones = multiples(1, common.block), copied = multiples(common.copy_stride, common.block);
+  common.ones = ones.data();
+  common.copied = copied.data();
+  BufferPool pool(checked_product(kernels_for.scratch(most_rows, most_columns), common.block, sizeof(T)));
+  parallel_for(cut.rows * cut.columns, [&](std::size_t task) {
+    const std::size_t row_part = task / cut.columns, column_part = task % cut.columns;
+    const std::size_t row = begin_of(row_part, cut.rows, whole.rows, kRowUnit);
+    const std::size_t column = begin_of(column_part, cut.columns, whole.columns, kUnit);
+    Product<T> part = common;
+    part.rows = begin_of(row_part + 1, cut.rows, whole.rows, kRowUnit) - row;
+    part.columns = begin_of(column_part + 1, cut.columns, whole.columns, kUnit) - column;
+    if ((part.rows == 0 || part.columns == 0) && !sums) return;
+    part.left.data += static_cast<std::ptrdiff_t>(row) * part.left.row;
+    part.right.data += static_cast<std::ptrdiff_t>(column) * part.right.column;
+    part.target += static_cast<std::ptrdiff_t>(row) * part.target_row + static_cast<std::ptrdiff_t>(column);
+    if (part.bias != nullptr) part.bias += column;
+    part.left_sums = column_part == 0 && whole.left_sums != nullptr ? whole.left_sums + row : nullptr;
+    part.right_sums = row_part == 0 && whole.right_sums != nullptr ? whole.right_sums + column : nullptr;
+    pool.lend([&](const Buffer& buffer) {
+      part.scratch = buffer.as<T>();
+      kernels_for.multiply(part);
+    });
+  });
+}
+
+template <typename T>
+void linear_as(const Linear& sizes, const void* x, const void* w, const void* bias, void* y,
+               const ParallelFor& parallel_for) {
+  const auto inputs = static_cast<std::ptrdiff_t>(sizes.inputs), outputs = static_cast<std::ptrdiff_t>(sizes.outputs);
+  const auto* weights = static_cast<const T*>(w);
+  Product<T> product = {};
+  product.left = {static_cast<const T*>(x), inputs, 1};
+  product.right = {weights, sizes.transposed ? 1 : outputs, sizes.transposed ? inputs : 1};
+  product.right_end = weights + inputs * outputs;
+  product.rows = sizes.rows;
+  product.columns = sizes.outputs;
+  product.depth = sizes.inputs;
+  product.bias = static_cast<const T*>(bias);
+  product.target = static_cast<T*>(y);
+  product.target_row = outputs;
+  multiply(product, parallel_for);
+}
+
+template <typename T>
+void linear_weight_gradient_as(const Linear& sizes, const void* dy, const void* x, void* dw, void* dbias,
+                               const ParallelFor& parallel_for) {
+  struct Matrix {
+    const T* data;
+    std::size_t columns;
+    T* sums;
+  };
+  const Matrix of_x = {static_cast<const T*>(x), sizes.inputs, nullptr};
+  const Matrix of_dy = {static_cast<const T*>(dy), sizes.outputs, static_cast<T*>(dbias)};
+  const Matrix &left = sizes.transposed ? of_dy : of_x, &right = sizes.transposed ? of_x : of_dy;
+  Product<T> product = {};
+  product.left = {left.data, 1, static_cast<std::ptrdiff_t>(left.columns)};
+  product.right = {right.data, static_cast<std::ptrdiff_t>(right.columns), 1};
+  product.right_end = right.data + sizes.rows * right.columns;
+  product.rows = left.columns;
+  product.columns = right.columns;
+  product.depth = sizes.rows;
+  product.target = static_cast<T*>(dw);
+  product.target_row = static_cast<std::ptrdiff_t>(right.columns);
+  product.left_sums = left.sums;
+  product.right_sums = right.sums;
+  multiply(product, parallel_for);
+}
+
+}  // namespace
+
+void linear(ElementType type, const Linear& sizes, const void* x, const void* w, const void* bias, void* y,
+            const ParallelFor& parallel_for) {
+  (type == kFloat ? linear_as<float> : linear_as<double>)(sizes, x, w, bias, y, parallel_for);
+}
+
+void linear_weight_gradient(ElementType type, const Linear& sizes, const void* dy, const void* x, void* dw,
+                            void* dbias, const ParallelFor& parallel_for) {
+  (type == kFloat ? linear_weight_gradient_as<float> : linear_weight_gradient_as<double>)(sizes, dy, x, dw, dbias,
+                                                                                           parallel_for);
+}
+
+}  // namespace onnxtrain

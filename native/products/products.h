@@ -1,0 +1,26 @@
+// Products of activations with weights, and their gradients: how the work is cut into parts and shared among threads.
+// Nothing here knows ONNX Runtime. Results do not depend on the number of threads.
+#pragma once
+
+#include <cstddef>
+
+#include "kernels/kernel_table.h"
+#include "parallel.h"
+
+namespace onnxtrain {
+
+// x is [rows, inputs], w [inputs, outputs] or, transposed, [outputs, inputs]; y is [rows, outputs].
+struct Linear {
+  std::size_t rows, inputs, outputs;
+  bool transposed;
+};
+
+// y = x w + bias (null: none).
+void linear(ElementType type, const Linear& sizes, const void* x, const void* w, const void* bias, void* y,
+            const ParallelFor& parallel_for);
+
+// dw = xᵀ dy, in the order of w, and dbias (null: not wanted) = the sum of dy over its rows.
+void linear_weight_gradient(ElementType type, const Linear& sizes, const void* dy, const void* x, void* dw,
+                            void* dbias, const ParallelFor& parallel_for);
+
+}  // namespace onnxtrain

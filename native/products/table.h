@@ -1,0 +1,61 @@
+// Products of two matrices: functions over pointers, compiled once per instruction set and reached through a table.
+// Multiplications may be fused with additions, so instruction sets differ in the last places; one instruction set
+// always gives the same bits. Strides and offsets count elements.
+#pragma once
+
+#include <cstddef>
+
+#include "kernels/by_type.h"
+
+namespace onnxtrain {
+
+// A matrix as it lies in memory.
+template <typename T>
+struct Strided {
+  const T* data;
+  std::ptrdiff_t row, column;  // from one to the next; one of them is 1
+};
+
+// Arranges a matrix [columns][depth] for products: [panel][depth][columns of the panel], zero where a panel is wider.
+template <typename T>
+struct Packing {
+  const T *source, *source_end;
+  std::ptrdiff_t column_stride;
+  const std::ptrdiff_t* offsets;  // of the elements of a column: [depth]
+  std::size_t columns;
+  std::size_t depth;  // of a panel in memory
+  std::size_t begin, end;  // the part of the depth that is arranged
+  std::size_t first_panel, end_panel;
+  T* panels;
+  const std::size_t* places = nullptr;  // of a column's elements in a panel: [depth], or null for their order
+};
+
+// A part of a product: target[row, column] = bias[column] + sum over the depth of left[row, depth] *
+// right[depth, column].
+template <typename T>
+struct Product {
+  Strided<T> left, right;
+  const T* right_end;  // behind the last element of the whole matrix
+  std::size_t rows, columns, depth;
+  const T* bias;  // null: zero
+  T* target;
+  std::ptrdiff_t target_row;
+  T *left_sums, *right_sums;  // over the depth: [rows] and [columns]; null: not wanted
+
+  std::size_t block;  // depth at a time
+  std::size_t copy_stride;  // between rows of the copy of a block of the left matrix
+  // Multiples, `block` of them: of 1, and of `copy_stride`.
+  const std::ptrdiff_t *ones, *copied;
+  T* scratch;  // `scratch(rows, columns)` elements for each element of a block
+};
+
+template <typename T>
+struct ProductKernels {
+  std::size_t (*copy_stride)(std::size_t rows);
+  std::size_t (*scratch)(std::size_t rows, std::size_t columns);
+  void (*multiply)(const Product<T>&);
+};
+
+struct ProductTable : ByType<ProductKernels> {};
+
+}  // namespace onnxtrain

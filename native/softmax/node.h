@@ -1,0 +1,42 @@
+// Gradients of Softmax and LogSoftmax as nodes: inputs dy and y, output dx; and that of the cross-entropy of a softmax.
+#pragma once
+
+#include "operators/fused_node.h"
+
+namespace onnxtrain {
+
+// dx = y (dy - sum of dy y along the axis).
+class SoftmaxGradientNode final : public FusedNode {
+ public:
+  static const Signature kSignature;
+
+  explicit SoftmaxGradientNode(const Attributes& attributes) : axis_(attributes.integer("axis", -1)) {}
+  void compute(const Call& call) const override;
+
+ private:
+  std::int64_t axis_;
+};
+
+// dx = dy - exp(y) sum of dy along the axis.
+class LogSoftmaxGradientNode final : public FusedNode {
+ public:
+  static const Signature kSignature;
+
+  explicit LogSoftmaxGradientNode(const Attributes& attributes) : axis_(attributes.integer("axis", -1)) {}
+  void compute(const Call& call) const override;
+
+ private:
+  std::int64_t axis_;
+};
+
+// Inputs the gradient by each label's term, [batch, 1, ...] or one number; the logarithm of the probabilities, [batch,
+// classes, ...]; the labels, [batch, 1, ...]. dx = (p - 1 at the label) times the first.
+class SoftmaxCrossEntropyGradientNode final : public FusedNode {
+ public:
+  static const Signature kSignature;
+
+  explicit SoftmaxCrossEntropyGradientNode(const Attributes&) {}
+  void compute(const Call& call) const override;
+};
+
+}  // namespace onnxtrain
