@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from onnxtrain import backend, errors, examples, kernels, operators, pruning, testing
     from onnxtrain.autodiff import no_gradient, register_gradient, unregister_gradient
     from onnxtrain.lowering.lower import lower
-    from onnxtrain.operators import SSGD, Adagrad, Adam, Momentum
+    from onnxtrain.operators import SSGD, Adagrad, Adam, AdamW, Momentum
     from onnxtrain.operators.sparsity import Sparsity
     from onnxtrain.pruning.prune import prune
     from onnxtrain.runtime.native import custom_ops_library
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Adagrad": "onnxtrain.operators",
     "Adam": "onnxtrain.operators",
+    "AdamW": "onnxtrain.operators",
     "Momentum": "onnxtrain.operators",
     "SSGD": "onnxtrain.operators",
     "RuntimeOptions": "onnxtrain.runtime.options",
@@ -56,6 +57,7 @@ __all__ = [
     "SSGD",
     "Adagrad",
     "Adam",
+    "AdamW",
     "Momentum",
     "RuntimeOptions",
     "Sparsity",
