@@ -27,6 +27,7 @@ PUBLIC = {
     "backend",
     "custom_ops_library",
     "errors",
+    "evaluate",
     "examples",
     "gradient",
     "inspect",
@@ -42,6 +43,7 @@ PUBLIC = {
     "lower",
     "no_gradient",
     "operators",
+    "predict",
     "prune",
     "replace_head",
     "register_gradient",
@@ -100,7 +102,9 @@ SIGNATURES = {
 
 FIT = {
     "data": inspect.Parameter.empty,
+    "y": None,
     "validation": None,
+    "sample_weight": None,
     "target": None,
     "epochs": 1,
     "batch_size": 32,
@@ -122,7 +126,9 @@ RETURNS = {
     "Trainer.train_step": float,
     "Trainer.evaluate": dict[str, float],
     "Trainer.predict": np.ndarray | dict[str, np.ndarray],
+    "Trainer.model": onnx.ModelProto,
     "Trainer.training_model": onnx.ModelProto,
+    "predict": np.ndarray | dict[str, np.ndarray],
     "TrainingSession.step": dict[str, np.ndarray],
 }
 

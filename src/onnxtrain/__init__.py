@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from onnxtrain.runtime.native import custom_ops_library
     from onnxtrain.runtime.options import RuntimeOptions
     from onnxtrain.runtime.session import TrainingSession
+    from onnxtrain.training.forward import evaluate, predict
     from onnxtrain.training.gradient import gradient
     from onnxtrain.training.inspection import inspect
     from onnxtrain.training.trainer import Trainer
@@ -48,10 +49,12 @@ _HOMES = {
     "append": "onnxtrain.edit.append",
     "custom_ops_library": "onnxtrain.runtime.native",
     "cut": "onnxtrain.edit.cut",
+    "evaluate": "onnxtrain.training.forward",
     "gradient": "onnxtrain.training.gradient",
     "inspect": "onnxtrain.training.inspection",
     "lower": "onnxtrain.lowering.lower",
     "no_gradient": "onnxtrain.autodiff",
+    "predict": "onnxtrain.training.forward",
     "prune": "onnxtrain.pruning.prune",
     "register_gradient": "onnxtrain.autodiff",
     "replace_head": "onnxtrain.edit.head",
@@ -78,6 +81,7 @@ __all__ = [
     "custom_ops_library",
     "cut",
     "errors",
+    "evaluate",
     "examples",
     "gradient",
     "inspect",
@@ -88,6 +92,7 @@ __all__ = [
     "metrics",
     "no_gradient",
     "operators",
+    "predict",
     "prune",
     "pruning",
     "register_gradient",

@@ -27,6 +27,8 @@ ELSEWHERE = {
     "masks": "Python only: what prune makes",
     "sparsify": "Python only: what prune makes",
     "trainer": "fit's own",
+    "y": "Python only: --data has the targets",
+    "sample_weight": "Python only",
 }
 
 

@@ -17,7 +17,7 @@ from onnx import ModelProto, SparseTensorProto, TensorProto, helper, numpy_helpe
 import onnxtrain
 from onnxtrain.errors import ModelError
 from onnxtrain.model.file import ModelFile
-from onnxtrain.training.forward import predict
+from onnxtrain.training.forward import outputs as predict
 
 HUGE = 2**40
 

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from onnxtrain.training.callbacks import Callback
-    from onnxtrain.training.trainer import Trainer
 
 HELP = "Train a model on data; the result differs from it in the trained weights and in nothing else."
 
@@ -179,11 +178,11 @@ def command(
             **training.arguments(),
         )
     trainer.file.check_writable(output)
-    examples, held_out = _datasets(trainer, data, validation, target)
+    held_out = _validation(validation)
     progress = Progress(trainer, name=model.name, quiet=quiet)
     with _interruptible(), contextlib.closing(progress):
         history = trainer.fit(
-            examples,
+            data,
             validation=held_out,
             target=target,
             epochs=course.epochs,
@@ -242,20 +241,16 @@ def _early_stopping(course: Course) -> list[Callback]:
     return [] if course.early_stopping is None else [EarlyStopping(patience=course.early_stopping)]
 
 
-def _datasets(trainer: Trainer, data: str, validation: str | None, target: str | None) -> tuple[Any, Any]:
-    """Training and validation data; a fraction such as 0.1 is held out of the training data."""
-    from onnxtrain.training.data import split_validation
-
-    if validation is None or Path(validation).exists():
-        return data, validation
+def _validation(given: str | None) -> str | float | None:
+    """The path of data, or the fraction to hold out."""
+    if given is None or Path(given).exists():
+        return given
     try:
-        fraction = float(validation)
+        return float(given)
     except ValueError:
         raise DataError(
-            f"--validation is {validation!r}; it needs a .npz file, a folder of .npy files, or a fraction such as 0.1."
+            f"--validation is {given!r}; it needs a .npz file, a folder of .npy files, or a fraction such as 0.1."
         ) from None
-    parts = split_validation(trainer.open(data, target=target), fraction, trainer.seed)
-    return parts.train, parts.validation
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnxtrain.errors import CheckpointError, OptionError
 from onnxtrain.training.callbacks import Callback, CallbackList, History, TrainingState
-from onnxtrain.training.data import Dataset
+from onnxtrain.training.data import Dataset, split_validation
 from onnxtrain.training.fingerprint import (
     describe_course,
     describe_data,
@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 def fit(
     trainer: Learner,
     data: Source,
+    y: Any = None,
     *,
-    validation: Source = None,
+    validation: Source | float = None,
+    sample_weight: Any = None,
     target: str | None = None,
     epochs: int = 1,
     batch_size: int = 32,
@@ -55,8 +57,11 @@ def fit(
     Args:
         trainer: The trainer.
         data: Training data: a ``.npz`` file, a folder of ``.npy`` files, a mapping of arrays, (inputs, targets),
-            or an iterable of batches.
-        validation: Data to evaluate on after every epoch.
+            or an iterable of batches; with ``y`` the inputs alone.
+        y: The targets, where ``data`` has none.
+        validation: Data to evaluate on after every epoch, or the fraction of ``data`` to hold out: ``0.2``.
+        sample_weight: One weight per example [N], at least 0. The loss is the mean over the examples of weight times
+            loss, as in Keras; so weights of another mean are a learning rate of another size. Validation has none.
         target: Name of the target array, where several are left beside the inputs.
         epochs: How often to go through the data.
         batch_size: Examples per step (split into micro-batches where the trainer accumulates). A model of a fixed
@@ -98,8 +103,10 @@ def fit(
     if changes and not resume:
         raise OptionError("change names what a resumed training may have otherwise; give resume=True, too.")
     store = None if checkpoint is None else _store(checkpoint, keep)
-    dataset = trainer.open(data, target=target)
+    dataset = trainer.open(data if y is None else (data, y), target=target, sample_weight=sample_weight)
     held_out = None
+    if isinstance(validation, float | int):
+        dataset, validation = split_validation(dataset, validation, trainer.seed)
     if validation is not None:
         evaluator, held_out = trainer.open_for_evaluation(validation, target=target)
         evaluator.check(held_out)
@@ -132,6 +139,7 @@ def fit(
                     callbacks=callbacks,
                 ),
                 **describe_model(trainer.file),
+                "labels": None if trainer.labels is None else list(trainer.labels),
                 "data": describe_data(dataset),
                 "validation": describe_data(held_out),
             }

@@ -16,6 +16,7 @@ from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.training.data import open_dataset
 from onnxtrain.training.evaluation import Evaluator
+from onnxtrain.training.labels import read_labels
 from onnxtrain.training.loss_choice import LossLike
 from onnxtrain.training.objective import of_model, prepare
 from onnxtrain.training.specification import Specification
@@ -62,6 +63,8 @@ def evaluate(
     wanted = targets is not None
     dataset = open_dataset(data, objective.inputs, target=target, need_target=wanted, validate=False)
     if targets is not None:
+        labels = read_labels(specification.model.path)
+        dataset = dataset.adapting(lambda array: targets.adapt(array, labels))
         objective = objective.with_form(targets.form_of_dataset(dataset))
         dataset = dataset.expecting(objective.target_spec)
     objective.validate(dataset, labels=wanted)
@@ -75,8 +78,8 @@ def predict(
     *,
     batch_size: int = 256,
     options: RuntimeOptions | None = None,
-) -> dict[str, np.ndarray]:
-    """The outputs of a model for data; what :meth:`onnxtrain.Trainer.predict` computes, without a trainer.
+) -> np.ndarray | dict[str, np.ndarray]:
+    """The outputs of a model for data; what :meth:`onnxtrain.Trainer.predict` computes, without trainer and loss.
 
     Args:
         model: A path or a loaded model.
@@ -85,12 +88,30 @@ def predict(
         options: Threads and providers.
 
     Returns:
-        One array per tensor output, by name.
+        One array per tensor output by name, or the array itself where the model has one output.
 
     Raises:
         ModelError: The model cannot be read.
         DataError: The data does not fit the model.
+
+    Example:
+        >>> import onnxtrain
+        >>> onnxtrain.predict(onnxtrain.examples.mlp((4, 3)), np.zeros((2, 4))).shape
+        (2, 3)
     """
+    arrays = outputs(model, data, batch_size=batch_size, options=options)
+    return next(iter(arrays.values())) if len(arrays) == 1 else arrays
+
+
+@refuses_invalid()
+def outputs(
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    data: Any,
+    *,
+    batch_size: int = 256,
+    options: RuntimeOptions | None = None,
+) -> dict[str, np.ndarray]:
+    """What :func:`predict` returns, by name also where the model has one output."""
     working = infer_shapes(ModelFile.load(model).training_model())
     set_inference(working)
     objective = of_model(working)

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.autodiff.expand import is_expanded
 from onnxtrain.autodiff.missing import missing_rules, missing_rules_message
-from onnxtrain.autodiff.path import Forward
+from onnxtrain.autodiff.path import Forward, Route
 from onnxtrain.errors import GradientError, OptionError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.shapes import infer_shapes
@@ -20,7 +21,7 @@ from onnxtrain.model.file import ModelFile
 from onnxtrain.training.data import Dataset, TensorSpec
 from onnxtrain.training.hidden_weights import hidden_weights
 from onnxtrain.training.hints import Hint, find_hints
-from onnxtrain.training.loss import Loss, TargetForm, examples
+from onnxtrain.training.loss import Loss, LossByExample, TargetForm, examples
 from onnxtrain.training.masks import choose_tensors
 from onnxtrain.training.metrics import NamedMetric
 from onnxtrain.training.parameters import Initializer, parameter_table
@@ -49,6 +50,7 @@ class Objective:
         modes: How they are run.
         copies: Initializers that are computed from others, since they are copies of them.
         table: All initializers, trainable or not.
+        weights: The input for one weight per example; ``None`` where all count alike.
     """
 
     model: ir.Model
@@ -61,6 +63,7 @@ class Objective:
     modes: Modes = field(default_factory=Modes)
     copies: Sequence[Copy] = ()
     table: Sequence[Initializer] = ()
+    weights: ir.Value | None = None
 
     @property
     def loss(self) -> Loss | None:
@@ -98,7 +101,7 @@ class Objective:
         return {row.name: row.shape for row in self.table if row.trainable}
 
     @cached_property
-    def weights(self) -> list[str]:
+    def product_weights(self) -> list[str]:
         """Names of the parameters that are weights of products: what is pruned and sparsified by default."""
         return product_weights(self.model, self.parameters)
 
@@ -124,7 +127,12 @@ class Objective:
             DataError: Padding cannot be left out of this loss.
         """
         assert self.fixed_batch is not None
-        return replace(self, targets=on_real_rows(self.model, self.prediction, self.targets, self.fixed_batch, rows))
+        targets = on_real_rows(self.model, self.prediction, self.targets, self.fixed_batch, rows)
+        weights = self.weights
+        if weights is not None:
+            count = ir.Shape((dimensions(targets.value) or ())[:1])
+            weights = ir.Value(name=weights.name, type=weights.type, shape=count)
+        return replace(self, targets=targets, weights=weights)
 
     def with_form(self, form: TargetForm | None) -> Objective:
         """The same for targets of another form."""
@@ -132,13 +140,34 @@ class Objective:
             return self
         return _with_targets(self, self.targets.declared, form)
 
+    def weighting(self, weighted: bool) -> Objective:
+        """The same with, or without, one weight per example.
+
+        Raises:
+            OptionError: The loss takes none.
+        """
+        if weighted == (self.weights is not None):
+            return self
+        if not weighted:
+            return replace(self, weights=None)
+        loss = self.loss
+        if not isinstance(loss, LossByExample):
+            shown = f"output:{self.prediction.name}" if loss is None else loss.name
+            raise OptionError(
+                f"sample_weight is given, but the loss {shown} has no terms by example that weights could multiply; "
+                "leave it out, or take a loss by its name."
+            )
+        size = (dimensions(self.prediction) or (None,))[0]
+        kind = ir.TensorType(wrapped(self.prediction).dtype)
+        return replace(self, weights=ir.Value(name=self.names.weights, type=kind, shape=ir.Shape((size,))))
+
     def sparsified(self, patterns: Sequence[str] | None) -> list[str]:
         """The parameters whose sparsity an optimizer promotes, where it does.
 
         Raises:
             OptionError: A pattern matches no parameter.
         """
-        return choose_tensors(self.shapes, patterns, "sparsify", self.weights)
+        return choose_tensors(self.shapes, patterns, "sparsify", self.product_weights)
 
     def recipe(self, specification: Specification) -> Recipe:
         """All that the training model is made from, with a graph of its own, which whoever builds it uses up.
@@ -164,6 +193,7 @@ class Objective:
             sparsified=self.sparsified(specification.sparsify),
             names=self.names,
             options=specification.gradients,
+            weights=own.weights,
         )
 
     def resolve_metrics(self, metrics: Sequence[Any]) -> list[NamedMetric]:
@@ -202,7 +232,11 @@ class Objective:
             fresh = ir.Value(name=old.name, type=old.type, shape=old.shape)
             inputs = tuple(model.graph.inputs)
             targets = replace(targets, prediction=own(targets.prediction), value=fresh, inputs=inputs)
-        return replace(self, model=model, prediction=own(self.prediction), output=own(self.output), targets=targets)
+        weights = self.weights
+        if weights is not None:
+            weights = ir.Value(name=weights.name, type=weights.type, shape=weights.shape)
+        prediction, output = own(self.prediction), own(self.output)
+        return replace(self, model=model, prediction=prediction, output=output, targets=targets, weights=weights)
 
     def build_loss(self, op: Builder) -> LossTerms:
         """Emit the loss beside the model, into the graph of this objective: a copy's."""
@@ -214,7 +248,10 @@ class Objective:
         if targets.from_probabilities:
             tiny = op.scalar(np.finfo(prediction.dtype.numpy()).tiny, prediction)
             prediction = op.Log(op.Max(prediction, tiny)).with_shape(prediction.shape)
-        return targets.loss.build(op, prediction, op.wrap(targets.value))
+        loss, target = targets.loss, op.wrap(targets.value)
+        if self.weights is None or not isinstance(loss, LossByExample):
+            return loss.build(op, prediction, target)
+        return loss.build(op, prediction, target, op.wrap(self.weights))
 
 
 def prepare(
@@ -300,9 +337,12 @@ def _with_targets(objective: Objective, declared: Loss, form: TargetForm) -> Obj
 
 
 def _table(objective: Objective, specification: Specification, *, differentiable: bool) -> list[Initializer]:
-    """Sort the initializers on a copy: the search expands functions, and the main graph keeps them."""
-    copy = objective.model.clone()
-    graph, straight_through = copy.graph, specification.straight_through
+    """Sort the initializers; where the search expands functions, on a copy, since the main graph keeps them."""
+    copy, straight_through = objective.model, specification.straight_through
+    xs = tuple(value for value in copy.graph.initializers.values() if is_float(value))
+    if not is_expanded(Forward.of(copy, straight_through=straight_through), Route((objective.prediction,), xs)):
+        copy = copy.clone()
+    graph = copy.graph
     name = str(objective.prediction.name)
     rows = parameter_table(
         copy,

@@ -97,6 +97,7 @@ class Specification:
     Attributes:
         model: The model as it was read, with the copies that ``untie`` asks for. Compared by identity.
         form: What the data say that targets are; ``None`` before there are any.
+        weighted: Whether the data have one weight per example.
         options: All options of the sessions, with ``threads`` among them.
 
     Raises:
@@ -124,6 +125,7 @@ class Specification:
     seed: int = 0
     options: RuntimeOptions = field(default_factory=RuntimeOptions)
     form: TargetForm | None = None
+    weighted: bool = False
 
     def __post_init__(self) -> None:
         if self.accumulate < 1:

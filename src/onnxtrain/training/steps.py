@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 
 from onnxtrain.errors import DataError
+from onnxtrain.model.validity import invalid_refused
 from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.training.objective import Objective
@@ -85,14 +86,16 @@ class Steps:
 
     def _open(self, entries: list[Entry], first_values: FirstValues) -> TrainingSession:
         specification = self.specification
-        return TrainingSession.of_entries(
-            entries,
-            first_values,
-            self._write,
-            options=specification.options,
-            folder=str(specification.model.folder or ""),
-            states=self.states,
-        )
+        file = specification.model
+        with invalid_refused(lambda: file.path or file.whole()):
+            return TrainingSession.of_entries(
+                entries,
+                first_values,
+                self._write,
+                options=specification.options,
+                folder=str(file.folder or ""),
+                states=self.states,
+            )
 
     def _write(self) -> onnx.ModelProto:
         return build_skeleton(self.objective.recipe(self.specification)).proto
@@ -139,12 +142,14 @@ class Steps:
         fixed = self.fixed
         if fixed is None or fixed.rows(feeds) == fixed.size:
             return self.session.step(feeds | rate, entry=0)
-        rows, target = fixed.rows(feeds), self.objective.names.target
+        rows, names = fixed.rows(feeds), self.objective.names
         session = self.padded_session(rows)
-        if len(feeds[target]) != rows:
-            raise DataError(f"{target!r} has {len(feeds[target])} examples, but {fixed.input!r} has {rows}.")
-        inputs = fixed.filled({name: array for name, array in feeds.items() if name != target})
-        return session.step({**inputs, target: feeds[target]} | rate, entry=0)
+        real = {name: array for name, array in feeds.items() if name in (names.target, names.weights)}
+        for name, array in real.items():
+            if len(array) != rows:
+                raise DataError(f"{name!r} has {len(array)} examples, but {fixed.input!r} has {rows}.")
+        inputs = fixed.filled({name: array for name, array in feeds.items() if name not in real})
+        return session.step(inputs | real | rate, entry=0)
 
     def _check_rows(self, feeds: Mapping[str, np.ndarray]) -> None:
         """Refuse more examples than a step takes, and arrays of different lengths."""

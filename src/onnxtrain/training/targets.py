@@ -14,7 +14,9 @@ from onnxtrain.errors import DataError, OptionError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.value import dimensions
 from onnxtrain.training.data import Dataset, TargetCheck, TensorSpec
-from onnxtrain.training.loss import IgnoredWherePresent, Loss, TargetForm, TargetKind
+from onnxtrain.training.data.conversion import kind_of
+from onnxtrain.training.labels import as_classes, as_numbers, to_indices
+from onnxtrain.training.loss import IgnoredWherePresent, Loss, LossByExample, TargetForm, TargetKind
 from onnxtrain.training.losses import CustomLoss, SoftmaxCrossEntropy
 from onnxtrain.training.metrics import NamedMetric
 
@@ -87,6 +89,36 @@ class Targets:
                 "are cut into batches along axis 0; transpose the output in the model, or give whole batches to "
                 "train_step."
             )
+
+    def adapt(self, targets: np.ndarray, labels: Sequence[str] | None = None) -> np.ndarray:
+        """Targets as the loss takes them, where people have them a little otherwise; see `labels.py`.
+
+        Args:
+            targets: Targets, examples first.
+            labels: The texts that stand for the classes, where targets are texts.
+        """
+        shape = dimensions(self.prediction)
+        if shape is None or not isinstance(self.declared, LossByExample):
+            return targets
+        if len(self.declared.target_kinds) < 2:
+            return as_numbers(targets, shape)
+        if labels is not None and kind_of(targets.dtype) == "string":
+            targets = to_indices(targets, labels)
+        return as_classes(targets, shape, self._class_axis)
+
+    @property
+    def _class_axis(self) -> int:
+        return self._whole_loss.reading(wrapped(self.prediction), wrapped(self.value)).axis
+
+    @property
+    def classes(self) -> int | None:
+        """How many classes there are, where labels name some and their number is known."""
+        return self.declared.classes(wrapped(self.prediction))
+
+    @property
+    def take_labels(self) -> bool:
+        """Whether targets may be labels of classes."""
+        return "indices" in self.declared.target_kinds
 
     def form_of(self, targets: np.ndarray, sizes: Mapping[str, int]) -> TargetForm:
         """What targets are.

@@ -91,9 +91,10 @@ class Algorithm:
         self.op.scope = "loss"
         terms = self._recipe.build_loss(self.op)
         self.op.scope = ""
-        if self._recipe.target is not None:
-            self._take(self._recipe.target.name or "")
-            self._inputs.insert(0, self._recipe.target)
+        for given in (self._recipe.weights, self._recipe.target):
+            if given is not None:
+                self._take(given.name or "")
+                self._inputs.insert(0, given)
         return terms
 
     def input(self, name: str, dtype: ir.DataType, shape: tuple[int, ...]) -> Value:
