@@ -7,6 +7,7 @@
 #include <chrono>
 #include <exception>
 #include <limits>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -23,7 +24,14 @@ struct OnnxtrainTensors {
   std::int64_t count;
   void* parameter;
   const void* gradient;
-  void* states[2];  // Adagrad: H; Adam: V, H; Momentum and SSGD: V
+  void* states[2];  // in the operator's order
+};
+
+// One attribute of an optimizer: a number, or, where it is not null, a text.
+struct OnnxtrainAttribute {
+  const char* name;
+  const char* text;
+  float number;
 };
 
 namespace {
@@ -63,6 +71,53 @@ std::vector<Variable> variables_of(const OnnxtrainTensors* tensors, std::size_t 
   return variables;
 }
 
+class GivenAttributes final : public onnxtrain::AttributeSource {
+ public:
+  GivenAttributes(const OnnxtrainAttribute* attributes, std::size_t count)
+      : attributes_(attributes, attributes + count), read_(count) {
+    for (const OnnxtrainAttribute& attribute : attributes_) require(attribute.name != nullptr, "a name is null");
+  }
+
+  double number(const char* name, std::optional<double> otherwise) const override {
+    const OnnxtrainAttribute* const found = find(name);
+    if (found == nullptr) return otherwise ? *otherwise : missing(name);
+    if (found->text != nullptr) throw std::invalid_argument(std::string(name) + " is a text: it must be a number.");
+    return found->number;
+  }
+
+  std::string text(const char* name, std::optional<std::string> otherwise) const override {
+    const OnnxtrainAttribute* const found = find(name);
+    if (found == nullptr && !otherwise) missing(name);
+    if (found == nullptr) return *otherwise;
+    if (found->text == nullptr) throw std::invalid_argument(std::string(name) + " is a number: it must be a text.");
+    return found->text;
+  }
+
+  // Refuses attributes that the optimizer did not ask for.
+  void require_all_read() const {
+    for (std::size_t i = 0; i < attributes_.size(); ++i) {
+      if (!read_[i]) throw std::invalid_argument("there is no attribute '" + std::string(attributes_[i].name) + "'.");
+    }
+  }
+
+ private:
+  const OnnxtrainAttribute* find(const std::string& name) const {
+    for (std::size_t i = 0; i < attributes_.size(); ++i) {
+      if (name != attributes_[i].name) continue;
+      read_[i] = true;
+      return &attributes_[i];
+    }
+    return nullptr;
+  }
+
+  [[noreturn]] static double missing(const char* name) {
+    throw std::invalid_argument(std::string(name) + " is missing.");
+  }
+
+  std::vector<OnnxtrainAttribute> attributes_;
+  mutable std::vector<bool> read_;
+};
+
 template <typename Work>
 const char* guarded(int threads, Work work) {
   try {
@@ -86,49 +141,19 @@ ONNXTRAIN_API const char* onnxtrain_instruction_set() {
 
 ONNXTRAIN_API const char* onnxtrain_error() { return onnxtrain::kernels_error(); }
 
-ONNXTRAIN_API const char* onnxtrain_adagrad(const OnnxtrainTensors* tensors, std::size_t count, int threads, double R,
-                                            std::int64_t T, float decay_factor, float epsilon,
-                                            float norm_coefficient) {
+// One step of an optimizer, by the name of its operator, over `count` variables. `R` is the learning rate, `T` the update
+// count. Attributes that are not given have their defaults.
+ONNXTRAIN_API const char* onnxtrain_update(const char* optimizer, const OnnxtrainTensors* tensors, std::size_t count,
+                                           int threads, double R, std::int64_t T,
+                                           const OnnxtrainAttribute* attributes, std::size_t attribute_count) {
   return guarded(threads, [&] {
-    onnxtrain::run_adagrad({decay_factor, epsilon, norm_coefficient}, R, T, variables_of(tensors, count, 1),
-                           parallel_for(threads));
-  });
-}
-
-ONNXTRAIN_API const char* onnxtrain_adam(const OnnxtrainTensors* tensors, std::size_t count, int threads, double R,
-                                         std::int64_t T, float alpha, float beta, float epsilon,
-                                         float norm_coefficient, float norm_coefficient_post) {
-  return guarded(threads, [&] {
-    onnxtrain::run_adam({alpha, beta, epsilon, norm_coefficient, norm_coefficient_post}, R, T,
-                        variables_of(tensors, count, 2), parallel_for(threads));
-  });
-}
-
-ONNXTRAIN_API const char* onnxtrain_momentum(const OnnxtrainTensors* tensors, std::size_t count, int threads, double R,
-                                             std::int64_t T, float alpha, float beta, float norm_coefficient,
-                                             const char* mode) {
-  return guarded(threads, [&] {
-    onnxtrain::run_momentum({alpha, beta, norm_coefficient, onnxtrain::nesterov_from(mode)}, R, T,
-                            variables_of(tensors, count, 1), parallel_for(threads));
-  });
-}
-
-ONNXTRAIN_API const char* onnxtrain_ssgd(const OnnxtrainTensors* tensors, std::size_t count, int threads, double R,
-                                         const char* measure, const char* reweighting, float epsilon, float p,
-                                         float regularization, float alpha, float norm_coefficient,
-                                         float max_scale) {
-  return guarded(threads, [&] {
-    onnxtrain::SsgdAttributes attributes;
-    attributes.measure = onnxtrain::measure_from(measure);
-    attributes.l1 = onnxtrain::l1_from(reweighting);
-    attributes.epsilon = epsilon;
-    attributes.p = p;
-    attributes.regularization = regularization;
-    attributes.alpha = alpha;
-    attributes.norm_coefficient = norm_coefficient;
-    attributes.max_scale = max_scale;
-    attributes.check();
-    onnxtrain::run_ssgd(attributes, R, variables_of(tensors, count, alpha > 0.0f ? 1 : 0), parallel_for(threads));
+    require(optimizer != nullptr && (attributes != nullptr || attribute_count == 0), "a name or a list is null");
+    const onnxtrain::Optimizer* const found = onnxtrain::find_optimizer(optimizer);
+    if (found == nullptr) throw std::invalid_argument("there is no optimizer '" + std::string(optimizer) + "'.");
+    const GivenAttributes given(attributes, attribute_count);
+    const auto update = found->with(given);
+    given.require_all_read();
+    update->run(R, T, variables_of(tensors, count, update->states().size()), parallel_for(threads));
   });
 }
 

@@ -8,9 +8,21 @@ namespace onnxtrain {
 
 extern const AttentionKernels ONNXTRAIN_OF_SET(kAttention_)[kElementTypes];
 
+namespace {
+
+template <typename T>
+constexpr AttentionKernels kKernels = {
+    .score_stride = score_stride<T>,
+    .scratch = attention_scratch<T>,
+    .attend = attend<T>,
+    .gradient = attention_gradient<T>,
+};
+
+}  // namespace
+
 const AttentionKernels ONNXTRAIN_OF_SET(kAttention_)[kElementTypes] = {
-    {score_stride<float>, attention_scratch<float>, attend<float>, attention_gradient<float>},
-    {score_stride<double>, attention_scratch<double>, attend<double>, attention_gradient<double>},
+    kKernels<float>,
+    kKernels<double>,
 };
 
 }  // namespace onnxtrain

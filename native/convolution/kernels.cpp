@@ -13,16 +13,33 @@ namespace onnxtrain {
 
 extern const ConvolutionTable ONNXTRAIN_OF_SET(kConvolution_);
 
-#define ONNXTRAIN_CONVOLUTION_KERNELS(T)                                                                      \
-  {                                                                                                           \
-    kLanes<T>, kPixelVectors * kLanes<T>, panel_count<T>, copy_boxes<T>, pack<T>, correlate<T>,               \
-        odd_lines<T>, winograd_weights<T>, winograd_source<T>, winograd_products<T>, accumulate<T>,     \
-        unpack<T>, add<T>, pointwise<T>, spread<T>, filter<T>, filter_gradient<T>, depthwise<T>,              \
-        depthwise_gradient<T>                                                                                 \
-  }
+namespace {
 
-const ConvolutionTable ONNXTRAIN_OF_SET(kConvolution_) = {
-    {ONNXTRAIN_CONVOLUTION_KERNELS(float), ONNXTRAIN_CONVOLUTION_KERNELS(double)},
+template <typename T>
+constexpr ConvolutionKernels<T> kKernels = {
+    .lanes = kLanes<T>,
+    .pointwise_width = kPixelVectors * kLanes<T>,
+    .panels = panel_count<T>,
+    .copy_boxes = copy_boxes<T>,
+    .pack = pack<T>,
+    .correlate = correlate<T>,
+    .winograd_stride = odd_lines<T>,
+    .winograd_weights = winograd_weights<T>,
+    .winograd_source = winograd_source<T>,
+    .winograd_products = winograd_products<T>,
+    .accumulate = accumulate<T>,
+    .unpack = unpack<T>,
+    .add = add<T>,
+    .pointwise = pointwise<T>,
+    .spread = spread<T>,
+    .filter = filter<T>,
+    .filter_gradient = filter_gradient<T>,
+    .depthwise = depthwise<T>,
+    .depthwise_gradient = depthwise_gradient<T>,
 };
+
+}  // namespace
+
+const ConvolutionTable ONNXTRAIN_OF_SET(kConvolution_) = {{.single = kKernels<float>, .wide = kKernels<double>}};
 
 }  // namespace onnxtrain

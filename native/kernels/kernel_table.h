@@ -15,45 +15,6 @@ inline constexpr int kElementTypes = 2;
 
 inline std::size_t size_of(ElementType type) { return type == kFloat ? sizeof(float) : sizeof(double); }
 
-struct AdagradScalars {
-  double rate, norm_coefficient, epsilon;
-};
-
-struct AdamScalars {
-  double rate, norm_coefficient, alpha, one_minus_alpha, beta, one_minus_beta, epsilon, one_minus_post;
-};
-
-struct MomentumScalars {
-  double rate, norm_coefficient, alpha, beta;
-};
-
-enum Measure : int { kLogSum = 0, kPNorm, kArctan, kGemanMcClure, kExponential, kTanh };
-inline constexpr int kMeasures = 6;
-
-// A diversity measure g(u) = f(z), z = u^2 (reweighted l2) or |u| (reweighted l1). With h(z) = 1 / f'(z), w^2 is h for
-// l2 and h^2 for l1. Kernels evaluate h without its constant factor, and for the exponential and tanh measures relative
-// to the largest z of the layer, so that nothing overflows.
-struct MeasureScalars {
-  bool l1;
-  double epsilon;
-  double inverse_epsilon;
-  double exponent;  // p-norm: h(z) is z**exponent
-  double largest;   // exponential and tanh: the z that h is relative to
-};
-
-struct LayerSum {
-  double sum;      // of w^2, in the relative form above
-  double largest;  // z
-};
-
-// One layer's update: s = min(w^2 * inverse_mean, cap).
-struct SsgdScalars {
-  MeasureScalars measure;
-  double rate, norm_coefficient, alpha, inverse_mean, cap;
-  double shrinkage;  // rate * regularization / (h's factor * mean), 0 without regularization
-  bool momentum;
-};
-
 struct ClipScalars {
   double low, high;
 };
@@ -114,7 +75,6 @@ using ElementwiseKernel = void (*)(const void* scalars, std::size_t count, const
 // (mask ? gradient : 0) * factor; no mask (null) is one that is true everywhere.
 using PreparationKernel = void (*)(double factor, std::size_t count, const void* gradient,
                                    const unsigned char* mask, void* prepared);
-using LayerSumKernel = LayerSum (*)(const MeasureScalars& measure, std::size_t count, const void* x);
 
 // Kernels of a whole call, which work on channels, images or rows [first, last) of it.
 template <typename Call>
@@ -125,17 +85,13 @@ using LayerNormalizationKernel = void (*)(const LayerNormalizationCall& call, st
 
 struct AttentionKernels;
 struct ConvolutionTable;
+struct OptimizerKernels;
 struct ProductTable;
 
 struct KernelTable {
   const char* instruction_set;
-  // Inputs X, G and the states, outputs X_new and the new states. Indexed by ElementType.
-  ElementwiseKernel adagrad[kElementTypes];
-  ElementwiseKernel adam[kElementTypes];
-  ElementwiseKernel momentum[kElementTypes];
-  ElementwiseKernel nesterov[kElementTypes];
-  ElementwiseKernel ssgd[kElementTypes][kMeasures];
-  LayerSumKernel layer_sum[kElementTypes][kMeasures];
+  // Inputs X, G and the states, outputs X_new and the new states. By the rule's number.
+  const OptimizerKernels* optimizers;
   PreparationKernel prepare_gradient[kElementTypes];
   // Inputs dy and y, output dx.
   ElementwiseKernel relu_gradient[kElementTypes];

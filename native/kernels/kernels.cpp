@@ -11,8 +11,8 @@
 #include "kernels/kernel_table.h"
 #include "kernels/stream.h"
 #include "normalization/kernels.h"
-#include "optimizers/kernels.h"
-#include "optimizers/ssgd_kernels.h"
+#include "optimizers/prepare_gradient.h"
+#include "optimizers/rule.h"
 #include "pooling/kernels.h"
 #include "softmax/kernels.h"
 
@@ -20,42 +20,32 @@ namespace onnxtrain {
 
 extern const AttentionKernels ONNXTRAIN_OF_SET(kAttention_)[kElementTypes];
 extern const ConvolutionTable ONNXTRAIN_OF_SET(kConvolution_);
+extern const OptimizerKernels ONNXTRAIN_OF_SET(kOptimizers_)[];
 extern const ProductTable ONNXTRAIN_OF_SET(kProduct_);
 extern const KernelTable ONNXTRAIN_OF_SET(kKernels_);
 
-#define ONNXTRAIN_MEASURES(kernel, T)                                                                       \
-  {                                                                                                         \
-    kernel<T, kLogSum>, kernel<T, kPNorm>, kernel<T, kArctan>, kernel<T, kGemanMcClure>,                    \
-        kernel<T, kExponential>, kernel<T, kTanh>                                                           \
-  }
-
 const KernelTable ONNXTRAIN_OF_SET(kKernels_) = {
-    ONNXTRAIN_TEXT(ONNXTRAIN_INSTRUCTION_SET),
-    {adagrad<float>, adagrad<double>},
-    {adam<float>, adam<double>},
-    {momentum<float, false>, momentum<double, false>},
-    {momentum<float, true>, momentum<double, true>},
-    {ONNXTRAIN_MEASURES(ssgd, float), ONNXTRAIN_MEASURES(ssgd, double)},
-    {ONNXTRAIN_MEASURES(layer_sum, float), ONNXTRAIN_MEASURES(layer_sum, double)},
-    {prepare_gradient<float>, prepare_gradient<double>},
-    {relu_gradient<float>, relu_gradient<double>},
-    {{clip_gradient<float, false>, clip_gradient<double, false>},
+    .instruction_set = ONNXTRAIN_TEXT(ONNXTRAIN_INSTRUCTION_SET),
+    .optimizers = ONNXTRAIN_OF_SET(kOptimizers_),
+    .prepare_gradient = {prepare_gradient<float>, prepare_gradient<double>},
+    .relu_gradient = {relu_gradient<float>, relu_gradient<double>},
+    .clip_gradient = {{clip_gradient<float, false>, clip_gradient<double, false>},
      {clip_gradient<float, true>, clip_gradient<double, true>}},
-    {{gelu_gradient<float, false, false>, gelu_gradient<double, false, false>},
+    .gelu_gradient = {{gelu_gradient<float, false, false>, gelu_gradient<double, false, false>},
      {gelu_gradient<float, false, true>, gelu_gradient<double, false, true>}},
-    {{gelu_gradient<float, true, false>, gelu_gradient<double, true, false>},
+    .gelu_tanh_gradient = {{gelu_gradient<float, true, false>, gelu_gradient<double, true, false>},
      {gelu_gradient<float, true, true>, gelu_gradient<double, true, true>}},
-    {batch_normalization_gradient<float>, batch_normalization_gradient<double>},
-    {layer_normalization_gradient<float>, layer_normalization_gradient<double>},
-    {max_pool_gradient<float>, max_pool_gradient<double>},
-    {softmax_gradient<float, false>, softmax_gradient<double, false>},
-    {softmax_gradient<float, true>, softmax_gradient<double, true>},
-    {cross_entropy_gradient<float>, cross_entropy_gradient<double>},
-    {row_sums<float>, row_sums<double>},
-    stream,
-    &ONNXTRAIN_OF_SET(kConvolution_),
-    ONNXTRAIN_OF_SET(kAttention_),
-    &ONNXTRAIN_OF_SET(kProduct_),
+    .batch_normalization_gradient = {batch_normalization_gradient<float>, batch_normalization_gradient<double>},
+    .layer_normalization_gradient = {layer_normalization_gradient<float>, layer_normalization_gradient<double>},
+    .max_pool_gradient = {max_pool_gradient<float>, max_pool_gradient<double>},
+    .softmax_gradient = {softmax_gradient<float, false>, softmax_gradient<double, false>},
+    .log_softmax_gradient = {softmax_gradient<float, true>, softmax_gradient<double, true>},
+    .cross_entropy_gradient = {cross_entropy_gradient<float>, cross_entropy_gradient<double>},
+    .row_sums = {row_sums<float>, row_sums<double>},
+    .stream = stream,
+    .convolution = &ONNXTRAIN_OF_SET(kConvolution_),
+    .attention = ONNXTRAIN_OF_SET(kAttention_),
+    .product = &ONNXTRAIN_OF_SET(kProduct_),
 };
 
 }  // namespace onnxtrain

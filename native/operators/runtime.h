@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "attributes.h"
 #include "ort_abi.h"
 #include "parallel.h"
 
@@ -32,12 +33,12 @@ void use_version(const OrtApi* api, const char* version);
 void require(const OrtApi* api, OrtStatus* status);
 
 // A node's attributes, at the time the runtime creates its kernel.
-class Attributes {
+class Attributes final : public AttributeSource {
  public:
   Attributes(const OrtApi* api, const OrtKernelInfo* info) : api_(api), info_(info) {}
 
-  double number(const char* name, std::optional<double> otherwise = std::nullopt) const;
-  std::string text(const char* name, std::optional<std::string> otherwise = std::nullopt) const;
+  double number(const char* name, std::optional<double> otherwise = std::nullopt) const override;
+  std::string text(const char* name, std::optional<std::string> otherwise = std::nullopt) const override;
   std::int64_t integer(const char* name, std::optional<std::int64_t> otherwise = std::nullopt) const;
   // Empty where the attribute is left out.
   std::vector<std::int64_t> integers(const char* name) const;

@@ -17,6 +17,10 @@ std::string groups(const std::string& letters) {
 
 }  // namespace
 
+Grouping Grouping::of(const Optimizer& optimizer, const std::string& states) {
+  return {optimizer.description.name, "XG" + states, "X" + states};
+}
+
 Grouping Grouping::fused_with(bool masks) const {
   Grouping result = {std::string("Fused").append(operator_name), inputs, outputs, true};
   if (masks) result.inputs.insert(2, 1, 'M');
@@ -38,8 +42,9 @@ void infer_shapes(const OrtApi* api, const Grouping& grouping, OrtShapeInferCont
   }
 }
 
-OptimizerNode::OptimizerNode(const Grouping& grouping, const Attributes& attributes, bool fused)
-    : grouping_(fused ? grouping.fused_with(attributes.integer("masked", 0) != 0) : grouping) {
+OptimizerNode::OptimizerNode(const Optimizer& optimizer, const Attributes& attributes, bool fused)
+    : update_(optimizer.with(attributes)), grouping_(Grouping::of(optimizer, update_->states())) {
+  if (fused) grouping_ = grouping_.fused_with(attributes.integer("masked", 0) != 0);
   const std::size_t inputs = attributes.input_count(), outputs = attributes.output_count();
   const std::size_t scalars = grouping_.scalars(), group = grouping_.inputs.size();
   const std::size_t tensors = inputs < scalars ? 0 : inputs - scalars;
@@ -154,7 +159,7 @@ void OptimizerNode::compute(const Call& call) const {
     if (factor != 1.0) variables.back().factor = &factor;
   }
   try {
-    run(R, T, variables, call.parallel_for());
+    update_->run(R, T, variables, call.parallel_for());
   } catch (const std::invalid_argument& error) {
     throw std::invalid_argument(grouping_.operator_name + ": " + error.what());
   }

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "operators/runtime.h"
-#include "optimizers/variables.h"
+#include "optimizers/optimizers.h"
 
 namespace onnxtrain {
 
@@ -23,6 +23,9 @@ struct Grouping {
 
   // Inputs before the groups.
   std::size_t scalars() const { return fused ? 3 : 2; }
+
+  // Of an optimizer whose variables have these states.
+  static Grouping of(const Optimizer& optimizer, const std::string& states);
   // The operator that does more than this one.
   Grouping fused_with(bool masks) const;
 };
@@ -32,19 +35,14 @@ struct Grouping {
 // types that the model declares, as graph outputs or in value_info.
 void infer_shapes(const OrtApi* api, const Grouping& grouping, OrtShapeInferContext* context);
 
-// One node of a model. A subclass reads its attributes in its constructor and runs its rule.
+// One node of a model.
 class OptimizerNode {
  public:
-  OptimizerNode(const Grouping& grouping, const Attributes& attributes, bool fused);
-  virtual ~OptimizerNode() = default;
+  OptimizerNode(const Optimizer& optimizer, const Attributes& attributes, bool fused);
   OptimizerNode(const OptimizerNode&) = delete;
   OptimizerNode& operator=(const OptimizerNode&) = delete;
 
   void compute(const Call& call) const;
-
- protected:
-  virtual void run(double R, std::int64_t T, const std::vector<Variable>& variables,
-                   const ParallelFor& parallel_for) const = 0;
 
  private:
   double number(const Call& call, std::size_t index, const char* what) const;
@@ -53,6 +51,7 @@ class OptimizerNode {
   void check(const Tensor& parameter, const Tensor& other, char letter, std::size_t index) const;
   std::string label(char letter, std::size_t index) const;  // "Adam: G of variable 2 of 3"
 
+  std::unique_ptr<Update> update_;
   Grouping grouping_;
   std::size_t count_ = 0;  // of variables
 };

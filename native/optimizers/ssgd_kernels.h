@@ -1,14 +1,14 @@
 // SSGD: the layer's sum of w^2, and the update with s = w^2 / mean(w^2).
 //
-// Included by kernels.cpp only. The measure is evaluated in float64 for both types: a float32 w^2 would overflow for
+// Included by files that are compiled once per instruction set. The measure is evaluated in float64 for both types: a float32 w^2 would overflow for
 // ordinary weights (Geman-McClure has a^4), and the mean needs a wide accumulator anyway. Both kernels go through the
 // data in chunks that fit the first-level cache, so that each loop does one simple thing and vectorises.
 #pragma once
 
 #include "kernels/elementwise.h"
-#include "kernels/kernel_table.h"
 #include "kernels/lanes.h"
 #include "kernels/transcendental.h"
+#include "optimizers/ssgd_scalars.h"
 #include "tuning.h"
 
 namespace onnxtrain {
@@ -142,7 +142,7 @@ double simple_sum(const MeasureScalars& m, std::size_t count, const T* X) {
 }
 
 template <typename T, Measure measure>
-LayerSum layer_sum(const MeasureScalars& scalars, std::size_t count, const void* x) {
+LayerSum layer_sum_of(const MeasureScalars& scalars, std::size_t count, const void* x) {
   const T* X = static_cast<const T*>(x);
   if constexpr (is_simple(measure)) {
     return {scalars.l1 ? simple_sum<T, measure, true>(scalars, count, X)
@@ -164,6 +164,11 @@ LayerSum layer_sum(const MeasureScalars& scalars, std::size_t count, const void*
     }
     return {total_of(lanes), m.largest};
   }
+}
+
+template <typename T, Measure measure>
+void layer_sum(const void* scalars, std::size_t count, const void* x, void* result) {
+  *static_cast<LayerSum*>(result) = layer_sum_of<T, measure>(*static_cast<const MeasureScalars*>(scalars), count, x);
 }
 
 // What the regularization takes off: for l1 h * sign(X), for l2 2 X, times a factor of the layer.
@@ -311,7 +316,7 @@ void descend_simply_any(const SsgdScalars& scalars, std::size_t count, SsgdArray
 }
 
 template <typename T, Measure measure>
-void ssgd(const void* scalars, std::size_t count, const void* const* inputs, void* const* outputs) {
+void ssgd_update(const void* scalars, std::size_t count, const void* const* inputs, void* const* outputs) {
   const auto& s = *static_cast<const SsgdScalars*>(scalars);
   const T *X = static_cast<const T*>(inputs[0]), *G = static_cast<const T*>(inputs[1]);
   const T* V = s.momentum ? static_cast<const T*>(inputs[2]) : nullptr;

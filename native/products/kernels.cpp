@@ -7,9 +7,17 @@ namespace onnxtrain {
 
 extern const ProductTable ONNXTRAIN_OF_SET(kProduct_);
 
-const ProductTable ONNXTRAIN_OF_SET(kProduct_) = {
-    {{copy_stride<float>, product_scratch<float>, multiply_matrices<float>},
-     {copy_stride<double>, product_scratch<double>, multiply_matrices<double>}},
+namespace {
+
+template <typename T>
+constexpr ProductKernels<T> kKernels = {
+    .copy_stride = copy_stride<T>,
+    .scratch = product_scratch<T>,
+    .multiply = multiply_matrices<T>,
 };
+
+}  // namespace
+
+const ProductTable ONNXTRAIN_OF_SET(kProduct_) = {{.single = kKernels<float>, .wide = kKernels<double>}};
 
 }  // namespace onnxtrain

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from mistakes import Mistake
-from onnx import numpy_helper
+from onnx import numpy_helper, parser
 from safetensors.numpy import load_file, save_file
 
 EXPORT = ("export", "model.onnx", "--loss", "softmax_cross_entropy", "--states", "states.safetensors")
@@ -100,3 +100,16 @@ def test_tied_copies_come_home_together(files, success):
     save_file({"layer1.weight": new}, files / "states.safetensors")
     success(*IMPORT, "--tie")
     np.testing.assert_array_equal(weights(files / "tuned.onnx")["copy"], new.T)
+
+
+def test_weights_that_are_constants(files, success):
+    text = """<ir_version: 8, opset_import: ["": 18]>
+        f (float[N, 2] input) => (float[N, 2] logits) {
+            w = Constant <value = float[2, 2] {1.0, 2.0, 3.0, 4.0}> ()  logits = MatMul(input, w) }"""
+    onnx.save(parser.parse_model(text), files / "model.onnx")
+    success(*EXPORT)
+    states = load_file(files / "states.safetensors")
+    save_file(states | {"w": states["w"] + 1}, files / "states.safetensors")
+    success(*IMPORT)
+    (node, _) = onnx.load(files / "tuned.onnx").graph.node
+    np.testing.assert_array_equal(numpy_helper.to_array(node.attribute[0].t), [[2, 3], [4, 5]])

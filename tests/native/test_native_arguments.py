@@ -10,10 +10,14 @@ import pytest
 
 from onnxtrain import kernels
 from onnxtrain.errors import OperatorError
+from onnxtrain.operators import OPTIMIZERS
 from onnxtrain.runtime import native
 
 FUNCTIONS = {name: getattr(kernels, name) for name in kernels.__all__ if name.endswith("_")}
-STATES = {"adagrad_": 1, "adam_": 2, "momentum_": 1, "ssgd_": 0}
+STATES = {
+    f"{name.lower()}_": sum(state.used(entry.settings().node_attributes()) for state in entry.schema.states)
+    for name, entry in OPTIMIZERS.items()
+}
 HUGE = 10**5000  # Python refuses to write it in decimal
 
 
@@ -206,7 +210,7 @@ def test_an_error_of_dlpack_is_said_whatever_it_is():
 
 
 def c_call(tensors, count, threads=1):
-    return native.library().onnxtrain_adam(tensors, count, threads, 0.1, 1, 0.9, 0.9, 1e-6, 0.0, 0.0)
+    return native.library().onnxtrain_update(b"Adam", tensors, count, threads, 0.1, 1, None, 0)
 
 
 @pytest.mark.parametrize(
@@ -232,6 +236,23 @@ def test_the_c_functions_refuse_what_cannot_be(changed, sentence):
     for name, value in changed.items():
         setattr(tensors[0], name, value)
     assert c_call(ctypes.byref(tensors), 1) == sentence
+
+
+@pytest.mark.parametrize(
+    ("name", "attribute", "sentence"),
+    [
+        (b"Nadam", (b"alpha", None, 0.5), b"there is no optimizer 'Nadam'."),
+        (b"Adam", (b"aplha", None, 0.5), b"there is no attribute 'aplha'."),
+        (b"Adam", (b"alpha", b"0.5", 0.0), b"alpha is a text: it must be a number."),
+        (b"SSGD", (b"measure", None, 0.5), b"measure is a number: it must be a text."),
+        (b"Momentum", (b"alpha", None, 0.5), b"beta is missing."),
+        (b"Adam", (None, None, 0.5), b"a name is null."),
+        (None, (b"alpha", None, 0.5), b"a name or a list is null."),
+    ],
+)
+def test_the_c_functions_refuse_attributes_that_there_are_not(name, attribute, sentence):
+    given = native.Attribute(*attribute)
+    assert native.library().onnxtrain_update(name, None, 0, 1, 0.1, 1, ctypes.byref(given), 1) == sentence
 
 
 def test_the_c_functions_refuse_no_list_and_no_thread():

@@ -148,7 +148,7 @@ def constant_of_a_branch(frozen: np.ndarray) -> str:
     return """g (float[N,SIZE] x) => (float[N,SIZE] y) <float[1] w = {1}>
         { n = Size(x)  zero = Constant<value_int = 0>()  c = Greater(n, zero)  a = Mul(x, w)  y = If(c) <
             then_branch = t () => (float[N,SIZE] b) { k = Constant<value = float[1] {1}>()  b = Add(a, k) },
-            else_branch = e () => (float[N,SIZE] d) { m = Constant<value = float[1] {1}>()  d = Sub(a, m) }> }"""
+            else_branch = e () => (float[SIZE] d) { d = Constant<value = float[1] {1}>() }> }"""
 
 
 @place

@@ -48,6 +48,13 @@ def expand_functions(forward: Forward, route: Route) -> tuple[list[ir.Node], lis
         _infer_bodies(forward)
 
 
+def is_expanded(forward: Forward, route: Route) -> bool:
+    """Whether a gradient has nothing to expand and no types to learn: a search for it leaves the graph as it is."""
+    if any(output.type is None for node in forward.graph for output in node.outputs if output.name):
+        return False
+    return all(forward.entry(node) is not None and not subgraphs(node) for node in forward.path(route))
+
+
 def _expand_node(forward: Forward, node: ir.Node) -> bool:
     """Put the body of a node in its place; whether it has one."""
     body = find_body(node, forward.opsets, forward.functions)

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff import registry
 from onnxtrain.graph.clone import captured_values
+from onnxtrain.graph.value import is_float
 
 
 @dataclass(frozen=True)
@@ -110,9 +111,4 @@ def is_number(value: ir.Value) -> bool:
 
 def may_carry(value: ir.Value) -> bool:
     """Whether a gradient can flow through: floating tensors, and sequences and optionals of them."""
-    kind = value.type
-    while isinstance(kind, (ir.SequenceType, ir.OptionalType)):
-        kind = kind.elem_type
-    if kind is None:
-        return True
-    return kind.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+    return value.type is None or is_float(value)  # of sequences and optionals it is the type of what they hold

@@ -196,7 +196,7 @@ class OptimizerFlags:
                     f"it has {flags}."
                 )
             given[field.name] = value
-        return settings(**given)
+        return settings.from_attributes(**given)
 
 
 def _by_name() -> dict[str, type[Optimizer]]:
@@ -204,7 +204,8 @@ def _by_name() -> dict[str, type[Optimizer]]:
 
 
 def _default(settings: type[Optimizer], name: str) -> Any:
-    return next(field.default for field in dataclasses.fields(settings) if field.name == name)
+    made = settings.from_attributes()
+    return made.learning_rate if name == "learning_rate" else made.node_attributes()[name]
 
 
 def _show(value: float | str) -> str:

@@ -67,8 +67,8 @@ class Description:
                 return "parameter" if name in trained else "statistic"
             return "count" if name in counts else "optimizer"
 
-        names = [str(value.name) for value in graph.inputs]
-        feeds = {name: feed(name) for name in names if name not in entry.states}
+        names, states = [str(value.name) for value in graph.inputs], set(entry.states)
+        feeds = {name: feed(name) for name in names if name not in states}
         return cls(VERSION, feeds, {name: state(name) for name in entry.states}, _loss(entry, gradients))
 
     def only(self, names: Iterable[str]) -> Description:

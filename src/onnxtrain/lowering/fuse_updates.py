@@ -42,11 +42,11 @@ class _Variable:
 def fuse_updates(model: ir.Model) -> None:
     """Let optimizer nodes take their gradients as they were before a factor or a mask, in place.
 
-    Adagrad, Adam, Momentum and SSGD over gradients that are all products with one scalar, or of which some are
-    ``Where(mask, gradient, 0)``, become FusedAdagrad, FusedAdam, FusedMomentum and FusedSSGD of the domain
-    ``onnxtrain``: inputs R, T, factor, then all X, all G, with ``masked = 1`` all masks (bool, of X's shape), and all
-    states; the other attributes and the outputs are those of the operator. Parameters with a mask and those without
-    get a node each. Where something else reads the gradient that the operator would have had, it keeps it.
+    Optimizers over gradients that are all products with one scalar, or of which some are
+    ``Where(mask, gradient, 0)``, become FusedAdagrad, FusedAdam, … of the domain ``onnxtrain``: inputs R, T, factor,
+    then all X, all G, with ``masked = 1`` all masks (bool, of X's shape), and all states; the other attributes and the
+    outputs are those of the operator. Parameters with a mask and those without get a node each. Where something else
+    reads the gradient that the operator would have had, it keeps it.
 
     Requires: a sorted graph. Ensures: the same.
     """

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from onnxtrain.errors import OperatorError, OptionError
 from onnxtrain.operators.schema import NOT_NEGATIVE, OptimizerSchema, State
@@ -12,13 +13,17 @@ from onnxtrain.operators.sparsity import Sparsity
 
 @dataclass(frozen=True)
 class Optimizer:
-    """An optimizer's settings: the learning rate, and the attributes of its operator under their own names.
+    """An optimizer's settings: the learning rate, and the attributes of its operator.
+
+    A setting has the name of its attribute, unless ``names`` says otherwise: ``{"alpha": "betas[0]"}`` for one that is
+    the first of a pair.
 
     Raises:
         OptionError: A setting is outside its range; the message names it, what it got and the range.
     """
 
     schema: ClassVar[OptimizerSchema]
+    names: ClassVar[Mapping[str, str]] = {}
 
     learning_rate: float
 
@@ -29,13 +34,11 @@ class Optimizer:
                 f"{name}: learning_rate is {self.learning_rate!r}, but must be a finite number, {NOT_NEGATIVE}."
             )
         for attribute in self.schema.attributes:
-            value = getattr(self, attribute.name)
+            label, value = self._setting(attribute.name)
             if attribute.kind is str:
                 continue
             if not _is_number(value) or value not in attribute.sensible:
-                raise OptionError(
-                    f"{name}: {attribute.name} is {value!r}, but must be a finite number, {attribute.sensible}."
-                )
+                raise OptionError(f"{name}: {label} is {value!r}, but must be a finite number, {attribute.sensible}.")
         try:
             self.schema.complete(self.node_attributes())
         except OperatorError as error:
@@ -46,8 +49,37 @@ class Optimizer:
         return {
             attribute.name: value if attribute.kind is str else float(value)
             for attribute in self.schema.attributes
-            for value in [getattr(self, attribute.name)]
+            for _, value in [self._setting(attribute.name)]
         }
+
+    @classmethod
+    def from_attributes(cls, **given: Any) -> Self:
+        """The settings that give the operator these attributes; ``learning_rate`` may be among them.
+
+        Raises:
+            OptionError: A value is outside its range.
+        """
+        defaults = {field.name: field.default for field in fields(cls)}
+        found: dict[str, Any] = {}
+        for attribute, value in given.items():
+            field, index = _place(cls.names.get(attribute, attribute))
+            if index is not None:
+                items = [*found.get(field, defaults[field])]
+                items[index] = value
+                value = tuple(items)
+            found[field] = value
+        return cls(**found)
+
+    def _setting(self, attribute: str) -> tuple[str, Any]:
+        """An attribute as the user knows it: the name of its setting, and its value."""
+        name = self.names.get(attribute, attribute)
+        field, index = _place(name)
+        value = getattr(self, field)
+        if index is None:
+            return name, value
+        if not isinstance(value, (tuple, list)) or len(value) <= index:
+            raise OptionError(f"{type(self).__name__}: {field} is {value!r}, but must be a pair of numbers.")
+        return name, value[index]
 
     @property
     def states(self) -> tuple[State, ...]:
@@ -69,6 +101,12 @@ class Optimizer:
         """The same update rule without sparsity promotion."""
         modifiable = any(field.name == "sparsity" for field in fields(self))
         return replace(self, **{"sparsity": None}) if modifiable else self  # type: ignore[arg-type]
+
+
+def _place(name: str) -> tuple[str, int | None]:
+    """The field of a setting, and its place within it."""
+    field, _, index = name.rstrip("]").partition("[")
+    return field, int(index) if index else None
 
 
 def _is_number(value: object) -> bool:

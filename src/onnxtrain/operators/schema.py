@@ -110,6 +110,7 @@ class OptimizerSchema:
         domain: Domain of the operator.
         version: Version of the domain that it belongs to.
         first_count: T of the first step of a training that follows the literature.
+        counted: Whether the rule reads T.
         details: What the reference page says below the update rule, in Markdown.
         check: Raises :class:`~onnxtrain.errors.OperatorError` for attributes that do not fit together.
     """
@@ -122,6 +123,7 @@ class OptimizerSchema:
     domain: str = TRAINING_DOMAIN
     version: int = 1
     first_count: int = 0
+    counted: bool = True
     details: str = ""
     check: Callable[[Attributes], None] = lambda attributes: None
 

@@ -124,6 +124,7 @@ SCHEMA = OptimizerSchema(
     ),
     states=(State("V", "The momentum, where alpha is above 0.", used=lambda a: float(a["alpha"]) > 0),),
     domain=ONNXTRAIN_DOMAIN,
+    counted=False,
     details=DETAILS.replace("|u|", "abs(u)").replace("|X|", "abs(X)"),
     check=check,
 )

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from onnxtrain.errors import OperatorError
+from onnxtrain.operators.registry import OPTIMIZERS, Entry
 from onnxtrain.runtime import arguments, native
 
 _TYPES = {np.dtype(np.float32): 0, np.dtype(np.float64): 1}
-_NOT_COUNTED: Any = object()  # for a rule without an update count
-_TEXTS = ("measure", "mode", "reweighting")
 
 
 class Bound:
     """Arrays checked once, for many steps in place.
 
-    The arrays must stay where they are as long as this object is used; it keeps them alive.
+    It has a method for every optimizer, under its operator's name in lower case: ``bound.adam(learning_rate=1e-3,
+    step=1)`` does what :func:`onnxtrain.kernels.adam_` does. The arrays must stay where they are as long as this object
+    is used; it keeps them alive.
 
     Args:
         parameters: The arrays to update, float32 or float64.
@@ -66,6 +68,7 @@ class Bound:
             _check_like(names[index], array, f"parameters[{index % count}]", self._arrays[index % count])
         _check_apart(names, self._arrays, read_only=range(count, 2 * count))
         self._count = count
+        self._last: tuple[Entry, list[type], dict[str, Any], tuple[Any, int]] | None = None  # see _attributes
         self._tensors = (native.Tensors * count)()
         addresses = [array.ctypes.data for array in self._arrays]
         for i, tensors in enumerate(self._tensors):
@@ -76,108 +79,96 @@ class Bound:
             for group in range(self._groups):
                 tensors.states[group] = addresses[(2 + group) * count + i]
 
-    def adagrad(
-        self,
-        *,
-        learning_rate: float,
-        step: int,
-        decay_factor: float = 0.0,
-        epsilon: float = 1e-6,
-        norm_coefficient: float = 0.0,
-        threads: int = 1,
-    ) -> None:
-        """One step of Adagrad; see :func:`adagrad_`."""
-        attributes = {"decay_factor": decay_factor, "epsilon": epsilon, "norm_coefficient": norm_coefficient}
-        self._call("adagrad", 1, threads, learning_rate, step, attributes)
+    def __getattr__(self, name: str) -> Update:
+        entry = None if name.startswith("_") else _optimizers().get(name)
+        if entry is None:
+            raise AttributeError(f"Bound has no attribute {name!r}; it has the optimizers {', '.join(_optimizers())}.")
+        return functools.partial(self.update, entry)
 
-    def adam(
-        self,
-        *,
-        learning_rate: float,
-        step: int,
-        alpha: float = 0.9,
-        beta: float = 0.999,
-        epsilon: float = 1e-6,
-        norm_coefficient: float = 0.0,
-        norm_coefficient_post: float = 0.0,
-        threads: int = 1,
-    ) -> None:
-        """One step of Adam; see :func:`adam_`."""
-        attributes = {
-            "alpha": alpha,
-            "beta": beta,
-            "epsilon": epsilon,
-            "norm_coefficient": norm_coefficient,
-            "norm_coefficient_post": norm_coefficient_post,
-        }
-        self._call("adam", 2, threads, learning_rate, step, attributes)
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *_optimizers()]
 
-    def momentum(
-        self,
-        *,
-        learning_rate: float,
-        step: int,
-        alpha: float,
-        beta: float,
-        norm_coefficient: float = 0.0,
-        mode: str = "standard",
-        threads: int = 1,
-    ) -> None:
-        """One step of Momentum; see :func:`momentum_`."""
-        attributes: dict[str, float | str] = {
-            "alpha": alpha,
-            "beta": beta,
-            "norm_coefficient": norm_coefficient,
-            "mode": mode,
-        }
-        self._call("momentum", 1, threads, learning_rate, step, attributes)
+    def update(self, entry: Entry, *, learning_rate: float, threads: int = 1, **given: Any) -> None:
+        """One step of an optimizer; :mod:`onnxtrain.kernels` says what each takes.
 
-    def ssgd(
-        self,
-        *,
-        learning_rate: float,
-        measure: str = "log-sum",
-        reweighting: str = "l2",
-        epsilon: float = 0.01,
-        p: float = 0.5,
-        regularization: float = 0.0,
-        alpha: float = 0.0,
-        norm_coefficient: float = 0.0,
-        max_scale: float = 0.0,
-        threads: int = 1,
-    ) -> None:
-        """One step of SSGD; see :func:`ssgd_`."""
-        attributes: dict[str, float | str] = {
-            "measure": measure,
-            "reweighting": reweighting,
-            "epsilon": epsilon,
-            "p": p,
-            "regularization": regularization,
-            "alpha": arguments.number("ssgd: alpha", alpha),
-            "norm_coefficient": norm_coefficient,
-            "max_scale": max_scale,
-        }
-        self._call("ssgd", 1 if alpha > 0.0 else 0, threads, learning_rate, _NOT_COUNTED, attributes)
+        Args:
+            entry: The optimizer.
+            learning_rate: The learning rate.
+            threads: How many threads share the work; the result does not depend on it.
+            **given: ``step``, where the rule counts steps, and the operator's attributes.
 
-    def _call(
-        self, name: str, groups: int, threads: int, rate: float, step: int, attributes: Mapping[str, float | str]
-    ) -> None:
+        Raises:
+            OperatorError: An argument is outside its range, or the number of states is not the optimizer's.
+        """
+        schema, name = entry.schema, entry.schema.name.lower()
         threads = arguments.integer(f"{name}: threads", threads, 1, 2**31 - 1)
-        given: list[float | bytes] = [arguments.wide_number(f"{name}: learning_rate", rate)]
-        if step is not _NOT_COUNTED:
-            given.append(arguments.integer(f"{name}: step", step, -(2**63), 2**63 - 1))
-        for key, value in attributes.items():
-            check = arguments.text if key in _TEXTS else arguments.number
-            given.append(check(f"{name}: {key}", value))
+        rate = arguments.wide_number(f"{name}: learning_rate", learning_rate)
+        step = 0
+        if schema.counted:
+            if "step" not in given:
+                raise TypeError(f"{name} needs the argument step, the number of the step.")
+            step = arguments.integer(f"{name}: step", given.pop("step"), -(2**63), 2**63 - 1)
+        attributes, groups = self._attributes(entry, given)
         if self._count and groups != self._groups:
             raise OperatorError(
                 f"{name} needs {groups} state{'' if groups == 1 else 's'} for each parameter and got {self._groups}: "
                 "give the states in the operator's order, group after group."
             )
-        function = getattr(native.library(), f"onnxtrain_{name}")
-        error = function(ctypes.byref(self._tensors), self._count, threads, *given)
+        error = native.library().onnxtrain_update(
+            schema.name.encode(),
+            ctypes.byref(self._tensors),
+            self._count,
+            threads,
+            rate,
+            step,
+            ctypes.byref(attributes),
+            len(attributes),
+        )
         if error is not None:
             raise OperatorError(f"{name}: {error.decode()}")
+
+    def _attributes(self, entry: Entry, given: dict[str, Any]) -> tuple[Any, int]:
+        """The attributes as C takes them, and how many states they make: the last call's, where nothing is new."""
+        kinds = [type(value) for value in given.values()]
+        if self._last is not None and self._last[:2] == (entry, kinds) and self._last[2] == given:
+            return self._last[3]
+        schema, name = entry.schema, entry.schema.name.lower()
+        values = {**defaults(entry), **given}
+        if len(values) > len(schema.attributes):
+            known = [attribute.name for attribute in schema.attributes]
+            odd = next(argument for argument in given if argument not in known)
+            raise TypeError(f"{name} has no argument {odd!r}; its attributes are {', '.join(known)}.")
+        attributes = (native.Attribute * len(schema.attributes))()
+        rounded: dict[str, float | str] = {}
+        for item, attribute in zip(attributes, schema.attributes, strict=True):
+            item.name, label = attribute.name.encode(), f"{name}: {attribute.name}"
+            if attribute.kind is str:
+                item.text = arguments.text(label, values[attribute.name])
+            else:
+                item.number = arguments.number(label, values[attribute.name])
+            rounded[attribute.name] = values[attribute.name] if attribute.kind is str else item.number
+        found = attributes, len(schema.used_states(rounded))
+        self._last = entry, kinds, dict(given), found
+        return found
+
+
+class Update(Protocol):
+    """One step of an optimizer."""
+
+    def __call__(  # noqa: D102 - the class says it
+        self, *, learning_rate: float, step: int = ..., threads: int = 1, **attributes: float | str
+    ) -> None: ...
+
+
+@functools.cache
+def defaults(entry: Entry) -> Mapping[str, float | str]:
+    """The attributes that an optimizer's settings give its operator, where nothing else is said."""
+    return entry.settings.from_attributes().node_attributes()
+
+
+@functools.cache
+def _optimizers() -> Mapping[str, Entry]:
+    return {name.lower(): entry for name, entry in OPTIMIZERS.items()}
 
 
 def _array(name: str, tensor: Any, *, writable: bool) -> np.ndarray[Any, Any]:

@@ -24,6 +24,16 @@ class Tensors(ctypes.Structure):
     )
 
 
+class Attribute(ctypes.Structure):
+    """One attribute of an optimizer, as the library's C functions take it."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("text", ctypes.c_char_p),  # None where it is a number
+        ("number", ctypes.c_float),
+    )
+
+
 def load(path: Path) -> ctypes.CDLL:
     """Load the library at ``path`` and declare its functions.
 
@@ -33,15 +43,13 @@ def load(path: Path) -> ctypes.CDLL:
             that there is not.
     """
     library = ctypes.CDLL(str(path))
-    number, attribute, text = ctypes.c_double, ctypes.c_float, ctypes.c_char_p
-    call = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, number]  # tensors, how many, threads, R
+    number, text = ctypes.c_double, ctypes.c_char_p
+    tensors, attributes = ([ctypes.c_void_p, ctypes.c_size_t] for _ in range(2))  # a list, and its length
     signatures = {
         "onnxtrain_instruction_set": ([], text),
         "onnxtrain_error": ([], text),
-        "onnxtrain_adagrad": ([*call, ctypes.c_int64, *[attribute] * 3], text),
-        "onnxtrain_adam": ([*call, ctypes.c_int64, *[attribute] * 5], text),
-        "onnxtrain_momentum": ([*call, ctypes.c_int64, *[attribute] * 3, text], text),
-        "onnxtrain_ssgd": ([*call, text, text, *[attribute] * 6], text),
+        # name, tensors, threads, R, T, attributes
+        "onnxtrain_update": ([text, *tensors, ctypes.c_int, number, ctypes.c_int64, *attributes], text),
         "onnxtrain_stream": (
             [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_int],
             number,

@@ -158,7 +158,7 @@ def create_session(model: ir.Model, options: RuntimeOptions, *, kernels: bool = 
 
     refuse_what_crashes(model.graph)
     deep = has_body_in_branches(model, 2)
-    disabled = [*DISABLED_OPTIMIZERS, *(DISABLED_WITH_DEEP_BODIES if deep else ())]
+    disabled = [*DISABLED_OPTIMIZERS, *_DONE_ALREADY, *(DISABLED_WITH_DEEP_BODIES if deep else ())]
     settings, providers = options.session_options(kernels=kernels), options.provider_list()
     frozen = FrozenTensors(model)
     with frozen.left_out():
@@ -178,6 +178,13 @@ def create_session(model: ir.Model, options: RuntimeOptions, *, kernels: bool = 
             raise StepError(_explain(error)) from error
         raise
     return Session(session, frozen)
+
+
+_DONE_ALREADY = ("CommonSubexpressionElimination",)
+"""Graph optimizers of ONNX Runtime that find nothing more: lowering has done the same.
+
+It took a third of the time to create a session of 6,000 nodes. Of 146 step graphs of tests and benchmarks 144 come
+out of ONNX Runtime the same without it; two keep three subtractions whose constants are equal but not one."""
 
 
 def _is_static(shape: tuple[Dimension, ...] | None) -> bool:

@@ -16,7 +16,7 @@ from onnxtrain.runtime.step import StepSession
 from onnxtrain.training.data import Dataset
 from onnxtrain.training.metrics import MeanAccumulator
 from onnxtrain.training.objective import Objective
-from onnxtrain.training.partial import batch_axes
+from onnxtrain.training.partial import batch_axes, joined_axis
 from onnxtrain.training_info.entry import Entry
 
 _WEIGHT = "loss_weight"
@@ -84,26 +84,38 @@ class Evaluator:
         return {"loss": loss.value, **{name: collected.value for name, collected in found.items()}}
 
     def predict(self, dataset: Dataset, batch_size: int) -> dict[str, np.ndarray]:
-        """All tensor outputs for a dataset, by name."""
+        """All tensor outputs for a dataset, by name, put together along the axis of the examples.
+
+        Raises:
+            DataError: Nothing tells which axis of an output that is, or a batch cannot be filled up.
+        """
         if self._plain is None:
             self._plain = self._session(self.objective, with_loss=False)
         if self._axes is None:
             outputs = [value for value in self.objective.model.graph.outputs if value.name in self._outputs]
             self._axes = batch_axes(self.objective.model, outputs)
-        fixed, axes = self._fixed, self._axes
+        fixed = self._fixed
         parts: dict[str, list[np.ndarray]] = {name: [] for name in self._outputs}
+        rows: list[int] = []
         batches = dataset.batches(batch_size if fixed is None else fixed.size)
         for batch in batches if fixed is None else fixed.pieces(batches):
             results = self._plain.run(batch.inputs if fixed is None else fixed.filled(batch.inputs))
+            rows.append(batch.size)
             for name in self._outputs:
-                found, axis = np.array(results[name]), axes[name]
-                if fixed is not None and axis is not None and found.ndim and batch.size < fixed.size:
-                    found = found[(slice(None),) * axis + (slice(batch.size),)]
-                parts[name].append(found)
-        return {
-            name: np.concatenate(part, axis=axes[name] or 0) if part[0].ndim else np.stack(part)
-            for name, part in parts.items()
-        }
+                parts[name].append(np.array(results[name]))
+        return {name: self._joined(name, part, rows) for name, part in parts.items()}
+
+    def _joined(self, name: str, parts: list[np.ndarray], rows: list[int]) -> np.ndarray:
+        """The results of all batches as one array, without the padding of the last."""
+        if not parts[0].ndim:
+            return np.stack(parts)
+        assert self._axes is not None
+        fixed, axis = self._fixed, self._axes[name]
+        if axis == 0:
+            axis = joined_axis(name, parts, rows if fixed is None else [fixed.size] * len(rows))
+        if fixed is not None and axis is not None:
+            parts = [part[(slice(None),) * axis + (slice(count),)] for part, count in zip(parts, rows, strict=True)]
+        return np.concatenate(parts, axis=axis or 0)
 
     def _on_real_rows(self, rows: int) -> StepSession:
         """The session for a padded batch, with the loss on its real examples."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxtrain.errors import DataError
+from onnxtrain.errors import DataError, ModelError
 from onnxtrain.model.file import ModelFile
 from onnxtrain.training.ties import choose_copies, with_copies
 from onnxtrain.training.untie import untied
@@ -52,18 +52,28 @@ def import_states(
     """
     file = untied(ModelFile.load(model), untie)
     tensors = _read(Path(states))
-    known = set(file.names()) | {sparse.values.name for sparse in file.proto.graph.sparse_initializer}
-    values = {name: array for name, array in tensors.items() if name in known}
+    values = {name: array for name, array in tensors.items() if _has(file, name)}
     if not values:
         raise DataError(
             f"{str(states)!r} has no weight of {str(model)!r}: it holds {_listed(tensors)}, the model "
-            f"{_listed(known)}; give the model that the step graph was exported from."
+            f"{_listed(file.names())}; give the model that the step graph was exported from."
         )
     for name, array in values.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise DataError(f"{name!r} in {str(states)!r} has values that are not finite; the training went astray.")
     file.save(output, with_copies(values, choose_copies(file, tie)))
     return Imported(list(values), [name for name in tensors if name not in values])
+
+
+def _has(file: ModelFile, name: str) -> bool:
+    """Whether a model has a weight of this name: an initializer, also a sparse one, or a weight elsewhere in it."""
+    if any(sparse.values.name == name for sparse in file.proto.graph.sparse_initializer):
+        return True
+    try:
+        file.declared(name)
+    except ModelError:
+        return False
+    return True
 
 
 def _read(path: Path) -> dict[str, np.ndarray[Any, Any]]:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.autodiff.expand import is_expanded
 from onnxtrain.autodiff.missing import missing_rules, missing_rules_message
-from onnxtrain.autodiff.path import Forward
+from onnxtrain.autodiff.path import Forward, Route
 from onnxtrain.errors import GradientError, OptionError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.shapes import infer_shapes
@@ -336,9 +337,12 @@ def _with_targets(objective: Objective, declared: Loss, form: TargetForm) -> Obj
 
 
 def _table(objective: Objective, specification: Specification, *, differentiable: bool) -> list[Initializer]:
-    """Sort the initializers on a copy: the search expands functions, and the main graph keeps them."""
-    copy = objective.model.clone()
-    graph, straight_through = copy.graph, specification.straight_through
+    """Sort the initializers; where the search expands functions, on a copy, since the main graph keeps them."""
+    copy, straight_through = objective.model, specification.straight_through
+    xs = tuple(value for value in copy.graph.initializers.values() if is_float(value))
+    if not is_expanded(Forward.of(copy, straight_through=straight_through), Route((objective.prediction,), xs)):
+        copy = copy.clone()
+    graph = copy.graph
     name = str(objective.prediction.name)
     rows = parameter_table(
         copy,

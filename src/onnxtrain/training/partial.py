@@ -23,6 +23,9 @@ from onnxtrain.training.loss import Loss, LossByExample, TargetKind
 from onnxtrain.training.targets import Targets, wrapped
 from onnxtrain.training_info.recipe import LossTerms
 
+LARGEST_PADDED = 4 << 30
+"""Bytes of the largest batch that is filled up; a file may ask for more than there is with one number."""
+
 _ROWS = "real_examples"
 """Symbol of the axis that has the real examples only."""
 
@@ -41,10 +44,19 @@ class FixedBatch:
 
     @classmethod
     def of(cls, graph: ir.Graph) -> FixedBatch | None:
-        """That of a graph; ``None`` where it takes any number of examples."""
+        """That of a graph; ``None`` where it takes any number of examples.
+
+        Raises:
+            DataError: It takes none.
+        """
         for value in graph.inputs:
             shape = dimensions(value)
             if shape and isinstance(shape[0], int):
+                if shape[0] == 0:
+                    raise DataError(
+                        f"The model takes batches of 0 examples (input {value.name!r}), from which nothing follows; "
+                        "export it with a dynamic batch axis or another size."
+                    )
                 return cls(shape[0], str(value.name))
         return None
 
@@ -53,10 +65,21 @@ class FixedBatch:
         return len(arrays[self.input])
 
     def filled(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Inputs of a whole batch: their examples again and again, in turn."""
+        """Inputs of a whole batch: their examples again and again, in turn.
+
+        Raises:
+            DataError: That would be too much.
+        """
         rows = self.rows(arrays)
         if rows == self.size:
             return dict(arrays)
+        needed = sum(array.nbytes for array in arrays.values() if array.ndim and len(array) == rows) // rows * self.size
+        if needed > LARGEST_PADDED:
+            raise DataError(
+                f"The model takes batches of {self.size} examples (input {self.input!r}), but one has {rows}: to fill "
+                f"it up takes {needed / 2**30:,.0f} GiB, where {LARGEST_PADDED >> 30} are the most; give whole batches "
+                "or export the model with a dynamic batch axis."
+            )
         order = np.arange(self.size) % rows
         return {name: array[order] if array.ndim and len(array) == rows else array for name, array in arrays.items()}
 
@@ -163,6 +186,35 @@ def batch_axes(model: ir.Model, values: Sequence[ir.Value]) -> dict[str, int | N
     return {
         str(value.name): _axis(dimensions(value), {_ROWS}, fixed.size, freed.get(str(value.name))) for value in values
     }
+
+
+def joined_axis(name: str, arrays: Sequence[np.ndarray], rows: Sequence[int]) -> int | None:
+    """Along which axis the results of several batches are put together, where the declared shape says the first.
+
+    That holds where it has one entry per example. Where another axis has, as in an output of unknown shape with time
+    first, it is that one; where none has, as in a list of what was found, parts follow each other.
+
+    Args:
+        name: The output, for an error's sentence.
+        arrays: Its values, of at least one axis.
+        rows: The number of examples of each batch.
+
+    Raises:
+        DataError: Several axes could be meant.
+    """
+    sizes = [array.shape for array in arrays]
+    fitting = [
+        axis
+        for axis in range(min(map(len, sizes)))
+        if all(size[axis] == count for size, count in zip(sizes, rows, strict=True))
+    ]
+    if len(fitting) > 1 and fitting[0] != 0:
+        raise DataError(
+            f"The batches of the output {name!r} have the shapes {', '.join(map(str, dict.fromkeys(sizes)))}, in which "
+            f"axes {' and '.join(map(str, fitting))} may be that of the examples; predict with another batch_size or "
+            "export the model with names for its axes."
+        )
+    return fitting[0] if fitting else None
 
 
 def _axis(

@@ -75,13 +75,14 @@ class Layers:
 
 def set_modes(model: ir.Model, modes: Modes) -> dict[str, str]:
     """Run the layers of a working copy in these modes, in place; returns the statistics and what replaces them."""
+    nodes = list(model.graph)
     if modes.training:
         expand_calls_of_layers(model)
     set_inference(model)
     statistics = train_batch_norm(model) if modes.batch_norm == "train" else {}
     if modes.dropout:
         train_dropout(model, modes.seed)
-    if modes.training:
+    if statistics or list(model.graph) != nodes:
         infer_shapes(model)
     return statistics
 

@@ -51,8 +51,9 @@ def relu(node: Node, dy: Value) -> Gradients:
 
 @register_fused("ReluGradient")
 def relu_gradient(node: Node) -> Sequence[Value]:
-    """From dy and y: dx = dy where y > 0, else 0 dy."""
-    return [node.x * _slope(node.input_required(1))]
+    """From dy and y, which is not negative: dx = dy sign(y). A y that is no number gives a dx that is none."""
+    y = node.input_required(1)
+    return [node.x * node.op.Sign(y).with_shape(y.shape)]
 
 
 @register_gradient("LeakyRelu")

@@ -1,0 +1,177 @@
+// SSGD of domain onnxtrain: descent whose steps grow with the size of a weight within its layer. An update needs the
+// layer's sum of w^2 first, so that this rule runs in two passes.
+#pragma once
+
+#include <cmath>
+#include <limits>
+#include <sstream>
+#include <stdexcept>
+#include <vector>
+
+#include "optimizers/rule.h"
+#include "optimizers/ssgd_scalars.h"
+#include "optimizers/variables.h"
+#if defined(ONNXTRAIN_INSTRUCTION_SET)
+#include "optimizers/ssgd_kernels.h"
+#endif
+
+namespace onnxtrain::ssgd {
+namespace {
+
+template <typename Value>
+[[noreturn]] void refuse(const char* what, Value got, const char* need) {
+  std::ostringstream text;
+  text << what << " is " << got << ": " << need;
+  throw std::invalid_argument(text.str());
+}
+
+struct Rule {
+  static constexpr Description kDescription = {.name = "SSGD", .domain = kOwnDomain};
+
+  enum Reweighting : int { kL1, kL2 };
+  struct Attributes {
+    int measure = kLogSum, reweighting = kL2;
+    double epsilon = 0.01f, p = 0.5, regularization = 0.0, alpha = 0.0, norm_coefficient = 0.0, max_scale = 0.0;
+  };
+  static constexpr AttributeOf<Attributes> kAttributes[] = {
+      {.name = "measure",
+       .word = &Attributes::measure,
+       .words = {"log-sum", "p-norm", "arctan", "geman-mcclure", "exponential", "tanh"}},
+      {.name = "reweighting", .word = &Attributes::reweighting, .words = {"l1", "l2"}},
+      ONNXTRAIN_NUMBER(epsilon),
+      ONNXTRAIN_NUMBER(p),
+      ONNXTRAIN_NUMBER(regularization),
+      ONNXTRAIN_NUMBER(alpha),
+      ONNXTRAIN_NUMBER(norm_coefficient),
+      ONNXTRAIN_NUMBER(max_scale)};
+
+  static constexpr int kVariants = kMeasures;
+  static int variant(const Attributes& attributes) { return attributes.measure; }
+  static const char* states(const Attributes& attributes) { return attributes.alpha > 0.0 ? "V" : ""; }
+
+  static void check(const Attributes& attributes) {
+    // Written so that NaN is refused too.
+    if (attributes.measure == kPNorm) {
+      if (!(attributes.p > 0.0 && attributes.p <= (attributes.reweighting == kL1 ? 1.0 : 2.0))) {
+        refuse("p", attributes.p,
+               attributes.reweighting == kL1
+                   ? "with reweighting 'l1' it must be above 0 and at most 1, where 1 is plain SGD."
+                   : "with reweighting 'l2' it must be above 0 and at most 2, where 2 is plain SGD.");
+      }
+    } else if (!(attributes.epsilon > 0.0 && std::isfinite(attributes.epsilon))) {
+      refuse("epsilon", attributes.epsilon,
+             "it must be above 0 and finite, or the measure is not finite at zero weights.");
+    }
+    if (!(attributes.regularization >= 0.0))
+      refuse("regularization", attributes.regularization, "it must be 0 or more.");
+    if (!(attributes.alpha >= 0.0)) refuse("alpha", attributes.alpha, "it must be 0 (no momentum) or more.");
+    if (!(attributes.max_scale >= 0.0)) refuse("max_scale", attributes.max_scale, "it must be 0 (no cap) or more.");
+  }
+
+  static void run(const Attributes& attributes, double R, const OptimizerKernels& kernels,
+                  const std::vector<Variable>& variables, const ParallelFor& parallel_for) {
+    const Schedule schedule(variables);
+    const std::vector<Schedule::Block>& blocks = schedule.blocks();
+
+    const MeasureScalars measure = measure_scalars(attributes);
+    std::vector<LayerSum> sums(blocks.size());
+    schedule.for_each_block(parallel_for, [&](std::size_t index) {
+      const Schedule::Block& block = blocks[index];
+      const Variable& variable = variables[block.variable];
+      const void* x = static_cast<const unsigned char*>(variable.inputs[0]) + block.begin * size_of(variable.type);
+      kernels.layer[attributes.measure][variable.type](&measure, block.end - block.begin, x, &sums[index]);
+    });
+
+    std::vector<SsgdScalars> layers(variables.size());
+    for (std::size_t first = 0; first < blocks.size();) {
+      std::size_t last = first;
+      while (last < blocks.size() && blocks[last].variable == blocks[first].variable) ++last;
+      const std::size_t v = blocks[first].variable;
+      layers[v] = layer_scalars(attributes, R, &sums[first], last - first, variables[v].count);
+      first = last;
+    }
+
+    const bool momentum = attributes.alpha > 0.0;
+    const Arity arity = momentum ? Arity{3, 2} : Arity{2, 1};
+    schedule.for_each_block(parallel_for, [&](std::size_t index) {
+      const Schedule::Block& block = blocks[index];
+      const Variable& variable = variables[block.variable];
+      run_kernel(kernels.update[attributes.measure][variable.type], &layers[block.variable], arity, variable,
+                 block.begin, block.end);
+    });
+  }
+
+#if defined(ONNXTRAIN_INSTRUCTION_SET)
+  template <typename T, int measure>
+  struct Kernels {
+    static constexpr ElementwiseKernel update = onnxtrain::ssgd_update<T, static_cast<Measure>(measure)>;
+    static constexpr LayerKernel layer = layer_sum<T, static_cast<Measure>(measure)>;
+  };
+#endif
+
+ private:
+  static MeasureScalars measure_scalars(const Attributes& attributes) {
+    MeasureScalars measure = {};
+    measure.l1 = (attributes.reweighting == kL1);
+    measure.epsilon = attributes.epsilon;
+    measure.inverse_epsilon = 1.0 / attributes.epsilon;
+    measure.exponent =
+        (attributes.reweighting == kL1) ? 1.0 - attributes.p : 1.0 - 0.5 * attributes.p;  // z is a or a^2
+    return measure;
+  }
+
+  // The constant that the kernels leave out of h: h(z) = factor * relative h(z).
+  static double factor_of(const Attributes& attributes, double largest) {
+    const double epsilon = attributes.epsilon;
+    switch (attributes.measure) {
+      case kLogSum:
+        return 1.0;
+      case kPNorm:
+        return ((attributes.reweighting == kL1) ? 1.0 : 2.0) / attributes.p;
+      case kArctan:
+      case kGemanMcClure:
+        return 1.0 / epsilon;
+      case kExponential:
+        return epsilon * std::exp(largest / epsilon);
+      default:
+        return 0.25 * epsilon * std::exp(2.0 * (largest / epsilon));
+    }
+  }
+
+  // The sum of `count` layer sums relative to the z `largest`, by halves: the rounding error grows with the logarithm.
+  static double add_by_halves(const Attributes& attributes, const LayerSum* sums, std::size_t count, double largest) {
+    if (count > 1) {
+      const std::size_t half = count / 2;
+      return add_by_halves(attributes, sums, half, largest) +
+             add_by_halves(attributes, sums + half, count - half, largest);
+    }
+    if (attributes.measure != kExponential && attributes.measure != kTanh) return sums->sum;
+    const double powers = (attributes.measure == kTanh ? 2.0 : 1.0) * ((attributes.reweighting == kL1) ? 2.0 : 1.0);
+    return sums->sum * std::exp(powers * ((sums->largest - largest) / attributes.epsilon));
+  }
+
+  static SsgdScalars layer_scalars(const Attributes& attributes, double R, const LayerSum* sums, std::size_t blocks,
+                                   std::size_t count) {
+    SsgdScalars scalars = {};
+    scalars.measure = measure_scalars(attributes);
+    for (std::size_t b = 0; b < blocks; ++b) {
+      if (sums[b].largest > scalars.measure.largest) scalars.measure.largest = sums[b].largest;
+    }
+    const double largest = scalars.measure.largest;
+    const double mean = add_by_halves(attributes, sums, blocks, largest) / static_cast<double>(count);
+    // A layer of zeros under a p-norm has w = 0 everywhere: zero is absorbing, the layer does not move.
+    scalars.inverse_mean = mean < std::numeric_limits<double>::min() ? 0.0 : 1.0 / mean;
+    scalars.rate = R;
+    scalars.norm_coefficient = attributes.norm_coefficient;
+    scalars.alpha = attributes.alpha;
+    scalars.momentum = attributes.alpha > 0.0;
+    scalars.cap = attributes.max_scale > 0.0 ? attributes.max_scale : HUGE_VAL;
+    if (attributes.regularization > 0.0) {
+      scalars.shrinkage = R * attributes.regularization * scalars.inverse_mean / factor_of(attributes, largest);
+    }
+    return scalars;
+  }
+};
+
+}  // namespace
+}  // namespace onnxtrain::ssgd
