@@ -15,7 +15,7 @@ from onnxtrain.training.data import Batch, Dataset
 from onnxtrain.training.fingerprint import JSON, describe_masks, describe_weights, differences
 from onnxtrain.training.learner import Learner
 from onnxtrain.training.masks import set_to_zero
-from onnxtrain.training.metrics import MeanAccumulator, NamedMetric
+from onnxtrain.training.metrics import MeanAccumulator, Measure
 from onnxtrain.training.partial import part
 from onnxtrain.training.schedules import Schedule
 from onnxtrain.version import __version__
@@ -56,7 +56,7 @@ class Loop:
         trainer: Learner,
         dataset: Dataset,
         validation: Dataset | None,
-        metrics: list[NamedMetric],
+        metrics: list[Measure],
         rate: Schedule,
         callbacks: CallbackList,
         store: CheckpointStore | None,
