@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from onnxtrain import backend, errors, examples, kernels, operators, pruning, testing
     from onnxtrain.autodiff import no_gradient, register_gradient, unregister_gradient
     from onnxtrain.lowering.lower import lower
-    from onnxtrain.operators import SSGD, Adagrad, Adam, AdamW, Momentum
+    from onnxtrain.operators import SGD, SSGD, Adagrad, Adam, AdamW, Lion, Momentum, RMSprop
     from onnxtrain.operators.sparsity import Sparsity
     from onnxtrain.pruning.prune import prune
     from onnxtrain.runtime.native import custom_ops_library
@@ -34,6 +34,9 @@ _HOMES = {
     "Adam": "onnxtrain.operators",
     "AdamW": "onnxtrain.operators",
     "Momentum": "onnxtrain.operators",
+    "Lion": "onnxtrain.operators",
+    "RMSprop": "onnxtrain.operators",
+    "SGD": "onnxtrain.operators",
     "SSGD": "onnxtrain.operators",
     "RuntimeOptions": "onnxtrain.runtime.options",
     "Sparsity": "onnxtrain.operators.sparsity",
@@ -54,11 +57,14 @@ _OF_TRAINING = ("callbacks", "losses", "metrics", "schedules")
 _MODULES = {name: f"onnxtrain.{name}" for name in _TOP} | {name: f"onnxtrain.training.{name}" for name in _OF_TRAINING}
 
 __all__ = [
+    "SGD",
     "SSGD",
     "Adagrad",
     "Adam",
     "AdamW",
+    "Lion",
     "Momentum",
+    "RMSprop",
     "RuntimeOptions",
     "Sparsity",
     "Trainer",
