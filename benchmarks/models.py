@@ -128,13 +128,13 @@ class BenchmarkModel:
 
 
 def _architecture(name: str, *arguments: Any, **keywords: Any) -> Callable[[], torch.nn.Module]:
-    """Builds a module of tests/architectures.py, which the tests and the benchmarks share."""
+    """Builds a module of tests/zoo/architectures.py, which the tests and the benchmarks share."""
 
     def build() -> torch.nn.Module:
         tests = str(Path(__file__).resolve().parent.parent / "tests")
         if tests not in sys.path:
             sys.path.append(tests)
-        import architectures
+        from zoo import architectures
 
         return getattr(architectures, name)(*arguments, **keywords)
 

@@ -47,7 +47,7 @@ TORCH = """
 import sys, time
 import torch
 from torch.nn.functional import cross_entropy
-from architectures import LeNet5
+from zoo.architectures import LeNet5
 torch.set_num_threads(int(sys.argv[2]))
 imported = time.monotonic()
 module = LeNet5()

@@ -1,4 +1,4 @@
-"""What all tests share. ``tests`` is on the import path: ``from zoo import ...`` works in every folder."""
+"""What all tests share. ``tests`` is on the import path: ``from zoo.trained import ...`` works in every folder."""
 
 from __future__ import annotations
 

@@ -12,9 +12,9 @@ import onnxruntime
 import pytest
 
 import onnxtrain
-from model_functions import in_functions
 from onnxtrain.training.losses import SoftmaxCrossEntropy
-from zoo_more import ARCHITECTURES, OTHER_SIZES, SIZES, Architecture, Elements, Oracle, export, oracle
+from zoo.gradients import ARCHITECTURES, OTHER_SIZES, SIZES, Architecture, Elements, Oracle, export, oracle
+from zoo.model_functions import in_functions
 
 pytest.importorskip("torch")
 # torch.cond warns about the parameters that its branches read, which has no bearing on the export.

@@ -1,14 +1,8 @@
 """The parts of the program import one another in one direction."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tools"))
-
-import layers  # noqa: E402
+import layers
 
 
 def test_no_import_goes_up():

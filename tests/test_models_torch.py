@@ -11,8 +11,8 @@ import pytest
 
 import onnxtrain
 from onnxtrain.training.losses import SoftmaxCrossEntropy
-from zoo import ZOO, export, torch_gradients
-from zoo_more import Elements, distinct
+from zoo.gradients import Elements, distinct
+from zoo.trained import ZOO, export, torch_gradients
 
 nn = pytest.importorskip("torch").nn
 pytestmark = pytest.mark.torch

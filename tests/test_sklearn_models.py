@@ -9,7 +9,7 @@ import pytest
 
 import onnxtrain
 from onnxtrain.errors import OptionError
-from sklearn_zoo import sklearn_models
+from zoo.sklearn_models import sklearn_models
 
 pytest.importorskip("skl2onnx")
 pytestmark = pytest.mark.torch

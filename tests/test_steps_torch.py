@@ -13,7 +13,7 @@ import onnx
 import pytest
 
 import onnxtrain
-from zoo import ZOO, export, match_parameters, torch_loss
+from zoo.trained import ZOO, export, match_parameters, torch_loss
 
 torch = pytest.importorskip("torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402

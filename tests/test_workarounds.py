@@ -22,6 +22,9 @@ from onnx_ir.passes import common
 import onnxtrain
 from onnxtrain import workarounds
 from onnxtrain.errors import StepError
+from onnxtrain.graph.nesting import has_body_in_branches
+from onnxtrain.runtime.options import RuntimeOptions
+from onnxtrain.runtime.step import create_session
 from onnxtrain.workarounds import BOOK, Workaround
 
 SOURCES = Path(onnxtrain.__file__).parent
@@ -140,6 +143,29 @@ def eliminated_dropout() -> bool:
     kept = session(dropping, disabled_optimizers=list(workarounds.DISABLED_OPTIMIZERS)).run(None, feeds)[0]
     assert (kept == 0).any()  # the workaround works
     return bool((session(dropping).run(None, feeds)[0] == -1).all())
+
+
+DEEP_SCAN = """
+g (float[3,2,2] x, float[2,2] h, float[2,2] a) => (float[2,2] y) <bool c = {1}> {
+    t = If (c) <then_branch = t0 () => (float[2,2] t1) {
+        t1 = If (c) <then_branch = t2 () => (float[2,2] t3) {
+            s, ys = Scan <num_scan_inputs = 1, body = b (float[2,2] i, float[2,2] e) => (float[2,2] j, float[2,2] o) {
+                m = MatMul(i, a)  j = Add(m, e)  o = Identity(j) }> (h, x)
+            t3 = MatMul(s, a)
+        }, else_branch = e2 () => (float[2,2] f3) { f3 = Relu(h) }>
+    }, else_branch = e0 () => (float[2,2] f1) { f1 = Relu(h) }>
+    y = Relu(t) }"""
+
+
+@shows("branches that move twice")
+def branches_that_move_twice() -> bool:
+    code = f"""
+import onnxruntime
+from onnx import parser
+model = parser.parse_model('<ir_version: 8, opset_import: ["": 18]>' + {DEEP_SCAN!r})
+onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+"""
+    return run_python(code).returncode < 0
 
 
 @shows("ellipses of different ranks")
@@ -441,3 +467,37 @@ def test_einsum_with_ellipses_of_one_rank_passes() -> None:
     text = """g (float[N,3,4] x, float[N,4] w) => (float[N,3] y)
         { y = Einsum<equation = "...ij,...j->...i">(x, w) }"""
     workarounds.refuse_what_crashes(ir.from_proto(model(text)).graph)
+
+
+def test_bodies_deep_in_branches_run() -> None:
+    rng = np.random.default_rng(0)
+    x, h, a = (np.abs(rng.normal(size=size)).astype(np.float32) for size in ((3, 2, 2), (2, 2), (2, 2)))
+    expected = h
+    for row in x:
+        expected = expected @ a + row
+    working = ir.from_proto(model(DEEP_SCAN))
+    found = create_session(working, RuntimeOptions(threads=1)).run(None, {"x": x, "h": h, "a": a})[0]
+    np.testing.assert_allclose(found, expected @ a, rtol=1e-5)
+
+
+SCAN = "a = Scan <num_scan_inputs = 1, body = s (float i) => (float j) { j = Neg(i) }> (x)"
+IF = "y = If (c) <then_branch = t () => (float[3] a) {{ {} }}, else_branch = e () => (float[3] f) {{ f = Abs(x) }}>"
+OWN = '<domain: "own", opset_import: ["": 18, "own": 1]>'
+
+
+@pytest.mark.parametrize(
+    ("nodes", "functions", "deep"),
+    [
+        (IF.format("a = Neg(x)"), "", False),
+        (IF.format(SCAN), "", False),
+        (IF.format("g = Neg(x) " + IF.replace("y =", "a =").replace("[3] a", "[3] b").format("b = Neg(x)")), "", False),
+        (IF.format(IF.replace("y =", "a =").replace("[3] a", "[3] b").format(SCAN.replace("a =", "b ="))), "", True),
+        (IF.format("a = own.f(x, c)"), f"{OWN} f (x, c) => (y) {{ {IF.format(SCAN)} }}", True),
+        ("y = own.f(x, c)", f"{OWN} f (x, c) => (y) {{ {IF.format(SCAN)} }}", False),
+    ],
+    ids=["a branch", "a Scan in one", "two branches", "a Scan in two", "a Scan in a function", "a function alone"],
+)
+def test_what_lies_deep_in_branches(nodes: str, functions: str, deep: bool) -> None:
+    imports = '<ir_version: 10, opset_import: ["": 18, "own": 1]>'
+    proto = parser.parse_model(f"{imports} g (float[3] x, bool c) => (float[3] y) {{ {nodes} }} {functions}")
+    assert has_body_in_branches(ir.from_proto(proto), 2) == deep

@@ -3,8 +3,8 @@ import onnx
 import onnxruntime
 import pytest
 
-from sklearn_zoo import sklearn_models
-from zoo import (
+from zoo.sklearn_models import sklearn_models
+from zoo.trained import (
     ZOO,
     TorchGradients,
     export,

@@ -15,7 +15,15 @@ defer_imports()
 
 if TYPE_CHECKING:
     from onnxtrain import backend, errors, examples, kernels, operators, pruning, testing
+    from onnxtrain import callbacks as callbacks
+    from onnxtrain import layers as layers
+    from onnxtrain import losses as losses
+    from onnxtrain import metrics as metrics
+    from onnxtrain import schedules as schedules
     from onnxtrain.autodiff import no_gradient, register_gradient, unregister_gradient
+    from onnxtrain.edit.append import append
+    from onnxtrain.edit.cut import cut
+    from onnxtrain.edit.head import replace_head
     from onnxtrain.lowering.lower import lower
     from onnxtrain.operators import SGD, SSGD, Adagrad, Adam, AdamW, Lion, Momentum, RMSprop
     from onnxtrain.operators.sparsity import Sparsity
@@ -23,7 +31,7 @@ if TYPE_CHECKING:
     from onnxtrain.runtime.native import custom_ops_library
     from onnxtrain.runtime.options import RuntimeOptions
     from onnxtrain.runtime.session import TrainingSession
-    from onnxtrain.training import callbacks, losses, metrics, schedules
+    from onnxtrain.training.forward import evaluate, predict
     from onnxtrain.training.gradient import gradient
     from onnxtrain.training.inspection import inspect
     from onnxtrain.training.trainer import Trainer
@@ -42,19 +50,25 @@ _HOMES = {
     "Sparsity": "onnxtrain.operators.sparsity",
     "Trainer": "onnxtrain.training.trainer",
     "TrainingSession": "onnxtrain.runtime.session",
+    "append": "onnxtrain.edit.append",
     "custom_ops_library": "onnxtrain.runtime.native",
+    "cut": "onnxtrain.edit.cut",
+    "evaluate": "onnxtrain.training.forward",
     "gradient": "onnxtrain.training.gradient",
     "inspect": "onnxtrain.training.inspection",
     "lower": "onnxtrain.lowering.lower",
     "no_gradient": "onnxtrain.autodiff",
+    "predict": "onnxtrain.training.forward",
     "prune": "onnxtrain.pruning.prune",
     "register_gradient": "onnxtrain.autodiff",
+    "replace_head": "onnxtrain.edit.head",
     "training_model": "onnxtrain.training.training_model",
     "unregister_gradient": "onnxtrain.autodiff",
 }
-_TOP = ("backend", "errors", "examples", "kernels", "operators", "pruning", "testing")
-_OF_TRAINING = ("callbacks", "losses", "metrics", "schedules")
-_MODULES = {name: f"onnxtrain.{name}" for name in _TOP} | {name: f"onnxtrain.training.{name}" for name in _OF_TRAINING}
+_MODULES = frozenset(
+    {"backend", "callbacks", "errors", "examples", "kernels", "layers", "losses", "metrics", "operators", "pruning"}
+    | {"schedules", "testing"}
+)
 
 __all__ = [
     "SGD",
@@ -69,22 +83,28 @@ __all__ = [
     "Sparsity",
     "Trainer",
     "TrainingSession",
+    "append",
     "backend",
     "callbacks",
     "custom_ops_library",
+    "cut",
     "errors",
+    "evaluate",
     "examples",
     "gradient",
     "inspect",
     "kernels",
+    "layers",
     "losses",
     "lower",
     "metrics",
     "no_gradient",
     "operators",
+    "predict",
     "prune",
     "pruning",
     "register_gradient",
+    "replace_head",
     "schedules",
     "testing",
     "training_model",
@@ -96,7 +116,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         value = getattr(importlib.import_module(_HOMES[name]), name)
     elif name in _MODULES:
-        value = importlib.import_module(_MODULES[name])
+        value = importlib.import_module(f"onnxtrain.{name}")
     else:
         raise AttributeError(f"module 'onnxtrain' has no attribute {name!r}")
     globals()[name] = value

@@ -32,14 +32,7 @@ from onnx.backend.base import Backend, BackendRep
 from onnxtrain.errors import ModelError, OnnxTrainError, OptionError
 from onnxtrain.graph.domains import TRAINING_DOMAIN
 from onnxtrain.lowering.pipeline import lower_graph
-from onnxtrain.model.limits import (
-    MINIMUM_IR_VERSION,
-    MINIMUM_OPSET,
-    newest_ir_version,
-    newest_opset,
-    supports_ir_version,
-    supports_opset,
-)
+from onnxtrain.model import limits
 from onnxtrain.model.skeleton import all_tensors
 from onnxtrain.model.upgrade import upgrade_opset
 from onnxtrain.model.whole import with_external_data
@@ -143,7 +136,7 @@ class OnnxTrainBackend(Backend):
             outputs_info: Type and shape of each output; not needed.
             **kwargs: As in :meth:`prepare`, and ``opset_version`` of ONNX's own operators.
         """
-        opset = int(kwargs.pop("opset_version", None) or newest_opset())
+        opset = int(kwargs.pop("opset_version", None) or limits.newest_opset())
         names = list(dict.fromkeys(name for name in node.input if name))
         if len(names) != len(inputs):
             raise OptionError(f"{node.op_type} has {len(names)} inputs, but {len(inputs)} arrays came; give one each.")
@@ -156,7 +149,7 @@ class OnnxTrainBackend(Backend):
         model = helper.make_model(
             helper.make_graph([node], "node", infos, outputs),
             opset_imports=[helper.make_opsetid(domain, version) for domain, version in imports.items()],
-            ir_version=newest_ir_version(),
+            ir_version=limits.newest_ir_version(),
         )
         return cls._prepare(model, device, **kwargs).run(list(inputs))
 
@@ -174,18 +167,18 @@ _PROVIDERS = {"CPU": "CPUExecutionProvider", "CUDA": "CUDAExecutionProvider"}
 def _runnable(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model at versions that the gradient rules and ONNX Runtime accept; the same object where it is."""
     declared = _opset(model)
-    if declared is not None and not supports_opset(max(declared, MINIMUM_OPSET)):
+    if declared is not None and not limits.supports_opset(max(declared, limits.MINIMUM_OPSET)):
         model = _declared_older(model, declared)
-    if not supports_ir_version(max(model.ir_version, MINIMUM_IR_VERSION)):
+    if not limits.supports_ir_version(max(model.ir_version, limits.MINIMUM_IR_VERSION)):
         model = _copy(model)
-        model.ir_version = newest_ir_version()
+        model.ir_version = limits.newest_ir_version()
     if any(node.domain == TRAINING_DOMAIN and node.op_type == "Gradient" for node in model.graph.node):
         return upgrade_opset(model, GRADIENT_OPSET)
     return model
 
 
 def _declared_older(model: onnx.ModelProto, declared: int) -> onnx.ModelProto:
-    newest = newest_opset()
+    newest = limits.newest_opset()
     for node in _nodes(model):
         if node.domain in ("", "ai.onnx") and _meaning(node, declared) != _meaning(node, newest):
             raise ModelError(

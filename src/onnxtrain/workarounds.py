@@ -56,6 +56,16 @@ BOOK: tuple[Workaround, ...] = (
         ("workarounds.py", "runtime/step.py"),
     ),
     Workaround(
+        "branches that move twice",
+        "onnxruntime",
+        _RUNTIME,
+        "Where conditions are constant, ConstantFolding moves the nodes of a branch out of its If, the inner ones "
+        "first. A node with a body that was two branches deep keeps references to what was freed: opening the session "
+        "may end the process.",
+        "Sessions of graphs with such a node are opened without this optimizer.",
+        ("workarounds.py", "graph/nesting.py", "runtime/step.py"),
+    ),
+    Workaround(
         "ellipses of different ranks",
         "onnxruntime",
         ("1.31.1", "1.31.1"),
@@ -239,7 +249,11 @@ BOOK: tuple[Workaround, ...] = (
 
 
 DISABLED_OPTIMIZERS = ("EliminateDropout",)
-"""Graph optimizers of ONNX Runtime that sessions do without ("eliminated dropout")."""
+"""Graph optimizers of ONNX Runtime that no session has ("eliminated dropout")."""
+
+
+DISABLED_WITH_DEEP_BODIES = ("ConstantFolding",)
+"""Those that go, too, where a node with a body lies in a branch of a branch ("branches that move twice")."""
 
 
 def refuse_what_crashes(graph: ir.Graph) -> None:

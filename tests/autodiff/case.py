@@ -1,9 +1,11 @@
-"""A gradient check as a row of a table; the tables are the ``cases_*.py`` files beside this one."""
+"""A gradient check as a row of a table; the tables are the files of the folder ``cases``."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -35,6 +37,18 @@ class Case:
         """(domain, operator) of the nodes that the case differentiates."""
         nodes = [self.node] if isinstance(self.node, onnx.NodeProto) else list(self.node.graph.node)
         return {("" if n.domain == "ai.onnx" else n.domain, n.op_type) for n in nodes}
+
+
+def rows(family: str) -> list[Case]:
+    """The rows of one table."""
+    found: list[Case] = importlib.import_module(f"autodiff.cases.{family}").CASES
+    return found
+
+
+def all_rows() -> list[Case]:
+    """The rows of all tables."""
+    families = sorted(path.stem for path in (Path(__file__).parent / "cases").glob("*.py"))
+    return [row for family in families for row in rows(family)]
 
 
 def case(

@@ -3,10 +3,10 @@
 import numpy as np
 import onnxruntime
 import pytest
-from cases_control_flow import ADDING, LOOP, TEXT
 from onnx import parser
 
 import onnxtrain
+from autodiff.cases.control_flow import ADDING, LOOP, TEXT
 from onnxtrain.errors import GradientError
 
 RANDOM = """

@@ -13,10 +13,10 @@ import pytest
 import test_quantized
 import test_special_elementwise as elementwise
 from onnx import parser
-from sweep_document import BEGIN
 from test_special_elementwise import gradients
 
 import onnxtrain
+from operators_page import BEGIN
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "conventions.md"
 INF, NAN = np.inf, np.nan

@@ -7,9 +7,9 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
-from case import gradients_alone, normal
 from onnx import helper
 
+from autodiff.case import gradients_alone, normal
 from onnxtrain.autodiff.engine import Backward
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.shapes import infer_shapes

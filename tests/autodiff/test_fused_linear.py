@@ -6,10 +6,10 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from case import gradients_alone, normal
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
+from autodiff.case import gradients_alone, normal
 from onnxtrain.autodiff.engine import Backward
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.shapes import infer_shapes

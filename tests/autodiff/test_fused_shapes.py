@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnxruntime
 import pytest
-from case import normal
 from onnx import parser
 
+from autodiff.case import normal
 from onnxtrain.runtime.native import custom_ops_library, kernels_available
 
 pytestmark = pytest.mark.skipif(not kernels_available(), reason="the native kernels are not built")

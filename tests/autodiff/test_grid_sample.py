@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from case import normal
 from onnx import TensorProto, helper
 
+from autodiff.case import normal
 from onnxtrain.reference import evaluator
 from onnxtrain.testing import projected_gradient
 

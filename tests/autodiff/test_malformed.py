@@ -121,10 +121,10 @@ def input_without_an_element_type() -> onnx.ModelProto:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (branch_with_two_outputs, r"with 1 outputs, but its then_branch has 2; it needs as many"),
+        (branch_with_two_outputs, r"whose then_branch gives 2 values where the node gives 1"),
         (
             branch_without_outputs,
-            r"with 1 outputs, but its else_branch has 0; it needs as many: export the model again",
+            r"whose else_branch gives 0 values where the node gives 1",
         ),
         (branch_with_an_input, r"whose then_branch has inputs, which nobody gives it"),
         (branch_that_is_missing, r"Required attribute 'else_branch' is missing; export it again"),

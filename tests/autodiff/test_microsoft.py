@@ -5,10 +5,10 @@ import onnx
 import onnxruntime
 import pytest
 import test_quantized
-from case import normal
 from onnx import TensorProto, helper, numpy_helper, parser
 
 import onnxtrain
+from autodiff.case import normal
 from onnxtrain.autodiff import registry
 from onnxtrain.errors import GradientError
 from onnxtrain.runtime.native import custom_ops_library, kernels_available

@@ -3,11 +3,11 @@
 import numpy as np
 import onnxruntime
 import pytest
-from case import normal
 from onnx import TensorProto, helper
-from recurrent_oracle import recurrent
 
 import onnxtrain
+from autodiff.case import normal
+from autodiff.recurrent_oracle import recurrent
 from onnxtrain.errors import GradientError
 from onnxtrain.testing import projected_gradient
 

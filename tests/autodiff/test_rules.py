@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import pytest
-from case import Case
 
+from autodiff.case import Case, all_rows
 from onnxtrain.autodiff import registry
 from onnxtrain.testing import check_gradient
 
-
-def _tables() -> list[Case]:
-    cases: list[Case] = []
-    for path in sorted(Path(__file__).parent.glob("cases_*.py")):
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        cases += module.CASES
-    return cases
-
-
-CASES = _tables()
+CASES = all_rows()
 RUNS = [pytest.param(case, shapes, id=f"{case.name}-{shapes}") for case in CASES for shapes in case.shapes]
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import onnx
 import pytest
-from case import Case, gradients_alone
 
+from autodiff.case import Case, gradients_alone, rows
 from onnxtrain.reference import evaluator
 from onnxtrain.testing import _node_model, check_gradient, projected_gradient, with_float_type
 
@@ -19,17 +16,9 @@ FIRST_ORDER_ONLY = ("Loop-shorter",)
 """The gradient of Slice does not tell that it makes a state of the loop backwards longer."""
 
 
-def _rows(family: str) -> list[Case]:
-    path = Path(__file__).parent / f"cases_{family}.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.CASES
-
-
 def _first_row_per_operator() -> list[Case]:
     chosen: dict[str, Case] = {}
-    for row in (row for family in FAMILIES for row in _rows(family)):
+    for row in (row for family in FAMILIES for row in rows(family)):
         if row.precision == "double" and row.runtime and isinstance(row.node, onnx.NodeProto):
             chosen.setdefault(row.node.op_type, row)
     return list(chosen.values())
@@ -44,7 +33,7 @@ def test_second_derivative_equals_central_differences_of_the_first(row: Case, sh
     _check_twice(_node_model(row.node, row.inputs, row.opset, row.precision), row, shapes)
 
 
-LOOP_ROWS = [row for family in LOOPS for row in _rows(family) if row.name not in FIRST_ORDER_ONLY]
+LOOP_ROWS = [row for family in LOOPS for row in rows(family) if row.name not in FIRST_ORDER_ONLY]
 
 
 @pytest.mark.parametrize("row", LOOP_ROWS, ids=[row.name for row in LOOP_ROWS])

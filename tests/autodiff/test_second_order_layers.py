@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from case import Case, case, normal
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
+from autodiff.case import Case, case, normal
 from onnxtrain.testing import check_gradient, projected_gradient
 
 POSITIVE = np.abs(normal(3, seed=9)) + 0.5

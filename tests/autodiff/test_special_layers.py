@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from case import normal
 from onnx import helper
 from test_special_elementwise import gradients
 
+from autodiff.case import normal
 from onnxtrain.errors import GradientError
 from onnxtrain.testing import projected_gradient
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,10 +23,10 @@ X = np.array([[0.5, -1.0, 2.0], [1.5, 0.25, -0.75]])
 @pytest.fixture(autouse=True)
 def _same_rules_afterwards() -> Iterator[None]:
     list(registry.entries())
-    saved = {key: list(known) for key, known in registry._entries.items()}
+    saved = copy.deepcopy(registry._book)
     yield
-    registry._entries.clear()
-    registry._entries.update(saved)
+    registry._book.clear()
+    registry._book.update(saved)
 
 
 def model(body: str, inputs: str = "double[2, 3] x", functions: str = "") -> onnx.ModelProto:

@@ -76,12 +76,15 @@ OPTIONS = [
     Mistake("no batch", "the batch size is 0; it must be a whole number of at least 1", fit("--batch-size", "0")),
     Mistake("negative seed", "seed is -1; it must be a whole number of at least 0", fit("--seed", "-1")),
     Mistake("no micro-batch", "accumulate is 0; it needs", fit("--accumulate", "0")),
+    Mistake(
+        "too many threads", r"threads is 2147483647; it needs a number from 1 to \d+", fit("--threads", f"{2**31 - 1}")
+    ),
     Mistake("no threads", "threads is 0; it needs a number of at least 1", fit("--threads", "0")),
     Mistake("negative norm", "clip_norm is -1.0; it needs a finite number above 0", fit("--clip-norm", "-1")),
     Mistake(
         "unknown metric",
-        "no metric 'precision': use accuracy",
-        fit("--validation", "test.npz", "--metrics", "precision"),
+        "no metric 'beauty': use accuracy",
+        fit("--validation", "test.npz", "--metrics", "beauty"),
     ),
     Mistake(
         "metric without data",

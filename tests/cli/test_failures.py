@@ -64,7 +64,7 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     """Press Ctrl-C after some steps."""
     from onnxtrain.training.trainer import Trainer
 
-    step_batch, done = Trainer._step_batch, []
+    step_batch, done = Trainer.step_batch, []
 
     def step(self, batch):
         done.append(batch)
@@ -72,7 +72,7 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
             raise KeyboardInterrupt
         return step_batch(self, batch)
 
-    monkeypatch.setattr(Trainer, "_step_batch", step)
+    monkeypatch.setattr(Trainer, "step_batch", step)
 
 
 def test_a_broken_pipe_elsewhere_is_an_error(files, run, monkeypatch):

@@ -162,7 +162,7 @@ def test_resume_equals_an_uninterrupted_training(files, success, run, monkeypatc
 
     options = (*FIT, "--epochs", "4", "--validation", "test.npz", "--metrics", "accuracy")
     success(*options, "--output", "whole.onnx")
-    step_batch, steps = Trainer._step_batch, []
+    step_batch, steps = Trainer.step_batch, []
 
     def step(self, batch):
         steps.append(batch)
@@ -170,7 +170,7 @@ def test_resume_equals_an_uninterrupted_training(files, success, run, monkeypatc
             raise KeyboardInterrupt
         return step_batch(self, batch)
 
-    monkeypatch.setattr(Trainer, "_step_batch", step)
+    monkeypatch.setattr(Trainer, "step_batch", step)
     kept = ("--checkpoint", "kept", "--checkpoint-every", "1", "--output", "parts.onnx")
     assert run(*options, *kept).code == 130
     assert not (files / "parts.onnx").exists()
@@ -270,3 +270,15 @@ def test_threads_are_passed_on(files, success, monkeypatch):
     monkeypatch.setattr(onnxtrain.RuntimeOptions, "session_options", spy)
     success(*FIT, "--threads", "1")
     assert set(seen) == {1}
+
+
+def test_a_new_head_is_trained(files, success, run):
+    success(*FIT, "--new-head", "12", "--train", "head.*", "--seed", "3", "-o", "tuned.onnx")
+    edited = onnxtrain.replace_head(files / "model.onnx", classes=12, seed=3)
+    before = {tensor.name: numpy_helper.to_array(tensor) for tensor in edited.graph.initializer}
+    after = weights(files / "tuned.onnx")
+    assert sorted(before) == sorted(after)
+    assert {name for name in after if not np.array_equal(after[name], before[name])} == {"head.weight", "head.bias"}
+    result = run(*FIT, "--new-head", "0", "-o", "other.onnx")
+    assert result.code == 2
+    assert "--new-head is 0" in result.err or "classes is 0; it must be a whole number of at least 1" in result.err

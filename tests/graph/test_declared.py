@@ -63,3 +63,15 @@ def test_types_that_nothing_tells_leave_shapes_as_they_are() -> None:
     model = infer_shapes(ir.from_proto(parser.parse_model(text)))
     assert contradictions(model.graph) == 0
     assert model.graph.outputs[0].shape == ir.Shape([2, 3])
+
+
+def test_initializers_have_the_shapes_of_their_tensors() -> None:
+    model = parser.parse_model("""<ir_version: 10, opset_import: ["" : 18]>
+    agraph (float[N, 2] x, float[k] b) => (float[N, 2] y) <float[2, 2] w = {1, 2, 3, 4}, float[2] b = {5, 6}>
+    { h = Gemm (x, w, b)  y = Tanh (h) }""")
+    model.graph.value_info.append(onnx.helper.make_tensor_value_info("w", onnx.TensorProto.FLOAT, ["rows", "?"]))
+    rows = {row.name: row for row in onnxtrain.inspect(model).initializers}
+    assert [(row.shape, row.size, row.trainable) for row in rows.values()] == [((2, 2), 4, True), ((2,), 2, True)]
+    trainer = onnxtrain.Trainer(model, loss="mean_squared_error", optimizer=onnxtrain.Adam(), threads=1)
+    trainer.train_step(np.ones((3, 2), np.float32), np.zeros((3, 2), np.float32))
+    assert trainer.trained_values()["w"].shape == (2, 2)

@@ -38,6 +38,17 @@ MODELS = {
     "{ z = Expand(x, n) q = Mul(z, z) y = ReduceSum<keepdims=0>(q) }",
     "tile": f"g (float[4] x) => (float y) <int64[1] n = {{{HUGE}}}>"
     "{ z = Tile(x, n) q = Mul(z, z) y = ReduceSum<keepdims=0>(q) }",
+    "random numbers": f"g (float[1] x) => (float y) {{ r = RandomNormal<shape = [{HUGE}]>() z = Mul(r, x)"
+    " y = ReduceSum<keepdims=0>(z) }",
+    "range of floats": f"g (float[1] x) => (float y) <float a = {{0}}, float n = {{{HUGE}}}, float d = {{1}}>"
+    "{ r = Range(a, n, d) z = Mul(r, x) y = ReduceSum<keepdims=0>(z) }",
+    "scales": f"g (float[4] x) => (float y) <float[1] n = {{{HUGE}}}>"
+    "{ z = Resize(x, , n) q = Mul(z, z) y = ReduceSum<keepdims=0>(q) }",
+    "constant floats": f"g (float[4] x) => (float y) {{ n = Constant<value_floats = [{HUGE}.0]>()"
+    " z = Resize(x, , n) q = Mul(z, z) y = ReduceSum<keepdims=0>(q) }",
+    "doublings": "g (float[4] x) => (float y) { x0 = Identity(x) "
+    + " ".join(f"x{i + 1} = Concat<axis=0>(x{i}, x{i})" for i in range(40))
+    + " y = ReduceSum<keepdims=0>(x40) }",
     "branch": f"g (float[{HUGE}] x, bool c) => (float y) {{ z = If(c) <then_branch = t () => (float[n] a)"
     " { a = Add(x, x) }, else_branch = e () => (float[n] b) { b = Identity(x) }> y = ReduceSum<keepdims=0>(z) }",
 }

@@ -326,3 +326,25 @@ def test_saving_does_not_follow_links_out_of_the_folder(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"cannot be written: a link leads out of .*; save elsewhere\.$"):
         ModelFile.load(path).save(tmp_path / "b" / "m.onnx", {})
     assert list((tmp_path / "outside").iterdir()) == []
+
+
+def test_functions_that_become_too_many_nodes() -> None:
+    """A file of a few kilobytes; what it stands for is refused before anything is expanded."""
+    calls = "".join(
+        f'<domain: "own", opset_import: ["": 18, "own": 1]> f{level} (a) => (c) {{ b = {inner}(a) c = {inner}(b) }}'
+        for level, inner in enumerate(["Neg", *(f"own.f{level}" for level in range(39))])
+    )
+    head = '<ir_version: 10, opset_import: ["": 18, "own": 1]>'
+    branch = "{{ {0} = own.f39(x) }}"
+    branches = (
+        f"then_branch = t () => (float a) {branch.format('a')}, else_branch = e () => (float b) {branch.format('b')}"
+    )
+    choice = f"If (c) <{branches}>"
+    for body in ("y = own.f39(x)", f"c = Cast<to = 9>(x) y = {choice}"):
+        model = parser.parse_model(f"{head} g (float x) => (float y) {{ {body} }} {calls}")
+        with pytest.raises(ModelError, match=r"become more than 1,000,000,000,000 nodes, where 16,384 are the most"):
+            ModelFile.load(model)
+    few, many = (parser.parse_model(f"{head} g (float x) => (float y) {{ y = own.f{n}(x) }} {calls}") for n in (12, 13))
+    ModelFile.load(few)
+    with pytest.raises(ModelError, match=r"call each other so often that they become 32,766 nodes"):
+        ModelFile.load(many)

@@ -17,7 +17,7 @@ from onnx import ModelProto, SparseTensorProto, TensorProto, helper, numpy_helpe
 import onnxtrain
 from onnxtrain.errors import ModelError
 from onnxtrain.model.file import ModelFile
-from onnxtrain.training.forward import predict
+from onnxtrain.training.forward import outputs as predict
 
 HUGE = 2**40
 
@@ -94,7 +94,7 @@ REFUSED = {
     ),
     "a branch without outputs": (
         branches(lambda model: model.graph.node[0].attribute[0].g.ClearField("output")),
-        r"has the If node 'choice' with 1 outputs, but its then_branch has 0; it needs as many: export the",
+        r"has the If node 'choice' \(output 'y'\), whose then_branch gives 0 values where the node gives 1; export it",
     ),
     "a missing branch": (
         branches(lambda model: model.graph.node[0].attribute.pop()),

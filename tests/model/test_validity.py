@@ -35,7 +35,7 @@ USES = {
     "training_model": lambda model: onnxtrain.training_model(
         model, loss="mean_squared_error", optimizer=onnxtrain.Adam()
     ),
-    "Trainer": lambda model: onnxtrain.Trainer(model, loss="mean_squared_error"),
+    "Trainer": lambda model: onnxtrain.Trainer(model, loss="mean_squared_error").train_step(X, Y),
     "lower": lambda model: onnxtrain.lower(model),
 }
 
@@ -46,7 +46,7 @@ def break_everything(monkeypatch) -> None:
     def fail(*arguments, **options):
         raise IndexError("tuple index out of range")
 
-    for place in ("inspection.ModelFile", "gradient.ModelFile", "forward.ModelFile", "training_model.ModelFile"):
+    for place in ("inspection.ModelFile", "gradient.ModelFile", "forward.ModelFile", "specification.ModelFile"):
         monkeypatch.setattr(f"onnxtrain.training.{place}.load", fail)
     monkeypatch.setattr("onnxtrain.lowering.lower.read_training_model", fail)
 
@@ -74,6 +74,17 @@ def test_a_failure_on_a_valid_model_stays_what_it_is(use, models, monkeypatch):
 def test_what_only_rules_would_find_is_refused(use, models):
     with pytest.raises(onnxtrain.errors.OnnxTrainError):
         USES[use](models["bad"])
+
+
+def test_a_step_that_cannot_be_built_is_the_models_fault(models, monkeypatch):
+    trainer = onnxtrain.Trainer(models["bad"], loss="mean_squared_error")
+
+    def fail(*arguments, **options):
+        raise IndexError("tuple index out of range")
+
+    monkeypatch.setattr("onnxtrain.lowering.lower.lower_graph", fail)
+    with pytest.raises(ModelError, match=r"^The model is none that ONNX Runtime takes: .*MatMul"):
+        trainer.train_step(X, Y)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from onnx import TensorProto, helper, numpy_helper, parser
 
 import onnxtrain
 from onnxtrain.errors import DataError, OnnxTrainError, OptionError
-from onnxtrain.training.forward import evaluate, predict
+from onnxtrain.training.forward import evaluate
+from onnxtrain.training.forward import outputs as predict
 
 HEAD = '<ir_version: 8, opset_import: ["": 18]>\n'
 X = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
@@ -62,14 +63,14 @@ def with_values(model: onnx.ModelProto, values) -> bytes:
 # Weights that are no initializers.
 
 
-def in_constants(*names: str) -> onnx.ModelProto:
+def in_constants(*names: str, operator: str = "MatMul") -> onnx.ModelProto:
     """Layers whose weights Constant nodes hold, as some exporters and converters write them."""
     generator = np.random.default_rng(0)
     nodes, value = [], "x"
     for index, name in enumerate(names):
         weight = numpy_helper.from_array(generator.normal(size=(4, 4)).astype(np.float32))
         nodes.append(helper.make_node("Constant", [], [name], value=weight))
-        nodes.append(helper.make_node("MatMul", [value, name], [value := f"h{index}" if name != names[-1] else "y"]))
+        nodes.append(helper.make_node(operator, [value, name], [value := f"h{index}" if name != names[-1] else "y"]))
     infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 4]) for name in ("x", "y")]
     graph = helper.make_graph(nodes, "constants", infos[:1], infos[1:])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
@@ -107,8 +108,8 @@ def linear_classifier() -> onnx.ModelProto:
 @pytest.mark.parametrize(
     ("model", "where"),
     [
-        (in_constants("w"), r"Constant nodes \('w'\)"),
-        (in_constants("a", "b", "c", "d", "e"), r"Constant nodes \('a', 'b', 'c' and 2 more\)"),
+        (in_constants("w", operator="Mul"), r"Constant nodes \('w'\)"),
+        (in_constants("a", "b", "c", "d", "e", operator="Mul"), r"Constant nodes \('a', 'b', 'c' and 2 more\)"),
         (text(IN_A_BRANCH), r"Constant nodes of the graph 'yes' \('v'\)"),
         (
             parser.parse_model(HEAD.replace("18]", '18, "own": 1]') + IN_A_FUNCTION),
@@ -128,7 +129,7 @@ def test_a_model_without_initializers_says_where_its_weights_are(model, where):
 
 
 def test_initializers_of_other_kinds_are_named_with_the_weights_elsewhere():
-    model = in_constants("w")
+    model = in_constants("w", operator="Mul")
     model.graph.initializer.append(numpy_helper.from_array(np.arange(3), "axes"))
     with pytest.raises(OptionError, match=r"'axes': int64, not a floating tensor; its weights are in Constant nodes"):
         onnxtrain.Trainer(model, loss="mean_squared_error")
@@ -136,6 +137,8 @@ def test_initializers_of_other_kinds_are_named_with_the_weights_elsewhere():
 
 def test_constants_beside_initializers_stay_as_they_are(tmp_path):
     model = in_constants("a", "b")
+    model.graph.node[3].op_type = "Mul"
+    model.graph.node[2].attribute[0].t.CopyFrom(numpy_helper.from_array(np.float32([1, 2, 3, 4])))
     constant = model.graph.node[0]
     model.graph.initializer.append(numpy_helper.from_array(numpy_helper.to_array(constant.attribute[0].t), "a"))
     del model.graph.node[0]
@@ -264,7 +267,7 @@ def test_zoo_of_text(tmp_path):
 @pytest.mark.torch
 def test_zoo_of_scikit_learn(tmp_path):
     pytest.importorskip("skl2onnx")
-    from sklearn_zoo import sklearn_models
+    from zoo.sklearn_models import sklearn_models
 
     for name, entry in sklearn_models(18).items():
         loss = "softmax_cross_entropy" if "classifier" in name else "mean_squared_error"

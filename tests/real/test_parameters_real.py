@@ -89,6 +89,17 @@ LAST = {"last": np.array([2], np.int64)}
 CAUSAL = np.triu(np.ones((6, 6)), 1)
 
 CASES = {
+    # Angles, of which one function is enough where nothing else comes in.
+    "cosines alone": Case("val_5", RNG.normal(size=(6, 8)), "c = Cos(@); y = Mul(x, c)", False, ANGLES),
+    "sines of positions": Case(
+        "val_6",
+        RNG.normal(size=(1, 8)),
+        "p = Cast<to = 1>(ids); q = Unsqueeze(p, last); f = Mul(q, @); c = Sin(f); y = Mul(x, c)",
+        False,
+        ANGLES,
+        LAST,
+    ),
+    "sines of data": Case("val_7", RNG.normal(size=(1, 8)), "f = Mul(x, @); y = Sin(f)", True),
     # Scalars that are learned.
     "logit scale": Case("logit_scale", 2.6592, "e = Exp(@); y = Mul(x, e)", True),
     "logit scale without a name": Case("onnx::Exp_12", 2.6592, "e = Exp(@); y = Mul(x, e)", True),

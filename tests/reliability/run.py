@@ -34,7 +34,9 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--failures", type=Path, help="a folder for the files of failed cases")
-    parser.add_argument("--table", type=Path, help="a page whose table of counts is replaced")
+    parser.add_argument(
+        "--table", type=Path, help="a page in whose table of counts the rows of these subjects are replaced"
+    )
     given = parser.parse_args()
     counts: dict[str, Counter[str]] = {}
     seconds: dict[str, float] = {}
@@ -62,12 +64,13 @@ def main() -> int:
 
 
 def replace_table(page: str, table: str) -> str:
-    """A page with another table between its marks."""
+    """A page with these rows in the table between its marks; rows of subjects that are not in the table stay."""
     before, begin, rest = page.partition("<!-- counts -->\n")
-    _, end, after = rest.partition("<!-- end of counts -->\n")
+    old, end, after = rest.partition("<!-- end of counts -->\n")
     if not begin or not end:
         raise SystemExit("the page has no marks <!-- counts --> and <!-- end of counts -->")
-    return f"{before}{begin}\n{table}\n\n{end}{after}"
+    rows = {line.split(" | ")[0]: line for part in (old, table) for line in part.splitlines() if line.startswith("|")}
+    return f"{before}{begin}\n" + "\n".join(rows.values()) + f"\n\n{end}{after}"
 
 
 if __name__ == "__main__":

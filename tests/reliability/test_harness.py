@@ -16,6 +16,7 @@ from reliability.subject_selftest import OUTCOMES
 from reliability.subjects import SUBJECTS
 
 
+@pytest.mark.reliability
 def test_every_outcome_is_told(tmp_path):
     report = run_cases("selftest", range(len(OUTCOMES)), failures=tmp_path, computing_limit=4.0)
     assert report.counts == Counter(OUTCOMES)
@@ -53,16 +54,20 @@ def test_what_plain_onnxruntime_does_too_is_told(name, kind, expected, tmp_path)
 
 
 def test_the_page_keeps_what_is_around_the_table():
-    page = "before\n<!-- counts -->\n\nold\n\n<!-- end of counts -->\nafter\n"
-    new = replace_table(page, "| new |")
-    assert new == page.replace("old", "| new |")
+    page = "before\n<!-- counts -->\n\n| new |\n\n<!-- end of counts -->\nafter\n"
+    empty = page.replace("\n| new |\n\n", "")
+    assert replace_table(page, "| new |") == replace_table(empty, "| new |") == page
+    rows = page.replace("| new |", "| data | 1 |\n| models | 2 |")
+    assert replace_table(rows, "| models | 3 |\n| flags | 4 |") == rows.replace(
+        "| models | 2 |", "| models | 3 |\n| flags | 4 |"
+    )
     with pytest.raises(SystemExit, match="no marks"):
         replace_table("no table", "| new |")
 
 
 def test_the_docs_list_every_subject_and_outcome():
     page = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text(encoding="utf-8")
-    assert replace_table(page, "") != page
+    assert replace_table(page, "| new |") != page
     for word in (*SUBJECTS, *KINDS):
         assert f"`{word}`" in page
 

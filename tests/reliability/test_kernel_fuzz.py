@@ -23,6 +23,7 @@ def require(instruction_set):
         pytest.skip(f"this build or this processor lacks {instruction_set}")
 
 
+@pytest.mark.reliability
 @pytest.mark.parametrize("instruction_set", fuzz_kernels.INSTRUCTION_SETS)
 def test_random_calls_are_computed_or_refused(instruction_set):
     require(instruction_set)
@@ -31,6 +32,7 @@ def test_random_calls_are_computed_or_refused(instruction_set):
     assert ended == {"agrees", "computed", "refused"}  # some of each, so that each was tried
 
 
+@pytest.mark.reliability
 def test_every_extreme_number_in_every_attribute_of_windows():
     outcomes = run(fuzz_kernels.available_sets()[-1], "sweep", len(fuzz_kernels.cases().sweep()))
     assert {operator for operator, _ in outcomes.counts} == {

@@ -13,6 +13,8 @@ import pytest
 
 import onnxtrain
 
+pytestmark = pytest.mark.reliability
+
 FIT = ("fit", "model.onnx", "--data", "train.npz", "--loss", "softmax_cross_entropy", "--threads", "1", "--quiet")
 LIMITED = """
 import resource, sys

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 
+import numpy as np
 import pytest
 
 from onnxtrain.errors import CheckpointError, OptionError
@@ -17,9 +18,9 @@ from onnxtrain.training.callbacks import (
 )
 
 
-def run(callback, values, name="validation_loss", first_epoch=0):
+def run(callback, values, name="validation_loss", first_epoch=0, weights=None):
     """Play epochs with these values of one metric; return the state at the end."""
-    state = TrainingState(epoch=first_epoch)
+    state = TrainingState(epoch=first_epoch, weights={} if weights is None else weights)
     callback.on_fit_begin(state)
     for epoch, value in enumerate(values, first_epoch):
         state.epoch, state.step, state.loss, state.learning_rate = epoch, 10 * (epoch + 1), value / 2, 0.1
@@ -77,22 +78,22 @@ def test_monitors_the_training_loss():
 
 @pytest.mark.parametrize("restore_best", [True, False])
 def test_best_weights_come_back(restore_best):
-    weights = {"current": None}
+    weights = {"w": np.zeros(2)}
     stopping = EarlyStopping(patience=2, restore_best=restore_best)
-    taken = []
 
-    class Weights(Callback):
+    class Weights:  # any object with some of the methods
         def on_epoch_end(self, state):
-            weights["current"] = f"epoch {state.epoch}"
+            weights["w"] += 1
 
-    def snapshot():
-        taken.append(weights["current"])
-        return weights["current"]
+    run(CallbackList([Weights(), stopping]), [3.0, 1.0, 2.0, 2.0, 0.0], weights=weights)
+    assert weights["w"].tolist() == ([2, 2] if restore_best else [4, 4])
+    assert [array.tolist() for array in stopping.best_weights.values()] == ([[2, 2]] if restore_best else [])
 
-    stopping.bind(snapshot, lambda best: weights.update(current=best))
-    run(CallbackList([Weights(), stopping]), [3.0, 1.0, 2.0, 2.0, 0.0])
-    assert weights["current"] == ("epoch 1" if restore_best else "epoch 3")
-    assert taken == (["epoch 0", "epoch 1"] if restore_best else [])
+
+def test_what_has_none_of_the_methods_is_no_callback():
+    for wrong, shown in ((print, "not <built-in function print>"), (EarlyStopping, "not the class EarlyStopping")):
+        with pytest.raises(OptionError, match=f"one or more of on_fit_begin, .*, {shown}"):
+            CallbackList([wrong])
 
 
 def test_a_resumed_early_stopping_goes_on_counting():

@@ -225,3 +225,16 @@ def test_an_interrupted_training_says_where_to_go_on(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"one-shot iterator .*step-1\.json' is kept, resume=True goes on from there"):
         trainer().fit(once, epochs=3, checkpoint=tmp_path / "once")
     assert not np.any([".writing" in names for _, names, _ in os.walk(tmp_path)])
+
+
+@pytest.mark.parametrize("suffix", [".json", ".safetensors"])
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(trained: Path, tmp_path: Path, suffix: str) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(trained, folder)
+    newest = max(folder.glob(f"*{suffix}"))
+    newest.unlink()
+    os.mkfifo(newest)
+    store = CheckpointStore(folder)
+    with pytest.raises(CheckpointError, match=r"is damaged: .*is no ordinary file.*complete one is .* of step 6"):
+        store.load(9)
+    assert store.load_newest()[1]["step"] == 6

@@ -10,8 +10,9 @@ from onnx import parser
 import onnxtrain
 from onnxtrain.errors import DataError
 from onnxtrain.training.callbacks import Callback
+from onnxtrain.training.forward import evaluate, predict
 from onnxtrain.training.losses import CustomLoss, SoftmaxCrossEntropy
-from onnxtrain.training.partial import batch_axes
+from onnxtrain.training.partial import batch_axes, joined_axis
 from onnxtrain.training.trainer import Trainer
 
 FIXED, EXAMPLES = 4, 30
@@ -142,7 +143,7 @@ def test_evaluation_without_a_trainer(tmp_path) -> None:
         for name in ("fixed", "free")
     )
     assert fixed == pytest.approx(free, rel=1e-6)
-    fixed, free = (predict(tmp_path / f"{name}.onnx", examples[0])["y"] for name in ("fixed", "free"))
+    fixed, free = (predict(tmp_path / f"{name}.onnx", examples[0]) for name in ("fixed", "free"))
     np.testing.assert_allclose(fixed, free, rtol=1e-6)
 
 
@@ -334,3 +335,61 @@ def test_the_axis_of_the_examples_is_found_behind_a_reshape_to_fixed_sizes() -> 
 
     model = ir.from_proto(parser.parse_model(text))
     assert batch_axes(model, list(model.graph.outputs)) == {"y": 1}
+
+
+@pytest.mark.parametrize("steps", [3, 5])
+@pytest.mark.parametrize("batch", [FIXED, "N"])
+def test_rows_are_joined_along_the_axis_of_the_examples_where_shapes_do_not_tell(batch: int | str, steps: int) -> None:
+    """Time first, in a shape that is computed from floating numbers, where no inference follows."""
+    model = parser.parse_model(f"""<ir_version: 8, opset_import: ["": 18]> m (float[{batch},T] x) => (float[p,q,r] y)
+        <float w = {{2}}> {{ h = Mul(x, w)  u = Transpose(h)  n = Shape(u)  one = Constant<value_ints=[1]>()
+        k = Concat<axis=0>(n, one)  f = Cast<to=1>(k)  g = Abs(f)  s = Cast<to=7>(g)  y = Reshape(u, s) }}""")
+    x = np.arange(10.0 * steps, dtype=np.float32).reshape(10, steps)
+    for declared in (model, without_shape(model)):
+        np.testing.assert_array_equal(predict(declared, x, batch_size=FIXED), 2 * x.T[:, :, None])
+
+
+def without_shape(model: onnx.ModelProto) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    copy.graph.output[0].type.tensor_type.ClearField("shape")
+    return copy
+
+
+def test_an_axis_of_the_examples_that_cannot_be_known_is_refused() -> None:
+    arrays = [np.zeros((5, 4, 4)), np.zeros((5, 4, 4))]
+    with pytest.raises(DataError, match=r"output 'y' have the shapes \(5, 4, 4\), in which axes 1 and 2 may be that"):
+        joined_axis("y", arrays, [4, 4])
+    assert joined_axis("y", [*arrays, np.zeros((5, 3, 4))], [4, 4, 3]) == 1
+    assert joined_axis("y", [np.zeros((4, 4)), np.zeros((3, 4))], [4, 3]) == 0
+    assert joined_axis("boxes", [np.zeros((9, 6)), np.zeros((7, 6))], [4, 3]) is None
+
+
+@pytest.mark.parametrize("size", [2**33, 2**60])
+def test_a_batch_that_no_machine_holds_is_not_filled_up(size: int) -> None:
+    model = parser.parse_model(f"""<ir_version: 8, opset_import: ["": 18]> m (float[{size},2] x) => (float[{size},2] y)
+        <float[2] w = {{1, 2}}> {{ y = Mul(x, w) }}""")
+    x = np.ones((3, 2), np.float32)
+    subject = Trainer(model, loss="mean_squared_error")
+    sentence = rf"takes batches of {size} examples \(input 'x'\), but one has 3: to fill it up takes [\d,]+ GiB"
+    for attempt in (
+        lambda: subject.predict(x),
+        lambda: subject.train_step(x, x),
+        lambda: subject.evaluate((x, x)),
+        lambda: subject.fit((x, x)),
+        lambda: predict(model, x),
+    ):
+        with pytest.raises(DataError, match=sentence):
+            attempt()
+
+
+def test_batches_of_nothing_are_refused() -> None:
+    x, y = np.ones((6, 5), np.float32), np.ones((6, 3), np.float32)
+    for attempt in (
+        lambda: predict(network(0), x),
+        lambda: evaluate(network(0), (x, y), loss="mean_squared_error"),
+        lambda: Trainer(network(0), loss="mean_squared_error").fit((x, y)),
+        lambda: Trainer(network(0), loss="softmax_cross_entropy").train_step(x, np.zeros(6, np.int64)),
+    ):
+        with pytest.raises(DataError, match=r"takes batches of 0 examples \(input 'x'\), from which nothing follows"):
+            attempt()

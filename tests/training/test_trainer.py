@@ -302,6 +302,10 @@ def test_fixed_batch_size_trains_on_all_examples() -> None:
         ({"clip_norm": -1.0}, "clip_norm is -1.0; it needs a finite number above 0"),
         ({"accumulate": 0}, "accumulate is 0; it needs a number of micro-batches of at least 1"),
         ({"threads": 0}, "threads is 0; it needs a number of at least 1"),
+        (
+            {"threads": 10**6},
+            r"threads is 1000000; it needs a number from 1 to \d+, since more would only wait for each",
+        ),
     ],
 )
 def test_bad_options(options, message: str) -> None:

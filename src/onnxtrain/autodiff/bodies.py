@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtrain.autodiff.registry import describe
+from onnxtrain.autodiff.masked_softmax import read_replacements
+from onnxtrain.autodiff.node import describe
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.clone import Values, clone_nodes, subgraphs
+from onnxtrain.graph.passes import remove_dead_nodes
 from onnxtrain.graph.sharing import RANDOM
 
 
@@ -30,6 +32,12 @@ def copy_body(graph: ir.Graph, op: Builder, values: Values) -> list[Value]:
     op.graph.extend(clone_nodes(graph, values, rename=op.copied_name))
     outputs = [values.get(value, value) for value in graph.outputs]
     return [op.wrap(value) for value in outputs if value is not None]
+
+
+def finish_body(op: Builder) -> None:
+    """What is done in a body when its gradient stands: in the main graph, passes do it."""
+    read_replacements(op)
+    remove_dead_nodes(op.graph)
 
 
 def draws(node: ir.Node) -> bool:

@@ -1,4 +1,4 @@
-"""Replace a node by the body of its function: model-local functions and those that ONNX defines."""
+"""Replace nodes by the bodies of their functions: model-local ones, those that ONNX defines, and registered bodies."""
 
 from __future__ import annotations
 
@@ -9,11 +9,95 @@ import onnx
 import onnx_ir as ir
 from onnx import defs, version_converter
 
-from onnxtrain.autodiff.registry import Body, Node, too_large
+from onnxtrain.autodiff.learn_types import learn_all_types
+from onnxtrain.autodiff.node import Node, too_large
+from onnxtrain.autodiff.path import Forward, Route, may_carry, values_read
+from onnxtrain.autodiff.registry import Body, find_registered_body
 from onnxtrain.graph import Builder
-from onnxtrain.graph.clone import Values, captured_values, clone_nodes
+from onnxtrain.graph.clone import Values, captured_values, clone_nodes, subgraphs
 from onnxtrain.graph.inference import infer_outputs
 from onnxtrain.graph.limits import TooLargeError
+from onnxtrain.graph.shapes import infer_shapes
+
+
+def expand_functions(forward: Forward, route: Route) -> tuple[list[ir.Node], list[ir.Node]]:
+    """Expand functions on the path, in place, until every node has a rule, or neither rule nor body.
+
+    Returns:
+        The path, and the nodes through which no gradient passes: on it and in the bodies of its operators.
+    """
+    while True:
+        learn_all_types(forward)
+        path = forward.path(route)
+        given = {output for node in path for output in node.outputs}
+        missing = []
+        expanded = False
+        for node in path:
+            entry = forward.entry(node)
+            if entry is None:
+                if _expand_node(forward, node):
+                    expanded = True
+                else:
+                    missing.append(node)
+            elif entry.function is None or _loses_quantized(node, given):
+                missing.append(node)
+            elif subgraphs(node):
+                missing += _missing_inside(forward, node, set(map(forward.current, (*route.xs, *given))))
+        if not expanded:
+            return path, missing
+        _infer_bodies(forward)
+
+
+def is_expanded(forward: Forward, route: Route) -> bool:
+    """Whether a gradient has nothing to expand and no types to learn: a search for it leaves the graph as it is."""
+    if any(output.type is None for node in forward.graph for output in node.outputs if output.name):
+        return False
+    return all(forward.entry(node) is not None and not subgraphs(node) for node in forward.path(route))
+
+
+def _expand_node(forward: Forward, node: ir.Node) -> bool:
+    """Put the body of a node in its place; whether it has one."""
+    body = find_body(node, forward.opsets, forward.functions)
+    if body is not None:
+        expand(node, body, forward.renamed, forward.functions)
+        return True
+    written = find_registered_body(node.op_type, node.domain)
+    if written is None:
+        return False
+    expand_registered(node, written, Builder(forward.graph, forward.opset, before=node), forward.renamed)
+    return True
+
+
+def _missing_inside(forward: Forward, node: ir.Node, active: Collection[ir.Value]) -> list[ir.Node]:
+    """What has no rule in the bodies of an operator with subgraphs."""
+    captured = [value for value in captured_values(node) if value in active]
+    found: list[ir.Node] = []
+    for graph in subgraphs(node):
+        inputs = [value for value in graph.inputs if may_carry(value)]
+        outputs = [value for value in graph.outputs if may_carry(value)]
+        found += expand_functions(forward.inside(graph), Route(tuple(outputs), (*inputs, *captured)))[1]
+    return found
+
+
+def _infer_bodies(forward: Forward) -> None:
+    """Rules profit from the shapes inside the bodies."""
+    if forward.graph.opset_imports:  # a main graph
+        infer_shapes(ir.Model(forward.graph, ir_version=10, functions=list(forward.functions.values())))
+        return
+    for node in forward.graph:  # behind calls in the body of an operator
+        if any(output.type is None for output in node.outputs):
+            infer_outputs(node)
+
+
+def _loses_quantized(node: ir.Node, given: Collection[ir.Value]) -> bool:
+    """Whether bodies read quantized values, into which no gradient is carried."""
+    return bool(subgraphs(node)) and any(value in given and value.dtype in _QUANTIZED for value in values_read(node))
+
+
+_QUANTIZED = frozenset(
+    {ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType.UINT16, ir.DataType.INT4, ir.DataType.UINT4}
+)
+"""Types of quantized values; wider integers are mostly indices and sizes."""
 
 
 def find_body(

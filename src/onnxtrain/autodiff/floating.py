@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 import onnx_ir as ir
 from onnx import defs
 
-from onnxtrain.autodiff.registry import Node
+from onnxtrain.autodiff.node import Node
 from onnxtrain.graph import Value
 
 Dys = list[Value | None]

@@ -1,159 +1,27 @@
-"""The book of gradient rules: per operator, domain and opset range, and the list of what has none."""
+"""The book of operators: gradient rules per operator, domain and opset range, bodies, and what has no gradient."""
 
 from __future__ import annotations
 
-import copy
 import functools
 import importlib
 import pkgutil
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
-import numpy as np
-import onnx_ir as ir
-
+from onnxtrain.autodiff.node import Node
 from onnxtrain.errors import GradientError
-from onnxtrain.graph import Builder, Value
-from onnxtrain.graph.limits import TooLargeError
-from onnxtrain.graph.value import Dimension
-
-if TYPE_CHECKING:
-    from onnxtrain.autodiff.engine import Engine
+from onnxtrain.graph import Value
 
 Gradients = Sequence[Value | None] | Value | None
 """What a rule returns: one gradient or ``None`` per input; a bare value stands for a single one."""
 
 Rule = Callable[..., Gradients]
 
+Body = Callable[[Node], Sequence[Value | None]]
+"""Writes an operator in others: gets the node, returns its outputs (``None`` for one that nobody can ask for)."""
+
 NEWEST = 10_000
 """An upper end of an opset range that no operator set reaches."""
-
-
-class Node:
-    """What a rule sees of the node that it differentiates.
-
-    Attributes:
-        op: The builder to emit nodes with; ``node.op.opset`` is the version they must be valid in.
-        inputs: The typed inputs; ``None`` for one that is left out. Absent trailing inputs read as ``None``
-            through :meth:`input`.
-        outputs: The typed outputs.
-        captured: Values of the surrounding graph that the node's subgraphs read. A rule of an operator with
-            subgraphs returns one gradient per input followed by one per captured value.
-    """
-
-    def __init__(
-        self,
-        node: ir.Node,
-        op: Builder,
-        captured: Sequence[ir.Value] = (),
-        *,
-        engine: Engine | None = None,
-        wanted: Collection[ir.Value] | None = None,
-    ) -> None:
-        self.ir = node
-        self.op = op
-        self.inputs = tuple(None if value is None else op.wrap(value) for value in node.inputs)
-        self.outputs = tuple(op.wrap(value) for value in node.outputs)
-        self.captured = tuple(op.wrap(value) for value in captured)
-        self._engine = engine
-        self._wanted = wanted
-
-    def with_values(self, inputs: Sequence[Value | None], outputs: Sequence[Value] | None = None) -> Node:
-        """The same node with other values in the place of its inputs and outputs: another node's rule may serve it."""
-        other = copy.copy(self)
-        other.inputs = tuple(inputs)
-        other.outputs = self.outputs if outputs is None else tuple(outputs)
-        return other
-
-    @property
-    def operator(self) -> str:
-        """The operator's name."""
-        return self.ir.op_type
-
-    @property
-    def x(self) -> Value:
-        """The first input."""
-        return self.input_required(0)
-
-    @property
-    def y(self) -> Value:
-        """The first output."""
-        return self.outputs[0]
-
-    def input(self, index: int) -> Value | None:
-        """An input, or ``None`` where it is left out."""
-        return self.inputs[index] if index < len(self.inputs) else None
-
-    def input_required(self, index: int) -> Value:
-        """An input that the operator's schema requires."""
-        value = self.input(index)
-        if value is None:
-            raise GradientError(f"{describe(self.ir)} lacks its input {index}, which the operator requires.")
-        return value
-
-    def has_output(self, index: int) -> bool:
-        """Whether an optional output is there and read or named."""
-        return index < len(self.outputs) and self.outputs[index].name != ""
-
-    def output_required(self, index: int, dtype: ir.DataType, shape: tuple[Dimension, ...] | None = None) -> Value:
-        """An optional output, which the forward node is made to give where the model does not ask for it."""
-        if not self.has_output(index):
-            self.ir.resize_outputs(max(index + 1, len(self.ir.outputs)))
-            added = self.ir.outputs[index]
-            added.name = f"{self.ir.outputs[0].name}/{self.operator}_{index}"
-            added.dtype = dtype
-            added.shape = None if shape is None else ir.Shape(shape)
-            for skipped in self.ir.outputs[:index]:
-                skipped.name = skipped.name or ""
-            self.outputs = tuple(self.op.wrap(value) for value in self.ir.outputs)
-        return self.outputs[index]
-
-    def attribute(self, name: str, default: Any = None) -> Any:
-        """An attribute as a Python value (numbers, strings, lists, tensors as arrays), or the default."""
-        attribute = self.ir.attributes.get(name)
-        if attribute is None:
-            return default
-        value = attribute.value
-        if attribute.type == ir.AttributeType.TENSOR:
-            return np.asarray(value.numpy())
-        return list(value) if isinstance(value, (tuple, list)) else value
-
-    def wants(self, value: Value | None) -> bool:
-        """Whether anybody asks for the gradient of an input or captured value.
-
-        What a rule emits for the others is removed again; only rules that write bodies need to ask.
-        """
-        return value is not None and value.is_float and (self._wanted is None or value.ir in self._wanted)
-
-    def pull_back(self, op: Builder, seeds: Sequence[tuple[Value, Value]], xs: Sequence[Value]) -> list[Value | None]:
-        """Differentiate inside a body that this rule writes, as the engine does in the main graph.
-
-        Args:
-            op: The builder of the body.
-            seeds: Pairs of a value of the body and the gradient that arrives at it.
-            xs: Inputs of the body and values that it captures.
-
-        Returns:
-            One gradient per x, ``None`` where no seeded value depends on it.
-        """
-        assert self._engine is not None
-        pairs = [(y.ir, seed.ir) for y, seed in seeds]
-        return self._engine.inner(op).pull_back(pairs, [x.ir for x in xs])
-
-    def rank(self, value: Value | None = None) -> int:
-        """The rank of a value (the first input by default), for rules that cannot do without.
-
-        Raises:
-            GradientError: The rank is not known; the message says how to make it known.
-        """
-        value = self.x if value is None else value
-        if value.rank is None:
-            raise GradientError(
-                f"{describe(self.ir)}: the gradient needs the rank of {value.name!r}, which shape inference "
-                "could not find; add its shape to the model's value_info."
-            )
-        return value.rank
 
 
 @dataclass(frozen=True)
@@ -185,39 +53,35 @@ class Entry:
     quantized: tuple[int, ...] = ()
 
 
-Body = Callable[["Node"], Sequence["Value | None"]]
-"""Writes an operator in others: gets the node, returns its outputs (``None`` for one that nobody can ask for)."""
+@dataclass
+class _Page:
+    """All that the book says of one operator.
 
-_bodies: dict[tuple[str, str], Body] = {}
-
-
-def register_body(*operators: str, domain: str) -> Callable[[Body], Body]:
-    """Register how operators are written in standard ones, for those that no rule and no schema covers.
-
-    Where a gradient goes through such a node, the nodes of the body take its place.
+    Attributes:
+        entries: Its rules, for opset ranges that do not overlap.
+        straight_through: What takes their place where straight-through gradients are asked for.
+        body: Writes it in standard operators.
     """
 
-    def decorate(function: Body) -> Body:
-        for operator in operators:
-            _bodies[_canonical(domain), operator] = function
-        return function
-
-    return decorate
+    entries: list[Entry] = field(default_factory=list)
+    straight_through: Entry | None = None
+    body: Body | None = None
 
 
-def find_registered_body(operator: str, domain: str) -> Body | None:
-    """The registered body of an operator, or ``None``."""
+_book: dict[tuple[str, str], _Page] = {}
+"""The pages by domain and operator."""
+
+_BLANK = _Page()
+
+
+def _page(domain: str, operator: str) -> _Page:
+    """The page of an operator, to read."""
     _load_rules()
-    return _bodies.get((_canonical(domain), operator))
+    return _book.get((_canonical(domain), operator), _BLANK)
 
 
-def registered_bodies() -> list[tuple[str, str]]:
-    """(domain, operator) of all operators with a registered body."""
-    _load_rules()
-    return list(_bodies)
-
-
-_entries: dict[tuple[str, str], list[Entry]] = {}
+def _page_to_write(domain: str, operator: str) -> _Page:
+    return _book.setdefault((_canonical(domain), operator), _Page())
 
 
 def register_gradient(
@@ -253,25 +117,30 @@ def register_gradient(
     return decorate
 
 
-_straight_through: dict[tuple[str, str], Entry] = {}
-
-
 def straight_through(*operators: str, domain: str = "") -> Callable[[Rule], Rule]:
     """Register what takes the place of an operator's rule where straight-through gradients are asked for."""
 
     def decorate(function: Rule) -> Rule:
         for operator in operators:
             entry = Entry(operator, _canonical(domain), 1, NEWEST, False, function, through_integers=True)
-            _straight_through[entry.domain, entry.operator] = entry
+            _page_to_write(domain, operator).straight_through = entry
         return function
 
     return decorate
 
 
-def straight_through_entries() -> list[Entry]:
-    """All entries that straight-through gradients use in the place of others."""
-    _load_rules()
-    return list(_straight_through.values())
+def register_body(*operators: str, domain: str) -> Callable[[Body], Body]:
+    """Register how operators are written in standard ones, for those that no rule and no schema covers.
+
+    Where a gradient goes through such a node, the nodes of the body take its place.
+    """
+
+    def decorate(function: Body) -> Body:
+        for operator in operators:
+            _page_to_write(domain, operator).body = function
+        return function
+
+    return decorate
 
 
 def no_gradient(*operators: str, domain: str = "", reason: str) -> None:
@@ -296,8 +165,8 @@ def only_straight_through(operator: str, *, domain: str = "", quantized: tuple[i
 
 
 def _add(entry: Entry) -> None:
-    known = _entries.setdefault((entry.domain, entry.operator), [])
-    for other in known:
+    page = _page_to_write(entry.domain, entry.operator)
+    for other in page.entries:
         if entry.since <= other.until and other.since <= entry.until:
             raise GradientError(
                 f"A gradient of {entry.domain or 'ai.onnx'}::{entry.operator} is registered for versions "
@@ -305,31 +174,47 @@ def _add(entry: Entry) -> None:
                 f"{_last(entry.until)}. "
                 "Give them ranges that do not overlap (since=, until=), or unregister the first."
             )
-    known.append(entry)
+    page.entries.append(entry)
 
 
 def unregister_gradient(operator: str, domain: str = "") -> None:
     """Forget every rule of an operator, so that another can take its place."""
-    _entries.pop((_canonical(domain), operator), None)
+    _page_to_write(domain, operator).entries.clear()
 
 
 def find(operator: str, domain: str, version: int, *, straight_through: bool = False) -> Entry | None:
     """The entry for an operator at a version of its domain, or ``None``: then it may have a body."""
-    _load_rules()
-    key = _canonical(domain), operator
-    if straight_through and key in _straight_through:
-        return _straight_through[key]
-    for entry in _entries.get(key, ()):
+    page = _page(domain, operator)
+    if straight_through and page.straight_through is not None:
+        return page.straight_through
+    for entry in page.entries:
         if entry.since <= version <= entry.until:
-            return None if straight_through and entry.quantized and key in _bodies else entry
+            return None if straight_through and entry.quantized and page.body is not None else entry
     return None
+
+
+def find_registered_body(operator: str, domain: str) -> Body | None:
+    """The registered body of an operator, or ``None``."""
+    return _page(domain, operator).body
 
 
 def entries() -> Iterator[Entry]:
     """All registered entries."""
     _load_rules()
-    for known in _entries.values():
-        yield from known
+    for page in _book.values():
+        yield from page.entries
+
+
+def straight_through_entries() -> list[Entry]:
+    """All entries that straight-through gradients use in the place of others."""
+    _load_rules()
+    return [page.straight_through for page in _book.values() if page.straight_through is not None]
+
+
+def registered_bodies() -> list[tuple[str, str]]:
+    """(domain, operator) of all operators with a registered body."""
+    _load_rules()
+    return [key for key, page in _book.items() if page.body is not None]
 
 
 @functools.cache
@@ -338,21 +223,6 @@ def _load_rules() -> None:
     package = importlib.import_module("onnxtrain.autodiff.rules")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"onnxtrain.autodiff.rules.{module.name}")
-
-
-def describe(node: ir.Node) -> str:
-    """How messages name a node: its operator, its name and its first output."""
-    operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-    name = f" {node.name!r}" if node.name else ""
-    output = f" (output {node.outputs[0].name!r})" if node.outputs and node.outputs[0].name else ""
-    return f"{operator} node{name}{output}"
-
-
-def too_large(node: ir.Node, error: TooLargeError) -> GradientError:
-    """What is said where the gradient of a node would write more than is written."""
-    return GradientError(
-        f"The gradient of {describe(node)} {error}; give the model smaller sizes, or sizes that it finds as it runs."
-    )
 
 
 def _canonical(domain: str) -> str:

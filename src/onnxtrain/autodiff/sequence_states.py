@@ -1,9 +1,9 @@
 """States of a Loop that cannot be stacked over the steps: sequences, and tensors that grow or shrink.
 
-The loop that goes through the steps backwards wants to know what they were before each step. Where a step only
-inserts items into a sequence at known places, it takes them away again. Otherwise another Loop goes forward once more
-and keeps what all steps had one after the other, on a tape: the steps backwards take the last items of a sequence from
-its end, and a tensor from the place of its step.
+What runs backwards (:mod:`onnxtrain.autodiff.rules.loops`) reads the states before each step. A step that only inserts
+items into a sequence at known places is undone: they are taken away again. For the others a second Loop forward keeps
+the states of all steps one after the other on a tape, from whose end the steps backwards take a sequence's items, and
+from whose places they take tensors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.bodies import copy_body, input_like, new_input
-from onnxtrain.autodiff.registry import Node
+from onnxtrain.autodiff.node import Node
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.clone import Values, captured_values
 from onnxtrain.graph.inference import keeps_shape

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxtrain.autodiff.registry import Node
+from onnxtrain.autodiff.node import Node
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.limits import check_positions
 

@@ -8,6 +8,7 @@ import itertools
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
 from cyclopts import App, CycloptsError
 from rich.text import Text
@@ -20,8 +21,9 @@ from onnxtrain.cli.streams import quiet_streams
 from onnxtrain.cli.terminal import console, visible
 from onnxtrain.errors import OnnxTrainError, OptionError
 
-COMMANDS = ("fit", "prune", "evaluate", "predict", "inspect", "export", "demo")
-"""Each is a module of this package with a function ``command``, its ``HELP`` and its ``EXAMPLES``.
+COMMANDS = ("fit", "prune", "evaluate", "predict", "inspect", "doctor", "export", "import-states", "demo")
+"""Each is a module of this package, with underscores for hyphens, that has a function ``command``, its ``HELP`` and its
+``EXAMPLES``.
 
 The help is no docstring, since there are none under ``python -OO``."""
 
@@ -39,6 +41,11 @@ FAILURE, MISUSE, INTERRUPTED = 1, 2, 130
 """Exit codes: a result that was not reached or a defect; bad input; Ctrl-C."""
 
 
+def module_of(command: str) -> Any:
+    """The module of a command."""
+    return importlib.import_module(f"onnxtrain.cli.{command.replace('-', '_')}")
+
+
 def build() -> App:
     """The application with all its commands."""
     app = App(
@@ -51,7 +58,7 @@ def build() -> App:
         suppress_keyboard_interrupt=False,
     )
     for name in COMMANDS:
-        module = importlib.import_module(f"onnxtrain.cli.{name}")
+        module = module_of(name)
         app.command(module.command, name=name, help=module.HELP, help_epilogue=module.EXAMPLES)
     return app
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from onnxtrain.cli import flags, paths, terminal
 from onnxtrain.cli.flags import LOSS, RESULTS, SWITCH, TRAINED, OptimizerSettings, Training
+from onnxtrain.cli.web_page import RUNTIME, WEB_FILES, WebPage
 from onnxtrain.errors import OptionError
 
 if TYPE_CHECKING:
@@ -32,6 +33,13 @@ Examples
 
   The step graph of a training model:
     onnxtrain export training.onnx --step-graph step.onnx
+
+  A web page that trains the model in the browser of whoever opens it:
+    onnxtrain export model.onnx --loss softmax_cross_entropy --web page
+    python -m http.server --directory page
+
+  What a step graph takes and gives:
+    onnxtrain export step.onnx --describe
 """
 
 _File = Parameter(group=RESULTS, metavar="FILE")
@@ -59,7 +67,52 @@ class Written:
         ),
     ] = False
 
-    def paths(self) -> dict[str, Path]:
+    web: Annotated[
+        Path | None, Parameter(metavar="FOLDER", help="Write a web page here that trains the model in a browser.")
+    ] = None
+    web_runtime: Annotated[
+        str,
+        Parameter(
+            metavar="URL",
+            help="Where the page finds the dist folder of onnxruntime-web; copy it into the page and say ./dist/ to "
+            "need no other server.",
+        ),
+    ] = RUNTIME
+    portable: Annotated[
+        Literal["webgpu"] | None,
+        Parameter(help="Make the step graph for ONNX Runtime's WebGPU provider: nothing in it is float64."),
+    ] = None
+    describe: Annotated[
+        bool, SWITCH, Parameter(help="Print what the step graph takes and gives; the model may be one already.")
+    ] = False
+    static: Annotated[
+        list[str] | None,
+        Parameter(
+            negative=(),
+            metavar="NAME=SIZE",
+            help="Give a dimension of the inputs a fixed size in the step graph, such as N=32. May be repeated.",
+        ),
+    ] = None
+
+    def needs_step(self) -> bool:
+        """Whether the step graph is looked at."""
+        return self.step_graph is not None or self.describe or self.web is not None
+
+    def sizes(self) -> dict[str, int]:
+        """The sizes of ``--static`` by name.
+
+        Raises:
+            OptionError: One is not as it should be.
+        """
+        sizes = {}
+        for text in self.static or ():
+            name, _, size = text.rpartition("=")
+            if not name or not size.isascii() or not size.isdigit():
+                raise OptionError(f"--static is {text!r}; it needs a name and a size, such as N=32.")
+            sizes[name] = int(size)
+        return sizes
+
+    def paths(self, *, tie: bool) -> dict[str, Path]:
         """The files by what they hold.
 
         Raises:
@@ -67,8 +120,17 @@ class Written:
         """
         given = {"training model": self.training_model, "step graph": self.step_graph, "states": self.states}
         found = {what: path for what, path in given.items() if path is not None}
-        if not found:
+        if not found and not self.describe and self.web is None:
             raise OptionError("export has nothing to write; give --training-model, --step-graph or --states a file.")
+        if self.portable is not None and self.kernels:
+            raise OptionError("--portable webgpu makes a graph of standard operators; leave --kernels out.")
+        if self.web is not None and self.kernels:
+            raise OptionError("--web needs a step graph of standard operators; leave --kernels out.")
+        if self.web is not None and tie:
+            raise OptionError(
+                "--web writes a page that saves every weight by its own name, and --tie leaves copies out; export the "
+                "step graph with --tie, and bring its states home with import-states --tie."
+            )
         return found
 
 
@@ -95,9 +157,11 @@ def command(
 ) -> None:
     """Run ``onnxtrain export``; the flags are described where they are declared."""
     import onnxtrain
+    from onnxtrain.cli.describe import describe
+    from onnxtrain.lowering.fix_dimensions import fix_dimensions
     from onnxtrain.model.file import ModelFile, check_writable
 
-    files = written.paths()
+    files = written.paths(tie=training.tie)
     paths.check_paths(
         {
             paths.MODEL: paths.model(model),
@@ -105,11 +169,16 @@ def command(
             "--training-model": paths.output(written.training_model, is_model=True),
             "--step-graph": paths.output(written.step_graph, is_model=True),
             "--states": paths.output(written.states),
+            "--web": paths.folder(written.web, WEB_FILES),
         }
     )
     for path in files.values():
         check_writable(path)
     file = ModelFile.load(model)
+    if written.describe and not files and written.web is None and _is_step(file.proto):
+        describe(terminal.console(), file.proto)
+        return
+    sizes = written.sizes()
     if file.proto.training_info:
         if loss is not None:
             raise OptionError(f"{str(model)!r} is a training model, which has its own loss; leave --loss out.")
@@ -119,24 +188,44 @@ def command(
     else:
         arguments = training.arguments() | {"accumulate": accumulate}
         proto = onnxtrain.training_model(model, loss=loss_flags.of(loss), optimizer=settings.build(), **arguments)
+    fix_dimensions(proto, sizes)
     rows: dict[str, str] = {}
     step = None
-    if written.step_graph is not None:  # before anything is written: this finds operators without a gradient
-        step = onnxtrain.lower(proto, entry=written.entry, kernels=written.kernels, folder=file.folder or "")
+    if written.needs_step():  # before anything is written: this finds operators without a gradient
+        step = onnxtrain.lower(
+            proto,
+            entry=written.entry,
+            kernels=written.kernels,
+            portable=written.portable,
+            folder=file.folder or "",
+        )
         rows |= _ports(step)
     if written.training_model is not None:
         ModelFile.load(proto, folder=file.folder).save(written.training_model, {})
     if written.step_graph is not None and step is not None:
         ModelFile.load(step, folder=file.folder).save(written.step_graph, {})
     if written.states is not None:
-        _save_states(proto, file.folder, written.states)
+        _save(_states(proto, file.folder), written.states)
+    if written.web is not None and step is not None:
+        rate = settings.learning_rate if settings.learning_rate is not None else settings.build().learning_rate
+        WebPage(file, step, _states(proto, file.folder), rate, written.web_runtime).write(written.web)
+        rows["web page"] = f"{written.web}; serve it with python -m http.server --directory {written.web}"
     rows |= {what: f"{path} ({terminal.file_size(path)})" for what, path in files.items()}
-    terminal.console().print(terminal.facts(rows))
+    console = terminal.console()
+    console.print(terminal.facts(rows))
+    if written.describe and step is not None:
+        describe(console, step)
+
+
+def _is_step(model: ModelProto) -> bool:
+    from onnxtrain.lowering.description import STEP_KEY
+
+    return any(entry.key == STEP_KEY for entry in model.metadata_props)
 
 
 def _ports(step: ModelProto) -> dict[str, str]:
     """What to feed to a step graph and what it returns."""
-    from onnxtrain.lowering.lower import STATES_KEY
+    from onnxtrain.lowering.description import STATES_KEY
 
     states = json.loads(next(item.value for item in step.metadata_props if item.key == STATES_KEY))
     feeds = [value.name for value in step.graph.input if value.name not in states]
@@ -147,14 +236,19 @@ def _ports(step: ModelProto) -> dict[str, str]:
     }
 
 
-def _save_states(proto: ModelProto, folder: Path | None, path: Path) -> None:
+def _states(proto: ModelProto, folder: Path | None) -> bytes:
+    """The first values of the states, as safetensors."""
     from onnx import numpy_helper
     from safetensors.numpy import save
 
-    from onnxtrain.model.writing import AtomicFiles
     from onnxtrain.training_info.read import state_tensors
 
     base = "" if folder is None else str(folder)
-    arrays = {name: numpy_helper.to_array(tensor, base) for name, tensor in state_tensors(proto).items()}
+    return save({name: numpy_helper.to_array(tensor, base) for name, tensor in state_tensors(proto).items()})
+
+
+def _save(content: bytes, path: Path) -> None:
+    from onnxtrain.model.writing import AtomicFiles
+
     with AtomicFiles() as files, files.create(path) as file:
-        file.write(save(arrays))
+        file.write(content)

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -18,8 +18,9 @@ from onnxtrain.cli.wording import in_flags
 from onnxtrain.errors import DataError, OptionError, TrainingHint
 
 if TYPE_CHECKING:
+    from onnx import ModelProto
+
     from onnxtrain.training.callbacks import Callback
-    from onnxtrain.training.trainer import Trainer
 
 HELP = "Train a model on data; the result differs from it in the trained weights and in nothing else."
 
@@ -35,6 +36,10 @@ Examples
     onnxtrain fit model.onnx --data train.npz --loss softmax_cross_entropy \\
         --train 'classifier.*' --validation 0.1 --metrics accuracy \\
         --epochs 50 --early-stopping 5
+
+  Other classes than the model was made for, the new last layer first:
+    onnxtrain fit model.onnx --data train.npz --loss softmax_cross_entropy \\
+        --new-head 7 --train 'head.*' --epochs 5
 
   Nesterov's momentum with a schedule and checkpoints; the same line goes on
   after an interruption:
@@ -124,6 +129,14 @@ def command(
     ] = None,
     target: flags.Target = None,
     metrics: flags.Metrics = None,
+    new_head: Annotated[
+        int | None,
+        Parameter(
+            group=TRAINED,
+            metavar="CLASSES",
+            help="Replace the last layer by a fresh one for this many classes; its weights are called head.*.",
+        ),
+    ] = None,
     accumulate: Annotated[
         int, Parameter(group=TRAINED, help="Micro-batches per step; their step equals that of the whole batch.")
     ] = 1,
@@ -157,7 +170,7 @@ def command(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TrainingHint)  # the progress says all hints
         trainer = Trainer(
-            model,
+            _with_head(model, new_head, training.prediction, training.seed),
             loss=loss_flags.of(loss),
             optimizer=settings.build(),
             accumulate=accumulate,
@@ -165,11 +178,11 @@ def command(
             **training.arguments(),
         )
     trainer.file.check_writable(output)
-    examples, held_out = _datasets(trainer, data, validation, target)
+    held_out = _validation(validation)
     progress = Progress(trainer, name=model.name, quiet=quiet)
     with _interruptible(), contextlib.closing(progress):
         history = trainer.fit(
-            examples,
+            data,
             validation=held_out,
             target=target,
             epochs=course.epochs,
@@ -192,6 +205,15 @@ def command(
     if results.curve is not None:
         progress.curve(history.rows, results.curve, title=model.name)
     progress.summary(history.rows)
+
+
+def _with_head(model: Path, classes: int | None, output: str | None, seed: int) -> Path | ModelProto:
+    """The model to train: as it is, or with a new head."""
+    if classes is None:
+        return model
+    from onnxtrain.edit.head import replace_head
+
+    return replace_head(model, classes, output=output, seed=seed)
 
 
 def _check_paths(results: Results, course: Course, output: Path, *, validated: bool) -> None:
@@ -219,20 +241,16 @@ def _early_stopping(course: Course) -> list[Callback]:
     return [] if course.early_stopping is None else [EarlyStopping(patience=course.early_stopping)]
 
 
-def _datasets(trainer: Trainer, data: str, validation: str | None, target: str | None) -> tuple[Any, Any]:
-    """Training and validation data; a fraction such as 0.1 is held out of the training data."""
-    from onnxtrain.training.data import split_validation
-
-    if validation is None or Path(validation).exists():
-        return data, validation
+def _validation(given: str | None) -> str | float | None:
+    """The path of data, or the fraction to hold out."""
+    if given is None or Path(given).exists():
+        return given
     try:
-        fraction = float(validation)
+        return float(given)
     except ValueError:
         raise DataError(
-            f"--validation is {validation!r}; it needs a .npz file, a folder of .npy files, or a fraction such as 0.1."
+            f"--validation is {given!r}; it needs a .npz file, a folder of .npy files, or a fraction such as 0.1."
         ) from None
-    parts = split_validation(trainer.open(data, target=target), fraction, trainer.seed)
-    return parts.train, parts.validation
 
 
 @contextlib.contextmanager

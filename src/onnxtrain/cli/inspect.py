@@ -81,7 +81,8 @@ def _initializers(console: Console, found: Inspection) -> None:
         trainable = "yes" if row.trainable else "no"
         zeros = f"{row.sparsity:.1%}" if row.sparsity else ""
         size = terminal.count(row.size)
-        table.add_row(row.name, _shape(row.shape), row.dtype, size, zeros, trainable, in_flags(row.reason))
+        name = row.name if not row.paths else f"{row.name} ({', '.join(row.paths)})"
+        table.add_row(name, _shape(row.shape), row.dtype, size, zeros, trainable, in_flags(row.reason))
     console.print(table)
 
 

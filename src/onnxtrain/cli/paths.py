@@ -50,6 +50,11 @@ def output(path: Path | None, *, is_model: bool = False) -> Given:
     return Given(path, written=True, is_model=is_model)
 
 
+def folder(path: Path | None, files: tuple[str, ...]) -> Given:
+    """A folder into which files of these names are written."""
+    return Given(path, written=True, files=files)
+
+
 def loss(name: str | None) -> Given:
     """A loss, where it is a model."""
     return model(name if name is not None and name.endswith(".onnx") else None)

@@ -43,13 +43,13 @@ def command(
     from onnxtrain.model.file import check_writable
     from onnxtrain.model.writing import AtomicFiles
     from onnxtrain.runtime.options import RuntimeOptions
-    from onnxtrain.training.forward import predict
+    from onnxtrain.training.forward import outputs
 
     if output.suffix not in (".npz", ".npy"):
         raise OptionError(f"--output is {str(output)!r}; it needs a file that ends in .npz or .npy.")
     paths.check_paths({paths.MODEL: paths.model(model), "--data": paths.data(data), "--output": paths.output(output)})
     check_writable(output)
-    arrays = predict(model, data, batch_size=batch_size, options=RuntimeOptions(threads=threads))
+    arrays = outputs(model, data, batch_size=batch_size, options=RuntimeOptions(threads=threads))
     if output.suffix == ".npy" and len(arrays) > 1:
         raise OptionError(
             f"--output is {str(output)!r}, but the model has {len(arrays)} outputs ({', '.join(arrays)}); "

@@ -53,5 +53,5 @@ def _argument_names() -> set[str]:
     from onnxtrain.training.trainer import Trainer
 
     functions = (Trainer, fit, prune)
-    names = {name for function in functions for name in inspect.signature(function).parameters}
+    names = {name for function in functions for name in inspect.signature(function).parameters} - {"y"}
     return names | {"targets", "entry", *(field.name for field in dataclasses.fields(LossFlags))}

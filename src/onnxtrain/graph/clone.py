@@ -123,15 +123,18 @@ def captured_values(node: ir.Node) -> list[ir.Value]:
 
 def subgraphs(node: ir.Node) -> list[ir.Graph]:
     """The graphs among a node's attributes."""
-    found = []
-    for attribute in node.attributes.values():
-        if attribute.is_ref():
+    found: list[ir.Graph] = []
+    for attribute in node.attributes.data.values():  # the dictionary itself: this is asked of every node, many times
+        if attribute.type not in _GRAPH_TYPES or attribute.is_ref():
             continue
         if attribute.type == ir.AttributeType.GRAPH:
             found.append(attribute.as_graph())
-        elif attribute.type == ir.AttributeType.GRAPHS:
+        else:
             found += attribute.as_graphs()
     return found
+
+
+_GRAPH_TYPES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
 def _collect_captured(graph: ir.Graph, known: set[ir.Value], found: dict[ir.Value, None]) -> None:

@@ -32,6 +32,17 @@ def forget_undefined_types(graph: ir.Graph) -> None:
             forget_undefined_types(body)
 
 
+def declare_initializers(graph: ir.Graph) -> None:
+    """Give initializers the types and shapes of their tensors, in place: a file may declare others, or symbols."""
+    for value in graph.initializers.values():
+        if value.const_value is not None:
+            value.type = ir.TensorType(value.const_value.dtype)
+            value.shape = ir.Shape(value.const_value.shape.numpy())
+    for node in graph:
+        for body in subgraphs(node):
+            declare_initializers(body)
+
+
 def forget_symbols(graph: ir.Graph, symbols: Collection[str]) -> None:
     """Forget symbols that were found to stand for different sizes, in place."""
     _forget_sizes(graph, lambda size: isinstance(size, str) and size in symbols)
@@ -40,15 +51,20 @@ def forget_symbols(graph: ir.Graph, symbols: Collection[str]) -> None:
 def forget_branch_shapes(graph: ir.Graph) -> bool:
     """Forget the shapes of what If nodes give where their branches give others, and what follows, in place.
 
-    Exporters declare the shape of one branch for both. Where the condition is constant, that may be right.
+    Exporters declare the shape of one branch for both. Where the condition is constant, that may be right. The outputs
+    of the main graph keep the rank that it declares: that is what whoever runs the model is told.
 
     Returns:
         Whether there were any.
     """
+    return _forget_branch_shapes(graph, set(graph.outputs))
+
+
+def _forget_branch_shapes(graph: ir.Graph, declared: set[ir.Value]) -> bool:
     affected: set[ir.Value] = set()
     for node in graph:
         for body in subgraphs(node):
-            if forget_branch_shapes(body):
+            if _forget_branch_shapes(body, declared):
                 affected.update(node.outputs)
         if node.op_type == "If" and not node.domain:
             affected.update(output for place, output in enumerate(node.outputs) if _is_of_one_branch(node, place))
@@ -61,8 +77,8 @@ def forget_branch_shapes(graph: ir.Graph) -> bool:
             for body in subgraphs(node):
                 forget_shapes(body)
     for value in affected:
-        rank = None if value.shape is None or value in own or not value.is_graph_output() else len(value.shape)
-        value.shape = None if rank is None else ir.Shape([None] * rank)
+        keeps = value in declared or (value.is_graph_output() and value not in own)
+        value.shape = ir.Shape([None] * len(value.shape)) if keeps and value.shape is not None else None
     return True
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import onnx_ir as ir
 
 from onnxtrain.errors import GradientError
@@ -27,3 +29,32 @@ def check_depth(graph: ir.Graph) -> None:
 
 def _depth(graph: ir.Graph) -> int:
     return max((1 + _depth(body) for node in graph for body in subgraphs(node)), default=0)
+
+
+def has_body_in_branches(model: ir.Model, branches: int) -> bool:
+    """Whether a node with a body lies that many branches of If nodes deep, functions counted where they are called.
+
+    ONNX Runtime has a bug with these (workarounds: branches that move twice).
+    """
+    return _has_body(model.graph, model.functions, set(), branches)
+
+
+def _has_body(
+    nodes: Iterable[ir.Node],
+    functions: Mapping[ir.OperatorIdentifier, ir.Function],
+    seen: set[tuple[ir.OperatorIdentifier, int]],
+    branches: int,
+) -> bool:
+    for node in nodes:
+        bodies = subgraphs(node)
+        if bodies and not branches:
+            return True
+        left = max(0, branches - (node.op_type == "If"))
+        if any(_has_body(body, functions, seen, left) for body in bodies):
+            return True
+        call = (node.op_identifier(), branches)
+        if call[0] in functions and call not in seen:
+            seen.add(call)
+            if _has_body(functions[call[0]], functions, seen, branches):
+                return True
+    return False

@@ -19,6 +19,9 @@ from onnxtrain.errors import ModelError
 LONGEST = 1 << 20
 """Elements of the longest vector that data propagation may follow; no shape has as many."""
 
+_DOUBLINGS = LONGEST.bit_length() // 2
+"""So many nodes, each of which may double a vector, do not make one that is too long out of a few elements."""
+
 _HIDDEN = "onnxtrain.hidden"
 """A domain that ONNX's inference knows no operators of, so that it passes over them."""
 
@@ -52,7 +55,18 @@ def _has_large_sizes(graph: GraphProto) -> bool:
             return True
     if any(_holds_large_sizes(tensor) for tensor in _tensors(graph)):
         return True
+    if sum(node.op_type == "Concat" for node in graph.node) >= _DOUBLINGS:
+        return True
+    numbers = (number for node in graph.node for attribute in node.attribute for number in _numbers(attribute))
+    if any(number > LONGEST and number not in (_END, _END_32) for number in numbers):
+        return True
     return any(_has_large_sizes(body) for node in graph.node for body in _bodies(node))
+
+
+def _numbers(attribute: onnx.AttributeProto) -> Iterator[float]:
+    yield from (attribute.i, attribute.f)
+    yield from attribute.ints
+    yield from attribute.floats
 
 
 def _tensors(graph: GraphProto) -> Iterator[TensorProto]:
@@ -65,10 +79,14 @@ def _tensors(graph: GraphProto) -> Iterator[TensorProto]:
 def _holds_large_sizes(tensor: TensorProto) -> bool:
     if math.prod(tensor.dims) > LONGEST:
         return True
-    if tensor.data_type not in (TensorProto.INT64, TensorProto.INT32) or tensor.data_location == TensorProto.EXTERNAL:
+    if tensor.data_type not in _OF_SIZES or tensor.data_location == TensorProto.EXTERNAL:
         return False
     numbers = numpy_helper.to_array(tensor)
     return bool(np.any((numbers > LONGEST) & (numbers != _END) & (numbers != _END_32)))
+
+
+_OF_SIZES = (TensorProto.INT64, TensorProto.INT32, TensorProto.FLOAT, TensorProto.DOUBLE)
+"""Types of sizes, and of the scales and the bounds from which sizes follow."""
 
 
 _END, _END_32 = (np.iinfo(dtype).max for dtype in (np.int64, np.int32))

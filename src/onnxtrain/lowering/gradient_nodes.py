@@ -6,13 +6,14 @@ not depend on gets zeros; names are resolved in the main graph, where the node h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxtrain.autodiff.engine import Backward, Engine, Request
+from onnxtrain.autodiff.engine import Backward, Engine
 from onnxtrain.autodiff.options import GradientOptions
+from onnxtrain.autodiff.path import Forward
 from onnxtrain.errors import GradientError
 from onnxtrain.graph.clone import Values, captured_values, clone_nodes
 from onnxtrain.graph.domains import TRAINING_DOMAIN
@@ -34,16 +35,16 @@ class Derivative:
     xs: Sequence[ir.Value]
 
 
-def build_gradients(model: ir.Model, derivative: Derivative | None = None) -> Backward:
-    """Replace every Gradient node by the nodes that compute it, then append what is asked for, in place.
+def build_gradients(model: ir.Model, derivative: Derivative | None = None) -> Iterator[Backward]:
+    """Replace every Gradient node by the nodes that compute it, then append what is asked for, in place, one by one.
 
     How they are built is said by the model's metadata (:class:`~onnxtrain.autodiff.options.GradientOptions`), which
-    is taken away with them.
+    is taken away with them. A gradient may go through one that was built before.
 
     Requires: a sorted graph. Ensures: a sorted graph without Gradient nodes; fused operators are nodes yet.
 
-    Returns:
-        What carries gradients.
+    Yields:
+        What carries a gradient, when it stands.
 
     Raises:
         GradientError: A name does not exist, an x determines another, operators have no rule.
@@ -51,22 +52,21 @@ def build_gradients(model: ir.Model, derivative: Derivative | None = None) -> Ba
     _check_nested(model)
     options = GradientOptions.read(model.metadata_props)
     GradientOptions.remove(model.metadata_props)
-    backward = Backward()
     for index, node in enumerate([node for node in model.graph if _is_gradient(node)]):
         complete_shapes(model)
-        backward += _lower(model, node, index, options)
+        backward = _lower(model, node, index, options)
         model.graph.sort()
+        yield backward
     if derivative is not None:
-        backward += _append(model, derivative, options)
-    return backward
+        yield _append(model, derivative, options)
 
 
 def _append(model: ir.Model, derivative: Derivative, options: GradientOptions) -> Backward:
     """Append dy/dx for every x as graph outputs named ``{x}_grad``."""
     graph = model.graph
-    engine = Engine(graph, graph.opset_imports, model.functions, straight_through=options.straight_through)
+    engine = Engine(Forward.of(model, straight_through=options.straight_through))
     names = [x.name or "" for x in derivative.xs]
-    gradients = engine.gradients(Request(derivative.y, derivative.xs))
+    gradients = engine.gradients(derivative.y, derivative.xs)
     for name, gradient in zip(names, gradients, strict=True):
         identity = ir.Node("", "Identity", [gradient], num_outputs=1)
         graph.append(identity)
@@ -125,8 +125,8 @@ def _lower(model: ir.Model, node: ir.Node, index: int, options: GradientOptions)
         graph.sort()
         infer_shapes(model)
     wanted = [x for x, output in zip(xs, node.outputs, strict=False) if output.name]
-    engine = Engine(graph, graph.opset_imports, model.functions, straight_through=options.straight_through)
-    gradients = engine.gradients(Request(y, wanted, fixed=zs))
+    engine = Engine(Forward.of(model, straight_through=options.straight_through))
+    gradients = engine.gradients(y, wanted, fixed=zs)
     outputs = [output for output in node.outputs if output.name]
     replace_values(graph, list(zip(outputs, gradients, strict=True)))
     remove_nodes(graph, [node])

@@ -7,7 +7,7 @@ works element by element may become one with its producer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -189,18 +189,18 @@ def _is_pointwise(node: ir.Node) -> bool:
     return not node.domain and node.op_type in _POINTWISE
 
 
-def _not_stored(node: ir.Node, operand: ir.Value) -> list[ir.Value]:
+def _not_stored(node: ir.Node, operand: ir.Value) -> Sequence[ir.Value]:
     """The outputs of a node that may be the memory of an operand, or be computed from it by those who read them."""
-    outputs = list(node.outputs)
+    outputs = node.outputs  # of an update thousands, which are not copied for each of its operands
     if node.domain not in _OPERATOR_DOMAINS or _is_moving(node):
         return outputs
     if not node.domain and node.op_type in _SCALING:
-        return outputs if any(_is_constant(value) for value in node.inputs if value is not operand) else []
+        return outputs if any(_is_constant(value) for value in node.inputs if value is not operand) else ()
     bodies = subgraphs(node)
     # What comes in as it is may go out as it is: through a loop that does not run, or that hands it through.
     if bodies and operand in node.inputs:
         return outputs
-    return outputs if any(_leads_back(value, operand) for body in bodies for value in body.outputs) else []
+    return outputs if any(_leads_back(value, operand) for body in bodies for value in body.outputs) else ()
 
 
 def _leads_back(value: ir.Value, operand: ir.Value) -> bool:

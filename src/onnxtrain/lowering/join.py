@@ -6,6 +6,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.autodiff.options import GradientOptions
+from onnxtrain.graph.declared import declare_initializers
 from onnxtrain.model.external import set_folder
 from onnxtrain.model.upgrade import upgrade_opset
 from onnxtrain.training_info.entry import COUNTERS_KEY, Entry
@@ -38,8 +39,10 @@ def join(model: onnx.ModelProto, index: int, *, folder: str = "") -> Entry:
         working.graph.inputs.remove(value)
         value.const_value = ir.serde.deserialize_tensor(tensor, folder)
         working.graph.register_initializer(value)
+    declare_initializers(working.graph)
     info = model.training_info[index]
     updates = dict(bindings(info, "update_binding"))
     bound = set(updates.values())
     results = [output.name for output in info.algorithm.output if output.name not in bound]
-    return Entry(working, list(states), updates, results)
+    main = {item.name for item in (*model.graph.input, *model.graph.initializer)}
+    return Entry(working, list(states), updates, results, main)

@@ -6,26 +6,26 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import TrainingInfoError
 from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.lowering.description import IN_PLACE_KEY, STATES_KEY, STEP_KEY, Description
 from onnxtrain.lowering.in_place import in_place_states
 from onnxtrain.lowering.join import join
 from onnxtrain.lowering.pipeline import lower_graph
+from onnxtrain.lowering.webgpu import fit_webgpu
 from onnxtrain.model.validity import refuses_invalid
 from onnxtrain.model.whole import check_external_data, with_external_data
 from onnxtrain.training_info.check import check_training_model
 from onnxtrain.training_info.entry import Entry
 from onnxtrain.training_info.read import read_training_model
 
-STATES_KEY = "onnxtrain.states"
-"""Key of a step graph's metadata that holds its states as JSON: input name to output name."""
-
-IN_PLACE_KEY = "onnxtrain.in_place"
-"""Key of the metadata that lists, as JSON, the states whose new value may be written where the old one stands."""
+Portable = Literal["webgpu"]
+"""Providers that step graphs can be made for."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ def lower(
     *,
     entry: int | None = None,
     kernels: bool = False,
+    portable: Portable | None = None,
     folder: str | os.PathLike[str] = "",
 ) -> onnx.ModelProto:
     """The step graph of a training model: a plain ONNX model that does one training step.
@@ -62,13 +63,16 @@ def lower(
     algorithm returns beside states (the loss), then the new value of each state ``s`` as ``{s}_new``. To
     train, feed each ``{s}_new`` back as ``s``. The metadata entry ``onnxtrain.states`` holds this mapping as
     JSON, and ``onnxtrain.in_place`` lists the states whose two values may share one buffer: those and no others. The
-    first values of the states are the initializers of the training model.
+    entry ``onnxtrain.step`` says what every input is for (see
+    :class:`~onnxtrain.lowering.description.Description`). The first values of the states are the initializers of
+    the training model.
 
     Args:
         training_model: A model with ``training_info``, or the path of one.
         entry: Which entry of ``training_info``, where there are several.
         kernels: Keep optimizers (and other operators with a native kernel) as nodes, for a session that
             registers :func:`onnxtrain.custom_ops_library`; by default only standard operators are used.
+        portable: "webgpu" for a graph that ONNX Runtime's WebGPU provider runs: nothing in it is float64.
         folder: Where external data lies, for a model given as a proto.
 
     Returns:
@@ -88,20 +92,24 @@ def lower(
         raise TrainingInfoError(f"There is no entry {entry}; the training model has {count}.")
     place = found or str(folder)
     check_external_data(model, place)
-    step = lower_entry(join(model, entry or 0, folder=place), kernels=kernels)
+    step = lower_entry(join(model, entry or 0, folder=place), kernels=kernels, portable=portable)
     return with_external_data(ir.to_proto(infer_shapes(step.model)), place)  # strangers like to see shapes
 
 
-def lower_entry(entry: Entry, *, kernels: bool) -> StepGraph:
+def lower_entry(entry: Entry, *, kernels: bool, portable: Portable | None = None) -> StepGraph:
     """The step graph of an entry, which is used up by it.
 
     Args:
         entry: The entry.
         kernels: Keep optimizers and fused operators as nodes, for a session that loads the native kernels.
+        portable: The provider that the graph is for, where it is not the processor.
     """
     graph = entry.model.graph
     _choose_outputs(graph, entry.results, entry.updates)
+    description = Description.of(entry)
     lower_graph(entry.model, kernels=kernels)
+    if portable is not None:
+        fit_webgpu(entry.model)
     drop_unused_inputs(graph)
     names = {value.name for value in graph.inputs}
     states: dict[str, str | None] = {
@@ -113,6 +121,7 @@ def lower_entry(entry: Entry, *, kernels: bool) -> StepGraph:
     feeds = tuple(str(value.name) for value in graph.inputs if value.name not in states)
     in_place = in_place_states(graph, states)
     entry.model.metadata_props[IN_PLACE_KEY] = json.dumps([name for name in states if name in in_place])
+    entry.model.metadata_props[STEP_KEY] = description.only(feeds + tuple(states)).to_json()
     return StepGraph(entry.model, states, feeds, tuple(entry.results), frozenset(in_place))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxtrain.autodiff.engine import Backward
 from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN, TRAINING_DOMAIN
 from onnxtrain.graph.passes import clean, remove_unused
@@ -13,6 +14,7 @@ from onnxtrain.lowering.fuse_attention import fuse_attention
 from onnxtrain.lowering.fuse_linear import fuse_linear
 from onnxtrain.lowering.fuse_updates import fuse_updates
 from onnxtrain.lowering.gradient_nodes import Derivative, build_gradients
+from onnxtrain.lowering.mask_softmax_gradients import mask_softmax_gradients
 from onnxtrain.lowering.optimizer_nodes import lower_optimizers
 from onnxtrain.lowering.recompute import check_patterns, recompute
 from onnxtrain.lowering.resolve_fused import resolve_fused
@@ -47,7 +49,10 @@ def lower_graph(model: ir.Model, *, kernels: bool = False, derivative: Derivativ
         fuse_activations(model)  # Gelu: one node for five
         fuse_attention(model)  # scores, mask, softmax and product: one node
         fuse_linear(model)  # product, transposition and bias: one node
-    backward = build_gradients(model, derivative)  # Gradient nodes become the nodes that compute them
+    backward = Backward()
+    for gradient in build_gradients(model, derivative):  # a Gradient node becomes the nodes that compute it
+        mask_softmax_gradients(model, gradient)  # rows without a key have a gradient of zero
+        backward += gradient
     resolve_fused(model, backward, kernels=kernels)  # what has no kernel here becomes its body
     clean(model)
     recompute(graph, backward, options.recompute)  # activations computed again instead of kept

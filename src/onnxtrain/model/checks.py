@@ -8,27 +8,19 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, TensorProto
+from onnx import FunctionProto, GraphProto, ModelProto, TensorProto
 
 from onnxtrain.errors import ModelError
 from onnxtrain.graph.nesting import DEEPEST
+from onnxtrain.model import limits
 from onnxtrain.model.bodies import check_bodies
 from onnxtrain.model.external import ExternalData, data_bytes, locate
-from onnxtrain.model.limits import (
-    MINIMUM_IR_VERSION,
-    MINIMUM_OPSET,
-    newest_ir_version,
-    newest_opset,
-    supports_ir_version,
-    supports_opset,
-)
+from onnxtrain.model.functions import check_functions
 from onnxtrain.model.order import sort_nodes
 from onnxtrain.model.skeleton import (
-    all_nodes,
     all_tensors,
     default_opset,
     hide_runtime_operators,
-    is_default_domain,
     skeleton,
     subgraphs,
     unify_default_domain,
@@ -68,7 +60,6 @@ def check_model(
     _check_inner_sizes(label, proto)
     for sparse in proto.graph.sparse_initializer:
         check_sparse(label, sparse)
-    _check_branches(label, proto)
     _check_specification(label, proto)
     return located, everywhere
 
@@ -78,17 +69,17 @@ def _check_head(label: str, proto: ModelProto) -> None:
         raise ModelError(f"{label} has no graph; export the model again.")
     if not proto.graph.output:
         raise ModelError(f"{label} has a graph without outputs, so that there is nothing to compute; export it again.")
-    if not supports_ir_version(proto.ir_version):
+    if not limits.supports_ir_version(proto.ir_version):
         raise ModelError(
-            f"{label} has IR version {proto.ir_version}, but ONNX Runtime supports {MINIMUM_IR_VERSION} to "
-            f"{newest_ir_version()}; export it for a version in that range."
+            f"{label} has IR version {proto.ir_version}, but ONNX Runtime supports {limits.MINIMUM_IR_VERSION} to "
+            f"{limits.newest_ir_version()}; export it for a version in that range."
         )
     opset = default_opset(proto.opset_import)
     if opset is None:
         raise ModelError(f"{label} does not import ONNX's own operators (domain ''); export it with an opset.")
-    if not supports_opset(opset):
+    if not limits.supports_opset(opset):
         raise ModelError(
-            f"{label} has opset {opset}, but opsets {MINIMUM_OPSET} to {newest_opset()} are supported; "
+            f"{label} has opset {opset}, but opsets {limits.MINIMUM_OPSET} to {limits.newest_opset()} are supported; "
             "export it at an opset in that range."
         )
 
@@ -133,19 +124,6 @@ def _check_ports(label: str, proto: ModelProto) -> None:
                 raise ModelError(
                     f"{label} has the {what} {value.name!r} without an element type, which ONNX Runtime needs; "
                     "export the model again."
-                )
-
-
-def _check_branches(label: str, proto: ModelProto) -> None:
-    """The branches of an If give its outputs, so that each has as many."""
-    for node in (node for holder in (proto.graph, *proto.functions) for node in all_nodes(holder)):
-        if node.op_type != "If" or not is_default_domain(node.domain):
-            continue
-        for attribute in node.attribute:
-            if attribute.type == AttributeProto.GRAPH and len(attribute.g.output) != len(node.output):
-                raise ModelError(
-                    f"{label} has the If node {node.name!r} with {len(node.output)} outputs, but its {attribute.name} "
-                    f"has {len(attribute.g.output)}; it needs as many: export the model again."
                 )
 
 
@@ -229,15 +207,4 @@ def _check_specification(label: str, proto: ModelProto) -> None:
         reason = str(error).strip().splitlines()[0].rstrip(". ")
         raise ModelError(f"{label} is not valid ONNX: {reason}; export it again.") from error
     check_bodies(label, light)
-    _check_types(label, light)
-
-
-def _check_types(label: str, proto: ModelProto) -> None:
-    given = {tensor.name for tensor in proto.graph.initializer}
-    for info in proto.graph.input:
-        tensor = info.type.tensor_type
-        if info.type.HasField("tensor_type") and not tensor.elem_type and info.name not in given:
-            raise ModelError(
-                f"{label} has the input {info.name!r} of no element type, so that nothing can be fed to it; "
-                "export it again."
-            )
+    check_functions(label, light)

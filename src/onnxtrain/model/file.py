@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +14,10 @@ import onnx_ir as ir
 from onnx import GraphProto, ModelProto, SparseTensorProto, TensorProto, helper, numpy_helper
 
 from onnxtrain.errors import ModelError
+from onnxtrain.graph.declared import declare_initializers
 from onnxtrain.model.checks import check_model
 from onnxtrain.model.external import DataFiles, DataTensor, ExternalData, raw_array, set_folder
+from onnxtrain.model.hidden import Hidden, lift, with_hidden
 from onnxtrain.model.large import LargeData, Origin
 from onnxtrain.model.leftovers import clear_leftovers
 from onnxtrain.model.order import sort_nodes
@@ -27,6 +29,7 @@ from onnxtrain.model.sparse_tensors import declared, dense_array
 from onnxtrain.model.symbols import forget_made_up_symbols
 from onnxtrain.model.upgrade import upgrade_opset
 from onnxtrain.model.whole import with_external_data
+from onnxtrain.model.wire import Path as Way
 from onnxtrain.model.wire import Template, raw_bytes
 from onnxtrain.model.writing import check_writable
 from onnxtrain.model.zipmap import maps_to_tensors
@@ -53,6 +56,7 @@ class ModelFile:
         folder: Where its external data is.
         large: Data that is not in ``proto``.
         origin: What this one was made from; they share the data files, and where these have moved.
+        hidden: Weights that are no initializers of the main graph; the template is cut there, too.
 
     Attributes:
         path: The file, ``None`` for a model that was given as an object.
@@ -78,6 +82,7 @@ class ModelFile:
         folder: Path | None,
         large: LargeData | None = None,
         origin: ModelFile | None = None,
+        hidden: Sequence[Hidden] = (),
     ) -> None:
         self.path = path
         self.folder = folder
@@ -93,6 +98,7 @@ class ModelFile:
             raise ModelError(
                 f"{self._label} is damaged: it has a name that is not UTF-8 text; copy it again."
             ) from error
+        self._hidden = {item.name: item for item in hidden}
         self._positions = {tensor.name: index for index, tensor in enumerate(proto.graph.initializer)}
         self._sizes: dict[str, int] = {}  # of data files: up to which byte tensors reach
         for data in everywhere:
@@ -116,11 +122,15 @@ class ModelFile:
                 says what is wrong.
         """
         if isinstance(model, ModelProto):
-            return cls(model, Template(serialised(model)), None, None if folder is None else Path(folder))
+            data = serialised(model)
+            template, hidden = with_hidden(model, Template(data), data)
+            return cls(model, template, None, None if folder is None else Path(folder), hidden=hidden)
         path = Path(model)
-        data, stamp = read_file(path)
-        proto, template, places = parse_file(path, data)
-        return cls(proto, template, path, path.parent, LargeData(data, places, Origin(path, stamp, places)))
+        mapped, stamp = read_file(path)
+        proto, template, places = parse_file(path, mapped)
+        template, hidden = with_hidden(proto, template, mapped)
+        large = LargeData(mapped, places, Origin(path, stamp, places))
+        return cls(proto, template, path, path.parent, large, hidden=hidden)
 
     def changed(self, proto: ModelProto) -> ModelFile:
         """The file of a model that was made from `whole`: initializers that kept their names have kept their data.
@@ -132,7 +142,8 @@ class ModelFile:
         template = Template(data)
         light = ModelProto.FromString(template.light())
         large = LargeData(data, places_by_name(light, template), self._large.origin)
-        return ModelFile(light, template, None, self.folder, large, self)
+        template, hidden = with_hidden(light, template, data)
+        return ModelFile(light, template, None, self.folder, large, self, hidden)
 
     def whole(self, *, without: Container[str] = ()) -> ModelProto:
         """A copy of the model with all its data but the external, and that of some initializers."""
@@ -196,6 +207,8 @@ class ModelFile:
         Raises:
             ModelError: There is none of this name.
         """
+        if name in self._hidden:
+            return self._hidden[name].tensor
         if name not in self._positions:
             raise ModelError(f"The model has no initializer named {name!r}; `names` lists those that it has.")
         tensor: TensorProto = self.proto.graph.initializer[self._positions[name]]
@@ -232,7 +245,8 @@ class ModelFile:
         """A working copy for training.
 
         Initializers keep their names. Large ones are not copied: they refer to the tensors of this model, or to
-        its data files, which are mapped when they are read. Those that are listed as graph inputs too are no
+        its data files, which are mapped when they are read. Weights in Constant nodes and bodies are initializers, too
+        (see `hidden`). Those that are listed as graph inputs too are no
         inputs any more. A ZipMap hands the tensor through that it was given. Sparse ones are dense. The domain
         "ai.onnx" is written "". Nodes stand behind what they read. Functions stay.
 
@@ -258,6 +272,7 @@ class ModelFile:
     def _training_model(self, minimum_opset: int) -> ir.Model:
         # What is left with data in files is in attributes and bodies, where nobody maps it.
         proto = with_external_data(without_data(self.proto), self.folder, self._moved)
+        lift(proto, list(self._hidden.values()))
         unify_default_domain(proto)
         sparse = _declare_sparse(proto.graph)
         maps_to_tensors(proto.graph)
@@ -278,6 +293,7 @@ class ModelFile:
                 model.graph.initializers[tensor.name].const_value = self._working_tensor(tensor, folder)
         for item in sparse:
             model.graph.initializers[item.values.name].const_value = _lazily_dense(item)
+        declare_initializers(model.graph)
         return model
 
     def _check_text(self, model: ir.Model) -> None:
@@ -373,6 +389,7 @@ class ModelFile:
             self.dense().save(path, values)
             return
         inline: dict[int, npt.NDArray[np.generic]] = {}
+        inner: dict[Way, tuple[TensorProto, npt.NDArray[np.generic]]] = {}
         changes: dict[str, list[tuple[int, memoryview | bytes]]] = {}
         for name, array in values.items():
             tensor = self.declared(name)
@@ -380,6 +397,8 @@ class ModelFile:
             if name in self._external:
                 data = self._external[name]
                 changes.setdefault(data.file, []).append((data.offset, raw_bytes(array, tensor.data_type)))
+            elif name in self._hidden:
+                inner[self._hidden[name].path] = (tensor, array)
             else:
                 inline[self._positions[name]] = array
         self._check_shared(values)
@@ -387,7 +406,7 @@ class ModelFile:
 
         def render(moved: Mapping[str, str]) -> Iterator[bytes | memoryview]:
             locations = {location: moved[posixpath.normpath(location)] for location in self._locations if moved}
-            return self._template.render(list(self.proto.graph.initializer), inline, self._raw_data, locations)
+            return self._template.render(list(self.proto.graph.initializer), inline, self._raw_data, locations, inner)
 
         files = {file: DataFile(self._path_of(file), size, changes.get(file, ())) for file, size in self._sizes.items()}
         over_itself = self._is_own(Path(path))

@@ -9,11 +9,12 @@ error.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 from onnx import ModelProto
@@ -45,21 +46,32 @@ def refuses_invalid(parameter: str = "model") -> Callable[[Callable[P, R]], Call
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            try:
+            with invalid_refused(lambda: inspect.signature(function).bind(*args, **kwargs).arguments[parameter]):
                 return function(*args, **kwargs)
-            except (OnnxTrainError, OSError, MemoryError):
-                raise
-            except Exception as error:
-                model: Any = inspect.signature(function).bind(*args, **kwargs).arguments[parameter]
-                reason = why_not_taken(model)
-                if reason is None:
-                    raise
-                label = "The model" if isinstance(model, ModelProto) else repr(os.fspath(model))
-                raise ModelError(f"{label} is none that ONNX Runtime takes: {reason}; export it again.") from error
 
         return call
 
     return decorate
+
+
+@contextlib.contextmanager
+def invalid_refused(find: Callable[[], Any]) -> Iterator[None]:
+    """What :func:`refuses_invalid` does, for a block.
+
+    Args:
+        find: Returns the path or the model, where something has failed.
+    """
+    try:
+        yield
+    except (OnnxTrainError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        model = find()
+        reason = why_not_taken(model)
+        if reason is None:
+            raise
+        label = "The model" if isinstance(model, ModelProto) else repr(os.fspath(model))
+        raise ModelError(f"{label} is none that ONNX Runtime takes: {reason}; export it again.") from error
 
 
 def why_not_taken(model: str | os.PathLike[str] | ModelProto) -> str | None:

@@ -13,7 +13,7 @@ The field numbers are those of ``onnx.proto``; the encoding is that of protocol 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -136,27 +136,36 @@ class _Source:
 
 Chunk = bytes | memoryview | _Raw
 
+Path = tuple[tuple[int, int], ...]
+"""The way from a model to a message inside it: numbers of fields, each with the place among those of its number."""
+
 
 class Template:
     """The bytes of a model, cut at its initializers.
 
     Args:
         data: The serialised model; not kept.
+        inner: Ways to further tensors whose data may change: numbers of fields, and places among those of one number.
 
     Raises:
         CutOffError: The data ends inside a field.
         WireError: The data is not what protocol buffers write.
     """
 
-    def __init__(self, data: bytes | mmap.mmap) -> None:
+    def __init__(self, data: bytes | mmap.mmap, inner: Sequence[Path] = ()) -> None:
         self._tensors: list[_Message] = []
+        self._inner: dict[Path, _Message] = {}
+        self._ways = {way[:length] for way in inner for length in range(1, len(way) + 1)}
+        self._ends = set(inner)
         self._locations: list[tuple[_Message, int]] = []  # entries, and the position of the value in each
         self._budget = Budget(_MOST_FIELDS)
         with memoryview(data) as view:
-            self._model = self._cut(_Source(view, data), Slice(0, BYTES, 0, 0, len(data)), "model", 0)
+            self._model = self._cut(_Source(view, data), Slice(0, BYTES, 0, 0, len(data)), "model", 0, ())
 
-    def _cut(self, source: _Source, whole: Slice, kind: str, depth: int) -> _Message:
+    def _cut(self, source: _Source, whole: Slice, kind: str, depth: int, way: Path) -> _Message:
         """Split a message: what may change becomes a part of its own, what lies between stays bytes."""
+        holds_data = kind == "initializer" or way in self._ends
+        places: dict[int, int] = {}  # how many fields of a number were passed
         self._budget.left -= _COST_OF_A_MESSAGE
         message = _Message(bytes(source.view[whole.start : whole.payload]), whole.end - whole.payload)
         once = False
@@ -165,14 +174,18 @@ class Template:
             # Where raw data is given twice, the parsed model has the last of them only.
             inside = read_fields(source.view, whole.payload, whole.end, Budget(self._budget.left))
             once = sum(part.number == _RAW_DATA for part in inside) == 1
+        elif holds_data:
+            self._inner[way] = message
         begin = whole.payload
         inside = read_fields(source.view, whole.payload, whole.end, self._budget)
-        for part, end, count in _runs(inside) if kind == "initializer" else ((item, item.end, 1) for item in inside):
+        for part, end, count in _runs(inside) if holds_data else ((item, item.end, 1) for item in inside):
             made: _Field | _Message | None
-            if kind == "initializer" and part.wire_type in _DATA.get(part.number, ()):
+            if holds_data and part.wire_type in _DATA.get(part.number, ()):
                 made = self._cut_data(source, part, end, count, once)
             else:
-                made = self._cut_inside(source, part, kind, depth)
+                place = places.get(part.number, 0)
+                places[part.number] = place + 1
+                made = self._cut_inside(source, part, kind, depth, (*way, (part.number, place)))
             if made is None:
                 continue
             if begin < part.start:
@@ -183,17 +196,18 @@ class Template:
             message.parts.append(bytes(source.view[begin : whole.end]))
         return message
 
-    def _cut_inside(self, source: _Source, part: Slice, kind: str, depth: int) -> _Message | None:
+    def _cut_inside(self, source: _Source, part: Slice, kind: str, depth: int, way: Path) -> _Message | None:
         """A field that may hold what changes; ``None`` where it holds none of it."""
         child = _CHILDREN.get(kind, {}).get(part.number)
         if child is None or part.wire_type != BYTES or depth > _DEEPEST:
             return None
         if child == "entry":
             return self._cut_entry(source, part)
-        if child not in _ALWAYS_CUT and source.data.find(_LOCATION, part.payload, part.end) < 0:
+        always = child in _ALWAYS_CUT or way in self._ways
+        if not always and source.data.find(_LOCATION, part.payload, part.end) < 0:
             return None
-        message = self._cut(source, part, child, depth + 1)
-        changes = child in _ALWAYS_CUT or any(not isinstance(item, bytes) for item in message.parts)
+        message = self._cut(source, part, child, depth + 1, way)
+        changes = always or any(not isinstance(item, bytes) for item in message.parts)
         return message if changes else None
 
     def _cut_entry(self, source: _Source, whole: Slice) -> _Message | None:
@@ -234,6 +248,10 @@ class Template:
             return "raw", raw[-1].size
         return "typed", sum(_element_count(item) for item in fields)
 
+    def holds(self, way: Path) -> bool:
+        """Whether a tensor was found at the end of a way, with data that can be replaced."""
+        return way in self._inner and bool(_data_fields(self._inner[way]))
+
     def locations(self) -> set[str]:
         """The data files that tensors of the model lie in, wherever in it these are."""
         return {_location(message, position) for message, position in self._locations}
@@ -260,6 +278,7 @@ class Template:
         arrays: Mapping[int, npt.NDArray[np.generic]],
         raw_data: Callable[[int], bytes],
         locations: Mapping[str, str] | None = None,
+        inner: Mapping[Path, tuple[TensorProto, npt.NDArray[np.generic]]] | None = None,
     ) -> Iterator[bytes | memoryview]:
         """The model's bytes with new data.
 
@@ -268,11 +287,14 @@ class Template:
             arrays: New values by position; of the tensors' types and shapes.
             raw_data: The raw data of a large initializer that gets no new value, by its position.
             locations: New names of data files by those that the model has.
+            inner: Tensors and their new values by the ways to them.
         """
         replaced: _Payloads = {
             id(self._tensors[index]): _replace(self._tensors[index], tensors[index], array)
             for index, array in arrays.items()
         }
+        for way, (tensor, array) in (inner or {}).items():
+            replaced[id(self._inner[way])] = _replace(self._inner[way], tensor, array)
         for message, position in self._locations:
             new = (locations or {}).get(_location(message, position))
             if new is not None:

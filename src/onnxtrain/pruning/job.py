@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import onnx
 
-from onnxtrain.errors import OptionError, TrainingHint
+from onnxtrain.errors import OptionError
 from onnxtrain.operators import Optimizer
 from onnxtrain.operators.arithmetic import Tensor
 from onnxtrain.operators.measures import measure as find_measure
@@ -21,11 +21,13 @@ from onnxtrain.pruning.report import LayerRow, Point, PruneResult
 from onnxtrain.pruning.thresholds import Cut, Probe, Scope, check_sparsity, cubic, magnitude_cut, random_cut, search
 from onnxtrain.training.callbacks import Callback, TrainingState
 from onnxtrain.training.data import split_validation
+from onnxtrain.training.learner import Source
 from onnxtrain.training.loss_choice import LossLike
 from onnxtrain.training.losses import BinaryCrossEntropy, SoftmaxCrossEntropy
 from onnxtrain.training.masks import choose_tensors
 from onnxtrain.training.schedules import Schedule
-from onnxtrain.training.trainer import Source, Trainer
+from onnxtrain.training.specification import Options
+from onnxtrain.training.trainer import Trainer
 
 Method = Literal["ssgd", "magnitude", "random"]
 
@@ -106,25 +108,22 @@ class Job:
         model: str | os.PathLike[str] | onnx.ModelProto,
         loss: LossLike,
         target: str | None,
-        options: dict[str, Any],
+        options: Options,
         say: Callable[[str], None],
     ) -> None:
         self.plan, self.target, self.say = plan, target, say
-        self._model, self._loss, self._options = model, loss, options
-        self.trainer = Trainer(model, loss=loss, optimizer=plan.optimizer, seed=plan.seed, **options)
-        shapes = {name: array.shape for name, array in self.trainer.parameters.items()}
-        self.names = choose_tensors(shapes, plan.tensors, "tensors", self.trainer.weights)
+        self.trainer = Trainer(model, loss=loss, optimizer=plan.optimizer, **options)
+        self.names = choose_tensors(self.trainer.objective.shapes, plan.tensors, "tensors", self.trainer.weights)
         if plan.tensors is not None and "sparsify" not in options:
-            # What is pruned is what is sparsified; only now the patterns are known to fit.
-            self._options = {**options, "sparsify": plan.tensors}
-            self.trainer = self._again(plan.optimizer, plan.seed, self._options)
+            # What is pruned is what is sparsified.
+            self.trainer.change(replace(self.trainer.specification, sparsify=tuple(self.names)))
         if not self.names:
             raise OptionError(
                 "The model has nothing to prune: no parameter that is trained has rank 2 or more and is the weight "
                 "of a product, a convolution, a recurrent layer or an embedding; "
                 "choose others with tensors=."
             )
-        classifies = isinstance(self.trainer._subject.loss, (SoftmaxCrossEntropy, BinaryCrossEntropy))
+        classifies = isinstance(self.trainer.objective.loss, (SoftmaxCrossEntropy, BinaryCrossEntropy))
         self.metric = "accuracy" if classifies else "loss"
         if plan.accuracy_drop is not None and not classifies:
             raise OptionError("accuracy_drop= needs a loss of a classifier; for this loss give sparsity=.")
@@ -197,11 +196,7 @@ class Job:
         plan, trained = self.plan, self.trainer
         if plan.fine_tune_epochs == 0:
             return
-        options = {**self._options, "targets": trained._form and trained._form.kind}
-        self.trainer = self._again(plan.fine_tune_optimizer, plan.seed + 1, options)
-        for name, array in trained.trained_values().items():
-            self.trainer.session.state[name] = array
-        self.trainer.set_masks(trained.masks)
+        self.trainer = trained.again(optimizer=plan.fine_tune_optimizer, seed=trained.seed + 1)
         self.trainer.fit(
             data,
             target=self.target,
@@ -210,12 +205,6 @@ class Job:
             schedule=plan.fine_tune_schedule,
             callbacks=[_Lines(self, "fine-tuning")],
         )
-
-    def _again(self, optimizer: Optimizer, seed: int, options: dict[str, Any]) -> Trainer:
-        """Another trainer of the model; what there is to warn of, the first one has said."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", TrainingHint)
-            return Trainer(self._model, loss=self._loss, optimizer=optimizer, seed=seed, **options)
 
     def _weights(self) -> dict[str, np.ndarray]:
         return {name: np.array(self.trainer.parameters[name]) for name in self.names}

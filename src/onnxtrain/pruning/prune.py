@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Unpack
 
 import onnx
 
@@ -16,9 +16,10 @@ from onnxtrain.operators.sparsity import Sparsity
 from onnxtrain.pruning.job import Job, Method, Plan, PruningWarning
 from onnxtrain.pruning.report import PruneResult, Storage, check_report_folder
 from onnxtrain.pruning.thresholds import Scope
+from onnxtrain.training.learner import Source
 from onnxtrain.training.loss_choice import LossLike
 from onnxtrain.training.schedules import Schedule
-from onnxtrain.training.trainer import Source
+from onnxtrain.training.specification import Options
 
 __all__ = ["DEFAULT_OPTIMIZER", "PruningWarning", "prune"]
 
@@ -47,12 +48,11 @@ def prune(
     schedule: str | Schedule | None = None,
     fine_tune_schedule: str | Schedule | None = "cosine",
     target: str | None = None,
-    seed: int = 0,
     storage: Storage = "dense",
     save: str | os.PathLike[str] | None = None,
     report: str | os.PathLike[str] | None = None,
     progress: Callable[[str], None] | None = None,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> PruneResult:
     """Make a model sparse and keep its accuracy.
 
@@ -88,12 +88,11 @@ def prune(
         schedule: Learning rates of the training, as in ``fit``.
         fine_tune_schedule: Learning rates of the fine-tuning.
         target: Name of the target array.
-        seed: Of the order of the data, and of what is random.
         storage: "dense", with the zeros, or "sparse": ``sparse_initializer`` where that takes fewer bytes.
         save: File to write the model to; or use :meth:`~onnxtrain.pruning.report.PruneResult.save`.
         report: Folder to write the report to: text, JSON and PNG.
         progress: Is given a line after every epoch and cut.
-        **options: Further arguments of :class:`onnxtrain.Trainer`.
+        **options: All other options of :class:`onnxtrain.Trainer`. The ``seed`` is that of what is random, too.
 
     Returns:
         The pruned model and the report.
@@ -132,7 +131,7 @@ def prune(
         batch_size=batch_size,
         schedule=schedule,
         fine_tune_schedule=fine_tune_schedule,
-        seed=seed,
+        seed=options.get("seed", 0),
     )
     if storage not in ("dense", "sparse"):
         raise OptionError(f"storage is {storage!r}; it needs to be 'dense' or 'sparse'.")

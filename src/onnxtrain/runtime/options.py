@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,12 +10,20 @@ from typing import Any
 from onnxtrain.errors import OptionError
 
 
+def most_threads() -> int:
+    """How many threads a session may have here: four for each processor, and 64 in any case.
+
+    More only wait for each other, and with many thousands the system refuses them, or onnxruntime ends the process.
+    """
+    return max(64, 4 * (os.cpu_count() or 1))
+
+
 @dataclass(frozen=True)
 class RuntimeOptions:
     """Options of the onnxruntime sessions that train and evaluate.
 
     Attributes:
-        threads: Threads within an operator; ``None`` lets onnxruntime take one per core.
+        threads: Threads within an operator, at most :func:`most_threads`; ``None`` lets onnxruntime take one per core.
         providers: Execution providers in order of preference.
         memory_pattern: Whether onnxruntime plans one block of memory per input shape. It comes on top of the
             arena that the first step filled: up to a half more memory at no measured gain in time.
@@ -31,6 +40,11 @@ class RuntimeOptions:
     def __post_init__(self) -> None:
         if self.threads is not None and self.threads < 1:
             raise OptionError(f"threads is {self.threads}; it needs a number of at least 1.")
+        if self.threads is not None and self.threads > (most := most_threads()):
+            raise OptionError(
+                f"threads is {self.threads}; it needs a number from 1 to {most}, since more would only wait for each "
+                f"other on {os.cpu_count()} processors."
+            )
 
     def uses_kernels(self) -> bool:
         """Whether steps are lowered to native kernels."""

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-_CALL: Final = re.compile(r"\s*(?P<name>[a-z_]+)\s*(?:\((?P<arguments>.*)\)\s*)?", re.DOTALL)
-_NAMED: Final = re.compile(r"(?P<name>[a-z_]+)\s*=(?P<value>.*)", re.DOTALL)
+_CALL: Final = re.compile(r"\s*(?P<name>[a-z_][a-z_0-9]*)\s*(?:\((?P<arguments>.*)\)\s*)?", re.DOTALL)
+_NAMED: Final = re.compile(r"(?P<name>[a-z_][a-z_0-9]*)\s*=(?P<value>.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)

@@ -7,171 +7,18 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from onnxtrain.errors import CheckpointError, ModelError, OptionError
+import numpy as np
+
+from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.model.places import explained
 from onnxtrain.model.writing import AtomicFiles
+from onnxtrain.training.callback import Callback, CallbackList, TrainingState
 
-
-@dataclass
-class TrainingState:
-    """Where a training stands; callbacks read it, may ask to stop, and may set the learning rate.
-
-    Attributes:
-        epoch: number of the current epoch, from 0; what people read counts from 1.
-        step: optimizer steps done since the training began.
-        loss: of the last step; at the end of an epoch the mean over its examples. NaN before the first step.
-        learning_rate: of the last step. Setting it is setting that of the trainer: it decides from the next step on,
-            instead of the schedule, until it is set again or the training ends.
-        batch_size: how many examples the last step had.
-        metrics: what was measured, by name, at the end of the epoch; empty before.
-        epochs: how many epochs are planned; None when not known.
-        steps_per_epoch: how many steps an epoch has; None when not known.
-        stop: whether to stop after the current step or epoch.
-        stop_reason: why, in words.
-    """
-
-    epoch: int = 0
-    step: int = 0
-    loss: float = math.nan
-    learning_rate: float = 0.0
-    batch_size: int = 0
-    metrics: dict[str, float] = field(default_factory=dict)
-    epochs: int | None = None
-    steps_per_epoch: int | None = None
-    stop: bool = False
-    stop_reason: str | None = None
-    _choose_rate: Callable[[float], None] | None = field(default=None, init=False, repr=False, compare=False)
-    _step_rate: float | None = field(default=None, init=False, repr=False, compare=False)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        choose = self.__dict__.get("_choose_rate")
-        if name == "learning_rate" and choose is not None:
-            choose(value)
-            value = float(value)
-        super().__setattr__(name, value)
-
-    def bind_rate(self, choose: Callable[[float], None]) -> None:
-        """Tell what is to be called when a callback sets the learning rate: `fit` does this before the first step."""
-        self._choose_rate = choose
-
-    def note_step(self, *, step: int, loss: float, learning_rate: float, batch_size: int) -> None:
-        """Take what a step was."""
-        self.step, self.loss, self.batch_size = step, loss, batch_size
-        self.__dict__["learning_rate"] = self._step_rate = learning_rate
-
-    @property
-    def rate_of_last_step(self) -> float:
-        """The learning rate that the last step had, also after a callback has set that of the next."""
-        return self.learning_rate if self._step_rate is None else self._step_rate
-
-    def request_stop(self, reason: str) -> None:
-        """Ask the training to stop; the first reason stays."""
-        if not self.stop:
-            self.stop, self.stop_reason = True, reason
-
-
-class Callback:
-    """The base of callbacks: override what you need.
-
-    A callback that must survive a restart returns its memory from `record` and takes it back in `resume`.
-    """
-
-    def on_fit_begin(self, state: TrainingState) -> None:
-        """Called once, before the first step."""
-
-    def on_epoch_begin(self, state: TrainingState) -> None:
-        """Called before the first step of every epoch."""
-
-    def on_step_end(self, state: TrainingState) -> None:
-        """Called after every step."""
-
-    def on_epoch_end(self, state: TrainingState) -> None:
-        """Called after every epoch, when its metrics are known."""
-
-    def on_fit_end(self, state: TrainingState) -> None:
-        """Called once, after the last step, also when training was stopped."""
-
-    def record(self) -> dict[str, Any]:
-        """What a checkpoint keeps of this callback: values that JSON can hold."""
-        return {}
-
-    def resume(self, record: dict[str, Any]) -> None:
-        """Take back what `record` returned when the checkpoint was written."""
-
-
-class CallbackList(Callback):
-    """Several callbacks as one, called in their order.
-
-    Args:
-        callbacks: the callbacks.
-    """
-
-    def __init__(self, callbacks: Sequence[Callback] = ()) -> None:
-        self.callbacks = list(callbacks)
-
-    def on_fit_begin(self, state: TrainingState) -> None:
-        """Pass on to all."""
-        for callback in self.callbacks:
-            callback.on_fit_begin(state)
-
-    def on_epoch_begin(self, state: TrainingState) -> None:
-        """Pass on to all."""
-        for callback in self.callbacks:
-            callback.on_epoch_begin(state)
-
-    def on_step_end(self, state: TrainingState) -> None:
-        """Pass on to all."""
-        for callback in self.callbacks:
-            callback.on_step_end(state)
-
-    def on_epoch_end(self, state: TrainingState) -> None:
-        """Pass on to all."""
-        for callback in self.callbacks:
-            callback.on_epoch_end(state)
-
-    def on_fit_end(self, state: TrainingState) -> None:
-        """Pass on to all."""
-        for callback in self.callbacks:
-            callback.on_fit_end(state)
-
-    def record(self) -> dict[str, Any]:
-        """The records of all, by position and class."""
-        return {self._key(index): callback.record() for index, callback in enumerate(self.callbacks)}
-
-    def resume(self, record: dict[str, Any], *, may_differ: type[Callback] | None = None) -> None:
-        """Give every callback its record back.
-
-        Args:
-            record: what `record` returned.
-            may_differ: a class of callbacks that may have come or gone since; one that came has no record.
-
-        Raises:
-            CheckpointError: the record was made with other callbacks.
-        """
-        written = [(key.partition(" ")[2], value) for key, value in record.items()]
-        free = "" if may_differ is None else may_differ.__name__
-        optional = [value for name, value in written if name == free]
-        fixed = [(name, value) for name, value in written if name != free]
-        names = [type(callback).__name__ for callback in self.callbacks]
-        if [name for name, _ in fixed] != [name for name in names if name != free]:
-            keys = [self._key(index) for index in range(len(self.callbacks))]
-            raise CheckpointError(
-                f"the checkpoint was written with the callbacks {list(record)}, now there are {keys}; "
-                f"resume with the same callbacks in the same order."
-            )
-        for name, callback in zip(names, self.callbacks, strict=True):
-            if name != free:
-                callback.resume(fixed.pop(0)[1])
-            elif optional:
-                callback.resume(optional.pop(0))
-
-    def _key(self, index: int) -> str:
-        return f"{index} {type(self.callbacks[index]).__name__}"
+__all__ = ["Callback", "CallbackList", "CsvLogger", "EarlyStopping", "History", "TrainingState"]
 
 
 class EarlyStopping(Callback):
@@ -190,6 +37,8 @@ class EarlyStopping(Callback):
     Raises:
         OptionError: an argument has a value that it cannot have.
     """
+
+    setting: ClassVar[str | None] = "early_stopping"
 
     def __init__(
         self,
@@ -212,19 +61,13 @@ class EarlyStopping(Callback):
         self.restore_best = restore_best
         self.best: float | None = None
         self.best_epoch: int | None = None
-        self.best_weights: Any = None
+        self.best_weights: dict[str, np.ndarray] = {}
         self.waited = 0
-        self._snapshot: Callable[[], Any] | None = None
-        self._restore: Callable[[Any], None] | None = None
 
-    def bind(self, snapshot: Callable[[], Any], restore: Callable[[Any], None]) -> None:
-        """Tell how weights are kept: the trainer does this before the first step.
-
-        Args:
-            snapshot: returns a copy of the weights, in whatever form.
-            restore: takes such a copy and makes it the weights again.
-        """
-        self._snapshot, self._restore = snapshot, restore
+    def settings(self) -> dict[str, Any]:
+        """All arguments."""
+        watched = ("monitor", "patience", "minimum_delta", "mode", "restore_best")
+        return {name: getattr(self, name) for name in watched}
 
     def on_epoch_end(self, state: TrainingState) -> None:
         """Compare with the best epoch.
@@ -241,8 +84,8 @@ class EarlyStopping(Callback):
         value = values[self.monitor]
         if self._improves(value):
             self.best, self.best_epoch, self.waited = value, state.epoch, 0
-            if self.restore_best and self._snapshot is not None:
-                self.best_weights = self._snapshot()
+            if self.restore_best:
+                self.best_weights = {name: np.array(array) for name, array in state.weights.items()}
             return
         self.waited += 1
         if self.waited >= self.patience:
@@ -251,12 +94,20 @@ class EarlyStopping(Callback):
 
     def on_fit_end(self, state: TrainingState) -> None:
         """Put the best weights back."""
-        if self.restore_best and self.best_weights is not None and self._restore is not None:
-            self._restore(self.best_weights)
+        if self.restore_best:
+            state.weights.update(self.best_weights)
 
     def record(self) -> dict[str, Any]:
-        """The best value and the epochs waited; `best_weights` are arrays, which the trainer keeps."""
+        """The best value and the epochs waited."""
         return {"best": self.best, "best_epoch": self.best_epoch, "waited": self.waited}
+
+    def record_arrays(self) -> dict[str, np.ndarray]:
+        """The best weights."""
+        return dict(self.best_weights)
+
+    def resume_arrays(self, arrays: dict[str, np.ndarray]) -> None:
+        """Take the best weights back."""
+        self.best_weights = dict(arrays)
 
     def resume(self, record: dict[str, Any]) -> None:
         """Go on from a checkpoint."""

@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import shutil
+import stat
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -322,6 +323,8 @@ def _to_json(record: dict[str, Any]) -> str:
 
 def _parse_record(path: Path) -> dict[str, Any]:
     """Read the JSON of a checkpoint; raise ValueError if something is not there."""
+    if not _is_ordinary(path):
+        raise ValueError("it is no ordinary file")
     record = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(record, dict) or "format_version" not in record:
         raise ValueError("it has no format version")
@@ -383,6 +386,8 @@ def _damage(entry: _Entry, record: dict[str, Any]) -> str | None:
     """What is wrong with the tensors' file; None if nothing."""
     name = entry.tensors.name
     try:
+        if not _is_ordinary(entry.tensors):
+            return f"'{name}' is no ordinary file"
         size = entry.tensors.stat().st_size
         if size != record["bytes"]:
             return f"'{name}' has {size} bytes instead of {record['bytes']}"
@@ -393,6 +398,11 @@ def _damage(entry: _Entry, record: dict[str, Any]) -> str | None:
     except OSError as error:
         return f"'{name}' cannot be read ({error.strerror or error})"
     return None
+
+
+def _is_ordinary(path: Path) -> bool:
+    """Whether a file may be opened: a pipe waits for its writer, perhaps for ever."""
+    return stat.S_ISREG(path.stat().st_mode)
 
 
 def _compare_fingerprints(

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 
 from onnxtrain.errors import DataError, OptionError
-from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.training.data import TargetCheck, TensorSpec
 from onnxtrain.training.data.conversion import check_finite
 
 
-class Parameters(Mapping[str, np.ndarray]):
-    """The live parameters by name: arrays to read and to write; assigning copies into them.
+class Parameters(MutableMapping[str, np.ndarray]):
+    """The live parameters by name: arrays to read and to write; assigning copies into them, as ``update`` does.
 
     An array that is kept has the current values after every step; ``np.array(parameters[name])`` has those of now.
     """
 
-    def __init__(self, session: TrainingSession, names: Sequence[str]) -> None:
-        self._states = session.state
+    def __init__(self, states: MutableMapping[str, np.ndarray], names: Sequence[str]) -> None:
+        self._states = states
         self._names = dict.fromkeys(names)
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -33,11 +33,57 @@ class Parameters(Mapping[str, np.ndarray]):
             raise OptionError(f"{name!r} is not a parameter; they are {', '.join(list(self._names)[:8])}.")
         self._states[name] = value
 
+    def check(self, name: str, value: np.ndarray) -> None:
+        """Refuse what cannot be assigned.
+
+        Raises:
+            OptionError: There is no such parameter, or it has another type or shape.
+        """
+        if name not in self._names:
+            raise OptionError(f"{name!r} is not a parameter; they are {', '.join(list(self._names)[:8])}.")
+        own = self._states[name]
+        if (value.dtype, value.shape) != (own.dtype, own.shape):
+            raise OptionError(
+                f"The parameter {name!r} is {own.dtype} of shape {own.shape}; got {value.dtype} of shape {value.shape}."
+            )
+
+    def __delitem__(self, name: str) -> None:
+        raise OptionError(f"The parameter {name!r} belongs to the model and cannot be deleted.")
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+def cut(flat: np.ndarray, like: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays that were joined to one.
+
+    Args:
+        flat: All elements.
+        like: Arrays of the names, types and shapes wanted.
+
+    Raises:
+        OptionError: There are more elements or fewer.
+    """
+    size = sum(array.size for array in like.values())
+    if flat.shape != (size,):
+        raise OptionError(f"The weights are an array of shape {flat.shape}; together they have {size} elements.")
+    ends = np.cumsum([array.size for array in like.values()])
+    return {
+        name: flat[end - array.size : end].reshape(array.shape).astype(array.dtype)
+        for (name, array), end in zip(like.items(), ends, strict=True)
+    }
+
+
+def fill(tensor: onnx.TensorProto, values: np.ndarray) -> None:
+    """Give a tensor these values, in place; its name and what is said about it stay."""
+    full = onnx.numpy_helper.from_array(np.ascontiguousarray(values))
+    for field in ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "external_data"):
+        tensor.ClearField(field)
+    tensor.ClearField("data_location")
+    tensor.raw_data = full.raw_data
 
 
 def by_input_name(specs: Sequence[TensorSpec], inputs: Any) -> dict[str, Any]:
@@ -74,6 +120,20 @@ def fit_to_spec(value: Any, spec: TensorSpec) -> np.ndarray:
         hint = spec.size_hint if array.ndim == len(shape) else spec.hint
         raise DataError(f"{spec.name!r} needs shape {spec.describe_shape()}, but got {array.shape}.{hint}")
     return array
+
+
+def check_weights(weights: np.ndarray) -> np.ndarray:
+    """The weights of examples, unless they are none.
+
+    Raises:
+        DataError: They are no numbers of at least 0.
+    """
+    if weights.dtype.kind not in "fiub" or weights.ndim != 1 or not (np.isfinite(weights) & (weights >= 0)).all():
+        raise DataError(
+            f"sample_weight is {weights.dtype} of shape {weights.shape}; it needs one finite number of at least 0 per "
+            "example."
+        )
+    return weights
 
 
 def check_targets(targets: np.ndarray, check: TargetCheck | None) -> np.ndarray:

@@ -6,22 +6,22 @@ import dataclasses
 import functools
 import json
 import os
+import zlib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from onnx import GraphProto
 
 from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.model.file import ModelFile
-from onnxtrain.training.callbacks import Callback, EarlyStopping
+from onnxtrain.training.callback import settings_of
 from onnxtrain.training.data import Dataset
 from onnxtrain.training.data.hashing import Fingerprint
+from onnxtrain.training.objective import Objective
 from onnxtrain.training.schedules import Schedule, resolve_schedule
-
-if TYPE_CHECKING:
-    from onnxtrain.training.trainer import Trainer
+from onnxtrain.training.specification import Specification
 
 JSON = None | bool | int | float | str | list[Any] | dict[str, Any]
 
@@ -55,54 +55,66 @@ CHANGEABLE: Final = (
 """What a resumed training may have otherwise than its checkpoint, where that is said by name."""
 
 
-def describe_settings(trainer: Trainer) -> dict[str, JSON]:
+def describe_settings(specification: Specification, objective: Objective) -> dict[str, JSON]:
     """What the trainer was given, apart from the model."""
-    optimizer, subject = trainer.optimizer, trainer._subject
+    optimizer, loss, form = specification.optimizer, objective.loss, objective.form
+    sparsified = sorted(objective.sparsified(specification.sparsify))
     return {
-        "loss": describe(subject.loss) if subject.loss is not None else f"output:{subject.prediction.name}",
-        "output": str(subject.prediction.name),
-        "targets": None if subject.form is None else subject.form.kind,
+        "loss": describe(loss) if loss is not None else f"output:{objective.prediction.name}",
+        "output": str(objective.prediction.name),
+        "targets": None if form is None else form.kind,
         "optimizer": type(optimizer).__name__,
         "attributes": dict(optimizer.node_attributes()),
         "sparsity": describe(optimizer.sparsity_modifier),
-        "sparsify": sorted(trainer.sparsified) if optimizer.promotes_sparsity else None,
-        "parameters": {name: list(array.shape) for name, array in trainer.parameters.items()},
-        "batch_norm": trainer._modes.batch_norm,
-        "dropout": trainer._modes.dropout,
-        "clip_value": trainer._clipping.value,
-        "clip_norm": trainer._clipping.norm,
-        "accumulate": trainer.accumulate,
-        "straight_through": trainer._gradient_options.straight_through,
-        "seed": trainer.seed,
+        "sparsify": list(sparsified) if optimizer.promotes_sparsity else None,
+        "parameters": {name: list(shape) for name, shape in objective.shapes.items()},
+        "batch_norm": specification.batch_norm,
+        "dropout": specification.dropout,
+        "clip_value": specification.clip_value,
+        "clip_norm": specification.clip_norm,
+        "accumulate": specification.accumulate,
+        "straight_through": specification.straight_through,
+        "seed": specification.seed,
     }
 
 
+def describe_masks(masks: Mapping[str, np.ndarray]) -> dict[str, JSON]:
+    """Hashes of masks."""
+    return {name: zlib.crc32(np.packbits(mask).tobytes()) for name, mask in masks.items()}
+
+
 def describe_course(
-    trainer: Trainer,
+    base: float,
     *,
     schedule: str | Schedule | None,
     epochs: int,
     per_epoch: int | None,
     batch_size: int,
     shuffle: bool,
-    callbacks: Sequence[Callback],
+    callbacks: Sequence[Any],
 ) -> dict[str, JSON]:
     """How the training goes.
 
     A learning rate is part of it where the schedule starts from it, the number of epochs where the schedule ends with
     it.
+
+    Args:
+        base: The learning rate that it starts from.
+        schedule: The rate by step.
+        epochs: How many are planned.
+        per_epoch: How many steps one has, where that is known.
+        batch_size: Examples per step.
+        shuffle: Whether the order is new in every epoch.
+        callbacks: Those of which some change the numbers of the training.
     """
-    base = trainer._rate.base
     of_text = schedule is None or isinstance(schedule, str)
-    early = [callback for callback in callbacks if isinstance(callback, EarlyStopping)]
-    watched = ("monitor", "patience", "minimum_delta", "mode", "restore_best")
     return {
         "schedule": "".join((schedule or "constant").split()) if of_text else describe(schedule),  # type: ignore[union-attr]
         "learning_rate": base if of_text else None,
         "epochs": epochs if _ends_with_the_epochs(schedule, base, epochs, per_epoch) else None,
         "batch_size": batch_size,
         "shuffle": shuffle,
-        "early_stopping": [{name: getattr(callback, name) for name in watched} for callback in early] or None,
+        "early_stopping": [describe(settings) for settings in settings_of(callbacks, "early_stopping")] or None,
     }
 
 
@@ -131,18 +143,25 @@ def describe_model(file: ModelFile) -> dict[str, JSON]:
         tensor.name, tensor.data_type = name, kind
         tensor.dims.extend(dims)
     del graph.sparse_initializer[:]
-    structure, weights = Fingerprint(), Fingerprint()
+    structure = Fingerprint()
     for part in (graph, *file.proto.functions, *file.proto.opset_import):
         structure.add_bytes(part.SerializeToString(deterministic=True))
+    return {"model": structure.digest(), "weights": describe_weights(file)}
+
+
+def describe_weights(file: ModelFile, *, without: Collection[str] = ()) -> JSON:
+    """A hash of the initial values, apart from some; ``None`` if the file has changed since it was read."""
+    weights = Fingerprint()
     try:
         for name in file.names():
-            weights.add_text(name)
-            weights.add_large_array(file.value(name))
+            if name not in without:
+                weights.add_text(name)
+                weights.add_large_array(file.value(name))
         for sparse in file.proto.graph.sparse_initializer:
             weights.add_bytes(sparse.SerializeToString(deterministic=True))
     except ModelError:
-        return {"model": structure.digest(), "weights": None}
-    return {"model": structure.digest(), "weights": weights.digest()}
+        return None
+    return weights.digest()
 
 
 def describe(value: object) -> JSON:

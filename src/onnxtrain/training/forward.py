@@ -8,19 +8,19 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.model.file import ModelFile
 from onnxtrain.model.validity import refuses_invalid
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.states import StateBuffers
-from onnxtrain.training.data import TensorSpec, open_dataset
+from onnxtrain.training.data import open_dataset
 from onnxtrain.training.evaluation import Evaluator
+from onnxtrain.training.labels import read_labels
 from onnxtrain.training.loss_choice import LossLike
-from onnxtrain.training.subject import Subject, prepare, tensor_spec
+from onnxtrain.training.objective import of_model, prepare
+from onnxtrain.training.specification import Specification
 from onnxtrain.training.training_modes import set_inference
-from onnxtrain.training_info.recipe import Names
 
 
 @refuses_invalid()
@@ -30,7 +30,7 @@ def evaluate(
     *,
     loss: LossLike,
     target: str | None = None,
-    metrics: Sequence[Any] = (),
+    metrics: str | Sequence[Any] = (),
     batch_size: int = 256,
     output: str | None = None,
     options: RuntimeOptions | None = None,
@@ -55,20 +55,20 @@ def evaluate(
         DataError: The data does not fit the model.
         OptionError: An unknown loss, metric or output.
     """
-    file = ModelFile.load(model)
-    subject = prepare(file, loss, output=output)
-    wanted = subject.target is not None
-    subject.check_batch_axis()
-    dataset = open_dataset(data, _specs(subject.model.graph), target=target, need_target=wanted, validate=False)
-    form = subject.form_of_dataset(dataset)
-    if form != subject.form:
-        subject = prepare(file, loss, output=output, form=form)
-    names = Names.beside(subject.model.graph)
-    if subject.target is not None:
-        subject.target.name = names.target
-        dataset = dataset.expecting(subject.target_spec)
-    subject.validate(dataset, labels=wanted)
-    return _evaluator(subject, names, options).evaluate(dataset, batch_size, metrics)
+    specification = Specification.of(model, loss, output=output, options=options)
+    objective = prepare(specification, table=())
+    targets = objective.targets
+    if targets is not None:
+        targets.check_batch_axis()
+    wanted = targets is not None
+    dataset = open_dataset(data, objective.inputs, target=target, need_target=wanted, validate=False)
+    if targets is not None:
+        labels = read_labels(specification.model.path)
+        dataset = dataset.adapting(lambda array: targets.adapt(array, labels))
+        objective = objective.with_form(targets.form_of_dataset(dataset))
+        dataset = dataset.expecting(objective.target_spec)
+    objective.validate(dataset, labels=wanted)
+    return Evaluator(objective, StateBuffers({}), specification.options).evaluate(dataset, batch_size, metrics)
 
 
 @refuses_invalid()
@@ -78,8 +78,8 @@ def predict(
     *,
     batch_size: int = 256,
     options: RuntimeOptions | None = None,
-) -> dict[str, np.ndarray]:
-    """The outputs of a model for data; what :meth:`onnxtrain.Trainer.predict` computes, without a trainer.
+) -> np.ndarray | dict[str, np.ndarray]:
+    """The outputs of a model for data; what :meth:`onnxtrain.Trainer.predict` computes, without trainer and loss.
 
     Args:
         model: A path or a loaded model.
@@ -88,24 +88,32 @@ def predict(
         options: Threads and providers.
 
     Returns:
-        One array per tensor output, by name.
+        One array per tensor output by name, or the array itself where the model has one output.
 
     Raises:
         ModelError: The model cannot be read.
         DataError: The data does not fit the model.
+
+    Example:
+        >>> import onnxtrain
+        >>> onnxtrain.predict(onnxtrain.examples.mlp((4, 3)), np.zeros((2, 4))).shape
+        (2, 3)
     """
+    arrays = outputs(model, data, batch_size=batch_size, options=options)
+    return next(iter(arrays.values())) if len(arrays) == 1 else arrays
+
+
+@refuses_invalid()
+def outputs(
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    data: Any,
+    *,
+    batch_size: int = 256,
+    options: RuntimeOptions | None = None,
+) -> dict[str, np.ndarray]:
+    """What :func:`predict` returns, by name also where the model has one output."""
     working = infer_shapes(ModelFile.load(model).training_model())
     set_inference(working)
-    graph = working.graph
-    subject = Subject(working, None, graph.outputs[0], None, [])
-    dataset = open_dataset(data, _specs(graph), need_target=False)
-    evaluator = _evaluator(subject, Names.beside(graph), options)
-    return evaluator.predict(dataset, batch_size)
-
-
-def _specs(graph: ir.Graph) -> list[TensorSpec]:
-    return [tensor_spec(value) for value in graph.inputs]
-
-
-def _evaluator(subject: Subject, names: Names, options: RuntimeOptions | None) -> Evaluator:
-    return Evaluator(subject, StateBuffers({}), options or RuntimeOptions(), names)
+    objective = of_model(working)
+    dataset = open_dataset(data, objective.inputs, need_target=False)
+    return Evaluator(objective, StateBuffers({}), options or RuntimeOptions()).predict(dataset, batch_size)

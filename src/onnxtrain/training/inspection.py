@@ -12,8 +12,10 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.autodiff import registry
-from onnxtrain.autodiff.engine import Engine, Request
 from onnxtrain.autodiff.expand import find_body
+from onnxtrain.autodiff.missing import missing_rules
+from onnxtrain.autodiff.node import describe
+from onnxtrain.autodiff.path import Forward
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import Dimension, dimensions, is_float
 from onnxtrain.model.file import ModelFile
@@ -64,6 +66,7 @@ class Inspection:
         operators: Operators by name.
         missing: Nodes between parameters and outputs that have no gradient.
         hints: What is worth knowing before training.
+        surprises: Those of the hints that say that training does something else than the exported program.
     """
 
     opset: int
@@ -74,6 +77,7 @@ class Inspection:
     operators: tuple[Operator, ...]
     missing: tuple[str, ...]
     hints: tuple[str, ...]
+    surprises: tuple[str, ...] = ()
 
     @property
     def trainable_size(self) -> int:
@@ -129,6 +133,7 @@ def inspect(
         operators=operators,
         missing=tuple(_missing(copy, names)),
         hints=tuple(hint.text for hint in found),
+        surprises=tuple(hint.text for hint in found if hint.surprising),
     )
 
 
@@ -166,11 +171,11 @@ def _gradient_kind(model: ir.Model, node: ir.Node) -> str:
 
 def _missing(model: ir.Model, names: Sequence[str]) -> list[str]:
     graph = model.graph
-    engine = Engine(graph, graph.opset_imports, model.functions)
+    forward = Forward.of(model)
     xs = [graph.initializers[name] for name in names]
     found: dict[str, None] = {}
     for output in list(graph.outputs):
         if is_float(output) and xs:
-            for node in engine.missing(Request(output, xs)):
-                found[registry.describe(node)] = None
+            for node in missing_rules(forward, output, xs):
+                found[describe(node)] = None
     return list(found)

@@ -123,6 +123,21 @@ class Loss:
         return Reading(self.name, self.predicts)
 
 
+class LossByExample(Loss):
+    """Base of the losses that are a sum over examples, whose terms may have weights."""
+
+    def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
+        """Emit the loss.
+
+        Args:
+            op: Emits nodes.
+            prediction: What the model gives.
+            target: What it should give.
+            weights: Factors of the examples' terms [N].
+        """
+        return super().build(op, prediction, target)
+
+
 def class_axis(rank: int) -> int:
     """The class axis where nothing tells it: the last of rank 3 (batch, sequence, vocabulary), else ONNX's, 1."""
     return 2 if rank == 3 else 1
@@ -192,8 +207,15 @@ def count_of(op: Builder, counted: Value, like: Value) -> Value:
     return op.cast(op.Size(counted), like.dtype).with_shape(())
 
 
-def mean_over(op: Builder, terms: Value, prediction: Value) -> LossTerms:
-    """The mean of terms, of which there are as many as elements of the prediction."""
+def weighted(op: Builder, terms: Value, weights: Value) -> Value:
+    """The terms [N, ...] of a loss, each times the weight of its example."""
+    return (terms * op.reshape(weights, [-1] + [1] * (node_rank(terms) - 1))).with_shape(terms.shape)
+
+
+def mean_over(op: Builder, terms: Value, prediction: Value, weights: Value | None = None) -> LossTerms:
+    """The mean of terms, of which there are as many as elements of the prediction; weights do not count in it."""
+    if weights is not None:
+        terms = weighted(op, terms.with_shape(prediction.shape), weights)
     total = op.ReduceSum(terms, keepdims=0).with_shape(())
     weight = count_of(op, prediction, prediction)
     return LossTerms((total / weight).with_shape(()), weight)

@@ -11,6 +11,7 @@ from typing import Any
 
 from onnxtrain.errors import OptionError
 from onnxtrain.graph import Builder, Value
+from onnxtrain.training.aliases import ALIASES
 from onnxtrain.training.call_text import Call, read_call
 from onnxtrain.training.losses import LOSSES, CustomLoss, Loss
 from onnxtrain.training.model_loss import ModelLoss
@@ -59,8 +60,8 @@ def _from_text(text: str) -> Loss | str:
     if text.startswith("output:"):
         return text.removeprefix("output:")
     call = read_call(text)
-    if call is not None and call.name in LOSSES:
-        return _called(LOSSES[call.name], call, text)
+    if call is not None and ALIASES.get(call.name, call.name) in LOSSES:
+        return _called(LOSSES[ALIASES.get(call.name, call.name)], call, text)
     if text.endswith(".onnx"):
         return ModelLoss(Path(text))
     raise OptionError(
@@ -79,7 +80,8 @@ def _called(loss: type[Loss], call: Call, text: str) -> Loss:
     return loss(**{**loss.text_defaults, **values})
 
 
-_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "tuple": "numbers such as (1, 2.5)"}
+_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+_KINDS["Sequence"] = "numbers such as (1, 2.5) or {3: 2.5}"
 
 
 def _value(name: str, text: str, annotation: str, whole: str) -> Any:
@@ -91,8 +93,10 @@ def _value(name: str, text: str, annotation: str, whole: str) -> Any:
         value = text
     if value is None and "None" in annotation:
         return None
-    if kind == "tuple" and isinstance(value, (tuple, list)) and all(map(_is_number, value)):
+    if kind == "Sequence" and isinstance(value, (tuple, list)) and all(map(_is_number, value)):
         return tuple(float(item) for item in value)
+    if kind == "Sequence" and isinstance(value, dict) and all(map(_is_number, (*value, *value.values()))):
+        return value
     if kind == "float" and _is_number(value):
         return float(value)
     if type(value).__name__ == kind and kind in ("int", "bool"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -18,6 +18,7 @@ from onnxtrain.training.data.target_checks import BinaryCheck, DistributionCheck
 from onnxtrain.training.loss import (
     IgnoredWherePresent,
     Loss,
+    LossByExample,
     TargetForm,
     TargetKind,
     class_axis,
@@ -27,6 +28,7 @@ from onnxtrain.training.loss import (
     mean_over,
     node_rank,
     size_of,
+    weighted,
 )
 from onnxtrain.training.reading import Reading
 from onnxtrain.training_info.recipe import LossTerms
@@ -48,14 +50,15 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class SoftmaxCrossEntropy(Loss):
+class SoftmaxCrossEntropy(LossByExample):
     """Softmax cross-entropy of logits: mean over labels of -w_t log softmax(z)_t.
 
     With label smoothing e the target distribution is (1 - e) onehot(t) + e / C. With weights and ignored labels
     the mean is that of PyTorch: the weighted sum divided by the sum of the weights of labels that count.
 
     Args:
-        class_weights: One weight w per class; ``None`` for all ones.
+        class_weights: One weight w per class, as a list or as a dictionary from class to weight, in which the classes
+            that are left out have 1; ``None`` for all ones.
         label_smoothing: e, in [0, 1).
         ignore_index: Labels of this value do not count; a batch of no others has the loss 0. The text
             ``"softmax_cross_entropy"`` has -100, as PyTorch.
@@ -72,7 +75,7 @@ class SoftmaxCrossEntropy(Loss):
     predicts = "classes"
     text_defaults: ClassVar[Mapping[str, Any]] = {"ignore_index": IgnoredWherePresent(-100)}
 
-    class_weights: tuple[float, ...] | None = None
+    class_weights: Sequence[float] | Mapping[int, float] | None = None
     label_smoothing: float = 0.0
     ignore_index: int | None = None
     axis: int | None = None
@@ -82,41 +85,59 @@ class SoftmaxCrossEntropy(Loss):
         if not 0.0 <= self.label_smoothing < 1.0:
             raise OptionError(f"label_smoothing is {self.label_smoothing}; it needs a number in [0, 1).")
         if self.class_weights is not None:
-            weights = np.asarray(self.class_weights, dtype=np.float64)
+            given = self.class_weights
+            if isinstance(given, Mapping):
+                if not all(isinstance(key, int | np.integer) and key >= 0 for key in given):
+                    raise OptionError(f"class_weights has the classes {list(given)}; they are whole numbers from 0.")
+                object.__setattr__(self, "class_weights", {int(key): float(weight) for key, weight in given.items()})
+            else:
+                object.__setattr__(self, "class_weights", tuple(float(weight) for weight in given))
+            weights = np.asarray([*given.values()] if isinstance(given, Mapping) else given, dtype=np.float64)
             if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.sum() > 0):
                 raise OptionError("class_weights needs finite numbers of at least 0, not all 0.")
 
-    def build(self, op: Builder, prediction: Value, target: Value) -> LossTerms:
+    def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss on logits; integer targets are labels, floating ones distributions over classes."""
         axis = self.class_axis(prediction)
-        self._check_weights(prediction, axis)
+        by_class = self._weight_by_class(prediction, axis)
         if target.is_float:
-            return self._on_distributions(op, prediction, target, axis)
+            return self._on_distributions(op, prediction, target, axis, weights)
         logits = _classes_second(op, prediction, axis)
-        weights = None if self.class_weights is None else op.constant(self.class_weights, prediction.dtype)
-        summed = op.several(
+        of_classes = None if by_class is None else op.constant(by_class, prediction.dtype)
+        found = op.several(
             "SoftmaxCrossEntropyLoss",
-            *(logits, target, weights),
+            *(logits, target, of_classes),
             outputs=2 if self.label_smoothing else 1,
-            reduction="sum",
+            reduction="sum" if weights is None else "none",
             ignore_index=None if self.ignore_index is None else int(self.ignore_index),
         )
-        weight = self._label_weight(op, prediction, target, weights)
+        weight = self._label_weight(op, prediction, target, of_classes)
         divisor = weight if self.ignore_index is None else self._divisor(op, weight)
-        total = summed[0].with_shape(())
+        total = found[0]
+        if weights is not None:
+            total = op.ReduceSum(weighted(op, total.with_shape(target.shape), weights), keepdims=0)
+        total = total.with_shape(())
         if self.label_smoothing:
-            total = self._smoothed(op, total, summed[1], target, weights)
+            total = self._smoothed(op, total, found[1], target, of_classes, weights)
         return LossTerms((total / divisor).with_shape(()), weight)
 
     def _smoothed(
-        self, op: Builder, total: Value, log_probability: Value, target: Value, weights: Value | None
+        self,
+        op: Builder,
+        total: Value,
+        log_probability: Value,
+        target: Value,
+        of_classes: Value | None,
+        weights: Value | None,
     ) -> Value:
         """(1 - e) sum_i -w_t log p_t + e / C sum_i sum_c -w_c log p_c over the labels that count."""
         terms = log_probability
-        if weights is not None:
+        if of_classes is not None:
             shape = [1, -1] + [1] * ((log_probability.rank or 2) - 2)
-            terms = terms * op.reshape(weights, shape)
+            terms = terms * op.reshape(of_classes, shape)
         uniform = op.ReduceSum(terms, op.ints(1), keepdims=0)
+        if weights is not None:
+            uniform = weighted(op, uniform.with_shape(target.shape), weights)
         if self.ignore_index is not None:
             counts = op.cast(op.Not(op.Equal(target, op.scalar(self.ignore_index, target))), total.dtype)
             uniform = uniform * counts
@@ -144,7 +165,9 @@ class SoftmaxCrossEntropy(Loss):
         safe = op.Where(ignored, op.zeros_like(target), target)
         return op.ReduceSum(counts * op.Gather(weights, safe), keepdims=0).with_shape(())
 
-    def _on_distributions(self, op: Builder, prediction: Value, target: Value, axis: int) -> LossTerms:
+    def _on_distributions(
+        self, op: Builder, prediction: Value, target: Value, axis: int, weights: Value | None
+    ) -> LossTerms:
         if self.ignore_index is not None and self.ignore_index >= 0:  # below 0 it names no class to leave out
             raise OptionError("ignore_index needs class indices as targets; got a distribution over classes.")
         log_probability = op.LogSoftmax(prediction, axis=axis)
@@ -155,8 +178,10 @@ class SoftmaxCrossEntropy(Loss):
         if self.class_weights is not None:
             shape = [1] * node_rank(prediction)
             shape[axis] = -1
-            terms = terms * op.reshape(op.constant(self.class_weights, prediction.dtype), shape)
+            terms = terms * op.reshape(op.constant(self._weight_by_class(prediction, axis), prediction.dtype), shape)
         rows = count_of(op, prediction, prediction) / classes
+        if weights is not None:
+            terms = weighted(op, terms.with_shape(prediction.shape), weights)
         total = -op.ReduceSum(terms, keepdims=0).with_shape(())
         return LossTerms((total / rows).with_shape(()), rows)
 
@@ -180,10 +205,22 @@ class SoftmaxCrossEntropy(Loss):
             )
         return axis % rank
 
-    def _check_weights(self, prediction: Value, axis: int) -> None:
-        size = None if prediction.shape is None else prediction.shape[axis]
-        if self.class_weights is not None and isinstance(size, int) and len(self.class_weights) != size:
-            raise OptionError(f"class_weights has {len(self.class_weights)} numbers, but there are {size} classes.")
+    def _weight_by_class(self, prediction: Value, axis: int) -> tuple[float, ...] | None:
+        """One weight per class.
+
+        Raises:
+            OptionError: There are more classes, or fewer.
+        """
+        given, size = self.class_weights, None if prediction.shape is None else prediction.shape[axis]
+        if isinstance(given, Mapping):
+            if not isinstance(size, int):
+                raise OptionError("class_weights is a dictionary, but the model does not say how many classes it has.")
+            if max(given) >= size:
+                raise OptionError(f"class_weights has a weight for class {max(given)}, but there are {size} classes.")
+            return tuple(given.get(index, 1.0) for index in range(size))
+        if given is not None and isinstance(size, int) and len(given) != size:
+            raise OptionError(f"class_weights has {len(given)} numbers, but there are {size} classes.")
+        return None if given is None else tuple(given)
 
     def target_shape(self, prediction: Value, kind: TargetKind) -> tuple[Dimension, ...] | None:
         """Without the class axis for labels; as the logits for distributions."""
@@ -232,7 +269,7 @@ class SoftmaxCrossEntropy(Loss):
 
 
 @dataclass(frozen=True)
-class BinaryCrossEntropy(Loss):
+class BinaryCrossEntropy(LossByExample):
     """Binary cross-entropy on logits: mean of softplus(z) - t z, for targets t in [0, 1].
 
     Args:
@@ -251,7 +288,7 @@ class BinaryCrossEntropy(Loss):
         """Targets are from 0 to 1."""
         return BinaryCheck(self.name) if self.check_targets else None
 
-    def build(self, op: Builder, prediction: Value, target: Value) -> LossTerms:
+    def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss on logits."""
         # softplus(-|z|) + max(z, 0) - t z does not overflow for any z.
         z = prediction
@@ -261,36 +298,36 @@ class BinaryCrossEntropy(Loss):
         else:
             factor = target * (self.positive_weight - 1.0) + 1.0
             terms = (1.0 - target) * z + factor * (base - z)
-        return mean_over(op, terms, prediction)
+        return mean_over(op, terms, prediction, weights)
 
 
 @dataclass(frozen=True)
-class MeanSquaredError(Loss):
+class MeanSquaredError(LossByExample):
     """Mean of (y - t)^2 over all elements."""
 
     name: ClassVar[str] = "mean_squared_error"
     predicts = "numbers"
 
-    def build(self, op: Builder, prediction: Value, target: Value) -> LossTerms:
+    def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss."""
         difference = (prediction - target).with_shape(prediction.shape)
-        return mean_over(op, difference * difference, prediction)
+        return mean_over(op, difference * difference, prediction, weights)
 
 
 @dataclass(frozen=True)
-class MeanAbsoluteError(Loss):
+class MeanAbsoluteError(LossByExample):
     """Mean of |y - t| over all elements; the gradient at 0 is 0."""
 
     name: ClassVar[str] = "mean_absolute_error"
     predicts = "numbers"
 
-    def build(self, op: Builder, prediction: Value, target: Value) -> LossTerms:
+    def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss."""
-        return mean_over(op, op.Abs((prediction - target).with_shape(prediction.shape)), prediction)
+        return mean_over(op, op.Abs((prediction - target).with_shape(prediction.shape)), prediction, weights)
 
 
 @dataclass(frozen=True)
-class Huber(Loss):
+class Huber(LossByExample):
     """Mean over all elements of d^2 / 2 where |d| <= delta, else delta (|d| - delta / 2), with d = y - t.
 
     As ``torch.nn.HuberLoss``.
@@ -308,11 +345,11 @@ class Huber(Loss):
         if not (self.delta > 0 and np.isfinite(self.delta)):
             raise OptionError(f"delta is {self.delta}; the Huber loss needs a finite number above 0.")
 
-    def build(self, op: Builder, prediction: Value, target: Value) -> LossTerms:
+    def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss: with q = min(|d|, delta) it is q (|d| - q / 2)."""
         distance = op.Abs((prediction - target).with_shape(prediction.shape))
         inner = op.Min(distance, op.scalar(self.delta, prediction))
-        return mean_over(op, inner * (distance - inner * 0.5), prediction)
+        return mean_over(op, inner * (distance - inner * 0.5), prediction, weights)
 
 
 LOSSES: dict[str, type[Loss]] = {

@@ -49,31 +49,25 @@ def choose_tensors(
     return [name for name in shapes if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
 
 
-def check_masks(
-    masks: Mapping[str, np.ndarray], parameters: Mapping[str, np.ndarray], optimizer: Optimizer
-) -> dict[str, np.ndarray]:
-    """Copies of masks that fit their parameters.
+def check_masks(masks: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]], optimizer: Optimizer) -> None:
+    """Refuse masks that do not fit their parameters, of these shapes.
 
     Raises:
         OptionError: A mask fits no parameter, or the optimizer divides 0 by 0 where a mask is false.
     """
-    checked = {}
     for name, mask in masks.items():
-        array = np.array(mask)
-        if name not in parameters:
+        if name not in shapes:
             raise OptionError(f"There is a mask for {name!r}, which is not trained; masks are for parameters.")
-        wanted = parameters[name].shape
-        if array.dtype != bool or array.shape != wanted:
+        wanted = shapes[name]
+        if mask.dtype != bool or mask.shape != wanted:
             raise OptionError(
-                f"The mask of {name!r} is {array.dtype} of shape {array.shape}; it needs to be bool of shape {wanted}."
+                f"The mask of {name!r} is {mask.dtype} of shape {mask.shape}; it needs to be bool of shape {wanted}."
             )
-        checked[name] = array
-    if checked and optimizer.schema.name != "SSGD" and optimizer.node_attributes().get("epsilon") == 0:
+    if masks and optimizer.schema.name != "SSGD" and optimizer.node_attributes().get("epsilon") == 0:
         raise OptionError(
             f"{optimizer.schema.name} has epsilon 0, with which the step of a masked weight is 0 / 0; "
             "give an epsilon above 0."
         )
-    return checked
 
 
 def set_to_zero(states: MutableMapping[str, np.ndarray], masks: Mapping[str, np.ndarray]) -> None:

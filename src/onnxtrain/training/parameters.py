@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.autodiff.engine import Engine, Request
+from onnxtrain.autodiff.missing import reached
+from onnxtrain.autodiff.path import Forward
 from onnxtrain.errors import OptionError
 from onnxtrain.graph.value import dimensions, is_float
+from onnxtrain.training.module_paths import module_paths, node_names
 from onnxtrain.training.readers import Functions, Reader, arrivals, read_through_identity, role_of
 from onnxtrain.training.scalars import is_scalar, scalar_reason
 from onnxtrain.training.tables import mask_reason, table_reason
@@ -30,6 +32,8 @@ class Initializer:
         reason: Why it is not trainable; "" when it is.
         uses: The operators that read it.
         sparsity: The fraction of its elements that are zero, where it was counted.
+        paths: What it is called in the program that was exported, where its name does not say so: patterns match
+            these, too.
     """
 
     name: str
@@ -40,6 +44,7 @@ class Initializer:
     reason: str
     uses: tuple[str, ...]
     sparsity: float = 0.0
+    paths: tuple[str, ...] = ()
 
 
 # Inputs that configure an operator rather than weigh its data: (operator, input index) -> what they are.
@@ -88,17 +93,21 @@ def parameter_table(
         model: The working copy; shapes are inferred, functions on the path to the loss are expanded in it.
         loss: The value to train on; ``None`` takes every floating output.
         train: Glob patterns: only matching initializers are trained; a constant named here without a wildcard is
-            trained, too.
+            trained, too. A pattern matches the name of an initializer or its module path (``layer.1.query.weight``
+            for ``val_92``), and where it matches none of these, the nodes that read it.
         freeze: Glob patterns of what stays as it is; wins over ``train``.
         straight_through: Whether gradients pass through operators that round or quantize.
 
     Raises:
         OptionError: A pattern matches no initializer.
     """
-    patterns = {"train": _patterns(train), "freeze": _patterns(freeze)}
     graph = model.graph
-    for option, chosen in patterns.items():
-        _check_patterns(option, chosen, graph.initializers)
+    paths = {name: module_paths(value, model.functions) for name, value in graph.initializers.items()}
+    chosen = {
+        option: None if given is None else _matching(option, _listed(given), paths, model)
+        for option, given in (("train", train), ("freeze", freeze))
+    }
+    named = () if train is None else _listed(train)
     given = list(graph.initializers.items())  # the functions that are expanded bring constants of their own
     candidates = [value for _, value in given if is_float(value)]
     # Before functions are expanded: some operators say what their inputs are, but their bodies do not.
@@ -106,31 +115,44 @@ def parameter_table(
     reached = _reached(model, loss, candidates, straight_through)
     rows = []
     for name, value in given:
-        reason = _reason(name, value, reached, patterns["train"], patterns["freeze"]) or (
-            "" if name in (patterns["train"] or ()) else roles[value] or _constant_reason(value)
+        reason = _reason(name, value, reached, chosen["train"], chosen["freeze"]) or (
+            "" if name in named else roles[value] or _constant_reason(value)
         )
         shape = tuple(d for d in dimensions(value) or () if isinstance(d, int))
         dtype = "unknown" if value.dtype is None else value.dtype.name.lower()
         uses = tuple(dict.fromkeys(node.op_type for node in value.consumers()))
-        rows.append(Initializer(name, shape, dtype, int(np.prod(shape)), not reason, reason, uses))
+        size = int(np.prod(shape))
+        rows.append(Initializer(name, shape, dtype, size, not reason, reason, uses, paths=paths[name]))
     return rows
 
 
-def _patterns(given: str | Sequence[str] | None) -> list[str] | None:
-    if given is None:
-        return None
+def _listed(given: str | Sequence[str]) -> list[str]:
     return [given] if isinstance(given, str) else list(given)
 
 
-def _check_patterns(option: str, patterns: list[str] | None, names: Iterable[str]) -> None:
-    known = list(names)
-    for pattern in patterns or ():
-        if not any(fnmatch.fnmatchcase(name, pattern) for name in known):
+def _matching(option: str, patterns: list[str], paths: Mapping[str, tuple[str, ...]], model: ir.Model) -> set[str]:
+    """The names of the initializers that patterns match, by name, by module path, else by the nodes that read them.
+
+    Raises:
+        OptionError: A pattern matches none.
+    """
+    found: set[str] = set()
+    for pattern in patterns:
+        matched = {
+            name for name, others in paths.items() if any(fnmatch.fnmatchcase(n, pattern) for n in (name, *others))
+        }
+        if not matched:
+            nodes = {name: node_names(model.graph.initializers[name], model.functions) for name in paths}
+            matched = {name for name, others in nodes.items() if any(fnmatch.fnmatchcase(n, pattern) for n in others)}
+        if not matched:
+            known = [others[0] if others else name for name, others in paths.items()]
             shown = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
             raise OptionError(
                 f"{option}={pattern!r} matches no initializer; the model has {shown or 'none'}. "
                 "`onnxtrain inspect MODEL` lists them."
             )
+        found |= matched
+    return found
 
 
 def _reached(
@@ -138,18 +160,12 @@ def _reached(
 ) -> set[ir.Value]:
     if not candidates:
         return set()
-    graph = model.graph
-    engine = Engine(graph, graph.opset_imports, model.functions, straight_through=straight_through)
-    targets = [value for value in graph.outputs if is_float(value)] if loss is None else [loss]
-    reached: set[ir.Value] = set()
-    for y in targets:
-        reached |= engine.reached(Request(y, candidates))
-    return reached
+    forward = Forward.of(model, straight_through=straight_through)
+    targets = [value for value in model.graph.outputs if is_float(value)] if loss is None else [loss]
+    return set[ir.Value]().union(*(reached(forward, y, candidates) for y in targets))
 
 
-def _reason(
-    name: str, value: ir.Value, reached: set[ir.Value], train: list[str] | None, freeze: list[str] | None
-) -> str:
+def _reason(name: str, value: ir.Value, reached: set[ir.Value], train: set[str] | None, freeze: set[str] | None) -> str:
     if not is_float(value):
         kind = "unknown" if value.dtype is None else value.dtype.name.lower()
         return f"{kind}, not a floating tensor"
@@ -158,9 +174,9 @@ def _reason(
         return f"{value.dtype.name.lower()}; the optimizers take float and double"
     if value not in reached:
         return "the loss does not depend on it through a differentiable path"
-    if freeze is not None and any(fnmatch.fnmatchcase(name, pattern) for pattern in freeze):
+    if freeze is not None and name in freeze:
         return "frozen"
-    if train is not None and not any(fnmatch.fnmatchcase(name, pattern) for pattern in train):
+    if train is not None and name not in train:
         return "not named by train="
     return ""
 

@@ -19,9 +19,12 @@ from onnxtrain.graph.declared import forget_shapes
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import dimensions
 from onnxtrain.training.data import Batch
-from onnxtrain.training.losses import Loss, TargetKind
-from onnxtrain.training.subject import Subject
+from onnxtrain.training.loss import Loss, LossByExample, TargetKind
+from onnxtrain.training.targets import Targets, wrapped
 from onnxtrain.training_info.recipe import LossTerms
+
+LARGEST_PADDED = 4 << 30
+"""Bytes of the largest batch that is filled up; a file may ask for more than there is with one number."""
 
 _ROWS = "real_examples"
 """Symbol of the axis that has the real examples only."""
@@ -41,10 +44,19 @@ class FixedBatch:
 
     @classmethod
     def of(cls, graph: ir.Graph) -> FixedBatch | None:
-        """That of a graph; ``None`` where it takes any number of examples."""
+        """That of a graph; ``None`` where it takes any number of examples.
+
+        Raises:
+            DataError: It takes none.
+        """
         for value in graph.inputs:
             shape = dimensions(value)
             if shape and isinstance(shape[0], int):
+                if shape[0] == 0:
+                    raise DataError(
+                        f"The model takes batches of 0 examples (input {value.name!r}), from which nothing follows; "
+                        "export it with a dynamic batch axis or another size."
+                    )
                 return cls(shape[0], str(value.name))
         return None
 
@@ -53,10 +65,21 @@ class FixedBatch:
         return len(arrays[self.input])
 
     def filled(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Inputs of a whole batch: their examples again and again, in turn."""
+        """Inputs of a whole batch: their examples again and again, in turn.
+
+        Raises:
+            DataError: That would be too much.
+        """
         rows = self.rows(arrays)
         if rows == self.size:
             return dict(arrays)
+        needed = sum(array.nbytes for array in arrays.values() if array.ndim and len(array) == rows) // rows * self.size
+        if needed > LARGEST_PADDED:
+            raise DataError(
+                f"The model takes batches of {self.size} examples (input {self.input!r}), but one has {rows}: to fill "
+                f"it up takes {needed / 2**30:,.0f} GiB, where {LARGEST_PADDED >> 30} are the most; give whole batches "
+                "or export the model with a dynamic batch axis."
+            )
         order = np.arange(self.size) % rows
         return {name: array[order] if array.ndim and len(array) == rows else array for name, array in arrays.items()}
 
@@ -77,66 +100,70 @@ def part(batch: Batch, start: int, stop: int) -> Batch:
     return Batch(inputs, targets, min(stop, batch.size) - start)
 
 
-def on_real_rows(subject: Subject, fixed: FixedBatch, rows: int) -> Subject:
-    """The same model with its loss on as many examples as there are targets.
+def on_real_rows(
+    model: ir.Model, prediction: ir.Value, targets: Targets | None, fixed: FixedBatch, rows: int
+) -> Targets:
+    """The same targets with a loss on as many examples as there are of them.
 
     Args:
-        subject: The model and its loss.
+        model: The model.
+        prediction: What the loss is built on, or the output that is the loss.
+        targets: The loss and its targets; ``None`` where an output is the loss.
         fixed: The batch size of the model.
         rows: How many real examples there are, for an error's sentence.
 
     Raises:
         DataError: Padding cannot be left out of this loss.
     """
-    if subject.loss is None:
+    if targets is None:
         raise DataError(
             f"The model takes batches of {fixed.size} examples and computes its loss itself "
-            f"(output:{subject.prediction.name}), so that padding would count in it; {rows} examples are left for the "
+            f"(output:{prediction.name}), so that padding would count in it; {rows} examples are left for the "
             f"last batch: give a multiple of {fixed.size} or export the model with a dynamic batch axis."
         )
-    assert subject.target is not None
-    axis = batch_axes(subject.model, [subject.prediction])[str(subject.prediction.name)]
+    axis = batch_axes(model, [prediction])[str(prediction.name)]
     if axis != 0:
         where = "no axis of examples" if axis is None else f"its examples in axis {axis}"
         raise DataError(
-            f"{subject.prediction.name!r} has {where}, where the padding of a batch of {rows} examples cannot be left "
+            f"{prediction.name!r} has {where}, where the padding of a batch of {rows} examples cannot be left "
             f"out of the loss; give whole batches of {fixed.size} or export the model with a dynamic batch axis."
         )
-    loss = _LossOnRealRows(subject.loss)
     # What the loss itself asks of targets shows whether it takes any number of them.
-    scratch = Builder(ir.Graph([], [], nodes=[]), 18)
-    shape = dimensions(subject.prediction)
+    shape = dimensions(prediction)
     free = ir.Value(
-        name=subject.prediction.name,
-        type=subject.prediction.type,
+        name=prediction.name,
+        type=prediction.type,
         shape=None if shape is None else ir.Shape((_ROWS, *shape[1:])),
     )
-    kind: TargetKind = "indices" if subject.target.dtype is not None and subject.target.dtype.is_integer() else "values"
-    wanted = subject.loss.target_shape(scratch.wrap(free), kind)
-    targets = dimensions(subject.target)
-    if not targets or not wanted or isinstance(wanted[0], int):
+    value = targets.value
+    kind: TargetKind = "indices" if value.dtype is not None and value.dtype.is_integer() else "values"
+    wanted = targets.loss.target_shape(wrapped(free), kind)
+    found = dimensions(value)
+    if not found or not wanted or isinstance(wanted[0], int):
         raise DataError(
-            f"The loss {subject.loss.name!r} takes targets of shape {wanted} only, but the last batch has {rows} "
+            f"The loss {targets.loss.name!r} takes targets of shape {wanted} only, but the last batch has {rows} "
             f"examples; give a multiple of {fixed.size} or export the loss with a dynamic batch axis."
         )
-    target = ir.Value(name=subject.target.name, type=subject.target.type, shape=ir.Shape((_ROWS, *targets[1:])))
-    return replace(subject, loss=loss, target=target)
+    real = ir.Value(name=value.name, type=value.type, shape=ir.Shape((_ROWS, *found[1:])))
+    return replace(targets, loss=_LossOnRealRows(targets.loss), value=real)
 
 
 @dataclass(frozen=True)
-class _LossOnRealRows(Loss):
+class _LossOnRealRows(LossByExample):
     """A loss on the first rows of a prediction, as many as there are targets."""
 
     name: ClassVar[str] = "loss on the real rows"
 
     inner: Loss
 
-    def build(self, op: Builder, prediction: Value, target: Value) -> LossTerms:
+    def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss."""
         rows = op.Shape(target, start=0, end=1)
         real = op.Slice(prediction, op.ints(0), rows, op.ints(0))
         if prediction.shape is not None:
             real = real.with_shape((_ROWS, *prediction.shape[1:]))
+        if isinstance(self.inner, LossByExample):
+            return self.inner.build(op, real, target, weights)
         return self.inner.build(op, real, target)
 
 
@@ -159,6 +186,35 @@ def batch_axes(model: ir.Model, values: Sequence[ir.Value]) -> dict[str, int | N
     return {
         str(value.name): _axis(dimensions(value), {_ROWS}, fixed.size, freed.get(str(value.name))) for value in values
     }
+
+
+def joined_axis(name: str, arrays: Sequence[np.ndarray], rows: Sequence[int]) -> int | None:
+    """Along which axis the results of several batches are put together, where the declared shape says the first.
+
+    That holds where it has one entry per example. Where another axis has, as in an output of unknown shape with time
+    first, it is that one; where none has, as in a list of what was found, parts follow each other.
+
+    Args:
+        name: The output, for an error's sentence.
+        arrays: Its values, of at least one axis.
+        rows: The number of examples of each batch.
+
+    Raises:
+        DataError: Several axes could be meant.
+    """
+    sizes = [array.shape for array in arrays]
+    fitting = [
+        axis
+        for axis in range(min(map(len, sizes)))
+        if all(size[axis] == count for size, count in zip(sizes, rows, strict=True))
+    ]
+    if len(fitting) > 1 and fitting[0] != 0:
+        raise DataError(
+            f"The batches of the output {name!r} have the shapes {', '.join(map(str, dict.fromkeys(sizes)))}, in which "
+            f"axes {' and '.join(map(str, fitting))} may be that of the examples; predict with another batch_size or "
+            "export the model with names for its axes."
+        )
+    return fitting[0] if fitting else None
 
 
 def _axis(

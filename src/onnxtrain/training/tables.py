@@ -149,10 +149,10 @@ def _only_angles(value: ir.Value, functions: Functions) -> bool:
     """Whether all that is made of a tensor are sines and cosines of its multiples: frequencies, angles.
 
     Weights that multiply data are none: sinusoidal layers learn theirs. Positions are no such data, nor is an input of
-    the model as it comes, such as a time.
+    the model as it comes, such as a time, where both sines and cosines are taken.
     """
     seen: set[str] = set()
-    waiting, known = [value], {value}
+    waiting, known, times = [value], {value}, False
     while waiting:
         for node, index in arrivals(waiting.pop(), functions):
             others = [other for at, other in enumerate(node.inputs) if at != index]
@@ -161,11 +161,12 @@ def _only_angles(value: ir.Value, functions: Functions) -> bool:
             elif (node.op_type in ("Mul", "Div") and not any(_is_data(other) for other in others)) or (
                 is_product((node, index)) and not any(_is_data(other, inputs=True) for other in others)
             ):
+                times = times or any(_is_data(other, inputs=True) for other in others)
                 waiting += [output for output in node.outputs if output not in known]
                 known.update(node.outputs)
             else:
                 return False
-    return seen == {"Cos", "Sin"}
+    return seen == {"Cos", "Sin"} or (bool(seen) and not times)
 
 
 def _is_data(value: ir.Value | None, *, inputs: bool = False) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -121,6 +121,16 @@ def choose_copies(file: ModelFile, which: bool | str | Sequence[str]) -> list[Co
 
 def _matches(copy: Copy, pattern: str) -> bool:
     return fnmatch.fnmatchcase(copy.name, pattern) or fnmatch.fnmatchcase(copy.original, pattern)
+
+
+def with_copies(values: Mapping[str, np.ndarray], copies: Iterable[Copy]) -> dict[str, np.ndarray]:
+    """Values by name, and with those of originals the values of their copies."""
+    found = dict(values)
+    for copy in copies:
+        if copy.original in found:
+            array = found[copy.original]
+            found[copy.name] = np.ascontiguousarray(array.T) if copy.transposed else array
+    return found
 
 
 def compute_copies(model: ir.Model, copies: Sequence[Copy]) -> None:

@@ -15,11 +15,37 @@ from onnxtrain.autodiff.expand import expand
 from onnxtrain.errors import OptionError
 from onnxtrain.graph.builder import Builder
 from onnxtrain.graph.clone import subgraphs
+from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.sharing import RANDOM
 from onnxtrain.training.readers import behind_identity, read_through_identity
 
 _STATISTICS = {3: "mean", 4: "var"}
 """Inputs of BatchNormalization that are running statistics."""
+
+
+@dataclass(frozen=True)
+class Modes:
+    """How layers that behave differently in training are run.
+
+    Attributes:
+        batch_norm: "frozen" for running statistics as the file has them, or "train": batch statistics, running ones
+            written back.
+        dropout: Whether Dropout nodes drop.
+        seed: Seed of the dropout masks.
+    """
+
+    batch_norm: str = "frozen"
+    dropout: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.batch_norm not in ("frozen", "train"):
+            raise OptionError(f"batch_norm is {self.batch_norm!r}; it is 'frozen' or 'train'.")
+
+    @property
+    def training(self) -> bool:
+        """Whether any layer runs otherwise than in inference."""
+        return self.batch_norm == "train" or self.dropout
 
 
 @dataclass(frozen=True)
@@ -45,6 +71,20 @@ class Layers:
     normalizing_batches: int = 0
     nested_batch_norms: int = 0
     random: tuple[str, ...] = ()
+
+
+def set_modes(model: ir.Model, modes: Modes) -> dict[str, str]:
+    """Run the layers of a working copy in these modes, in place; returns the statistics and what replaces them."""
+    nodes = list(model.graph)
+    if modes.training:
+        expand_calls_of_layers(model)
+    set_inference(model)
+    statistics = train_batch_norm(model) if modes.batch_norm == "train" else {}
+    if modes.dropout:
+        train_dropout(model, modes.seed)
+    if statistics or list(model.graph) != nodes:
+        infer_shapes(model)
+    return statistics
 
 
 def find_layers(model: ir.Model) -> Layers:

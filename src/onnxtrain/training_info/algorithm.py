@@ -91,9 +91,10 @@ class Algorithm:
         self.op.scope = "loss"
         terms = self._recipe.build_loss(self.op)
         self.op.scope = ""
-        if self._recipe.target is not None:
-            self._take(self._recipe.target.name or "")
-            self._inputs.insert(0, self._recipe.target)
+        for given in (self._recipe.weights, self._recipe.target):
+            if given is not None:
+                self._take(given.name or "")
+                self._inputs.insert(0, given)
         return terms
 
     def input(self, name: str, dtype: ir.DataType, shape: tuple[int, ...]) -> Value:
@@ -153,13 +154,14 @@ class Algorithm:
     def entry(self) -> Entry:
         """What was added, and the graph that it was added to, as an entry; its states are not inputs yet."""
         self._live_nodes()
+        main = {*self._before_initializers, *(str(value.name) for value in self.graph.inputs)}
         self.graph.inputs.extend(self._inputs)
         names = [str(value.name) for value in self._results]
         bound = set(self.updates.values())
         model = self._recipe.model
         if self.graph is not model.graph:
             model = ir.Model(self.graph, ir_version=model.ir_version)
-        return Entry(model, [], dict(self.updates), [name for name in names if name not in bound])
+        return Entry(model, [], dict(self.updates), [name for name in names if name not in bound], main)
 
     def cut(self, name: str, initialization: tuple[onnx.GraphProto, dict[str, str]] | None) -> onnx.TrainingInfoProto:
         """Cut what was added off the graph and return it in the standard's form."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -21,9 +21,11 @@ class Entry:
         states: The states of the whole training, by name.
         updates: States to the names of the values that they take after a step.
         results: Names of the values that a step returns.
+        main: Names of the main graph's inputs and initializers; all others belong to the algorithm.
     """
 
     model: ir.Model
     states: Sequence[str]
     updates: dict[str, str] = field(default_factory=dict)
     results: list[str] = field(default_factory=list)
+    main: Collection[str] = ()

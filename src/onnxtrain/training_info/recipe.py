@@ -22,6 +22,7 @@ class Names:
     learning_rate: str = "learning_rate"
     loss: str = "loss"
     count: str = "T"
+    weights: str = "sample_weight"
 
     @classmethod
     def beside(cls, graph: ir.Graph) -> Names:
@@ -34,7 +35,7 @@ class Names:
                 name += "_"
             return name
 
-        return cls(*(free(name) for name in ("target", "learning_rate", "loss", "T")))
+        return cls(*(free(name) for name in ("target", "learning_rate", "loss", "T", "sample_weight")))
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class Recipe:
         model: The main graph: a working copy with shapes inferred; algorithms are built beside its nodes.
         build_loss: Emits the loss in the algorithm; returns its terms.
         target: The target that the algorithm takes as an input; ``None`` where the loss needs none.
+        weights: The input for one weight per example; ``None`` where all count alike.
         parameters: Names of the initializers that are trained.
         optimizer: Update rule with its attributes.
         clipping: What is done to gradients.
@@ -95,3 +97,4 @@ class Recipe:
     masks: Mapping[str, np.ndarray] = field(default_factory=dict)
     sparsified: Collection[str] | None = None
     options: GradientOptions = field(default_factory=GradientOptions)
+    weights: ir.Value | None = None

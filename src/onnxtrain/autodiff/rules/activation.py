@@ -12,7 +12,8 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import emit, register_fused
-from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
+from onnxtrain.autodiff.node import Node
+from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.graph import Value
 
 
@@ -50,8 +51,9 @@ def relu(node: Node, dy: Value) -> Gradients:
 
 @register_fused("ReluGradient")
 def relu_gradient(node: Node) -> Sequence[Value]:
-    """From dy and y: dx = dy where y > 0, else 0 dy."""
-    return [node.x * _slope(node.input_required(1))]
+    """From dy and y, which is not negative: dx = dy sign(y). A y that is no number gives a dx that is none."""
+    y = node.input_required(1)
+    return [node.x * node.op.Sign(y).with_shape(y.shape)]
 
 
 @register_gradient("LeakyRelu")

@@ -13,7 +13,8 @@ import onnx_ir as ir
 from onnxtrain.autodiff.convolution import weight_gradient
 from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.kernel_limits import windows_fit
-from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
+from onnxtrain.autodiff.node import Node
+from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.autodiff.windows import Windows, kernel_of, spatial_sizes, split_padding, windows_of
 from onnxtrain.graph import Builder, Value
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxtrain.autodiff.registry import Gradients, Node, describe, register_gradient
+from onnxtrain.autodiff.node import Node, describe
+from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.autodiff.windows import spatial_sizes
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder, Value

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
+from onnxtrain.autodiff.node import Node
+from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.inference import broadcast_shapes
 from onnxtrain.graph.limits import fits

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import emit, register_fused
-from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
+from onnxtrain.autodiff.node import Node
+from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.graph import Value
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from onnxtrain.autodiff.fused import emit, register_fused
-from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
+from onnxtrain.autodiff.node import Node
+from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.autodiff.rules.matmul import rows
 from onnxtrain.graph import Value
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import emit, register_fused
-from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
+from onnxtrain.autodiff.node import Node
+from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.graph import Value
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import emit, register_fused
-from onnxtrain.autodiff.registry import Gradients, Node, describe, register_body, register_gradient
+from onnxtrain.autodiff.node import Node, describe
+from onnxtrain.autodiff.registry import Gradients, register_body, register_gradient
 from onnxtrain.autodiff.rules.activation import activation
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Value

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.autodiff.registry import Node, describe, register_body
+from onnxtrain.autodiff.node import Node, describe
+from onnxtrain.autodiff.registry import register_body
 from onnxtrain.autodiff.rules.microsoft import DOMAIN
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Value

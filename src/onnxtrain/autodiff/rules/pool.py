@@ -10,7 +10,8 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.kernel_limits import windows_fit
-from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
+from onnxtrain.autodiff.node import Node
+from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.autodiff.windows import Windows, spatial_sizes, windows_of
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.limits import check_table, fits

@@ -10,7 +10,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxtrain.autodiff.registry import Node, no_gradient, register_body, straight_through
+from onnxtrain.autodiff.node import Node
+from onnxtrain.autodiff.registry import no_gradient, register_body, straight_through
 from onnxtrain.autodiff.rules import straight_through as straight
 from onnxtrain.graph import Value
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.autodiff.registry import Gradients, Node, describe, register_gradient
+from onnxtrain.autodiff.node import Node, describe
+from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.autodiff.rules.placement import FIRST
 from onnxtrain.autodiff.rules.recurrent_activations import Activation, activations
 from onnxtrain.errors import GradientError

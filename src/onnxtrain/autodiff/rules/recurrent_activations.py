@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from onnxtrain.autodiff.registry import Node, describe
+from onnxtrain.autodiff.node import Node, describe
 from onnxtrain.autodiff.rules.activation import activation
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Value

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxtrain.autodiff.registry import Gradients, Node, describe, register_gradient
+from onnxtrain.autodiff.node import Node, describe
+from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.autodiff.rules.placement import (
     Size,
     joined,

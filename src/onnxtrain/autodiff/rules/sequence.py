@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
+from onnxtrain.autodiff.node import Node
+from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.graph import Builder, Value
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnxtrain.autodiff.registry import Gradients, Node, describe, register_gradient
+from onnxtrain.autodiff.node import Node, describe
+from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.autodiff.rules.placement import (
     Size,
     add,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from onnxtrain.autodiff.registry import Gradients, Node, register_gradient
+from onnxtrain.autodiff.node import Node
+from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.autodiff.rules.placement import (
     FIRST,
     LAST,

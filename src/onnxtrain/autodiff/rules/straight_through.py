@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtrain.autodiff.registry import Gradients, Node, straight_through
+from onnxtrain.autodiff.node import Node
+from onnxtrain.autodiff.registry import Gradients, straight_through
 from onnxtrain.autodiff.rules import conv, elementwise, matmul, quantization, shape
 from onnxtrain.graph import Value
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Self
 
 import numpy as np
@@ -87,6 +87,26 @@ class ArrayDataset(Dataset):
             return self
         result = copy.copy(self)
         result._targets = Column.checked(self._targets.array, target_spec, "the target array")
+        return result
+
+    def adapting(self, adapt: Callable[[Array], Array]) -> Self:
+        """The same data with other targets; see `Dataset.adapting`."""
+        if self._targets is None:
+            return self
+        array = adapt(self._targets.array)
+        if array is self._targets.array:
+            return self
+        result = copy.copy(self)
+        result._targets = Column.checked(array, None, "the target array")
+        result._validated = None
+        return result
+
+    def with_input(self, values: Array, spec: TensorSpec) -> Self:
+        """The same data with one more array; see `Dataset.with_input`."""
+        result = copy.copy(self)
+        result._inputs = {**self._inputs, spec.name: Column.checked(values, spec, f"'{spec.name}'")}
+        check_columns(result._columns, "the data")
+        result._validated = None
         return result
 
     def take(self, indices: Array) -> Self:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, SupportsIndex
 
@@ -70,6 +70,18 @@ class Dataset(ABC):
             DataError: they do not fit.
         """
         return self
+
+    def adapting(self, adapt: Callable[[Array], Array]) -> Self:
+        """The same data with targets as a function makes them of those that came, before anything else is done."""
+        return self
+
+    def with_input(self, values: Array, spec: TensorSpec) -> Self:
+        """The same data with one more array, examples first.
+
+        Raises:
+            DataError: it does not fit, or this data is no array.
+        """
+        raise DataError(f"'{spec.name}' goes with data in arrays, not with batches of an iterable.")
 
     @abstractmethod
     def batches(

@@ -68,9 +68,9 @@ def kind_of(dtype: np.dtype[Any]) -> str:
 
 
 def is_array_like(value: object) -> bool:
-    """Whether a value is one array (NumPy, a tensor, a data frame, a list of numbers), not several."""
+    """Whether a value is one array (NumPy, a tensor, a data frame, a list of numbers or texts), not several."""
     if isinstance(value, list):
-        return bool(value) and all(isinstance(item, int | float | np.number) for item in value)
+        return bool(value) and all(isinstance(item, int | float | str | np.number) for item in value)
     return any(hasattr(value, name) for name in ("__array__", "__dlpack__", "detach"))
 
 

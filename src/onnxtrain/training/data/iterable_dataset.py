@@ -53,6 +53,7 @@ class IterableDataset(Dataset):
         self._need_target = need_target
         self._check_values = validate
         self._target_check: TargetCheck | None = None
+        self._adapt: Callable[[Array], Array] | None = None
         self._epochs_read = [0]  # shared by all copies: a one-shot iterator is used up for each of them
 
     @property
@@ -61,7 +62,17 @@ class IterableDataset(Dataset):
         if not isinstance(self._source, list | tuple) or not self._source:
             return None
         targets = self._matched(self._source[0], "batch 0")[1]
-        return None if targets is None else to_numpy(targets, "the target array of batch 0")
+        return None if targets is None else self._adapted(targets, "the target array of batch 0")
+
+    def _adapted(self, targets: object, what: str) -> Array:
+        array = to_numpy(targets, what)
+        return array if self._adapt is None else self._adapt(array)
+
+    def adapting(self, adapt: Callable[[Array], Array]) -> Self:
+        """The same source with other targets; see `Dataset.adapting`."""
+        result = copy.copy(self)
+        result._adapt = adapt
+        return result
 
     def expecting(self, target_spec: TensorSpec | None) -> Self:
         """The same source with other demands on the targets of batches, when they are read."""
@@ -118,7 +129,8 @@ class IterableDataset(Dataset):
         inputs, targets = self._matched(item, name)
         columns = [Column.checked(value, self._specs[key], f"input '{key}' of {name}") for key, value in inputs.items()]
         if targets is not None:
-            columns.append(Column.checked(targets, self._target_spec, f"the target array of {name}"))
+            what = f"the target array of {name}"
+            columns.append(Column.checked(self._adapted(targets, what), self._target_spec, what))
         size = check_columns(columns, name)
         arrays = [column.converted(slice(None), range(size), check=self._check_values) for column in columns]
         if targets is not None and self._target_check is not None:

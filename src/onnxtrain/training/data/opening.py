@@ -11,6 +11,7 @@ from onnxtrain.training.data.array_dataset import ArrayDataset
 from onnxtrain.training.data.base import Dataset
 from onnxtrain.training.data.conversion import TensorSpec, is_array_like
 from onnxtrain.training.data.files import read_arrays
+from onnxtrain.training.data.frames import is_frame, match_frame
 from onnxtrain.training.data.iterable_dataset import IterableDataset
 from onnxtrain.training.data.naming import is_batch_list, match_batch, match_names, match_positions
 
@@ -34,6 +35,7 @@ def open_dataset(
             - a path to a ``.npz`` file, to a folder of ``.npy`` files, or to one ``.npy`` file where that is
               all that the model needs; files are memory-mapped and may be larger than memory;
             - a mapping from name to array;
+            - a table of pandas or Polars with a column of targets;
             - ``(inputs, targets)``, where inputs is an array, a sequence of arrays in the order of the
               model's inputs, or a mapping;
             - an array, for a model with one input, when no targets are needed;
@@ -84,6 +86,8 @@ def _match_source(
         if Path(source).is_file() and len(arrays) == len(specs) == 1 and not need_target and target is None:
             arrays = {specs[0].name: next(iter(arrays.values()))}  # the only array for the only input
         return *match_names(arrays, specs, name, target=target, need_target=need_target), name
+    if is_frame(source):
+        return *match_frame(source, specs, target=target, need_target=need_target), "the table"
     if isinstance(source, Mapping) or is_array_like(source):
         return *match_batch(source, specs, name, target=target, need_target=need_target), name
     if isinstance(source, list | tuple) and source and not is_batch_list(source):

@@ -1,0 +1,79 @@
+"""What a gradient reaches, and what is said where operators on its way have no rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff import registry
+from onnxtrain.autodiff.expand import expand_functions
+from onnxtrain.autodiff.node import describe
+from onnxtrain.autodiff.path import Forward, Route, values_read
+
+
+def reached(forward: Forward, y: ir.Value, xs: Sequence[ir.Value]) -> set[ir.Value]:
+    """The xs that y depends on through floating values and operators that pass a gradient on."""
+    path, _ = expand_functions(forward, Route((y,), tuple(xs)))
+    candidates = set(xs)
+    return {value for node in path for value in values_read(node) if value in candidates} | ({y} & candidates)
+
+
+def missing_rules(forward: Forward, y: ir.Value, xs: Sequence[ir.Value]) -> list[ir.Node]:
+    """The nodes between xs and y that have neither a rule nor a body."""
+    return expand_functions(forward, Route((y,), tuple(xs)))[1]
+
+
+def missing_rules_message(nodes: Iterable[ir.Node], opsets: Mapping[str, int]) -> str:
+    """One sentence for every operator without a rule, then how to add one; another for those that quantize."""
+    nodes = list(nodes)
+    quantized = [node for node in nodes if _is_listed(node, opsets)]
+    known = [node for node in nodes if node not in quantized and _find(node, opsets) is not None]
+    unknown = [node for node in nodes if node not in quantized and node not in known]
+    parts = [_quantized_message(quantized)] * bool(quantized) + [_bodies_message(known)] * bool(known)
+    return " ".join(parts + [_unknown_message(unknown, opsets)] * bool(unknown))
+
+
+def _is_listed(node: ir.Node, opsets: Mapping[str, int]) -> bool:
+    entry = _find(node, opsets)
+    return entry is not None and entry.function is None
+
+
+def _find(node: ir.Node, opsets: Mapping[str, int]) -> registry.Entry | None:
+    return registry.find(node.op_type, node.domain, opsets.get(node.domain, 1))
+
+
+def _bodies_message(nodes: Sequence[ir.Node]) -> str:
+    """What is wrong with bodies that read quantized values of their surroundings."""
+    return (
+        f"{_some(nodes)} reads quantized values in its bodies, into which no gradient passes straight; quantize inside "
+        "of the bodies, or freeze the parameters before them (freeze=)."
+    )
+
+
+def _some(nodes: Sequence[ir.Node]) -> str:
+    return ", ".join(describe(node) for node in nodes[:3]) + (", ..." if len(nodes) > 3 else "")
+
+
+def _quantized_message(nodes: Sequence[ir.Node]) -> str:
+    """What is wrong with a gradient that arrives where values are quantized."""
+    return (
+        f"Between the parameters and the loss values are handed on as quantized integers, whose gradient is zero, by "
+        f"{_some(nodes)}. Let gradients pass straight through (straight_through=True), or freeze the parameters "
+        "before them (freeze=)."
+    )
+
+
+def _unknown_message(nodes: Iterable[ir.Node], opsets: Mapping[str, int]) -> str:
+    """What is wrong where operators have no rule."""
+    operators: dict[tuple[str, str], list[ir.Node]] = {}
+    for node in nodes:
+        operators.setdefault((node.domain, node.op_type), []).append(node)
+    parts = []
+    for (domain, operator), found in operators.items():
+        parts.append(f"{domain or 'ai.onnx'}::{operator} (opset {opsets.get(domain, 'not imported')}): {_some(found)}")
+    return (
+        f"No gradient rule for {len(operators)} operator{'s' if len(operators) > 1 else ''} between the "
+        f"parameters and the loss: {'; '.join(parts)}. Freeze the parameters before them (freeze=), or add a "
+        "rule with @onnxtrain.register_gradient."
+    )

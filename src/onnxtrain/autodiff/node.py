@@ -1,0 +1,161 @@
+"""What a rule sees of the node that it differentiates, and how messages name one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.errors import GradientError
+from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.limits import TooLargeError
+from onnxtrain.graph.value import Dimension
+
+Seeds = Sequence[tuple[ir.Value, ir.Value]]
+"""Pairs of a value and the gradient of the final objective with respect to it."""
+
+PullBack = Callable[[Builder, Seeds, Sequence[ir.Value]], list[Value | None]]
+"""Carries gradients back inside a body: gets its builder, the seeds and the xs, returns one gradient per x."""
+
+
+class Node:
+    """What a rule sees of the node that it differentiates.
+
+    Attributes:
+        op: The builder to emit nodes with; ``node.op.opset`` is the version they must be valid in.
+        inputs: The typed inputs; ``None`` for one that is left out. Absent trailing inputs read as ``None``
+            through :meth:`input`.
+        outputs: The typed outputs.
+        captured: Values of the surrounding graph that the node's subgraphs read. A rule of an operator with
+            subgraphs returns one gradient per input followed by one per captured value.
+    """
+
+    def __init__(
+        self,
+        node: ir.Node,
+        op: Builder,
+        captured: Sequence[ir.Value] = (),
+        *,
+        pull_back: PullBack | None = None,
+        wanted: Collection[ir.Value] | None = None,
+    ) -> None:
+        self.ir = node
+        self.op = op
+        self.inputs = tuple(None if value is None else op.wrap(value) for value in node.inputs)
+        self.outputs = tuple(op.wrap(value) for value in node.outputs)
+        self.captured = tuple(op.wrap(value) for value in captured)
+        self._pull_back = pull_back
+        self._wanted = wanted
+
+    def with_values(self, inputs: Sequence[Value | None], outputs: Sequence[Value] | None = None) -> Node:
+        """The same node with other values in the place of its inputs and outputs: another node's rule may serve it."""
+        other = copy.copy(self)
+        other.inputs = tuple(inputs)
+        other.outputs = self.outputs if outputs is None else tuple(outputs)
+        return other
+
+    @property
+    def operator(self) -> str:
+        """The operator's name."""
+        return self.ir.op_type
+
+    @property
+    def x(self) -> Value:
+        """The first input."""
+        return self.input_required(0)
+
+    @property
+    def y(self) -> Value:
+        """The first output."""
+        return self.outputs[0]
+
+    def input(self, index: int) -> Value | None:
+        """An input, or ``None`` where it is left out."""
+        return self.inputs[index] if index < len(self.inputs) else None
+
+    def input_required(self, index: int) -> Value:
+        """An input that the operator's schema requires."""
+        value = self.input(index)
+        if value is None:
+            raise GradientError(f"{describe(self.ir)} lacks its input {index}, which the operator requires.")
+        return value
+
+    def has_output(self, index: int) -> bool:
+        """Whether an optional output is there and read or named."""
+        return index < len(self.outputs) and self.outputs[index].name != ""
+
+    def output_required(self, index: int, dtype: ir.DataType, shape: tuple[Dimension, ...] | None = None) -> Value:
+        """An optional output, which the forward node is made to give where the model does not ask for it."""
+        if not self.has_output(index):
+            self.ir.resize_outputs(max(index + 1, len(self.ir.outputs)))
+            added = self.ir.outputs[index]
+            added.name = f"{self.ir.outputs[0].name}/{self.operator}_{index}"
+            added.dtype = dtype
+            added.shape = None if shape is None else ir.Shape(shape)
+            for skipped in self.ir.outputs[:index]:
+                skipped.name = skipped.name or ""
+            self.outputs = tuple(self.op.wrap(value) for value in self.ir.outputs)
+        return self.outputs[index]
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """An attribute as a Python value (numbers, strings, lists, tensors as arrays), or the default."""
+        attribute = self.ir.attributes.get(name)
+        if attribute is None:
+            return default
+        value = attribute.value
+        if attribute.type == ir.AttributeType.TENSOR:
+            return np.asarray(value.numpy())
+        return list(value) if isinstance(value, (tuple, list)) else value
+
+    def wants(self, value: Value | None) -> bool:
+        """Whether anybody asks for the gradient of an input or captured value.
+
+        What a rule emits for the others is removed again; only rules that write bodies need to ask.
+        """
+        return value is not None and value.is_float and (self._wanted is None or value.ir in self._wanted)
+
+    def pull_back(self, op: Builder, seeds: Sequence[tuple[Value, Value]], xs: Sequence[Value]) -> list[Value | None]:
+        """Differentiate inside a body that this rule writes, as the engine does in the main graph.
+
+        Args:
+            op: The builder of the body.
+            seeds: Pairs of a value of the body and the gradient that arrives at it.
+            xs: Inputs of the body and values that it captures.
+
+        Returns:
+            One gradient per x, ``None`` where no seeded value depends on it.
+        """
+        assert self._pull_back is not None
+        return self._pull_back(op, [(y.ir, seed.ir) for y, seed in seeds], [x.ir for x in xs])
+
+    def rank(self, value: Value | None = None) -> int:
+        """The rank of a value (the first input by default), for rules that cannot do without.
+
+        Raises:
+            GradientError: The rank is not known; the message says how to make it known.
+        """
+        value = self.x if value is None else value
+        if value.rank is None:
+            raise GradientError(
+                f"{describe(self.ir)}: the gradient needs the rank of {value.name!r}, which shape inference "
+                "could not find; add its shape to the model's value_info."
+            )
+        return value.rank
+
+
+def describe(node: ir.Node) -> str:
+    """How messages name a node: its operator, its name and its first output."""
+    operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+    name = f" {node.name!r}" if node.name else ""
+    output = f" (output {node.outputs[0].name!r})" if node.outputs and node.outputs[0].name else ""
+    return f"{operator} node{name}{output}"
+
+
+def too_large(node: ir.Node, error: TooLargeError) -> GradientError:
+    """What is said where the gradient of a node would write more than is written."""
+    return GradientError(
+        f"The gradient of {describe(node)} {error}; give the model smaller sizes, or sizes that it finds as it runs."
+    )

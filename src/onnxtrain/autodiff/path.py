@@ -1,0 +1,114 @@
+"""The forward graph, and the way that a gradient takes through it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff import registry
+from onnxtrain.graph.clone import captured_values
+from onnxtrain.graph.value import is_float
+
+
+@dataclass(frozen=True)
+class Route:
+    """From where to where a gradient flows: back from the ys to the xs, not through what is fixed."""
+
+    ys: tuple[ir.Value, ...]
+    xs: tuple[ir.Value, ...]
+    fixed: tuple[ir.Value, ...] = ()
+
+
+@dataclass
+class Forward:
+    """A graph to differentiate, and what is needed to look up the rules of its nodes.
+
+    Attributes:
+        graph: The graph.
+        opsets: Versions of the domains that it uses.
+        functions: Model-local functions.
+        straight_through: Whether operators that round or quantize pass gradients on as if they did not.
+        renamed: Values whose functions were expanded, to those that took their places.
+    """
+
+    graph: ir.Graph
+    opsets: Mapping[str, int]
+    functions: Mapping[ir.OperatorIdentifier, ir.Function]
+    straight_through: bool = False
+    renamed: dict[ir.Value, ir.Value] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: ir.Model, *, straight_through: bool = False) -> Forward:
+        """The main graph of a model."""
+        return cls(model.graph, model.graph.opset_imports, model.functions, straight_through)
+
+    def inside(self, graph: ir.Graph) -> Forward:
+        """A body of an operator of this graph."""
+        return Forward(graph, self.opsets, self.functions, self.straight_through)
+
+    @property
+    def opset(self) -> int:
+        """The version of ONNX's own operators."""
+        return self.opsets.get("", 1)
+
+    def current(self, value: ir.Value) -> ir.Value:
+        """The object that stands for a value now, after functions were expanded."""
+        while value in self.renamed:
+            value = self.renamed[value]
+        return value
+
+    def entry(self, node: ir.Node) -> registry.Entry | None:
+        """What the book says of a node; a rule for a model-local function is one for its first version."""
+        if node.op_identifier() in self.functions:
+            return registry.find(node.op_type, node.domain, 1)
+        version = self.opsets.get(node.domain, 1)
+        return registry.find(node.op_type, node.domain, version, straight_through=self.straight_through)
+
+    def path(self, route: Route) -> list[ir.Node]:
+        """The nodes through which a y depends on an x, in the order of the graph."""
+        fixed = {self.current(value) for value in route.fixed}
+        active = {self.current(x) for x in route.xs}
+        through: list[tuple[ir.Node, list[ir.Value]]] = []
+        for node in self.graph:
+            read = [value for value in values_read(node) if value in active]
+            if not read:
+                continue
+            entry = self.entry(node)
+            if entry is not None and entry.function is None and not _hands_on(node, entry, active):
+                continue
+            # Without passing straight through, these are followed to find what would lose a gradient.
+            quantizes = entry is not None and bool(entry.quantized)
+            integers = self.straight_through or quantizes or not all(map(may_carry, read))
+            outputs = [v for v in node.outputs if (may_carry(v) or (integers and is_number(v))) and v not in fixed]
+            if outputs:
+                active.update(outputs)
+                through.append((node, read))
+        needed = {self.current(y) for y in route.ys}
+        path = []
+        for node, read in reversed(through):
+            if any(output in needed for output in node.outputs):
+                path.append(node)
+                needed.update(read)
+        return path[::-1]
+
+
+def values_read(node: ir.Node) -> list[ir.Value]:
+    """What a node reads, and what its subgraphs read from around them."""
+    return [value for value in node.inputs if value is not None] + captured_values(node)
+
+
+def _hands_on(node: ir.Node, entry: registry.Entry, active: Collection[ir.Value]) -> bool:
+    """Whether values on which a gradient is asked for go on through a node as integers."""
+    return any(place < len(node.inputs) and node.inputs[place] in active for place in entry.quantized)
+
+
+def is_number(value: ir.Value) -> bool:
+    """Whether it is a tensor of numbers of any type."""
+    return value.dtype not in (None, ir.DataType.BOOL, ir.DataType.STRING)
+
+
+def may_carry(value: ir.Value) -> bool:
+    """Whether a gradient can flow through: floating tensors, and sequences and optionals of them."""
+    return value.type is None or is_float(value)  # of sequences and optionals it is the type of what they hold

@@ -1,0 +1,54 @@
+"""``onnxtrain import-states``: the weights that a step graph was trained to, back in the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from onnxtrain.cli import flags, paths, terminal
+
+HELP = "Write a model with the weights of a file of states, which a browser or another program trained."
+
+EXAMPLES = """\
+Examples
+
+    onnxtrain import-states model.onnx states.safetensors -o tuned.onnx
+
+  With what the export was told to untie or to tie:
+    onnxtrain import-states model.onnx states.safetensors --tie -o tuned.onnx
+"""
+
+
+def command(
+    model: flags.ModelPath,
+    states: Annotated[Path, Parameter(group=flags.MODEL, help="The states, as safetensors.")],
+    /,
+    *,
+    output: Annotated[
+        Path, Parameter(name=("--output", "-o"), group=flags.RESULTS, metavar="FILE", help="The tuned model.")
+    ],
+    untie: Annotated[bool, flags.SWITCH, Parameter(help="The export had --untie.")] = False,
+    tie: Annotated[bool, flags.SWITCH, Parameter(help="The export had --tie.")] = False,
+    debug: flags.Debug = False,
+) -> None:
+    """Run ``onnxtrain import-states``; the flags are described where they are declared."""
+    from onnxtrain.training.import_states import import_states
+
+    paths.check_paths(
+        {
+            paths.MODEL: paths.model(model),
+            "STATES": paths.data(str(states)),
+            "--output": paths.output(output, is_model=True),
+        },
+        in_place=False,
+    )
+    found = import_states(model, states, output, untie=untie, tie=tie)
+    rows = {
+        "written": f"{output} ({terminal.file_size(output)})",
+        "weights": terminal.plural(len(found.weights), "tensor"),
+    }
+    if found.others:
+        rows["left out"] = f"{terminal.plural(len(found.others), 'state')} of the optimizer"
+    terminal.console().print(terminal.facts(rows))

@@ -1,0 +1,131 @@
+"""Write a folder that is a web page: it trains a model in the browser (``onnxtrain export --web``)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnxtrain.errors import ModelError, OptionError
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, ValueInfoProto
+
+    from onnxtrain.model.file import ModelFile
+
+PAGE = Path(__file__).parent.parent / "web"
+"""The page and the programs in it: index.html, page.js, and the package onnxtrain-web, compiled."""
+
+WEB_FILES = (
+    *("index.html", "page.js", "onnxtrain-web.js", "worker.js"),
+    *("model.onnx", "step.onnx", "states.safetensors", "training.json"),
+)
+"""What a page consists of."""
+
+RUNTIME = "https://cdn.jsdelivr.net/npm/onnxruntime-web@1.30.0/dist/"
+"""Where pages find ONNX Runtime by default: the version that the tests run."""
+
+EPOCHS, BATCH_SIZE = 40, 8
+"""Of the page: for some dozens of examples."""
+
+
+@dataclass(frozen=True)
+class WebPage:
+    """What a page is made from.
+
+    Attributes:
+        model: The user's model.
+        step: The step graph, of standard operators.
+        states: The first values of its states, as safetensors.
+        learning_rate: The learning rate.
+        runtime: URL of the files of onnxruntime-web.
+    """
+
+    model: ModelFile
+    step: ModelProto
+    states: bytes
+    learning_rate: float
+    runtime: str
+
+    def settings(self) -> dict[str, Any]:
+        """What the page has to know.
+
+        Raises:
+            OptionError: The step graph has no loss, or nothing to feed but the learning rate.
+        """
+        from onnxtrain.lowering.description import Description
+
+        metadata = {entry.key: entry.value for entry in self.step.metadata_props}
+        description = Description.read(metadata)
+        batch = [name for name, role in description.feeds.items() if role == "batch"]
+        targets = [name for name, role in description.feeds.items() if role == "target"]
+        if description.loss is None or not batch:
+            raise OptionError(
+                "--web needs a step that takes a batch and returns a loss, not one of accumulated gradients."
+            )
+        settings: dict[str, Any] = {
+            "name": self.model.path.stem if self.model.path is not None else "model",
+            "runtime": self.runtime,
+            "learningRate": self.learning_rate,
+            "epochs": EPOCHS,
+            "batchSize": BATCH_SIZE,
+        }
+        inputs = {value.name: value for value in self.step.graph.input}
+        image = _image(inputs[batch[0]]) if len(batch) == len(targets) == 1 else None
+        classes = _classes(self.model.proto)
+        if image is not None and classes and _is_index(inputs[targets[0]]):
+            settings |= {"input": batch[0], "target": targets[0], "image": image, "classes": classes}
+        return settings
+
+    def write(self, folder: Path) -> None:
+        """Write the page into a folder, which is made where it is not there.
+
+        Raises:
+            ModelError: The folder cannot be written, or the model keeps weights in other files.
+        """
+        from onnxtrain.model.writing import AtomicFiles
+
+        contents = {
+            "step.onnx": self.step.SerializeToString(),
+            "states.safetensors": self.states,
+            "training.json": json.dumps(self.settings(), indent=1).encode(),
+            **{name: (PAGE / name).read_bytes() for name in WEB_FILES[:4]},
+        }
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ModelError(f"{str(folder)!r} cannot be written: {error.strerror or error}.") from error
+        self.model.save(folder / "model.onnx", {})
+        with AtomicFiles() as files:
+            for name, content in contents.items():
+                with files.create(folder / name) as file:
+                    file.write(content)
+
+
+def _shape(value: ValueInfoProto) -> list[int]:
+    """The sizes of a tensor; 0 for those that are free."""
+    return [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+
+
+def _image(value: ValueInfoProto) -> dict[str, int] | None:
+    """The size of gray images ([N, 1, height, width], float), where an input takes such."""
+    from onnx import TensorProto
+
+    shape = _shape(value)
+    is_gray = len(shape) == 4 and shape[1] == 1 and shape[2] > 0 and shape[3] > 0
+    if not is_gray or value.type.tensor_type.elem_type != TensorProto.FLOAT:
+        return None
+    return {"height": shape[2], "width": shape[3]}
+
+
+def _classes(model: ModelProto) -> int:
+    """How many scores the model's output has for each example; 0 where it has other outputs."""
+    outputs = [_shape(value) for value in model.graph.output]
+    return outputs[0][1] if outputs and len(outputs[0]) == 2 else 0
+
+
+def _is_index(value: ValueInfoProto) -> bool:
+    from onnx import TensorProto
+
+    return value.type.tensor_type.elem_type == TensorProto.INT64 and len(_shape(value)) == 1

@@ -1,0 +1,194 @@
+"""Another head: the last layer with weights, for other classes than it was trained for."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxtrain.edit.layers import uniform
+from onnxtrain.edit.tail import fit_tail
+from onnxtrain.edit.working import Model, Working
+from onnxtrain.errors import OptionError
+from onnxtrain.graph.clone import captured_values
+from onnxtrain.graph.replace import set_inputs
+from onnxtrain.graph.value import dimensions, is_float
+from onnxtrain.model.validity import refuses_invalid
+
+_HEADS = ("Gemm", "MatMul", "Conv")
+
+
+@refuses_invalid()
+def replace_head(
+    model: Model, classes: int, *, at: str | None = None, output: str | None = None, name: str = "head", seed: int = 0
+) -> onnx.ModelProto:
+    """A model whose last layer with weights is a fresh one for another number of classes.
+
+    The last Gemm, MatMul or Conv before the output gets new weights ``head.weight`` and, where it has one,
+    ``head.bias``, uniform within ±1 / sqrt(features) as in PyTorch. Everything before it stays. What comes behind it
+    must not depend on the number of classes (Softmax, Reshape, pooling and the like may stand there).
+
+    Train the head alone with ``Trainer(..., train="head.*")``, and more of the model after that.
+
+    Args:
+        model: A path or a loaded model; it is not changed.
+        classes: Size of the class axis of the new output, at least 1.
+        at: The layer to replace, by the name of its node, its output, or its weight.
+        output: The output whose head it is; by default the first floating one.
+        name: How the new weights begin.
+        seed: Of the new weights.
+
+    Returns:
+        The new model; it holds all its data.
+
+    Raises:
+        ModelError: The model cannot be read.
+        OptionError: There is no such layer, or what comes behind it is made for its old number of classes.
+
+    Example:
+        >>> from onnxtrain import examples
+        >>> model = replace_head(examples.mlp((4, 8, 3)), classes=7)
+        >>> [(tensor.name, list(tensor.dims)) for tensor in model.graph.initializer][-2:]
+        [('head.weight', [7, 8]), ('head.bias', [7])]
+    """
+    if isinstance(classes, bool) or not isinstance(classes, int | np.integer) or classes < 1:
+        raise OptionError(f"classes is {classes!r}; it must be a whole number of at least 1.")
+    working = Working(model)
+    end = working.output(output)
+    head = _find(working, end) if at is None else _named(working, at)
+    old = _classes(head)
+    result = _replace(working, head, int(classes), working.free_name(name), np.random.default_rng(seed))
+    fit_tail(working, result, old, int(classes))
+    working.forget_behind([result])
+    return working.finish()
+
+
+def _find(working: Working, end: ir.Value) -> ir.Node:
+    """The last layer with weights that an output depends on."""
+    needed: set[ir.Value] = {end}
+    for node in reversed(list(working.graph)):
+        if not any(value in needed for value in node.outputs):
+            continue
+        if _is_head(node):
+            return node
+        needed.update(value for value in (*node.inputs, *captured_values(node)) if value is not None)
+    raise OptionError(
+        f"The output {end.name!r} depends on no {', '.join(_HEADS[:-1])} or {_HEADS[-1]} with a weight of its own, so "
+        "there is no head to replace; use cut and append."
+    )
+
+
+def _named(working: Working, at: str) -> ir.Node:
+    """The layer that ``at`` names, by its node, its output or its weight."""
+    if at in working.graph.initializers:
+        found = [node for node in working.graph if _is_head(node) and _source(node.inputs[1]).name == at]
+        if not found:
+            raise OptionError(f"at={at!r} is a weight that no {', '.join(_HEADS)} multiplies with; name a layer.")
+        return found[-1]
+    node = working.value(at).producer()
+    if node is None or not _is_head(node):
+        kind = "an input" if node is None else f"a {node.op_type}"
+        raise OptionError(f"at={at!r} is {kind}; a head is a {', '.join(_HEADS[:-1])} or {_HEADS[-1]} with a weight.")
+    return node
+
+
+def _is_head(node: ir.Node) -> bool:
+    if node.domain or node.op_type not in _HEADS or len(node.inputs) < 2:
+        return False
+    weight = node.inputs[1]
+    rank = 2 if weight is None or weight.shape is None else len(weight.shape)
+    return _is_constant(weight) and is_float(node.outputs[0]) and (node.op_type == "Conv" or rank == 2)
+
+
+def _is_constant(value: ir.Value | None) -> bool:
+    """Whether a value follows from weights alone."""
+    if value is None or (value.is_graph_input() and not value.is_initializer()):
+        return False
+    producer = value.producer()
+    if producer is None:
+        return value.is_initializer()
+    return all(item is None or _is_constant(item) for item in (*producer.inputs, *captured_values(producer)))
+
+
+def _source(value: ir.Value | None) -> ir.Value:
+    """The weight that a value is a view of: through Transpose, Identity, dequantization."""
+    assert value is not None
+    producer = value.producer()
+    while producer is not None and producer.inputs and producer.inputs[0] is not None:
+        value = producer.inputs[0]
+        producer = value.producer()
+    return value
+
+
+def _weight_shape(head: ir.Node) -> tuple[int, ...]:
+    weight = head.inputs[1]
+    shape = None if weight is None else dimensions(weight)
+    if shape is None or not all(isinstance(size, int) for size in shape):
+        raise OptionError(f"The weight of {_label(head)} has no known shape; name another layer with at=.")
+    return tuple(int(size) for size in shape if isinstance(size, int))
+
+
+def _classes(head: ir.Node) -> int:
+    shape = _weight_shape(head)
+    return shape[0] if head.op_type == "Conv" or _integer(head, "transB") else shape[-1]
+
+
+def _replace(working: Working, head: ir.Node, classes: int, name: str, random: np.random.Generator) -> ir.Value:
+    """Give a layer new weights, and its bias where it has one; returns the layer's result."""
+    shape = _weight_shape(head)
+    dtype = head.outputs[0].dtype
+    assert dtype is not None
+    if head.op_type == "Conv":
+        if _integer(head, "group", 1) != 1:
+            raise OptionError(f"{_label(head)} has groups, so its channels are no classes; name another with at=.")
+        new, fan_in = (classes, *shape[1:]), int(np.prod(shape[1:]))
+    else:
+        fan_in = shape[1] if _integer(head, "transB") else shape[0]
+        new = (classes, fan_in) if head.op_type == "Gemm" else (fan_in, classes)
+    values = uniform(random, (classes, *new[1:]) if head.op_type != "MatMul" else (classes, fan_in), fan_in)
+    if head.op_type == "MatMul":
+        values = np.ascontiguousarray(values.T)
+    weight = working.initializer(f"{name}.weight", values.astype(dtype.numpy()), dtype)
+    following = None if head.op_type == "Gemm" else _bias_after(head)
+    has_bias = following is not None or (len(head.inputs) > 2 and head.inputs[2] is not None)
+    bias = None
+    if has_bias:
+        place: tuple[int, ...] = (classes,)
+        if following is not None and head.op_type == "Conv":
+            place = (classes, *(1,) * (len(shape) - 2))
+        array = uniform(random, place, fan_in).astype(dtype.numpy())
+        bias = working.initializer(f"{name}.bias", array, dtype)
+    if head.op_type == "Gemm":
+        for attribute in ("alpha", "beta"):
+            head.attributes.pop(attribute, None)
+        head.attributes["transB"] = ir.AttrInt64("transB", 1)
+    if following is None:
+        set_inputs(head, [head.inputs[0], weight, *[bias] * (len(head.inputs) - 2)])
+        return head.outputs[0]
+    set_inputs(head, [head.inputs[0], weight])
+    set_inputs(following, [head.outputs[0], bias])
+    working.forget_behind([head.outputs[0]])
+    return following.outputs[0]
+
+
+def _bias_after(head: ir.Node) -> ir.Node | None:
+    """The Add that gives a product its bias: the only reader, and what it adds are weights, one for each class."""
+    readers = list(head.outputs[0].consumers())
+    if len(readers) != 1 or readers[0].op_type != "Add" or readers[0].domain or head.outputs[0].is_graph_output():
+        return None
+    if head.op_type == "Conv" and len(head.inputs) > 2 and head.inputs[2] is not None:
+        return None
+    node = readers[0]
+    other = node.inputs[1] if node.inputs[0] is head.outputs[0] else node.inputs[0]
+    if other is None or not _is_constant(other):
+        return None
+    sizes = [size for size in dimensions(other) or () if size != 1]
+    return node if sizes == [_classes(head)] else None
+
+
+def _integer(node: ir.Node, name: str, default: int = 0) -> int:
+    return node.attributes[name].as_int() if name in node.attributes else default
+
+
+def _label(node: ir.Node) -> str:
+    return f"{node.op_type} {node.name or node.outputs[0].name!r}"

@@ -1,0 +1,142 @@
+"""A model while it is edited: opened from a file, and made whole and valid again at the end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import onnx
+import onnx_ir as ir
+
+from onnxtrain.errors import OptionError
+from onnxtrain.graph.clone import captured_values, subgraphs
+from onnxtrain.graph.declared import forget_shapes
+from onnxtrain.graph.passes import remove_unused
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.graph.value import is_float
+from onnxtrain.model.file import ModelFile
+from onnxtrain.model.order import sort_nodes
+from onnxtrain.model.skeleton import unify_default_domain
+
+Model = str | os.PathLike[str] | onnx.ModelProto
+"""What every edit takes: a path or a loaded model."""
+
+
+class Working:
+    """A model that is being edited.
+
+    Args:
+        given: A path or a loaded model; it is not changed.
+
+    Attributes:
+        model: The copy to edit; types and shapes of its values are inferred.
+        graph: Its main graph.
+
+    Raises:
+        ModelError: The model cannot be read.
+    """
+
+    def __init__(self, given: Model) -> None:
+        proto = ModelFile.load(given).inlined()
+        unify_default_domain(proto)
+        sort_nodes("The model", proto)
+        self.model = ir.from_proto(proto)
+        self.graph = self.model.graph
+        self._declared = {value for value in _values(self.graph) if value.shape is not None}
+        self._unread = {value for value in self.graph.inputs if not value.uses()}
+        infer_shapes(self.model)
+
+    @property
+    def opset(self) -> int:
+        """The version of ONNX's own operators that the model is written in."""
+        return self.graph.opset_imports[""]
+
+    def output(self, name: str | None) -> ir.Value:
+        """The output of this name; by default the first floating one.
+
+        Raises:
+            OptionError: There is none.
+        """
+        names = ", ".join(repr(value.name) for value in self.graph.outputs)
+        if name is None:
+            found = next((value for value in self.graph.outputs if is_float(value)), None)
+            if found is None:
+                raise OptionError(f"The model has no floating output ({names}); there is no layer to build on.")
+            return found
+        found = next((value for value in self.graph.outputs if value.name == name), None)
+        if found is None:
+            raise OptionError(f"output={name!r}, but the outputs are {names}.")
+        return found
+
+    def value(self, name: str) -> ir.Value:
+        """What is called so: a value, or the node that gives one.
+
+        Raises:
+            OptionError: Nothing is, or a node that gives several values.
+        """
+        for node in self.graph:
+            for value in node.outputs:
+                if value.name == name:
+                    return value
+        for node in self.graph:
+            if node.name == name:
+                given = [value for value in node.outputs if value.name]
+                if len(given) > 1:
+                    names = ", ".join(repr(value.name) for value in given)
+                    raise OptionError(f"at={name!r} is a {node.op_type} with {len(given)} outputs ({names}); name one.")
+                return given[0]
+        others = [str(value.name) for node in self.graph for value in node.outputs if value.name]
+        shown = ", ".join(repr(other) for other in others[-6:])
+        raise OptionError(
+            f"at={name!r} names no node of the model and no value that one gives; the last values are {shown}."
+        )
+
+    def free_name(self, name: str) -> str:
+        """This name, or with a number behind it where something is called so already."""
+        taken = {value.name for value in _values(self.graph)} | set(self.graph.initializers)
+        taken |= {value.name for value in self.graph.inputs} | {node.name for node in self.graph}
+        made, count = name, 1
+        while any(other == made or str(other).startswith(f"{made}.") for other in taken):
+            count += 1
+            made = f"{name}{count}"
+        return made
+
+    def initializer(self, name: str, array: object, dtype: ir.DataType) -> ir.Value:
+        """A new initializer of the main graph."""
+        tensor = ir.tensor(array, dtype=dtype, name=name)  # type: ignore[arg-type]
+        value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=tensor)
+        self.graph.register_initializer(value)
+        return value
+
+    def forget_behind(self, values: Iterable[ir.Value]) -> None:
+        """Forget the shapes of values and of all that is computed from them."""
+        known = set(values)
+        for node in self.graph:
+            if any(value in known for value in (*node.inputs, *captured_values(node))):
+                known.update(node.outputs)
+                for body in subgraphs(node):
+                    forget_shapes(body)
+        for value in known:
+            value.shape = None
+
+    def finish(self) -> onnx.ModelProto:
+        """The edited model: nodes, weights and inputs that no output needs are gone, stale shapes with them.
+
+        Raises:
+            ModelError: It is not valid.
+        """
+        remove_unused(self.model)
+        for value in list(self.graph.inputs):
+            if not value.uses() and not value.is_graph_output() and value not in self._unread:
+                self.graph.inputs.remove(value)
+        infer_shapes(self.model)
+        for value in _values(self.graph):
+            if value not in self._declared and not value.is_graph_output():
+                value.type = value.shape = None
+        proto = ir.to_proto(self.model)
+        ModelFile.load(proto)
+        return proto
+
+
+def _values(graph: ir.Graph) -> list[ir.Value]:
+    return [output for node in graph for output in node.outputs]

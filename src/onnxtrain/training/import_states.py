@@ -1,0 +1,94 @@
+"""Bring the weights that a step graph was trained to, anywhere, back into the model that it was exported from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxtrain.errors import DataError, ModelError
+from onnxtrain.model.file import ModelFile
+from onnxtrain.training.ties import choose_copies, with_copies
+from onnxtrain.training.untie import untied
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What was found in a file of states.
+
+    Attributes:
+        weights: Names of the initializers that got a new value.
+        others: Names of what the model does not have: states of the optimizer and counts.
+    """
+
+    weights: list[str]
+    others: list[str]
+
+
+def import_states(
+    model: str | os.PathLike[str],
+    states: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    untie: bool | str | Sequence[str] = False,
+    tie: bool | str | Sequence[str] = False,
+) -> Imported:
+    """Write a model with the weights of a file of states; only weights change.
+
+    Args:
+        model: The model that the step graph was exported from.
+        states: The states as safetensors: each tensor named like an initializer is its new value.
+        output: The new file.
+        untie: What the export was told to untie.
+        tie: What the export was told to tie.
+
+    Raises:
+        DataError: The states cannot be read, none is a weight of the model, or one is not finite.
+        ModelError: A value does not fit its initializer, or the file cannot be written.
+    """
+    file = untied(ModelFile.load(model), untie)
+    tensors = _read(Path(states))
+    values = {name: array for name, array in tensors.items() if _has(file, name)}
+    if not values:
+        raise DataError(
+            f"{str(states)!r} has no weight of {str(model)!r}: it holds {_listed(tensors)}, the model "
+            f"{_listed(file.names())}; give the model that the step graph was exported from."
+        )
+    for name, array in values.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise DataError(f"{name!r} in {str(states)!r} has values that are not finite; the training went astray.")
+    file.save(output, with_copies(values, choose_copies(file, tie)))
+    return Imported(list(values), [name for name in tensors if name not in values])
+
+
+def _has(file: ModelFile, name: str) -> bool:
+    """Whether a model has a weight of this name: an initializer, also a sparse one, or a weight elsewhere in it."""
+    if any(sparse.values.name == name for sparse in file.proto.graph.sparse_initializer):
+        return True
+    try:
+        file.declared(name)
+    except ModelError:
+        return False
+    return True
+
+
+def _read(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    from safetensors import SafetensorError, numpy
+
+    try:
+        return numpy.load(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"{str(path)!r} cannot be read: {error.strerror or error}.") from error
+    except (SafetensorError, KeyError) as error:
+        reason = str(error).rstrip(".")
+        raise DataError(f"{str(path)!r} is not a file of states as safetensors: {reason}.") from error
+
+
+def _listed(names: Any) -> str:
+    shown = sorted(names)
+    more = f" and {len(shown) - 4} more" if len(shown) > 4 else ""
+    return ", ".join(map(repr, shown[:4])) + more if shown else "nothing"

@@ -1,0 +1,100 @@
+"""Targets as people have them: texts, whole numbers as floats, one axis too many or too few."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from onnxtrain.errors import DataError, ModelError
+from onnxtrain.graph.value import Dimension
+from onnxtrain.training.data.conversion import Array, kind_of
+
+
+def learn_labels(targets: Array, classes: int | None) -> tuple[str, ...]:
+    """The texts among targets in alphabetical order: the first is class 0.
+
+    Raises:
+        DataError: There are more of them than classes.
+    """
+    labels = tuple(str(label) for label in np.unique(targets.astype(str)))
+    if classes is not None and len(labels) > classes:
+        raise DataError(
+            f"the targets hold {len(labels)} different texts ({_some(labels)}), but the model has {classes} classes."
+        )
+    return labels
+
+
+def to_indices(targets: Array, labels: Sequence[str]) -> Array:
+    """The classes of texts.
+
+    Raises:
+        DataError: A text is none of the labels.
+    """
+    texts, order = targets.astype(str), np.argsort(np.asarray(labels, dtype=str))
+    known = np.asarray(labels, dtype=str)[order]
+    places = np.minimum(np.searchsorted(known, texts), len(known) - 1)
+    wrong = known[places] != texts
+    if wrong.any():
+        raise DataError(f"the target {str(texts[wrong][0])!r} is none of the labels of this model: {_some(labels)}.")
+    return order[places].astype(np.int64)
+
+
+def _some(labels: Sequence[str]) -> str:
+    return ", ".join(map(repr, labels[:8])) + (", ..." if len(labels) > 8 else "")
+
+
+def labels_file(model: Path) -> Path:
+    """Where the labels of a model are kept: ``tuned.labels.json`` beside ``tuned.onnx``."""
+    return model.with_suffix(".labels.json")
+
+
+def read_labels(model: Path | None) -> tuple[str, ...] | None:
+    """The labels beside a model; ``None`` where there are none.
+
+    Raises:
+        ModelError: The file does not hold a list of texts.
+    """
+    path = None if model is None else labels_file(model)
+    if path is None or not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ModelError(f"The labels in {str(path)!r} cannot be read: {error}.") from error
+    if not isinstance(found, list) or not found or not all(isinstance(label, str) for label in found):
+        raise ModelError(f"{str(path)!r} needs a JSON list of texts, the labels of the classes in order.")
+    return tuple(found)
+
+
+def as_classes(targets: Array, prediction: Sequence[Dimension], axis: int) -> Array:
+    """Labels as a loss on classes takes them: [N, 1] as [N], and floats that are whole numbers as integers.
+
+    Args:
+        targets: Targets of any form; distributions over classes stay as they are.
+        prediction: The shape of the scores, with the classes on ``axis``.
+        axis: The axis of the classes.
+    """
+    rank, shape = len(prediction), targets.shape
+    if targets.ndim == rank and prediction[axis] != 1:
+        last = prediction[-1]
+        if shape[axis] == 1:
+            targets = targets.squeeze(axis)
+        elif shape[-1] == 1 and isinstance(last, int) and last != 1:
+            targets = targets[..., 0]
+    if targets.ndim == rank - 1 and kind_of(targets.dtype) == "float":
+        whole = np.isfinite(targets).all() and (targets == np.floor(targets)).all()
+        targets = targets.astype(np.int64) if whole else targets
+    return targets
+
+
+def as_numbers(targets: Array, prediction: Sequence[Dimension]) -> Array:
+    """Numbers in the shape of the prediction, where only a last axis of size 1 is missing, or is too many."""
+    rank = len(prediction)
+    if rank and targets.ndim == rank - 1 and prediction[-1] == 1:
+        return targets[..., None]
+    if targets.ndim == rank + 1 and targets.shape[-1] == 1:
+        return targets[..., 0]
+    return targets

@@ -1,0 +1,501 @@
+"""A specification with its session: what can be stepped, measured, asked for predictions and saved."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self, overload
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxtrain.errors import DataError, NumericalError
+from onnxtrain.model.file import ModelFile
+from onnxtrain.model.writing import AtomicFiles
+from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.runtime.options import RuntimeOptions
+from onnxtrain.runtime.session import TrainingSession
+from onnxtrain.runtime.states import StateBuffers
+from onnxtrain.training.data import Batch, Dataset, TensorSpec, open_dataset
+from onnxtrain.training.data.conversion import kind_of, symbol_sizes
+from onnxtrain.training.evaluation import Evaluator
+from onnxtrain.training.feeding import Parameters, by_input_name, check_targets, check_weights, cut, fill, fit_to_spec
+from onnxtrain.training.labels import labels_file, learn_labels, read_labels
+from onnxtrain.training.learning_rate import LearningRate
+from onnxtrain.training.loss import TargetForm
+from onnxtrain.training.masks import check_masks, set_to_zero
+from onnxtrain.training.objective import Objective, prepare
+from onnxtrain.training.parameters import Initializer
+from onnxtrain.training.specification import Masks, Specification
+from onnxtrain.training.steps import Steps
+from onnxtrain.training.targets import Targets, tensor_spec
+from onnxtrain.training.ties import with_copies
+from onnxtrain.training.training_modes import Modes
+
+Source = Any
+"""Data in any form that :func:`onnxtrain.training.data.open_dataset` takes."""
+
+
+class Learner:
+    """A model that learns: a specification, the session that is made for it, and the values that they change.
+
+    The session is built when the first step needs it, and kept as long as the specification is equal. Where that
+    changes, with masks or with what the data say of the targets, a new one goes on with the same values.
+
+    Args:
+        specification: What is trained.
+        objective: What :func:`~onnxtrain.training.objective.prepare` makes of it, where it is known already.
+        values: Values to begin with; by default those of the model.
+    """
+
+    def __init__(
+        self,
+        specification: Specification,
+        objective: Objective | None = None,
+        values: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        if objective is None:
+            objective = prepare(specification, ignoring=False, differentiable=True)
+        check_masks(specification.masks, objective.shapes, specification.optimizer)
+        self._steps = Steps(objective, specification, values=values)
+        set_to_zero(self.states, specification.masks)
+        self._inputs = objective.inputs
+        self.rate = LearningRate(specification.optimizer.learning_rate)
+        self._hints = objective.hints(specification.model)
+        self._evaluators: dict[TargetForm | None, Evaluator] = {}
+        self._in_inference: Objective | None = None
+        self._last_shapes: tuple[Any, ...] = ()  # of train_step; of the same shapes targets mean the same
+        self.labels = read_labels(specification.model.path)
+        """The texts that stand for the classes, in their order; ``None`` as long as no targets were texts. They are
+        taken from the first targets, or from the file beside the model where :meth:`save` has written them."""
+        self.parameters = Parameters(self.states, objective.parameters)
+        """The live parameters by name: arrays to read and to write."""
+        self.trained = Parameters(self.states, [*objective.parameters, *objective.statistics])
+        """The live values of all that is trained: parameters and running statistics."""
+
+    @property
+    def specification(self) -> Specification:
+        """What is trained, as a value."""
+        return self._steps.specification
+
+    def change(self, specification: Specification) -> None:
+        """Train something else from the next step on: the parameters and the optimizer's states go on as they are.
+
+        The model and what is trained of it stay the same.
+        """
+        if specification != self.specification:
+            objective = self._steps.objective.with_form(specification.form).weighting(specification.weighted)
+            self._steps = Steps(objective, specification, states=self.states)
+
+    def again(self, **changes: Any) -> Self:
+        """Another one of the same model, whose optimizer starts anew from the parameters as they are now.
+
+        Args:
+            changes: Fields of :attr:`specification` that differ.
+        """
+        found = object.__new__(type(self))  # whose own constructor takes a model and options
+        specification = dataclasses.replace(self.specification, **changes)
+        Learner.__init__(found, specification, self.objective, self.trained_values())
+        return found
+
+    @property
+    def objective(self) -> Objective:
+        """What is minimised, for targets as the data have them so far."""
+        return self._steps.objective
+
+    @property
+    def states(self) -> StateBuffers:
+        """All values that steps change, by name: parameters, running statistics, the optimizer's states."""
+        return self._steps.states
+
+    @property
+    def session(self) -> TrainingSession:
+        """The session that does the steps."""
+        return self._steps.session
+
+    @property
+    def file(self) -> ModelFile:
+        """The model as it was read."""
+        return self.specification.model
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The update rule."""
+        return self.specification.optimizer
+
+    @property
+    def accumulate(self) -> int:
+        """Into how many micro-batches a batch is split."""
+        return self.specification.accumulate
+
+    @property
+    def seed(self) -> int:
+        """The seed of the order of the data and of dropout."""
+        return self.specification.seed
+
+    @property
+    def options(self) -> RuntimeOptions:
+        """The options of the sessions."""
+        return self.specification.options
+
+    @property
+    def weights(self) -> list[str]:
+        """Names of the parameters that are weights of products: what is pruned and sparsified by default."""
+        return self.objective.product_weights
+
+    @property
+    def sparsified(self) -> list[str]:
+        """Names of the parameters whose sparsity the optimizer promotes, where it does."""
+        return self.objective.sparsified(self.specification.sparsify)
+
+    def working_model(self) -> ir.Model:
+        """A working copy of the model in the modes of the training, as the step graph is built from."""
+        return self.objective.model.clone()
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next step: the optimizer's at first; what was set last wins.
+
+        Setting it before :meth:`fit` sets where that starts from: the highest rate of a schedule given as text. Setting
+        it in a callback takes the rate from the schedule, from the next step on to the end of that ``fit``.
+        """
+        return self.rate.current
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self.rate.choose(value)
+
+    @property
+    def table(self) -> list[Initializer]:
+        """All initializers of the model: which are trained, and why the others are not."""
+        return list(self.objective.table)
+
+    @property
+    def hints(self) -> list[str]:
+        """What is worth knowing about this model before it is trained; what surprises was warned of as well."""
+        return [hint.text for hint in self._hints]
+
+    @property
+    def masks(self) -> Mapping[str, np.ndarray]:
+        """The masks of :meth:`set_masks` by parameter."""
+        return self.specification.masks
+
+    def set_masks(self, masks: Mapping[str, np.ndarray]) -> None:
+        """Hold a part of the weights at zero from now on.
+
+        Weights and their optimizer states become zero where a mask is false, and the gradient is zero there in
+        every later step, before clipping: every update rule then keeps both at exactly zero, also in a training
+        model that is saved and resumed elsewhere.
+
+        Args:
+            masks: Boolean arrays by parameter, of its shape. They replace all earlier masks.
+
+        Raises:
+            OptionError: A mask fits no parameter, or the optimizer's epsilon is 0, where 0 / 0 is no zero.
+        """
+        chosen = Masks(masks)
+        check_masks(chosen, self.objective.shapes, self.optimizer)
+        self.change(dataclasses.replace(self.specification, masks=chosen))
+        set_to_zero(self.states, chosen)
+
+    @property
+    def statistics(self) -> list[str]:
+        """Names of the running statistics that training updates (``batch_norm="train"``)."""
+        return list(self.objective.statistics)
+
+    def train_step(self, inputs: Source, targets: Any = None, sample_weight: Any = None) -> float:
+        """One step on one batch; a model of a fixed batch size takes fewer examples, too, and pads them.
+
+        Args:
+            inputs: An array, a tuple of arrays in the order of the model's inputs, or a mapping.
+            targets: Class indices or values; ``None`` where the loss is an output of the model.
+            sample_weight: One weight per example [N], at least 0, that multiplies its term of the loss.
+
+        Returns:
+            The loss before the update.
+
+        Raises:
+            DataError: Arrays do not fit the model.
+            StepError: onnxruntime failed.
+        """
+        self._weigh(sample_weight is not None)
+        feeds = self._feeds(inputs, targets)  # which may change the specification, and with it the steps
+        if sample_weight is not None:
+            spec = dataclasses.replace(self._weight_spec(), shape=(None,))
+            feeds[spec.name] = weights = check_weights(fit_to_spec(sample_weight, spec))
+            if targets is not None and len(weights) != len(targets):
+                raise DataError(f"sample_weight has {len(weights)} numbers, but there are {len(targets)} targets.")
+        return self._steps.step(feeds, self.learning_rate)
+
+    def step_batch(self, batch: Batch) -> float:
+        """One step on a batch of a dataset of :meth:`open`, which is checked already; returns the loss before it."""
+        feeds, targets = dict(batch.inputs), self.objective.targets
+        if batch.targets is not None and targets is not None:
+            feeds[targets.name] = batch.targets
+        return self._steps.step(feeds, self.learning_rate)
+
+    def _feeds(self, inputs: Any, targets: Any) -> dict[str, np.ndarray]:
+        """Arrays by the names of the step graph, of its types."""
+        arrays = by_input_name(self._inputs, inputs)
+        feeds = {spec.name: fit_to_spec(arrays[spec.name], self._for_any_rows(spec)) for spec in self._inputs}
+        wanted = self.objective.targets
+        if wanted is None:
+            return feeds
+        if targets is None:
+            raise DataError("This loss needs targets; give them to train_step(inputs, targets).")
+        targets = wanted.adapt(np.asarray(targets), self.labels)
+        shapes = (targets.dtype, targets.shape, *(feeds[spec.name].shape for spec in self._inputs))
+        if shapes != self._last_shapes or wanted.hold_ignored(targets):
+            sizes = symbol_sizes((spec, feeds[spec.name].shape) for spec in self._inputs)
+            wanted = self._expect(wanted.form_of(targets, sizes))
+            self._last_shapes = shapes
+        feeds[wanted.name] = check_targets(fit_to_spec(targets, self._for_any_rows(wanted.spec)), wanted.check)
+        return feeds
+
+    def _weigh(self, weighted: bool) -> None:
+        """Take weights of examples, or none."""
+        if weighted != self.specification.weighted:
+            self.change(dataclasses.replace(self.specification, weighted=weighted))
+
+    def _weight_spec(self) -> TensorSpec:
+        assert self.objective.weights is not None
+        return tensor_spec(self.objective.weights)
+
+    def _for_any_rows(self, spec: TensorSpec) -> TensorSpec:
+        """What an array must be beside its number of examples, which padding makes right."""
+        if spec.name not in self._steps.batched:
+            return spec
+        assert spec.shape is not None
+        return dataclasses.replace(spec, shape=(None, *spec.shape[1:]))
+
+    def _expect(self, form: TargetForm) -> Targets:
+        """Take other targets than were expected: distributions, or labels along another axis."""
+        if form != self.objective.form:
+            self.change(dataclasses.replace(self.specification, form=form))
+        assert self.objective.targets is not None
+        return self.objective.targets
+
+    def open(
+        self, source: Source, *, target: str | None = None, need_target: bool = True, sample_weight: Any = None
+    ) -> Dataset:
+        """Data in any form as a dataset that fits this model.
+
+        Args:
+            source: The data.
+            target: Name of the target in a file with several arrays left.
+            need_target: Whether there have to be targets, where the loss takes some.
+            sample_weight: One weight per example [N], at least 0, that multiplies its term of the loss.
+
+        Raises:
+            DataError: It cannot be read or does not fit.
+        """
+        targets = self.objective.targets
+        wanted = targets is not None and need_target
+        if targets is not None and wanted:
+            targets.check_batch_axis()
+        dataset = open_dataset(
+            source,
+            self._inputs,
+            target=target,
+            target_spec=None if wanted or targets is None else targets.spec,
+            need_target=wanted,
+            validate=False,
+        )
+        if targets is not None and wanted:
+            dataset = self._adapted(dataset, targets)
+            dataset = dataset.expecting(self._expect(targets.form_of_dataset(dataset)).spec)
+        if need_target:
+            self._weigh(sample_weight is not None)
+        if sample_weight is not None:
+            dataset = dataset.with_input(check_weights(np.asarray(sample_weight)), self._weight_spec())
+        self.objective.validate(dataset, labels=wanted)
+        return dataset
+
+    def evaluate(
+        self,
+        data: Source,
+        y: Any = None,
+        *,
+        target: str | None = None,
+        batch_size: int = 256,
+        metrics: str | Sequence[Any] = (),
+    ) -> dict[str, float]:
+        """Loss and metrics on data, in inference mode: no dropout, running statistics.
+
+        Args:
+            data: Data in any form; with ``y`` the inputs alone.
+            y: The targets, where ``data`` has none.
+            target: Name of the target in a file with several arrays left.
+            batch_size: Examples per batch.
+            metrics: Names (``"accuracy"``, ...) or functions of (y_true, y_pred).
+
+        Returns:
+            ``loss`` and every metric: averages over all examples.
+        """
+        evaluator, dataset = self.open_for_evaluation(data if y is None else (data, y), target=target)
+        return evaluator.evaluate(dataset, batch_size, metrics)
+
+    def open_for_evaluation(self, source: Source, *, target: str | None = None) -> tuple[Evaluator, Dataset]:
+        """Data in any form, and what measures the model on it.
+
+        Targets may be of another kind than those that the model is trained on: labels where it learns from
+        distributions over classes.
+
+        Raises:
+            DataError: It cannot be read or does not fit.
+        """
+        targets = self.objective.targets
+        if targets is None:
+            return self._evaluator(None), self.open(source, target=target)
+        targets.check_batch_axis()
+        dataset = open_dataset(source, self._inputs, target=target, validate=False)
+        dataset = self._adapted(dataset, targets)
+        evaluator = self._evaluator(targets.form_of_dataset(dataset))
+        dataset = dataset.expecting(evaluator.objective.target_spec)
+        evaluator.objective.validate(dataset, labels=True)
+        return evaluator, dataset
+
+    def _adapted(self, dataset: Dataset, targets: Targets) -> Dataset:
+        """Data with targets as the loss takes them; texts become the numbers of classes."""
+        found = dataset.targets
+        if found is not None and kind_of(found.dtype) == "string" and self.labels is None and targets.take_labels:
+            self.labels = learn_labels(found, targets.classes)
+        labels = self.labels
+        return dataset.adapting(lambda array: targets.adapt(array, labels))
+
+    def predict(self, data: Source, *, batch_size: int = 256) -> np.ndarray | dict[str, np.ndarray]:
+        """The model's outputs for inputs.
+
+        Args:
+            data: Inputs in any form that ``fit`` takes; targets are not needed.
+            batch_size: Examples per batch.
+
+        Returns:
+            One array per tensor output by name, or the array itself where the model has one output.
+        """
+        arrays = self._evaluator(self.objective.form).predict(self.open(data, need_target=False), batch_size)
+        return next(iter(arrays.values())) if len(arrays) == 1 else arrays
+
+    def _evaluator(self, form: TargetForm | None) -> Evaluator:
+        if form not in self._evaluators:
+            objective = self.objective
+            if self._in_inference is None:
+                self._in_inference = objective
+                if objective.modes.training:
+                    specification, copies, table = self.specification, objective.copies, objective.table
+                    self._in_inference = prepare(specification, modes=Modes(), copies=copies, table=table)
+            self._evaluators[form] = Evaluator(
+                self._in_inference.with_form(form).weighting(False), self.states, self.options
+            )
+        return self._evaluators[form]
+
+    def trained_values(self) -> dict[str, np.ndarray]:
+        """The live values of what is trained: parameters and running statistics by name."""
+        return dict(self.trained)
+
+    def saved_values(self) -> dict[str, np.ndarray]:
+        """What :meth:`save` writes: :meth:`trained_values`, and the copies that are tied to parameters."""
+        return with_copies(self.trained_values(), self.objective.copies)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model with its trained weights; nothing else differs from the model given.
+
+        Where targets were texts, their order goes to a file beside it: ``tuned.labels.json`` for ``tuned.onnx``.
+
+        Raises:
+            ModelError: The path cannot be written; nothing is left half written.
+        """
+        self.file.save(path, self.saved_values())
+        if self.labels is not None:
+            text = json.dumps(list(self.labels), ensure_ascii=False, indent=1)
+            with AtomicFiles() as files, files.create(labels_file(Path(path))) as file:
+                file.write(f"{text}\n".encode())
+
+    def model(self) -> onnx.ModelProto:
+        """What :meth:`save` writes, in memory: the model with its trained weights and all its data."""
+        values = self.saved_values()
+        proto = self.file.dense().inlined(without=values)
+        for tensor in proto.graph.initializer:
+            if tensor.name in values:
+                fill(tensor, values[tensor.name])
+        return proto
+
+    @overload
+    def get_weights(self, *, flat: Literal[False] = False) -> dict[str, np.ndarray]: ...
+
+    @overload
+    def get_weights(self, *, flat: Literal[True]) -> np.ndarray: ...
+
+    def get_weights(self, *, flat: bool = False) -> dict[str, np.ndarray] | np.ndarray:
+        """Copies of all that is trained: parameters and running statistics.
+
+        Args:
+            flat: Whether to return all elements in one array of one axis, in the order of the names.
+
+        Returns:
+            Arrays by name, or one array.
+        """
+        if flat:
+            return np.concatenate([array.reshape(-1) for array in self.trained.values()])
+        return {name: np.array(array) for name, array in self.trained.items()}
+
+    def set_weights(self, weights: Mapping[str, Any] | np.ndarray) -> None:
+        """Take weights over, as :meth:`get_weights` gives them; the optimizer's states stay as they are.
+
+        Args:
+            weights: Arrays by name, of all weights or of some, or one array with the elements of all.
+
+        Raises:
+            OptionError: An array is of another type or shape, or there is no such weight; nothing is changed.
+        """
+        given = weights if isinstance(weights, Mapping) else cut(np.asarray(weights), self.trained)
+        arrays = {name: np.asarray(array) for name, array in given.items()}
+        for name, array in arrays.items():
+            self.trained.check(name, array)
+        self.trained.update(arrays)
+
+    def __deepcopy__(self, memory: dict[int, Any]) -> Self:
+        """Another one that goes on from here by itself; both have the model as it was read, which nothing changes."""
+        found = object.__new__(type(self))
+        Learner.__init__(found, self.specification, self.objective, self.states)
+        found.rate = copy.copy(self.rate)
+        memory[id(self)] = found
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All that another process needs to go on: the model with its weights as they are, and all states."""
+        fields = {name: value for name, value in vars(self.specification).items() if name != "model"}
+        states = {name: np.array(array) for name, array in self.states.items()}
+        return {"model": self.model().SerializeToString(), "fields": fields, "states": states, "rate": self.rate}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Go on as where it was pickled, with a session of this process."""
+        file = ModelFile.load(onnx.ModelProto.FromString(state["model"]))
+        Learner.__init__(self, Specification(model=file, **state["fields"]), None, state["states"])
+        self.rate = state["rate"]
+
+    def training_model(self) -> onnx.ModelProto:
+        """The training model with the current weights and optimizer states: ``TrainingInfoProto`` and all."""
+        return self.session.model()
+
+    def save_training_model(self, path: str | os.PathLike[str]) -> None:
+        """Write :meth:`training_model` to a file, from which a :class:`onnxtrain.TrainingSession` resumes."""
+        ModelFile.load(self.training_model(), folder=self.file.folder).save(path, {})
+
+    def check_finite(self, loss: float, step: int, hint: str = "") -> None:
+        """Stop when the loss is not a number any more.
+
+        Raises:
+            NumericalError: It is NaN or infinite.
+        """
+        if not math.isfinite(loss):
+            raise NumericalError(
+                f"The loss became {loss} at step {step} (learning rate {self.learning_rate:g}); "
+                f"lower the learning rate or clip gradients (clip_norm=1.0). {hint}".strip()
+            )

@@ -1,0 +1,268 @@
+"""One call of fit: epochs of steps, validation, checkpoints, callbacks."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onnxtrain.errors import CheckpointError, DataError, ModelError
+from onnxtrain.training.callbacks import CallbackList, TrainingState
+from onnxtrain.training.data import Batch, Dataset
+from onnxtrain.training.fingerprint import JSON, describe_masks, describe_weights, differences
+from onnxtrain.training.learner import Learner
+from onnxtrain.training.masks import set_to_zero
+from onnxtrain.training.metrics import MeanAccumulator, Measure
+from onnxtrain.training.partial import part
+from onnxtrain.training.schedules import Schedule
+from onnxtrain.version import __version__
+
+if TYPE_CHECKING:
+    from onnxtrain.training.checkpoint import CheckpointStore
+
+
+@dataclasses.dataclass
+class Position:
+    """Where a training stands, in what a checkpoint keeps: the next batch, the mean so far, why it stopped.
+
+    ``learning_rate`` is what a callback set, where one did: it decides instead of the schedule. ``last_rate`` is that
+    of the last step.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    total: float = 0.0
+    examples: int = 0
+    stopped: str | None = None
+    learning_rate: float | None = None
+    last_rate: float | None = None
+
+
+class Loop:
+    """One call of fit."""
+
+    batch_size: int
+    identity: Mapping[str, Any]
+    shuffle: bool
+    every: int | None
+    state: TrainingState
+
+    def __init__(
+        self,
+        trainer: Learner,
+        dataset: Dataset,
+        validation: Dataset | None,
+        metrics: list[Measure],
+        rate: Schedule,
+        callbacks: CallbackList,
+        store: CheckpointStore | None,
+    ) -> None:
+        self.trainer = trainer
+        self.dataset = dataset
+        self.validation = validation
+        self.metrics = metrics
+        self.rate = rate
+        self.callbacks = callbacks
+        self.store = store
+        self.position = Position()
+
+    def run(self, epochs: int) -> None:
+        """All epochs from the current position."""
+        state = self.state
+        state.bind_rate(self.trainer.rate.choose)
+        state.trainer, state.weights = self.trainer, self.trainer.trained
+        try:
+            self.callbacks.on_fit_begin(state)
+            while self.position.epoch < epochs and not state.stop:
+                self._epoch()
+            self.callbacks.on_fit_end(state)
+        except KeyboardInterrupt as interrupt:
+            where = self._where_to_go_on()
+            if interrupt.args or not where:
+                raise
+            raise KeyboardInterrupt(f"Interrupted; {where}") from None
+
+    def _epoch(self) -> None:
+        trainer, state, position = self.trainer, self.state, self.position
+        state.epoch, state.metrics = position.epoch, {}
+        self.callbacks.on_epoch_begin(state)
+        for batch in self._batches():
+            position.batch += 1
+            if not batch.size:
+                continue
+            rate = trainer.rate.follow(self.rate, position.step)
+            loss = trainer.step_batch(batch)
+            trainer.check_finite(loss, position.step, self._last_good())
+            position.step += 1
+            position.total += loss * batch.size
+            position.examples += batch.size
+            position.last_rate = rate
+            state.note_step(step=position.step, loss=loss, learning_rate=rate, batch_size=batch.size)
+            self.callbacks.on_step_end(state)
+            if self.every is not None and position.step % self.every == 0:
+                self._save()
+            if state.stop:
+                return
+        self._end_epoch()
+
+    def _batches(self) -> Iterator[Batch]:
+        """The batches of this epoch that are left. What cannot be padded is left out: see `on_real_rows`.
+
+        Raises:
+            DataError: The data turned out not to fit, or ended; the message says where to go on.
+        """
+        position, trainer = self.position, self.trainer
+        try:
+            for batch in self.dataset.batches(
+                self.batch_size,
+                shuffle=self.shuffle,
+                seed=trainer.seed,
+                epoch=position.epoch,
+                start=position.batch,
+            ):
+                fixed = trainer.objective.fixed_batch
+                if fixed is not None and trainer.objective.loss is None:
+                    batch = part(batch, 0, batch.size // fixed.size * fixed.size)
+                yield batch
+        except DataError as error:
+            where = self._where_to_go_on()
+            raise DataError(f"{error} ({where})" if where else str(error)) from error
+
+    def _where_to_go_on(self) -> str:
+        """What is left of a training that ends before its end."""
+        newest = None if self.store is None else self.store.latest()
+        return "" if newest is None else f"'{newest}' is kept, resume=True goes on from there."
+
+    def _end_epoch(self) -> None:
+        trainer, state, position = self.trainer, self.state, self.position
+        mean = MeanAccumulator()
+        mean.add(position.total / max(position.examples, 1), position.examples)
+        state.loss = mean.value
+        if self.validation is not None:
+            measured = trainer.evaluate(self.validation, batch_size=max(self.batch_size, 64), metrics=self.metrics)
+            state.metrics = {f"validation_{name}": value for name, value in measured.items()}
+        self.callbacks.on_epoch_end(state)
+        self.position = Position(
+            epoch=position.epoch + 1, step=position.step, stopped=state.stop_reason, last_rate=position.last_rate
+        )
+        if self.store is not None:
+            self._save()
+
+    def _last_good(self) -> str:
+        newest = None if self.store is None else self.store.latest()
+        return "" if newest is None else f"The last good checkpoint is {newest}."
+
+    def _fingerprint(self) -> dict[str, Any]:
+        """What must agree between the training that wrote a checkpoint and the one that resumes it."""
+        return {**self.identity, "masks": describe_masks(self.trainer.masks)}
+
+    @functools.cached_property
+    def _frozen(self) -> JSON:
+        """A hash of what the training does not change in the file, taken before it is written onto."""
+        return describe_weights(self.trainer.file, without=self.trainer.saved_values().keys())
+
+    def _save(self) -> None:
+        if self.store is None:
+            return
+        tensors = {f"state/{name}": array for name, array in self.trainer.states.items()}
+        tensors |= {f"callbacks/{name}": array for name, array in self.callbacks.record_arrays().items()}
+        self.store.save(
+            self.position.step,
+            tensors,
+            {
+                "onnxtrain": __version__,
+                "fingerprint": self._fingerprint(),
+                "frozen": self._frozen,
+                "position": dataclasses.asdict(self.position) | {"learning_rate": self.trainer.rate.chosen},
+                "callbacks": self.callbacks.record(),
+            },
+        )
+
+    def resume(self, change: frozenset[str]) -> None:
+        """Take everything back from the newest checkpoint, apart from what is to change."""
+        assert self.store is not None
+        if self.store.latest() is None:
+            return
+        here = self._fingerprint()
+        try:
+            tensors, metadata = self.store.load_newest(expect=here, change=change)
+        except CheckpointError:
+            if not self._is_saved():
+                raise
+            tensors, metadata = self.store.load_newest(expect=here, change=change | {"weights"})
+        try:
+            written: dict[str, Any] = metadata["fingerprint"]  # type: ignore[assignment]
+            position = Position(**metadata["position"])  # type: ignore[arg-type]
+            records: dict[str, Any] = metadata["callbacks"]  # type: ignore[assignment]
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"The checkpoints in {str(self.store.folder)!r} were not written by fit, which does not find in them "
+                f"where to go on ({error}); give another folder."
+            ) from error
+        changed = differences(written, here).keys()
+        self._take_states(tensors, changed)
+        self._take_position(position, changed, written)
+        arrays = {
+            key.removeprefix("callbacks/"): array for key, array in tensors.items() if key.startswith("callbacks/")
+        }
+        self.callbacks.resume(records, arrays, may_differ=changed)
+
+    def _is_saved(self) -> bool:
+        """Whether the model has the weights of the newest checkpoint: it was saved in place, and then the run ended."""
+        assert self.store is not None
+        tensors, metadata = self.store.load_newest()
+        names = [*self.trainer.trained_values()]
+        try:
+            given = {name: self.trainer.file.value(name) for name in names}
+        except ModelError:  # changed meanwhile
+            return False
+        # Those of the last step, or the best ones that a callback keeps.
+        kept = [key.removesuffix(names[0]) for key in tensors if key.endswith(f"/{names[0]}")]
+        return metadata.get("frozen") == self._frozen and any(
+            all(np.array_equal(tensors.get(f"{prefix}{name}", ()), given[name]) for name in names) for prefix in kept
+        )
+
+    def _take_states(self, tensors: Mapping[str, np.ndarray], changed: Collection[str]) -> None:
+        """Parameters and the optimizer's states; what a new update rule does not share stays at its first values.
+
+        Raises:
+            CheckpointError: States are missing, or would be lost.
+        """
+        trainer = self.trainer
+        states = trainer.states
+        wanted = list(trainer.trained_values() if "optimizer" in changed else states)
+        missing = [name for name in wanted if f"state/{name}" not in tensors]
+        if missing and not {"attributes", "sparsity", "accumulate", "batch_norm"} & set(changed):
+            raise CheckpointError(f"The checkpoint lacks the states {missing[:5]}; it is of another training.")
+        lost = [row.name for row in trainer.table if row.name not in states and f"state/{row.name}" in tensors]
+        if lost:
+            raise CheckpointError(
+                f"The checkpoint has new values of {lost[:5]}, which this training keeps as the model has them; resume "
+                "with the batch_norm that it was written with."
+            )
+        for name in wanted:
+            if name not in missing:
+                states[name] = tensors[f"state/{name}"]
+        if "masks" in changed:
+            set_to_zero(states, trainer.masks)
+
+    def _take_position(self, position: Position, changed: Collection[str], written: Mapping[str, Any]) -> None:
+        """Where to go on: at the same step and example, in settings that may be new."""
+        if "batch_size" in changed:
+            position.batch = -(-position.batch * int(written["batch_size"]) // self.batch_size)
+        if "early_stopping" in changed:
+            position.stopped = None
+        if not {"learning_rate", "schedule"} & set(changed):  # what is set now was set last
+            self.trainer.rate.chosen = position.learning_rate
+        self.position = position
+        self.state.step = position.step
+        if position.last_rate is not None:
+            self.state.note_step(
+                step=position.step, loss=self.state.loss, learning_rate=position.last_rate, batch_size=0
+            )
+        if position.stopped is not None:
+            self.state.request_stop(position.stopped)

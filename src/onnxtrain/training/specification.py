@@ -1,0 +1,198 @@
+"""What is trained, as a value: the model, the loss, the update rule and every option, in one place."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self, TypedDict, Unpack
+
+import numpy as np
+import onnx
+
+from onnxtrain.autodiff.options import GradientOptions
+from onnxtrain.errors import OptionError
+from onnxtrain.model.file import ModelFile
+from onnxtrain.operators import Adam
+from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.runtime.options import RuntimeOptions
+from onnxtrain.training.loss import Loss, TargetForm, TargetKind
+from onnxtrain.training.loss_choice import LossLike, resolve_loss
+from onnxtrain.training.training_modes import Modes
+from onnxtrain.training.untie import untied
+from onnxtrain.training_info.recipe import Clipping
+
+Patterns = str | Sequence[str]
+"""Glob patterns of names: one, or several."""
+
+
+class Options(TypedDict, total=False):
+    """The options of a training, as :class:`onnxtrain.Trainer` describes them, for functions that pass them on.
+
+    A test holds that ``Trainer``, ``training_model``, ``prune`` and the flags of the command line have these options
+    and no others, with the defaults of :class:`Specification`.
+    """
+
+    train: Patterns | None
+    freeze: Patterns | None
+    output: str | None
+    targets: TargetKind | None
+    batch_norm: str
+    dropout: bool
+    untie: bool | Patterns
+    tie: bool | Patterns
+    clip_value: float | None
+    clip_norm: float | None
+    masks: Mapping[str, np.ndarray] | None
+    sparsify: Patterns | None
+    accumulate: int
+    straight_through: bool
+    recompute: Patterns
+    seed: int
+    threads: int | None
+    options: RuntimeOptions | None
+
+
+class Masks(Mapping[str, np.ndarray]):
+    """Masks by parameter, as a value: never changed, and equal where all of their elements are.
+
+    Args:
+        masks: Boolean arrays; they are copied.
+    """
+
+    def __init__(self, masks: Mapping[str, np.ndarray] | None = None) -> None:
+        self._arrays = {name: np.array(mask) for name, mask in (masks or {}).items()}
+        for array in self._arrays.values():
+            array.flags.writeable = False
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        return self.keys() == other.keys() and all(np.array_equal(mask, other[name]) for name, mask in self.items())
+
+    def __hash__(self) -> int:
+        return hash(frozenset((name, np.packbits(mask).tobytes()) for name, mask in self._arrays.items()))
+
+    def __repr__(self) -> str:
+        return f"Masks({', '.join(self._arrays)})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Specification:
+    """All that a training's step graph is made from; equal specifications make the same steps.
+
+    The fields are the arguments of :class:`onnxtrain.Trainer`, which says what they mean, with patterns as tuples and
+    the model and the loss looked up. What is not an argument:
+
+    Attributes:
+        model: The model as it was read, with the copies that ``untie`` asks for. Compared by identity.
+        form: What the data say that targets are; ``None`` before there are any.
+        weighted: Whether the data have one weight per example.
+        options: All options of the sessions, with ``threads`` among them.
+
+    Raises:
+        OptionError: A field has a value that it cannot have.
+    """
+
+    model: ModelFile
+    loss: Loss | str
+    optimizer: Optimizer = field(default_factory=Adam)
+    train: tuple[str, ...] | None = None
+    freeze: tuple[str, ...] | None = None
+    output: str | None = None
+    targets: TargetKind | None = None
+    batch_norm: str = "frozen"
+    dropout: bool = False
+    untie: bool | tuple[str, ...] = False
+    tie: bool | tuple[str, ...] = False
+    clip_value: float | None = None
+    clip_norm: float | None = None
+    masks: Masks = field(default_factory=Masks)
+    sparsify: tuple[str, ...] | None = None
+    accumulate: int = 1
+    straight_through: bool = False
+    recompute: tuple[str, ...] = ()
+    seed: int = 0
+    options: RuntimeOptions = field(default_factory=RuntimeOptions)
+    form: TargetForm | None = None
+    weighted: bool = False
+
+    def __post_init__(self) -> None:
+        if self.accumulate < 1:
+            raise OptionError(f"accumulate is {self.accumulate}; it needs a number of micro-batches of at least 1.")
+        if self.targets not in (None, "indices", "values"):
+            raise OptionError(f"targets is {self.targets!r}; it is 'indices' or 'values'.")
+        _ = self.modes, self.clipping  # which check their own fields
+
+    @classmethod
+    def of(
+        cls,
+        model: str | os.PathLike[str] | onnx.ModelProto,
+        loss: LossLike,
+        optimizer: Optimizer | None = None,
+        **options: Unpack[Options],
+    ) -> Self:
+        """The specification that arguments of a user describe; the model is read, and its copies are made.
+
+        Raises:
+            ModelError: The model cannot be read.
+            OptionError: An argument has a value that it cannot have.
+        """
+        runtime = options.get("options") or RuntimeOptions()
+        threads = options.get("threads")
+        untie, tie = options.get("untie", False), options.get("tie", False)
+        return cls(
+            model=untied(ModelFile.load(model), untie),
+            loss=resolve_loss(loss),
+            optimizer=optimizer or Adam(),
+            train=_patterns(options.get("train")),
+            freeze=_patterns(options.get("freeze")),
+            output=options.get("output"),
+            targets=options.get("targets"),
+            batch_norm=options.get("batch_norm", "frozen"),
+            dropout=options.get("dropout", False),
+            untie=untie if isinstance(untie, bool) else _tuple(untie),
+            tie=tie if isinstance(tie, bool) else _tuple(tie),
+            clip_value=options.get("clip_value"),
+            clip_norm=options.get("clip_norm"),
+            masks=Masks(options.get("masks")),
+            sparsify=_patterns(options.get("sparsify")),
+            accumulate=options.get("accumulate", 1),
+            straight_through=options.get("straight_through", False),
+            recompute=_tuple(options.get("recompute", ())),
+            seed=options.get("seed", 0),
+            options=runtime if threads is None else dataclasses.replace(runtime, threads=threads),
+        )
+
+    @property
+    def modes(self) -> Modes:
+        """How layers are run that behave differently in training."""
+        return Modes(self.batch_norm, self.dropout, self.seed)
+
+    @property
+    def clipping(self) -> Clipping:
+        """What happens to gradients before the update."""
+        return Clipping(self.clip_value, self.clip_norm)
+
+    @property
+    def gradients(self) -> GradientOptions:
+        """How gradients are built."""
+        return GradientOptions(self.straight_through, self.recompute)
+
+
+def _tuple(patterns: Patterns) -> tuple[str, ...]:
+    return (patterns,) if isinstance(patterns, str) else tuple(patterns)
+
+
+def _patterns(given: Patterns | None) -> tuple[str, ...] | None:
+    return None if given is None else _tuple(given)

@@ -1,0 +1,168 @@
+"""The steps of a specification: its session, built when it is first needed, on buffers that outlive it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+
+from onnxtrain.errors import DataError
+from onnxtrain.model.validity import invalid_refused
+from onnxtrain.runtime.session import TrainingSession
+from onnxtrain.runtime.states import StateBuffers
+from onnxtrain.training.objective import Objective
+from onnxtrain.training.specification import Specification
+from onnxtrain.training_info.algorithm import FirstValues
+from onnxtrain.training_info.build import build_entries, build_skeleton
+from onnxtrain.training_info.entry import Entry
+from onnxtrain.workarounds import refuse_what_crashes
+
+Arrays = dict[str, np.ndarray]
+
+
+class Steps:
+    """Steps on batches: whole ones, in micro-batches, or padded for a model of a fixed batch size.
+
+    Args:
+        objective: What is minimised.
+        specification: What the objective was made for.
+        states: Buffers of an earlier specification to go on with; by default new ones.
+        values: What new buffers have, where that is not what the model has.
+
+    Attributes:
+        states: The buffers.
+
+    Raises:
+        OptionError: There is nothing to train, the loss cannot be built, or the options of the session cannot be had.
+        StepError: ONNX Runtime would crash.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        specification: Specification,
+        *,
+        states: StateBuffers | None = None,
+        values: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        self.objective = objective
+        self.specification = specification
+        self.fixed = objective.fixed_batch
+        # What no session can run is said at once, and not at the first step.
+        specification.options.provider_list()
+        specification.options.uses_kernels()
+        refuse_what_crashes(objective.model.graph)
+        self._built: tuple[list[Entry], FirstValues] | None = self._build(objective)
+        if states is None:
+            first_values = self._built[1]
+            given = {} if values is None else values
+            states = StateBuffers(
+                {name: given[name] if name in given else first_values[name] for name in first_values}
+                if given
+                else first_values  # one after the other
+            )
+            # It is the buffers that have the weights from now on.
+            specification.model.release([*first_values, *(copy.name for copy in objective.copies)])
+        self.states = states
+        self._session: TrainingSession | None = None
+        self._padded: TrainingSession | None = None
+        specs = [*objective.inputs, *([] if objective.targets is None else [objective.targets.spec])]
+        self.batched = {
+            spec.name for spec in specs if self.fixed is not None and spec.shape and spec.shape[0] == self.fixed.size
+        }
+        """Names of the inputs that have one row per example, in a model of a fixed batch size."""
+
+    def _build(self, objective: Objective) -> tuple[list[Entry], FirstValues]:
+        return build_entries(objective.recipe(self.specification))
+
+    @property
+    def session(self) -> TrainingSession:
+        """The session of whole batches."""
+        if self._session is None:
+            built, self._built = self._built or self._build(self.objective), None  # it uses them up
+            self._session = self._open(*built)
+        return self._session
+
+    def _open(self, entries: list[Entry], first_values: FirstValues) -> TrainingSession:
+        specification = self.specification
+        file = specification.model
+        with invalid_refused(lambda: file.path or file.whole()):
+            return TrainingSession.of_entries(
+                entries,
+                first_values,
+                self._write,
+                options=specification.options,
+                folder=str(file.folder or ""),
+                states=self.states,
+            )
+
+    def _write(self) -> onnx.ModelProto:
+        return build_skeleton(self.objective.recipe(self.specification)).proto
+
+    def padded_session(self, rows: int) -> TrainingSession:
+        """The same steps on the same states for padded batches, with the loss on the real examples.
+
+        Args:
+            rows: How many real examples there are, for an error's sentence.
+
+        Raises:
+            DataError: Padding cannot be left out of this loss.
+        """
+        if self._padded is None:
+            self._padded = self._open(*self._build(self.objective.on_real_rows(rows)))
+        return self._padded
+
+    def step(self, feeds: Arrays, learning_rate: float) -> float:
+        """One step on one batch, of as many micro-batches as the specification says; returns the loss before it.
+
+        Raises:
+            DataError: The arrays do not fit a model of a fixed batch size.
+            StepError: onnxruntime failed.
+        """
+        names, fixed, accumulate = self.objective.names, self.fixed, self.specification.accumulate
+        rate = {names.learning_rate: np.asarray(learning_rate, dtype=np.float32)}
+        if fixed is not None:
+            self._check_rows(feeds)
+        if accumulate == 1:
+            return float(self._run(feeds, rate)[names.loss])
+        if fixed is None:
+            inputs = (str(value.name) for value in self.objective.model.graph.inputs)
+            size = next(len(feeds[name]) for name in inputs if feeds[name].ndim)
+            micro = -(-size // accumulate)
+        else:
+            size, micro = fixed.rows(feeds), fixed.size
+        for start in range(0, size, micro):
+            part = {key: value[start : start + micro] if value.ndim else value for key, value in feeds.items()}
+            self._run(part, rate)
+        return float(self.session.step(rate, entry=1)[names.loss])
+
+    def _run(self, feeds: Arrays, rate: Arrays) -> Arrays:
+        """The first entry on a batch or micro-batch; one that is smaller than the model takes is padded."""
+        fixed = self.fixed
+        if fixed is None or fixed.rows(feeds) == fixed.size:
+            return self.session.step(feeds | rate, entry=0)
+        rows, names = fixed.rows(feeds), self.objective.names
+        session = self.padded_session(rows)
+        real = {name: array for name, array in feeds.items() if name in (names.target, names.weights)}
+        for name, array in real.items():
+            if len(array) != rows:
+                raise DataError(f"{name!r} has {len(array)} examples, but {fixed.input!r} has {rows}.")
+        inputs = fixed.filled({name: array for name, array in feeds.items() if name not in real})
+        return session.step(inputs | real | rate, entry=0)
+
+    def _check_rows(self, feeds: Mapping[str, np.ndarray]) -> None:
+        """Refuse more examples than a step takes, and arrays of different lengths."""
+        fixed = self.fixed
+        assert fixed is not None
+        rows, most = fixed.rows(feeds), fixed.size * self.specification.accumulate
+        if not 1 <= rows <= most:
+            raise DataError(
+                f"{fixed.input!r} has {rows} examples, but the model takes batches of {fixed.size}; "
+                f"give at {'most ' + str(most) if rows else 'least one'}."
+            )
+        for name in self.batched:
+            if len(feeds[name]) != rows:
+                raise DataError(f"{name!r} has {len(feeds[name])} examples, but {fixed.input!r} has {rows}.")
+        if rows % fixed.size:
+            self.padded_session(rows % fixed.size)  # what cannot be padded is found out before any micro-batch

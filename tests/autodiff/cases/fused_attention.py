@@ -1,0 +1,42 @@
+"""Attention of this project's own domain, which a graph pass writes in the place of a model's."""
+
+import numpy as np
+
+from autodiff.case import Case, case, normal
+
+BATCH, QUERIES, KEYS, HEADS, SIZE, VALUE_SIZE = 2, 3, 5, 2, 4, 6
+QKV = (
+    normal(BATCH, QUERIES, HEADS, SIZE),
+    normal(BATCH, KEYS, HEADS, SIZE, seed=1),
+    normal(BATCH, KEYS, HEADS, VALUE_SIZE, seed=2),
+)
+FORBIDDEN = np.random.default_rng(0).random((QUERIES, KEYS)) < 0.4
+FORBIDDEN[:, 1] = False
+CAUSAL = np.where(np.tril(np.ones((QUERIES, KEYS))) > 0, 0, -np.inf)
+EMPTY_ROW = np.where(np.arange(QUERIES)[:, None] == 1, -np.inf, normal(QUERIES, KEYS, seed=3))
+KEPT = "abc"
+
+
+def attention(label: str, *inputs: np.ndarray | None, **options) -> Case:
+    """By default the bias is a mask, whose gradient nobody wants: then the kernel computes the others."""
+    return case("Attention", *inputs, domain="onnxtrain", label=f"fused-{label}", **{"scale": 0.5, **options})
+
+
+def masked(label: str, bias: np.ndarray, **options) -> Case:
+    return attention(label, *QKV, bias, wrt=KEPT, **options)
+
+
+CASES = [
+    attention("plain", *QKV),
+    attention("opset-17", *QKV, opset=17, outputs=2, wrt=KEPT),
+    attention("log-sum", *QKV, outputs=2),
+    attention("bias-gradient", *QKV, normal(BATCH, HEADS, QUERIES, KEYS, seed=4)),
+    attention("bias-gradient-repeated", *QKV, normal(HEADS, 1, KEYS, seed=4), outputs=2),
+    attention("bias-gradient-number", *QKV, normal(seed=4)),
+    masked("masked", np.where(FORBIDDEN, -np.inf, normal(QUERIES, KEYS, seed=5))),
+    masked("masked-zero-empty-rows", np.where(FORBIDDEN, -np.inf, 0), zero_empty_rows=1),
+    masked("causal", CAUSAL),
+    masked("repeated-bias", normal(BATCH, 1, 1, KEYS, seed=6)),
+    masked("empty-row", EMPTY_ROW, zero_empty_rows=1),
+    masked("large-scores", 30 * normal(QUERIES, KEYS, seed=7)),
+]

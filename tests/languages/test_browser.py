@@ -1,0 +1,119 @@
+"""The package onnxtrain-web in a real browser: losses like Python's, and the page that `export --web` writes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from javascript import BROWSER, last_json, needs_browser, needs_packages, node
+from onnx import numpy_helper
+from step_files import CASES, STEPS, write
+
+import onnxtrain
+from onnxtrain.cli import main
+
+PAGE = Path(__file__).parents[2] / "docs" / "step_graphs.md"
+
+pytestmark = [needs_packages, needs_browser, pytest.mark.browser]
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory):
+    """All trainings as files, and the losses of Python."""
+    node("build.mjs", tmp_path_factory.mktemp("compiled"))
+    folder = tmp_path_factory.mktemp("cases")
+    return folder, {name: write(name, folder / name) for name in CASES}
+
+
+def trained(cases, runtime, names):
+    folder, _ = cases
+    rates = [f"{name}={CASES[name].optimizer.learning_rate}" for name in names]
+    found = last_json(node("test/train_cases.mjs", BROWSER, folder, runtime, STEPS, *rates))
+    assert found["errors"] == []
+    return found["results"]
+
+
+@pytest.mark.parametrize(
+    ("runtime", "names"),
+    [("wasm", list(CASES)), ("worker", ["mlp_momentum", "lenet5"]), ("package", ["mlp_momentum", "transformer"])],
+)
+def test_losses_are_those_of_python(cases, runtime, names):
+    folder, expected = cases
+    for name, found in trained(cases, runtime, names).items():
+        np.testing.assert_allclose(found["losses"], expected[name], rtol=0, atol=1e-5, err_msg=name)
+        assert found["evaluated"]["loss"] < expected[name][0], name
+        assert 0 <= found["evaluated"]["accuracy"] <= 1, name
+        assert found["next"] == found["again"], f"{name}: another step after the checkpoint was restored"
+        before, saved = (folder / name / "model.onnx").read_bytes(), bytes(found["saved"])
+        assert len(saved) == len(before)
+        old, new = onnx.load_from_string(before), onnx.load_from_string(saved)
+        changed = 0
+        for was, now in zip(old.graph.initializer, new.graph.initializer, strict=True):
+            changed += was.raw_data != now.raw_data
+            now.CopyFrom(was)
+        assert changed > 1, name
+        assert old == new, f"{name}: more than weights changed"
+
+
+def test_webgpu(tmp_path):
+    """On an adapter in software, which takes seconds for a step."""
+    names, steps = ("mlp_momentum", "conv", "transformer_momentum"), 3
+    expected = {name: write(name, tmp_path / name, portable="webgpu") for name in names}
+    rates = [f"{name}={CASES[name].optimizer.learning_rate}" for name in names]
+    found = last_json(node("test/train_cases.mjs", BROWSER, tmp_path, "webgpu", steps, *rates))
+    for name in names:
+        losses = found["results"][name]["losses"]
+        np.testing.assert_allclose(losses, expected[name][:steps], rtol=0, atol=1e-5, err_msg=name)
+
+
+def test_the_page_learns_drawn_digits(tmp_path, capsys):
+    onnx.save(onnxtrain.examples.lenet5(), tmp_path / "model.onnx")
+    page = tmp_path / "page"
+    code = main(
+        [
+            *("export", str(tmp_path / "model.onnx"), "--loss", "softmax_cross_entropy"),
+            *("--web", str(page), "--web-runtime", "/ort/"),
+        ]
+    )
+    assert code == 0, capsys.readouterr().err
+    found = last_json(node("test/draw.mjs", BROWSER, page, tmp_path))
+    assert found["errors"] == []
+    right = sum(guess == digit for digit, guess in enumerate(found["recognized"]))
+    assert right >= 9, found
+    assert found["trained"].startswith("Trained: loss 0.")
+    assert found["frames"] > 10, "the page stood still"
+    before, after = ((tmp_path / name).read_bytes() for name in ("before.png", "after.png"))
+    assert len(after) > len(before) > 5000
+    session = onnxruntime.InferenceSession(tmp_path / "trained.onnx", providers=["CPUExecutionProvider"])
+    assert session.run(None, {"image": np.zeros((1, 1, 28, 28), np.float32)})[0].shape == (1, 10)
+    weights = [
+        {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer}
+        for path in (tmp_path / "model.onnx", tmp_path / "trained.onnx")
+    ]
+    assert any((weights[0][name] != weights[1][name]).any() for name in weights[0])
+
+
+def test_what_the_page_is_told(tmp_path):
+    onnx.save(onnxtrain.examples.mlp((4, 8, 3)), tmp_path / "model.onnx")
+    main(["export", str(tmp_path / "model.onnx"), "--loss", "softmax_cross_entropy", "--web", str(tmp_path / "page")])
+    settings = json.loads((tmp_path / "page" / "training.json").read_text())
+    assert settings["learningRate"] == onnxtrain.Adam().learning_rate
+    assert "image" not in settings
+
+
+def test_the_program_of_the_documentation(cases, tmp_path):
+    folder = cases[0] / "lenet5"
+    (program,) = re.findall(r"^```js\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "program.js").write_text(program)
+    out = last_json(node("test/docs.mjs", BROWSER, folder, tmp_path / "program.js"))
+    assert out["errors"] == []
+    found = out["found"]
+    assert found["logits"] == [3, 10]
+    assert found["bytes"] == (folder / "model.onnx").stat().st_size
+    assert 0 < found["mean"] < found["loss"] + 3
+    assert 0 <= found["accuracy"] <= 1

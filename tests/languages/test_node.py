@@ -1,0 +1,64 @@
+"""The package onnxtrain-web in Node: its own tests, and an example that trains like Python to the last bit."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from javascript import WEB, needs_packages, node
+from onnx import numpy_helper
+from safetensors.numpy import load_file
+from step_files import CASES, STEPS, write
+
+PAGES = Path(__file__).parents[2] / "src" / "onnxtrain" / "web"
+
+pytestmark = needs_packages
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compiled")
+    node("build.mjs", folder)
+    return folder
+
+
+def test_what_pages_get_is_what_the_sources_say(compiled):
+    """``npm run build`` writes it again."""
+    for name in ("onnxtrain-web.js", "worker.js"):
+        assert (compiled / name).read_bytes() == (PAGES / name).read_bytes(), name
+
+
+def test_size(compiled):
+    assert (compiled / "onnxtrain-web.js").stat().st_size < 20_000
+
+
+def test_its_own_tests(compiled):
+    out = node("--test", "test/files.test.mjs")
+    assert re.search(r"^# fail 0$", out, re.MULTILINE)
+    assert re.search(r"^# pass \d\d", out, re.MULTILINE)
+
+
+def test_the_lock_file_names_no_host():
+    assert "resolved" not in (WEB / "package-lock.json").read_text()
+
+
+@pytest.mark.skipif(
+    not list((WEB / "node_modules").glob("onnxruntime-node/bin/*/linux/*/onnxruntime_binding.node")),
+    reason="the package onnxruntime-node has no program for this machine",
+)
+@pytest.mark.parametrize("name", ["mlp", "lenet5", "gru"])
+def test_the_example(name, compiled, tmp_path):
+    expected = write(name, tmp_path)
+    files = (tmp_path / part for part in ("model.onnx", "step.onnx", "states.safetensors", "batch.safetensors"))
+    tuned = tmp_path / "tuned.onnx"
+    out = node("examples/train.mjs", *files, CASES[name].optimizer.learning_rate, STEPS, tuned)
+    losses = [float(np.float32(line)) for line in out.split()]
+    np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-5)
+    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(tuned).graph.initializer}
+    trained = load_file(tmp_path / "trained.safetensors")
+    for key in weights.keys() & trained.keys():
+        np.testing.assert_allclose(weights[key], trained[key], rtol=0, atol=2e-5, err_msg=key)
+    onnx.checker.check_model(onnx.load(tuned))

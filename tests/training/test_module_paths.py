@@ -1,0 +1,89 @@
+"""Patterns find weights by the module that they belong to, where exporters gave them names of their own."""
+
+from __future__ import annotations
+
+import warnings
+
+import onnx
+import pytest
+
+import onnxtrain
+from onnxtrain.errors import OptionError
+
+
+def exported(*, newer: bool) -> onnx.ModelProto:
+    """Two products as PyTorch's exporters name them."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
+    f (float[n, 2] x) => (float[n, 2] y)
+      <float[2, 2] first = {1, 2, 3, 4}, float[2, 2] second = {1, 2, 3, 4}, float[2] b = {1, 2}> {
+        h = MatMul(x, first)  r = Relu(h)  i = MatMul(r, second)  y = Add(b, i) }""")
+    names = ("val_0", "val_4") if newer else ("onnx::MatMul_24", "onnx::MatMul_25")
+    modules = ["layer.0.q", "layer.0", "layer.1.q", "layer.1.q"]
+    for tensor, name in zip(model.graph.initializer, (*names, "layer.1.q.bias"), strict=True):
+        for node in model.graph.node:
+            node.input[:] = [name if other == tensor.name else other for other in node.input]
+        tensor.name = name
+    for place, (node, module) in enumerate(zip(model.graph.node, modules, strict=True)):
+        node.name = f"node_{place}" if newer else f"/{module.replace('.', '/', 0)}/{node.op_type}"
+        if newer:
+            entry = node.metadata_props.add()
+            entry.key, entry.value = "pkg.torch.onnx.name_scopes", str(["", module, f"linear_{place}"])
+    return model
+
+
+def chosen(model: onnx.ModelProto, **options) -> list[str]:
+    return list(onnxtrain.Trainer(model, loss="mean_squared_error", **options).parameters)
+
+
+@pytest.mark.parametrize("newer", [True, False])
+def test_patterns_match_module_paths(newer):
+    model = exported(newer=newer)
+    first, second = (tensor.name for tensor in model.graph.initializer[:2])
+    assert chosen(model, train="*layer.1*") == [second, "layer.1.q.bias"]
+    assert chosen(model, train="layer.0.q.weight") == [first]
+    assert chosen(model, freeze="layer.1.*") == [first]
+    assert chosen(model, train=[first, "*.bias"]) == [first, "layer.1.q.bias"]
+    rows = {row.name: row.paths for row in onnxtrain.inspect(model).initializers}
+    assert rows == {first: ("layer.0.q.weight",), second: ("layer.1.q.weight",), "layer.1.q.bias": ()}
+
+
+def test_where_nothing_else_matches_nodes_are_looked_at():
+    assert chosen(exported(newer=True), train="node_0") == ["val_0"]
+    assert chosen(exported(newer=False), train="/layer.1.q/*") == ["onnx::MatMul_25", "layer.1.q.bias"]
+    with pytest.raises(OptionError, match=r"train='layer.7.\*' matches no initializer; the model has layer.0.q.weight"):
+        chosen(exported(newer=True), train="layer.7.*")
+
+
+@pytest.mark.parametrize("text", ["", "[", "[1, 2]", "['a']", "{}", "(" * 5000])
+def test_metadata_of_another_kind_tells_nothing(text):
+    model = exported(newer=True)
+    for node in model.graph.node:
+        node.metadata_props[0].value = text
+    assert [row.paths for row in onnxtrain.inspect(model).initializers] == [(), (), ()]
+
+
+def test_the_command_line_shows_them(tmp_path, capsys):
+    from onnxtrain.cli import main
+
+    onnx.save(exported(newer=True), tmp_path / "model.onnx")
+    assert main(["inspect", str(tmp_path / "model.onnx")]) == 0
+    assert "val_4 (layer.1.q.weight)" in capsys.readouterr().out
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_files_of_both_exporters(dynamo, tmp_path):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("onnxscript")
+    model = torch.nn.Sequential()
+    model.add_module("body", torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4)))
+    model.add_module("head", torch.nn.Linear(4, 3))
+    path = tmp_path / "model.onnx"
+    options = {"external_data": False} if dynamo else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(model.eval(), (torch.randn(2, 5, 4),), path, dynamo=dynamo, verbose=False, **options)
+    found = chosen(onnx.load(path), train="head.*")
+    shapes = {tensor.name: list(tensor.dims) for tensor in onnx.load(path).graph.initializer}
+    assert sorted(map(tuple, (shapes[name] for name in found))) == [(3,), (4, 3)]
+    assert len(chosen(onnx.load(path), train="body.2.*")) == 2

@@ -1,0 +1,214 @@
+"""The specification: one list of options, a value, and the sessions that it makes or keeps."""
+
+import dataclasses
+import inspect
+import typing
+
+import numpy as np
+import onnx
+import pytest
+
+import onnxtrain
+from onnxtrain import examples
+from onnxtrain.cli import flags
+from onnxtrain.errors import GradientError, OptionError
+from onnxtrain.lowering import lower as lowering
+from onnxtrain.model.file import ModelFile
+from onnxtrain.runtime.session import TrainingSession
+from onnxtrain.training.objective import prepare
+from onnxtrain.training.specification import Masks, Options, Specification
+from onnxtrain.training_info.build import build_entries
+
+LOSS = "softmax_cross_entropy"
+OPTIONS = set(typing.get_type_hints(Options))
+NO_DATA_OPTIONS = {"masks", "threads", "options"}
+"""What a training model that is written down has no use for."""
+
+
+def parameters(function):
+    given = inspect.signature(function).parameters
+    return {name: given[name].default for name in given if name not in ("self", "model", "loss", "optimizer")}
+
+
+def defaults():
+    fields = {field.name: field for field in dataclasses.fields(Specification)}
+    return {
+        name: fields[name].default_factory() if fields[name].default is dataclasses.MISSING else fields[name].default
+        for name in fields
+        if name not in ("model", "loss", "optimizer", "form", "weighted")
+    }
+
+
+def test_the_fields_are_the_options():
+    assert set(defaults()) | {"threads"} == OPTIONS
+
+
+def test_the_trainer_has_the_options_and_their_defaults():
+    own = parameters(onnxtrain.Trainer.__init__)
+    assert set(own) == OPTIONS
+    empty = {"masks": None, "options": None, "threads": None}  # built anew for every specification
+    assert own == {**defaults(), **empty}
+
+
+def test_training_model_has_the_options_and_their_defaults():
+    own = parameters(onnxtrain.training_model)
+    assert set(own) == OPTIONS - NO_DATA_OPTIONS
+    expected = {name: value for name, value in defaults().items() if name in own}
+    assert own == {**expected, "accumulate": False}  # there any number makes the same model
+
+
+def test_prune_passes_the_options_on():
+    hints = typing.get_type_hints(onnxtrain.prune)
+    assert typing.get_args(hints["options"]) == (Options,)
+    assert not OPTIONS & (set(parameters(onnxtrain.prune)) - {"options"})
+
+
+def test_the_command_line_has_the_options_and_their_defaults():
+    given = flags.Training().arguments()
+    elsewhere = {"accumulate", "threads", "masks", "sparsify", "options"}
+    assert set(given) == OPTIONS - elsewhere
+    assert given == {name: value for name, value in defaults().items() if name in given}
+
+
+def test_prune_takes_every_option_that_the_trainer_takes():
+    y = np.arange(12) % 3
+    given = {"seed": 1, "accumulate": 2, "clip_norm": 1.0, "threads": 1, "freeze": "*bias*"}
+    model = examples.mlp((4, 8, 3))
+    names = [tensor.name for tensor in model.graph.initializer]
+    given["freeze"] = names[-1]
+    data = np.eye(4, dtype=np.float32)[y], y
+    result = onnxtrain.prune(model, data, loss=LOSS, sparsity=0.5, epochs=1, fine_tune_epochs=1, **given)
+    frozen = onnx.numpy_helper.to_array(model.graph.initializer[-1])
+    np.testing.assert_array_equal(result.given.get(names[-1], frozen), frozen)
+    with pytest.raises(OptionError, match="accumulate is 0"):
+        onnxtrain.prune(model, data, loss=LOSS, sparsity=0.5, accumulate=0)
+
+
+def test_equal_arguments_make_equal_specifications():
+    file = ModelFile.load(examples.mlp((4, 3)))
+    one, other = (
+        dataclasses.replace(
+            Specification.of(
+                examples.mlp((4, 3)), LOSS, train=["*", "*"], recompute="none", masks={"w": np.ones(3, bool)}
+            ),
+            model=file,
+        )
+        for _ in range(2)
+    )
+    assert one == other
+    assert one != dataclasses.replace(other, masks=Masks({"w": np.zeros(3, bool)}))
+    assert one != dataclasses.replace(other, seed=1)
+    assert one != dataclasses.replace(other, model=ModelFile.load(examples.mlp((4, 3))))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        one.seed = 1
+
+
+def test_masks_are_a_value():
+    mask = np.ones(3, bool)
+    masks = Masks({"w": mask})
+    mask[0] = False
+    assert masks["w"].all()
+    assert masks == {"w": np.ones(3, bool)} != Masks()
+    assert hash(masks) == hash(Masks({"w": np.ones(3, bool)}))
+    with pytest.raises(ValueError, match="read-only"):
+        masks["w"][0] = False
+
+
+@pytest.fixture
+def built(monkeypatch):
+    """The sessions that are built."""
+    found = []
+    whole = TrainingSession.of_entries.__func__
+
+    def counted(cls, *arguments, **options):
+        found.append(whole(cls, *arguments, **options))
+        return found[-1]
+
+    monkeypatch.setattr(TrainingSession, "of_entries", classmethod(counted))
+    return found
+
+
+def batch(rows=6):
+    y = np.arange(rows) % 3
+    return np.eye(4, dtype=np.float32)[y], y
+
+
+def test_one_session_is_built_when_a_step_needs_it(built):
+    x, y = batch()
+    model = examples.mlp((4, 8, 3))
+    weight = next(tensor.name for tensor in model.graph.initializer if len(tensor.dims) == 2)
+    shape = next(tuple(tensor.dims) for tensor in model.graph.initializer if tensor.name == weight)
+    trainer = onnxtrain.Trainer(model, loss=LOSS, masks={weight: np.ones(shape, bool)})
+    trainer.evaluate((x, np.eye(3, dtype=np.float32)[y]))
+    trainer.predict(x)
+    assert trainer.parameters[weight].shape == shape
+    assert not built
+    trainer.fit((x, np.eye(3, dtype=np.float32)[y]), epochs=2)  # targets of another kind than is taken for granted
+    assert built == [trainer.session]
+
+
+def test_the_session_stays_as_long_as_the_specification_is_equal(built):
+    x, y = batch()
+    trainer = onnxtrain.Trainer(examples.mlp((4, 8, 3)), loss=LOSS, optimizer=onnxtrain.Momentum(0.1))
+    name = trainer.weights[0]
+    mask = np.arange(trainer.parameters[name].size).reshape(trainer.parameters[name].shape) % 2 == 0
+    trainer.train_step(x, y)
+    trainer.set_masks({})
+    assert len(built) == 1
+    trainer.set_masks({name: mask})
+    momentum = np.array(trainer.states[f"{name}/V"])
+    assert momentum[mask].any()
+    assert not momentum[~mask].any()
+    trainer.train_step(x, y)
+    trainer.set_masks({name: mask.copy()})
+    trainer.train_step(x, y)
+    assert len(built) == 2
+    assert trainer.session is built[1]
+    assert built[1].state is built[0].state
+
+
+def test_building_does_not_use_an_objective_up():
+    specification = Specification.of(examples.mlp((4, 8, 3)), LOSS)
+    objective = prepare(specification)
+    before = len(objective.model.graph), list(objective.model.graph.initializers)
+    first, second = (build_entries(objective.recipe(specification))[0][0] for _ in range(2))
+    assert (len(objective.model.graph), list(objective.model.graph.initializers)) == before
+    names = [[node.op_type for node in entry.model.graph] for entry in (first, second)]
+    assert names[0] == names[1]
+    assert len(names[0]) > before[0]
+
+
+def test_evaluation_takes_the_list_of_passes(monkeypatch):
+    seen = []
+    whole = lowering.lower_graph
+    monkeypatch.setattr(
+        lowering, "lower_graph", lambda model, **options: seen.append(options) or whole(model, **options)
+    )
+    x, y = batch()
+    trainer = onnxtrain.Trainer(examples.mlp((4, 8, 3)), loss=LOSS)
+    trainer.evaluate((x, y))
+    trainer.predict(x)
+    assert seen == [{"kernels": False}] * 2
+
+
+def test_what_has_no_gradient_is_said_before_the_first_step(built):
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18, "a.b": 1]>
+        g (float[n,4] x) => (float[n,4] z)
+        <float[4,4] w = {1,2,3,4,1,2,3,4,1,2,3,4,1,2,3,4}> { h = MatMul(x, w) z = a.b.Unheard(h) }""")
+    with pytest.raises(GradientError, match="Unheard"):
+        onnxtrain.Trainer(model, loss="mean_squared_error")
+    assert not built
+
+
+def test_another_trainer_goes_on_from_the_same_parameters():
+    x, y = batch()
+    trainer = onnxtrain.Trainer(examples.mlp((4, 8, 3)), loss=LOSS)
+    trainer.train_step(x, y)
+    again = trainer.again(optimizer=onnxtrain.Momentum(0.1), seed=7)
+    assert isinstance(again, onnxtrain.Trainer)
+    assert (again.seed, again.learning_rate, again.objective) == (7, 0.1, trainer.objective)
+    for name, array in trainer.parameters.items():
+        assert again.parameters[name].tobytes() == array.tobytes()
+        assert not again.states[f"{name}/V"].any()
+    again.train_step(x, y)
+    assert any(again.parameters[name].tobytes() != array.tobytes() for name, array in trainer.parameters.items())
