@@ -83,8 +83,8 @@ OPTIONS = [
     Mistake("negative norm", "clip_norm is -1.0; it needs a finite number above 0", fit("--clip-norm", "-1")),
     Mistake(
         "unknown metric",
-        "no metric 'precision': use accuracy",
-        fit("--validation", "test.npz", "--metrics", "precision"),
+        "no metric 'beauty': use accuracy",
+        fit("--validation", "test.npz", "--metrics", "beauty"),
     ),
     Mistake(
         "metric without data",

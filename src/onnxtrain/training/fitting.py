@@ -36,7 +36,7 @@ def fit(
     epochs: int = 1,
     batch_size: int = 32,
     schedule: str | Schedule | None = None,
-    metrics: Sequence[Any] = (),
+    metrics: str | Sequence[Any] = (),
     shuffle: bool = True,
     callbacks: Sequence[Callback] = (),
     checkpoint: str | os.PathLike[str] | None = None,

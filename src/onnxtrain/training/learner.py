@@ -324,7 +324,7 @@ class Learner:
         *,
         target: str | None = None,
         batch_size: int = 256,
-        metrics: Sequence[Any] = (),
+        metrics: str | Sequence[Any] = (),
     ) -> dict[str, float]:
         """Loss and metrics on data, in inference mode: no dropout, running statistics.
 
