@@ -94,6 +94,9 @@ def fit(
         DataError: Data does not fit the model.
         NumericalError: The loss became NaN; the message names the step and the last good checkpoint.
         CheckpointError: The checkpoint to resume does not belong to this training, or the folder cannot be written to.
+        KeyboardInterrupt: Ctrl-C was pressed. The step was finished, and a checkpoint written where there is a folder
+            for it; the message says how to go on. SIGTERM does the same and ends the process, with status 143. A second
+            Ctrl-C interrupts at once.
     """
     if epochs < 1:
         raise OptionError(f"epochs is {epochs}; it needs a number of at least 1.")

@@ -85,8 +85,8 @@ def parse_schedule(
 
     The forms are ``constant``, ``linear(end_factor=0)``, ``cosine(end_factor=0)``, ``polynomial(power=1)``,
     ``one_cycle(rising=0.3)``, ``step(every, factor=0.1)`` and ``exponential(factor, every=1)``; ``warmup(steps)+`` may
-    stand in front of any. What counts steps can count epochs too: ``step(10 epochs, 0.5)``; a warm-up may also be a part
-    of the training: ``warmup(0.1)``.
+    stand in front of any. What counts steps can count epochs too: ``step(10 epochs, 0.5)``; a warm-up may also be a
+    part of the training: ``warmup(0.1)``.
 
     Args:
         text: the schedule.
