@@ -18,6 +18,7 @@ from onnxtrain.autodiff.registry import NEWEST
 PUBLIC = {
     "Adagrad",
     "Adam",
+    "AdamW",
     "Momentum",
     "RuntimeOptions",
     "SSGD",

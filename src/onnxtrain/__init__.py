@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from onnxtrain.edit.cut import cut
     from onnxtrain.edit.head import replace_head
     from onnxtrain.lowering.lower import lower
-    from onnxtrain.operators import SSGD, Adagrad, Adam, Momentum
+    from onnxtrain.operators import SSGD, Adagrad, Adam, AdamW, Momentum
     from onnxtrain.operators.sparsity import Sparsity
     from onnxtrain.pruning.prune import prune
     from onnxtrain.runtime.native import custom_ops_library
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Adagrad": "onnxtrain.operators",
     "Adam": "onnxtrain.operators",
+    "AdamW": "onnxtrain.operators",
     "Momentum": "onnxtrain.operators",
     "SSGD": "onnxtrain.operators",
     "RuntimeOptions": "onnxtrain.runtime.options",
@@ -70,6 +71,7 @@ __all__ = [
     "SSGD",
     "Adagrad",
     "Adam",
+    "AdamW",
     "Momentum",
     "RuntimeOptions",
     "Sparsity",

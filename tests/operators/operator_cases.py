@@ -22,6 +22,10 @@ ATTRIBUTES: dict[str, list[dict[str, Any]]] = {
         {"alpha": 0.95, "beta": 0.1, "norm_coefficient": 0.001, "epsilon": 1e-7},
         {"alpha": 0.0, "beta": 0.5, "epsilon": 1e-2, "norm_coefficient": 0.1, "norm_coefficient_post": 0.25},
     ],
+    "AdamW": [
+        {},
+        {"alpha": 0.95, "beta": 0.1, "epsilon": 1e-2, "weight_decay": 0.3},
+    ],
     "Momentum": [
         {"alpha": 0.95, "beta": 0.1, "mode": "standard", "norm_coefficient": 0.001},
         {"alpha": 0.9, "beta": 1.0, "mode": "nesterov", "norm_coefficient": 0.0},

@@ -24,6 +24,13 @@ def adam(R, T, x, g, v, h, *, alpha, beta, epsilon, norm_coefficient, norm_coeff
     return (1 - norm_coefficient_post) * (x - adjusted * v / root), v, h
 
 
+def adamw(R, T, x, g, v, h, *, alpha, beta, epsilon, weight_decay):
+    v = alpha * v + (1 - alpha) * g
+    h = beta * h + (1 - beta) * g * g
+    v_hat, h_hat = (v / (1 - alpha**T), h / (1 - beta**T)) if T > 0 else (v, h)
+    return x - R * weight_decay * x - R * v_hat / (math.sqrt(h_hat) + epsilon), v, h
+
+
 def momentum(R, T, x, g, v, *, alpha, beta, mode, norm_coefficient):
     g = norm_coefficient * x + g
     v = alpha * v + (beta if T > 0 else 1) * g

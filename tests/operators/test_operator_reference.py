@@ -68,9 +68,10 @@ def test_random_cases_equal_the_page(seed):
     rng = np.random.default_rng(seed)
     name, rows = list(ATTRIBUTES.items())[seed % len(ATTRIBUTES)]
     attributes = dict(rows[rng.integers(len(rows))])
-    if "norm_coefficient" not in attributes:
-        attributes["norm_coefficient"] = float(rng.uniform(0, 0.1))
-    if name == "Adam":
+    known = [attribute.name for attribute in OPTIMIZERS[name].schema.attributes]
+    for decay in {"norm_coefficient", "weight_decay"}.intersection(known).difference(attributes):
+        attributes[decay] = float(rng.uniform(0, 0.1))
+    if name in ("Adam", "AdamW"):
         attributes |= {"alpha": float(rng.uniform(0, 0.99)), "beta": float(rng.uniform(0, 0.999))}
     variables = [
         (tuple(rng.integers(0, 5, size=rng.integers(0, 4)).tolist()), TYPES[rng.integers(2)])

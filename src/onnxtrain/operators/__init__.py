@@ -17,6 +17,7 @@ from onnxtrain.operators.registry import OPTIMIZERS, discover
 if TYPE_CHECKING:  # below, they are found by reflection
     from onnxtrain.operators.adagrad import Adagrad, adagrad
     from onnxtrain.operators.adam import Adam, adam
+    from onnxtrain.operators.adamw import AdamW, adamw
     from onnxtrain.operators.momentum import Momentum, momentum
     from onnxtrain.operators.ssgd import SSGD, ssgd
 
@@ -25,10 +26,12 @@ __all__ = [
     "SSGD",
     "Adagrad",
     "Adam",
+    "AdamW",
     "Momentum",
     "Optimizer",
     "adagrad",
     "adam",
+    "adamw",
     "emit",
     "infer_optimizer_types",
     "momentum",

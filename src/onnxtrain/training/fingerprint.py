@@ -147,18 +147,25 @@ def describe_model(file: ModelFile) -> dict[str, JSON]:
         tensor.name, tensor.data_type = name, kind
         tensor.dims.extend(dims)
     del graph.sparse_initializer[:]
-    structure, weights = Fingerprint(), Fingerprint()
+    structure = Fingerprint()
     for part in (graph, *file.proto.functions, *file.proto.opset_import):
         structure.add_bytes(part.SerializeToString(deterministic=True))
+    return {"model": structure.digest(), "weights": describe_weights(file)}
+
+
+def describe_weights(file: ModelFile, *, without: Collection[str] = ()) -> JSON:
+    """A hash of the initial values, apart from some; ``None`` if the file has changed since it was read."""
+    weights = Fingerprint()
     try:
         for name in file.names():
-            weights.add_text(name)
-            weights.add_large_array(file.value(name))
+            if name not in without:
+                weights.add_text(name)
+                weights.add_large_array(file.value(name))
         for sparse in file.proto.graph.sparse_initializer:
             weights.add_bytes(sparse.SerializeToString(deterministic=True))
     except ModelError:
-        return {"model": structure.digest(), "weights": None}
-    return {"model": structure.digest(), "weights": weights.digest()}
+        return None
+    return weights.digest()
 
 
 def describe(value: object) -> JSON:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxtrain.errors import CheckpointError, DataError
+from onnxtrain.errors import CheckpointError, DataError, ModelError
 from onnxtrain.training.callbacks import CallbackList, TrainingState
 from onnxtrain.training.data import Batch, Dataset
-from onnxtrain.training.fingerprint import describe_masks, differences
+from onnxtrain.training.fingerprint import JSON, describe_masks, describe_weights, differences
 from onnxtrain.training.learner import Learner
 from onnxtrain.training.masks import set_to_zero
 from onnxtrain.training.metrics import MeanAccumulator, Measure
@@ -169,6 +170,11 @@ class Loop:
         """What must agree between the training that wrote a checkpoint and the one that resumes it."""
         return {**self.identity, "masks": describe_masks(self.trainer.masks)}
 
+    @functools.cached_property
+    def _frozen(self) -> JSON:
+        """A hash of what the training does not change in the file, taken before it is written onto."""
+        return describe_weights(self.trainer.file, without=self.trainer.saved_values().keys())
+
     def _save(self) -> None:
         if self.store is None:
             return
@@ -180,6 +186,7 @@ class Loop:
             {
                 "onnxtrain": __version__,
                 "fingerprint": self._fingerprint(),
+                "frozen": self._frozen,
                 "position": dataclasses.asdict(self.position) | {"learning_rate": self.trainer.rate.chosen},
                 "callbacks": self.callbacks.record(),
             },
@@ -191,7 +198,12 @@ class Loop:
         if self.store.latest() is None:
             return
         here = self._fingerprint()
-        tensors, metadata = self.store.load_newest(expect=here, change=change)
+        try:
+            tensors, metadata = self.store.load_newest(expect=here, change=change)
+        except CheckpointError:
+            if not self._is_saved():
+                raise
+            tensors, metadata = self.store.load_newest(expect=here, change=change | {"weights"})
         try:
             written: dict[str, Any] = metadata["fingerprint"]  # type: ignore[assignment]
             position = Position(**metadata["position"])  # type: ignore[arg-type]
@@ -208,6 +220,21 @@ class Loop:
             key.removeprefix("callbacks/"): array for key, array in tensors.items() if key.startswith("callbacks/")
         }
         self.callbacks.resume(records, arrays, may_differ=changed)
+
+    def _is_saved(self) -> bool:
+        """Whether the model has the weights of the newest checkpoint: it was saved in place, and then the run ended."""
+        assert self.store is not None
+        tensors, metadata = self.store.load_newest()
+        names = [*self.trainer.trained_values()]
+        try:
+            given = {name: self.trainer.file.value(name) for name in names}
+        except ModelError:  # changed meanwhile
+            return False
+        # Those of the last step, or the best ones that a callback keeps.
+        kept = [key.removesuffix(names[0]) for key in tensors if key.endswith(f"/{names[0]}")]
+        return metadata.get("frozen") == self._frozen and any(
+            all(np.array_equal(tensors.get(f"{prefix}{name}", ()), given[name]) for name in names) for prefix in kept
+        )
 
     def _take_states(self, tensors: Mapping[str, np.ndarray], changed: Collection[str]) -> None:
         """Parameters and the optimizer's states; what a new update rule does not share stays at its first values.
