@@ -15,6 +15,7 @@ from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.model.places import explained
 from onnxtrain.model.writing import AtomicFiles
 from onnxtrain.training.callback import Callback, CallbackList, TrainingState
+from onnxtrain.training.showing import html_table, text_table
 from onnxtrain.training.watching import EarlyStopping, ReduceOnPlateau, SaveBest, Watch
 
 __all__ = [
@@ -51,6 +52,16 @@ class History(Callback):
     def resume(self, record: dict[str, Any]) -> None:
         """Go on with the rows of the checkpoint."""
         self.rows = [dict(row) for row in record["rows"]]
+
+    def __repr__(self) -> str:
+        """A table; epochs count from one, as in everything that is printed."""
+        return text_table(self._shown()) if self.rows else "History of no epochs"
+
+    def _repr_html_(self) -> str:
+        return html_table(self._shown())
+
+    def _shown(self) -> list[dict[str, float]]:
+        return [{**row, "epoch": int(row["epoch"]) + 1} for row in self.rows]
 
     def column(self, name: str) -> list[float]:
         """One value over all epochs; NaN where an epoch has none."""
