@@ -27,6 +27,7 @@ import onnxruntime
 from onnx import TensorProto, helper
 
 from onnxtrain import kernels
+from onnxtrain.operators import OPTIMIZERS as OPERATORS
 from onnxtrain.runtime import native
 
 Step = Callable[[], object]
@@ -53,6 +54,7 @@ OPTIMIZERS = {
     for optimizer in (
         Optimizer("Adagrad", "XGH", {"epsilon": EPSILON}, 20, 2),
         Optimizer("Adam", "XGVH", {"alpha": 0.9, "beta": 0.999, "epsilon": EPSILON}, 28, 3),
+        Optimizer("AdamW", "XGVH", {"alpha": 0.9, "beta": 0.999, "epsilon": EPSILON, "weight_decay": 0.0}, 28, 3),
         Optimizer(
             "Momentum",
             "XGV",
@@ -112,7 +114,7 @@ def model(case: Case) -> onnx.ModelProto:
     outputs = optimizer.letters.replace("G", "")
     names = [f"{letter}{i}" for letter in optimizer.letters for i in range(case.tensors)]
     new_names = [f"{letter}{i}_new" for letter in outputs for i in range(case.tensors)]
-    domain = "onnxtrain" if optimizer.name == "SSGD" else "ai.onnx.preview.training"
+    domain = OPERATORS[optimizer.name].schema.domain
     attributes = {"reweighting": "l2"} if optimizer.name == "SSGD" else {}
     graph = helper.make_graph(
         [
@@ -163,7 +165,7 @@ def bound_kernels(case: Case, arrays: Arrays) -> Step:
     states = [array for letter in case.optimizer.letters[2:] for array in arrays[letter]]
     bound = kernels.Bound(arrays["X"], arrays["G"], states)
     update = getattr(bound, case.optimizer.name.lower())
-    steps = {} if case.optimizer.name == "SSGD" else {"step": COUNT}
+    steps = {"step": COUNT} if OPERATORS[case.optimizer.name].schema.counted else {}
     return partial(update, learning_rate=case.rate, threads=case.threads, **steps, **case.optimizer.attributes)
 
 
@@ -180,6 +182,8 @@ def pytorch(case: Case, arrays: Arrays, form: str) -> Step | None:
     how = {"fused": form == "fused", "foreach": form == "foreach"}
     if case.optimizer.name == "Adam":
         return torch.optim.Adam(parameters, lr=case.rate, eps=EPSILON, **how).step
+    if case.optimizer.name == "AdamW":
+        return torch.optim.AdamW(parameters, lr=case.rate, eps=EPSILON, weight_decay=0.0, **how).step
     if case.optimizer.name == "Adagrad":
         return torch.optim.Adagrad(parameters, lr=case.rate, eps=EPSILON, **how).step
     if case.optimizer.name == "Momentum":
@@ -199,14 +203,15 @@ def pytorch(case: Case, arrays: Arrays, form: str) -> Step | None:
 def numpy_step(case: Case, arrays: Arrays) -> Step:
     """The pseudo-code in NumPy, in place, with few temporaries."""
     name, rate = case.optimizer.name, case.rate
-    if name == "Adam":
+    if name in ("Adam", "AdamW"):
         rate *= np.sqrt(1 - 0.999**COUNT) / (1 - 0.9**COUNT)
-    rate, epsilon = np.float32(rate), np.float32(EPSILON)
+    epsilon = EPSILON * np.sqrt(1 - 0.999**COUNT) if name == "AdamW" else EPSILON
+    rate, epsilon = np.float32(rate), np.float32(epsilon)
     variables = list(zip(*arrays.values(), strict=True))
 
     def step() -> None:
         for x, g, *states in variables:
-            if name == "Adam":
+            if name in ("Adam", "AdamW"):
                 v, h = states
                 v *= np.float32(0.9)
                 v += np.float32(0.1) * g
@@ -231,7 +236,7 @@ def numpy_step(case: Case, arrays: Arrays) -> Step:
 
 def onnx_reference(case: Case, arrays: Arrays) -> Step | None:
     """ONNX's reference evaluator; for small cases of the operators that it knows."""
-    if case.optimizer.name == "SSGD" or case.parameters > 1_000_000 or case.tensors > 10:
+    if OPERATORS[case.optimizer.name].schema.domain == "onnxtrain" or case.parameters > 1_000_000 or case.tensors > 10:
         return None
     from onnx.reference import ReferenceEvaluator
 

@@ -102,6 +102,13 @@ class OnnxTrain(Peer):
         return self.trainer.train_step(inputs, target)
 
 
+class Earlier(OnnxTrain):
+    """An earlier version of this project, in an environment of its own: what a change costs or saves."""
+
+    title = "earlier onnxtrain"
+    interpreter = "earlier"
+
+
 class OnnxTrainBodies(OnnxTrain):
     """This project on standard operators only."""
 
@@ -240,6 +247,7 @@ class OnnxSim(Peer):
 PEERS: dict[str, type[Peer]] = {
     "onnxtrain": OnnxTrain,
     "onnxtrain-bodies": OnnxTrainBodies,
+    "earlier": Earlier,
     "torch": Torch,
     "torch-compile": TorchCompile,
     "onnxruntime-training": OnnxRuntimeTraining,

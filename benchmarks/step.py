@@ -2,6 +2,7 @@
 
     python benchmarks/step.py --output build/benchmarks/step.md
     python benchmarks/step.py --models mlp,lenet5 --peers onnxtrain,torch --quick
+    python benchmarks/step.py --peers onnxtrain,earlier --reference earlier --environment earlier=PYTHON
 
 Every peer runs in a process of its own with the same number of threads. The peers take turns in short rounds;
 times are medians over rounds, ratios are medians of the ratios of paired rounds. Before anything is timed, all
@@ -55,7 +56,7 @@ def main(
         for model in options.models:
             for batch in options.batch or batches[: 1 if options.quick else None]:
                 tasks = [Task(peer, model, batch, options.threads, options.folder) for peer in options.peers]
-                measured = compare(tasks, interpreters, options.rounds, options.round_seconds)
+                measured = compare(tasks, interpreters, options.rounds, options.round_seconds, options.reference)
                 reports.append((model, batch, measured))
                 print_progress(model, batch, measured)
     write_report(report(reports, options, foreign), options.output)
@@ -69,6 +70,7 @@ def parse(
     names = ", ".join
     parser.add_argument("--models", type=listed(known), default=list(known), help=names(known))
     parser.add_argument("--peers", type=listed(PEERS), default=list(peers), help=names(PEERS))
+    parser.add_argument("--reference", choices=PEERS, default=REFERENCE, help=f"whom ratios are against ({REFERENCE})")
     parser.add_argument("--batch", type=lambda text: [int(part) for part in text.split(",")], help="batch sizes")
     parser.add_argument("--threads", type=int, default=2, help="threads of every peer (2)")
     parser.add_argument("--rounds", type=int, help="rounds of every peer (11)")
@@ -76,7 +78,11 @@ def parse(
     parser.add_argument("--quick", action="store_true", help="batches of 8, 3 short rounds: a test run")
     parser.add_argument("--folder", default="build/benchmarks/models", help="where exported models are kept")
     parser.add_argument(
-        "--environment", action="append", default=[], metavar="NAME=PYTHON", help="onnxruntime-training=, onnxsim="
+        "--environment",
+        action="append",
+        default=[],
+        metavar="NAME=PYTHON",
+        help="onnxruntime-training=, onnxsim=, earlier=",
     )
     parser.add_argument("--output", help="also write the report to this Markdown file")
     options = parser.parse_args(arguments)
@@ -99,7 +105,7 @@ def listed(known: Mapping[str, object]) -> Callable[[str], list[str]]:
 
 
 def compare(
-    tasks: Sequence[Task], interpreters: Interpreters, rounds: int, round_seconds: float
+    tasks: Sequence[Task], interpreters: Interpreters, rounds: int, round_seconds: float, against: str = REFERENCE
 ) -> dict[str, Measurement]:
     """Measure all peers at one task; those that cannot be had or do something else have a ``problem``."""
     by_peer = {task.peer: task for task in tasks}
@@ -109,7 +115,7 @@ def compare(
     present = [task for task in tasks if task.peer not in missing]
     measured = measure(present, interpreters, rounds=rounds, round_seconds=round_seconds)
     measured |= {peer: Measurement(problem=problem) for peer, problem in missing.items() if peer in by_peer}
-    reference = measured.get(REFERENCE)
+    reference = measured.get(against)
     if reference is not None and not reference.problem:
         for result in measured.values():
             if not result.problem:
@@ -128,20 +134,21 @@ def report(
     foreign: ForeignLoad,
 ) -> str:
     """The whole report in Markdown."""
-    others = [peer for peer in options.peers if peer != REFERENCE]
-    has_reference = REFERENCE in options.peers
+    against = options.reference
+    others = [peer for peer in options.peers if peer != against]
+    has_reference = against in options.peers
     header = ["model", "batch"]
     for peer in options.peers:
-        header += [f"{PEERS[peer].title}, ms", *(["ratio"] if has_reference and peer != REFERENCE else []), "MB"]
+        header += [f"{PEERS[peer].title}, ms", *(["ratio"] if has_reference and peer != against else []), "MB"]
     rows, problems = [], []
     ratios: dict[str, list[float]] = {peer: [] for peer in others}
     memory_ratios: dict[str, list[float]] = {peer: [] for peer in others}
     for model, batch, measured in measurements:
         row = [find_model(model).description, str(batch)]
-        reference = measured.get(REFERENCE)
+        reference = measured.get(against)
         for peer in options.peers:
             result = measured[peer]
-            compared = has_reference and peer != REFERENCE
+            compared = has_reference and peer != against
             if result.problem:
                 row += ["-"] * (3 if compared else 2)
                 problems.append(f"- {PEERS[peer].title}, {model}, batch {batch}: {result.problem}")
@@ -157,7 +164,7 @@ def report(
             row.append(megabytes(result.peak))
         rows.append(row)
     lines = [table(header, rows), ""]
-    lines += [summary(peer, ratios[peer], memory_ratios[peer]) for peer in others if ratios[peer]]
+    lines += [summary(peer, against, ratios[peer], memory_ratios[peer]) for peer in others if ratios[peer]]
     if problems:
         lines += ["", "Not measured:", "", *dict.fromkeys(problems)]
     lines += [
@@ -168,10 +175,10 @@ def report(
     return "\n".join(lines)
 
 
-def summary(peer: str, ratios: Sequence[float], memory_ratios: Sequence[float]) -> str:
+def summary(peer: str, against: str, ratios: Sequence[float], memory_ratios: Sequence[float]) -> str:
     """One sentence on all models together."""
     return (
-        f"{PEERS[peer].title} against {PEERS[REFERENCE].title}: geometric mean of the time ratios "
+        f"{PEERS[peer].title} against {PEERS[against].title}: geometric mean of the time ratios "
         f"{geometric_mean(ratios):.2f} (worst {max(ratios):.2f}), of the memory ratios "
         f"{geometric_mean(memory_ratios):.2f} (worst {max(memory_ratios):.2f})."
     )

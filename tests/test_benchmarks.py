@@ -25,6 +25,8 @@ import step  # noqa: E402
 
 from onnxtrain.autodiff.fused import fused_operators  # noqa: E402
 
+pytestmark = pytest.mark.thorough
+
 
 def run(script: str, *arguments: str, expected: int = 0) -> str:
     result = subprocess.run(

@@ -18,6 +18,10 @@ from onnxtrain.autodiff.registry import NEWEST
 PUBLIC = {
     "Adagrad",
     "Adam",
+    "AdamW",
+    "Lion",
+    "RMSprop",
+    "SGD",
     "Momentum",
     "RuntimeOptions",
     "SSGD",
@@ -115,6 +119,7 @@ FIT = {
     "checkpoint": None,
     "checkpoint_every": None,
     "keep": 3,
+    "save_best": None,
     "resume": False,
     "change": (),
 }

@@ -83,8 +83,8 @@ OPTIONS = [
     Mistake("negative norm", "clip_norm is -1.0; it needs a finite number above 0", fit("--clip-norm", "-1")),
     Mistake(
         "unknown metric",
-        "no metric 'precision': use accuracy",
-        fit("--validation", "test.npz", "--metrics", "precision"),
+        "no metric 'beauty': use accuracy",
+        fit("--validation", "test.npz", "--metrics", "beauty"),
     ),
     Mistake(
         "metric without data",
@@ -188,7 +188,7 @@ USAGE = [
     Mistake("no model", r"MODEL.*[Ss]ee onnxtrain inspect --help", ("inspect",)),
     Mistake("not a number", r'--epochs.*"many".* into int.*[Ss]ee onnxtrain fit --help', fit("--epochs", "many")),
     Mistake("flag without value", r"--data.*[Ss]ee onnxtrain fit --help", ("fit", "model.onnx", "--data")),
-    Mistake("evaluate unknown loss", "no loss 'l2'", ("evaluate", "model.onnx", "--data", "test.npz", "--loss", "l2")),
+    Mistake("evaluate unknown loss", "no loss 'l7'", ("evaluate", "model.onnx", "--data", "test.npz", "--loss", "l7")),
     Mistake(
         "inspect unknown pattern",
         "--freeze nothing matches no initializer",

@@ -32,6 +32,20 @@ def recurrent(operator: str) -> onnx.ModelProto:
     return model
 
 
+def convolutional() -> onnx.ModelProto:
+    """Two convolutions and a linear layer, without pooling."""
+    model = parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
+        g (float[N,2,8,8] x) => (float[N,3] y) {
+            a = Conv<pads = [1, 1, 1, 1]>(x, w1, b1)  c = Relu(a)
+            d = Conv<strides = [2, 2], pads = [1, 1, 1, 1]>(c, w2, b2)  e = Relu(d)
+            f = Flatten(e)  y = Gemm(f, w3, b3) }""")
+    shapes = {"w1": (4, 2, 3, 3), "b1": (4,), "w2": (6, 4, 3, 3), "b2": (6,), "w3": (96, 3), "b3": (3,)}
+    for name, shape in shapes.items():
+        array = 0.3 * RANDOM.standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    return model
+
+
 def noise(*shape: int) -> np.ndarray:
     return RANDOM.standard_normal((16, *shape)).astype(np.float32)
 
@@ -92,12 +106,13 @@ CASES = {
     ),
     "lstm": Case(lambda: recurrent("LSTM"), {"x": noise(5, 4)}, 3),
     "gru": Case(lambda: recurrent("GRU"), {"x": noise(5, 4)}, 3),
+    "conv": Case(convolutional, {"x": noise(2, 8, 8)}, 3, onnxtrain.Momentum(0.02)),
     "mlp_clipped": Case(_mlp, {"input": noise(6)}, 3, onnxtrain.Adam(0.01), modes=(("clip_norm", 0.5),)),
 }
-"""Fourteen trainings: all four optimizers, and the kinds of networks that people train on devices."""
+"""Trainings: all four optimizers, and the kinds of networks that people train on devices."""
 
 
-def write(name: str, folder: Path, *, kernels: bool = False) -> list[float]:
+def write(name: str, folder: Path, *, kernels: bool = False, portable: str | None = None) -> list[float]:
     """Write ``model.onnx``, ``step.onnx``, ``states.safetensors`` and ``batch.safetensors``.
 
     Returns:
@@ -112,7 +127,7 @@ def write(name: str, folder: Path, *, kernels: bool = False) -> list[float]:
     session = onnxtrain.TrainingSession(training, options=options)
     folder.mkdir(parents=True, exist_ok=True)
     onnx.save(model, folder / "model.onnx")
-    onnx.save(onnxtrain.lower(training, kernels=kernels), folder / "step.onnx")
+    onnx.save(onnxtrain.lower(training, kernels=kernels, portable=portable), folder / "step.onnx")
     save_file({key: np.array(value) for key, value in session.state.items()}, folder / "states.safetensors")
     save_file(case.feeds(), folder / "batch.safetensors")
     feeds = case.feeds() | {"learning_rate": np.float32(case.optimizer.learning_rate)}

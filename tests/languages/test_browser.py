@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -14,6 +16,8 @@ from step_files import CASES, STEPS, write
 
 import onnxtrain
 from onnxtrain.cli import main
+
+PAGE = Path(__file__).parents[2] / "docs" / "step_graphs.md"
 
 pytestmark = [needs_packages, needs_browser, pytest.mark.browser]
 
@@ -56,6 +60,17 @@ def test_losses_are_those_of_python(cases, runtime, names):
         assert old == new, f"{name}: more than weights changed"
 
 
+def test_webgpu(tmp_path):
+    """On an adapter in software, which takes seconds for a step."""
+    names, steps = ("mlp_momentum", "conv", "transformer_momentum"), 3
+    expected = {name: write(name, tmp_path / name, portable="webgpu") for name in names}
+    rates = [f"{name}={CASES[name].optimizer.learning_rate}" for name in names]
+    found = last_json(node("test/train_cases.mjs", BROWSER, tmp_path, "webgpu", steps, *rates))
+    for name in names:
+        losses = found["results"][name]["losses"]
+        np.testing.assert_allclose(losses, expected[name][:steps], rtol=0, atol=1e-5, err_msg=name)
+
+
 def test_the_page_learns_drawn_digits(tmp_path, capsys):
     onnx.save(onnxtrain.examples.lenet5(), tmp_path / "model.onnx")
     page = tmp_path / "page"
@@ -89,3 +104,16 @@ def test_what_the_page_is_told(tmp_path):
     settings = json.loads((tmp_path / "page" / "training.json").read_text())
     assert settings["learningRate"] == onnxtrain.Adam().learning_rate
     assert "image" not in settings
+
+
+def test_the_program_of_the_documentation(cases, tmp_path):
+    folder = cases[0] / "lenet5"
+    (program,) = re.findall(r"^```js\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "program.js").write_text(program)
+    out = last_json(node("test/docs.mjs", BROWSER, folder, tmp_path / "program.js"))
+    assert out["errors"] == []
+    found = out["found"]
+    assert found["logits"] == [3, 10]
+    assert found["bytes"] == (folder / "model.onnx").stat().st_size
+    assert 0 < found["mean"] < found["loss"] + 3
+    assert 0 <= found["accuracy"] <= 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -153,3 +154,23 @@ def test_names_of_any_letters(train, tmp_path):
     save_file(states, tmp_path / "states.safetensors")
     assert len(losses(train(tmp_path, steps=2))) == 2
     assert odd in load_file(tmp_path / "result.safetensors")
+
+
+def test_the_program_of_the_documentation(tmp_path):
+    page = (ROOT / "docs" / "step_graphs.md").read_text()
+    (block,) = re.findall(r"^```cpp\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    include, body = block.split("\n", 1)
+    (tmp_path / "program.cpp").write_text(
+        f"{include}\n#include <cstdio>\nint main() {{\n"
+        "std::vector<float> values(64 * 4, 0.5f);\nstd::vector<std::int64_t> labels(64, 1);\n"
+        f'{body}\nstd::printf("%g\\n", loss);\n}}\n'
+    )
+    build(tmp_path / "program.cpp", tmp_path / "program")
+    model = onnxtrain.examples.mlp((4, 8, 3))
+    training = onnxtrain.training_model(model, loss="softmax_cross_entropy", optimizer=onnxtrain.Adam())
+    onnx.save(onnxtrain.lower(training), tmp_path / "step.onnx")
+    states = onnxtrain.TrainingSession(training).state
+    save_file({key: np.array(value) for key, value in states.items()}, tmp_path / "states.safetensors")
+    done = subprocess.run([tmp_path / "program"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert 0 < float(done.stdout) < 10
+    assert load_file(tmp_path / "trained.safetensors")["T"] == states["T"] + 1

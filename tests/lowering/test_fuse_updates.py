@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 import onnxtrain
-from onnxtrain import SSGD, Adagrad, Adam, Momentum
+from onnxtrain import SSGD, Adagrad, Adam, AdamW, Momentum
 from onnxtrain.runtime.options import RuntimeOptions
 
 OPTIMIZERS = [
     Adagrad(0.05),
     Adam(0.01),
     Adam(0.01, norm_coefficient=0.01),
+    AdamW(0.01),
     Momentum(0.1),
     SSGD(0.1),
     SSGD(0.1, alpha=0.9, regularization=1e-3),

@@ -86,6 +86,7 @@ OPTIMIZERS = {
     "SGD": onnxtrain.Momentum(0.1, alpha=0.0),
     "Momentum": onnxtrain.Momentum(0.1),
     "Adam": onnxtrain.Adam(0.01, norm_coefficient=0.01),
+    "AdamW": onnxtrain.AdamW(0.01),
     "Adagrad": onnxtrain.Adagrad(0.1),
     "SSGD": onnxtrain.SSGD(0.1),
 }

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_every_kill_point() -> None:
     """Each file operation of each case of ``kill_points.py``: half a write, fsync, rename, removal."""

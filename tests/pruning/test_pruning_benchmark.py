@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "pruning.py"
 sys.path.append(str(SCRIPT.parent))
 

@@ -111,7 +111,7 @@ def test_dropout_of_the_file_does_nothing(form, tmp_path):
 @pytest.mark.parametrize("form", DROPOUTS)
 def test_evaluation_without_a_trainer_is_inference_too(form):
     model = dropping(form)
-    np.testing.assert_array_equal(forward.predict(model, X)["y"], X * W)
+    np.testing.assert_array_equal(forward.predict(model, X), X * W)
     loss = forward.evaluate(model, (X, Y), loss="mean_squared_error")["loss"]
     assert loss == pytest.approx(np.mean((X * W - Y) ** 2), rel=1e-5)
 
@@ -159,7 +159,7 @@ def test_an_input_that_is_the_mode_need_not_be_fed(tmp_path):
     subject = trainer(switched())
     assert subject.train_step(X, Y) == pytest.approx(np.mean((X * W - Y) ** 2), rel=1e-5)
     np.testing.assert_array_equal(subject.predict(X), X * np.array(subject.parameters["w"]))
-    np.testing.assert_array_equal(forward.predict(switched(), X)["y"], X * W)
+    np.testing.assert_array_equal(forward.predict(switched(), X), X * W)
     subject.train_step({"x": X, "train": np.asarray(True)}, Y)  # and may be
     subject.save(tmp_path / "saved.onnx")
     assert [value.name for value in onnx.load(tmp_path / "saved.onnx").graph.input] == ["x", "train"]
@@ -205,7 +205,7 @@ def test_batch_normalization_of_the_file_is_frozen(opset, outputs, tmp_path):
     subject = trainer(model)
     h = (X - W / 2) / np.sqrt(W + 1 + 1e-5) * W + W - 1
     np.testing.assert_allclose(subject.predict(X), h, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(forward.predict(model, X)["y"], h, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(forward.predict(model, X), h, rtol=1e-4, atol=1e-5)
     assert subject.train_step(X, Y) == pytest.approx(np.mean((h - Y) ** 2), rel=1e-4)
     single = trainer(model)
     single.train_step(X[:1], Y[:1])  # one example has no variance

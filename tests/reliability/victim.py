@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any
 
-SECONDS = 60
+SECONDS = 150
 
 
 def child(request: dict[str, Any]) -> int:

@@ -323,6 +323,7 @@ assert anonymous < 500_000, f"{anonymous} kB are held beside the file"
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs files with holes, and limits on memory")
 def test_more_than_two_gib_are_frozen(tmp_path: Path) -> None:
     """Tables of 2.4 GB, of which a step reads a few rows: they stay in their file."""

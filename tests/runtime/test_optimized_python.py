@@ -53,6 +53,7 @@ def run(tmp_path, *flags: str, program: str = PROGRAM) -> subprocess.CompletedPr
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.thorough
 def test_training_does_the_same_without_assertions_and_docstrings(tmp_path) -> None:
     plain = run(tmp_path, program=PROGRAM.replace('assert False, "assertions are on"', ""))
     assert plain.returncode == 0, plain.stderr

@@ -346,7 +346,7 @@ def test_rows_are_joined_along_the_axis_of_the_examples_where_shapes_do_not_tell
         k = Concat<axis=0>(n, one)  f = Cast<to=1>(k)  g = Abs(f)  s = Cast<to=7>(g)  y = Reshape(u, s) }}""")
     x = np.arange(10.0 * steps, dtype=np.float32).reshape(10, steps)
     for declared in (model, without_shape(model)):
-        np.testing.assert_array_equal(predict(declared, x, batch_size=FIXED)["y"], 2 * x.T[:, :, None])
+        np.testing.assert_array_equal(predict(declared, x, batch_size=FIXED), 2 * x.T[:, :, None])
 
 
 def without_shape(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -212,6 +212,14 @@ def test_a_changed_batch_size_goes_on_at_the_same_example(tmp_path) -> None:
     assert seen == [8, 8, 4, 4, 4, 4]  # one batch of 8 is kept (the second was not saved any more), then four of 4
 
 
+@pytest.mark.parametrize("name", ["AdamW", "Lion", "RMSprop", "SGD"])
+def test_optimizers_of_our_own_go_on_bit_for_bit(name, tmp_path) -> None:
+    settings = ({"optimizer": getattr(onnxtrain, name)(0.01)}, {})
+    run(settings, checkpoint=tmp_path, epochs=1)
+    resumed = run(settings, checkpoint=tmp_path, resume=True, epochs=3)
+    assert_same(weights(resumed), weights(run(settings, epochs=3)))
+
+
 def test_a_changed_optimizer_keeps_the_weights_and_begins_its_states_anew(tmp_path) -> None:
     first = run(({}, {}), checkpoint=tmp_path)
     settings = ({"optimizer": onnxtrain.Momentum(0.0, alpha=0.0)}, {})
@@ -349,3 +357,32 @@ def test_the_version_is_noted(tmp_path) -> None:
     run(({}, {}), checkpoint=tmp_path)
     record = json.loads(next(tmp_path.glob("*.json")).read_text())
     assert record["metadata"]["onnxtrain"] == onnxtrain.__version__
+
+
+@pytest.mark.parametrize("freeze", [None, "layer1.*"])
+def test_a_training_in_place_that_ended_after_its_save_goes_on(freeze: str | None, tmp_path) -> None:
+    """A killing between the last save and the end of the process: the model has the weights of the checkpoint."""
+    path, folder = tmp_path / "model.onnx", tmp_path / "kept"
+    onnx.save(mlp(), path)
+
+    def fit(epochs: int) -> Trainer:
+        subject = trainer(model=path, freeze=freeze)
+        subject.fit(data(), epochs=epochs, batch_size=8, checkpoint=folder, resume=True)
+        subject.save(path)
+        return subject
+
+    fit(2)
+    first = path.read_bytes()
+    fit(2)
+    assert path.read_bytes() == first
+    longer = fit(3)
+    assert_same(weights(longer), weights(run(({"freeze": freeze}, {}), epochs=3)))
+    model = onnx.load(path)
+    for name in {tensor.name for tensor in model.graph.initializer}:
+        changed = onnx.ModelProto()
+        changed.CopyFrom(model)
+        tensor = next(tensor for tensor in changed.graph.initializer if tensor.name == name)
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) + np.float32(0.01), name))
+        path.write_bytes(changed.SerializeToString())
+        with pytest.raises(CheckpointError, match=r"belongs to another training: weights is .+ there and .+ here"):
+            fit(4)

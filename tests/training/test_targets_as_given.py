@@ -8,8 +8,9 @@ import pytest
 import onnxtrain
 from onnxtrain import examples
 from onnxtrain.errors import CheckpointError, DataError, ModelError, OptionError
+from onnxtrain.training.aliases import ALIASES
 from onnxtrain.training.loss_choice import resolve_loss
-from onnxtrain.training.losses import ALIASES, LOSSES, Huber, SoftmaxCrossEntropy
+from onnxtrain.training.losses import LOSSES, Huber, SoftmaxCrossEntropy
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(12, 4)).astype(np.float32)

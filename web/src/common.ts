@@ -32,13 +32,14 @@ export class PackageRuntime implements Runtime {
     private readonly threads?: number,
   ) {}
 
-  async open(model: Uint8Array, stateOutputs: readonly string[] = []): Promise<Session> {
+  async open(model: Uint8Array, plan?: StatePlan): Promise<Session> {
     const onDevice = this.provider === "webgpu";
+    const outputs = Object.values(plan?.outputs ?? {});
     const session = await this.ort.InferenceSession.create(model, {
       ...(this.provider && { executionProviders: [this.provider] }),
       ...(this.threads && { intraOpNumThreads: this.threads }),
       // States stay where they are computed.
-      ...(onDevice && { preferredOutputLocation: fromNames(stateOutputs, () => "gpu-buffer") }),
+      ...(onDevice && { preferredOutputLocation: fromNames(outputs, () => "gpu-buffer") }),
       logSeverityLevel: 3,
       extra: { optimization: { disable_specified_optimizers: "EliminateDropout" } },
     });

@@ -38,7 +38,7 @@ export class LocalEngine implements Engine {
 
   static async open(settings: EngineSettings): Promise<LocalEngine> {
     const runtime = await findRuntime(settings);
-    const session = await runtime.open(settings.graph, Object.values(settings.plan.outputs));
+    const session = await runtime.open(settings.graph, settings.plan);
     session.hold(settings.states, settings.plan);
     return new LocalEngine(runtime, session);
   }

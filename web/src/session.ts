@@ -29,5 +29,5 @@ export interface Session {
 
 /** Something that loads models. */
 export interface Runtime {
-  open(model: Uint8Array, stateOutputs?: readonly string[]): Promise<Session>;
+  open(model: Uint8Array, plan?: StatePlan): Promise<Session>;
 }

@@ -117,8 +117,9 @@ export class StepGraph {
       shapes[name] = inputs[name] ?? { name, type: value.type, shape: value.dims };
       checkState(shapes[name], value);
     }
-    const outputs = JSON.parse(info.metadata["onnxtrain.states"] ?? "{}");
-    const inPlace = new Set<string>(JSON.parse(info.metadata["onnxtrain.in_place"] ?? "[]"));
+    const listed = (key: string) => JSON.parse(info.metadata[`onnxtrain.${key}`] ?? "[]");
+    const outputs = listed("states");
+    const inPlace = new Set<string>(listed("in_place"));
     const loss = info.outputs.find((port) => port.name === description.loss);
     if (!loss) throw new OnnxTrainError("The step graph returns no loss; step it where it was made.");
     const settings: EngineSettings = {

@@ -21,7 +21,7 @@ from onnxtrain.cli.streams import quiet_streams
 from onnxtrain.cli.terminal import console, visible
 from onnxtrain.errors import OnnxTrainError, OptionError
 
-COMMANDS = ("fit", "prune", "evaluate", "predict", "inspect", "export", "import-states", "demo")
+COMMANDS = ("fit", "prune", "evaluate", "predict", "inspect", "doctor", "export", "import-states", "demo")
 """Each is a module of this package, with underscores for hyphens, that has a function ``command``, its ``HELP`` and its
 ``EXAMPLES``.
 

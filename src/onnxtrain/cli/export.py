@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -78,6 +78,10 @@ class Written:
             "need no other server.",
         ),
     ] = RUNTIME
+    portable: Annotated[
+        Literal["webgpu"] | None,
+        Parameter(help="Make the step graph for ONNX Runtime's WebGPU provider: nothing in it is float64."),
+    ] = None
     describe: Annotated[
         bool, SWITCH, Parameter(help="Print what the step graph takes and gives; the model may be one already.")
     ] = False
@@ -118,6 +122,8 @@ class Written:
         found = {what: path for what, path in given.items() if path is not None}
         if not found and not self.describe and self.web is None:
             raise OptionError("export has nothing to write; give --training-model, --step-graph or --states a file.")
+        if self.portable is not None and self.kernels:
+            raise OptionError("--portable webgpu makes a graph of standard operators; leave --kernels out.")
         if self.web is not None and self.kernels:
             raise OptionError("--web needs a step graph of standard operators; leave --kernels out.")
         if self.web is not None and tie:
@@ -186,7 +192,13 @@ def command(
     rows: dict[str, str] = {}
     step = None
     if written.needs_step():  # before anything is written: this finds operators without a gradient
-        step = onnxtrain.lower(proto, entry=written.entry, kernels=written.kernels, folder=file.folder or "")
+        step = onnxtrain.lower(
+            proto,
+            entry=written.entry,
+            kernels=written.kernels,
+            portable=written.portable,
+            folder=file.folder or "",
+        )
         rows |= _ports(step)
     if written.training_model is not None:
         ModelFile.load(proto, folder=file.folder).save(written.training_model, {})

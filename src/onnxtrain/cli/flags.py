@@ -101,7 +101,7 @@ Metrics = Annotated[
         group=DATA,
         negative=(),
         metavar="NAME",
-        help="What to measure: accuracy, or a loss by its name. May be repeated.",
+        help="What to measure: accuracy, f1, auc, top_k(5), r2 ..., or a loss by its name. May be repeated.",
     ),
 ]
 Threads = Annotated[int | None, Parameter(group=RUNNING, help="Threads within an operator.  [default: one per core]")]

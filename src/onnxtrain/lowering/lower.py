@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import onnx
 import onnx_ir as ir
@@ -16,11 +17,15 @@ from onnxtrain.lowering.description import IN_PLACE_KEY, STATES_KEY, STEP_KEY, D
 from onnxtrain.lowering.in_place import in_place_states
 from onnxtrain.lowering.join import join
 from onnxtrain.lowering.pipeline import lower_graph
+from onnxtrain.lowering.webgpu import fit_webgpu
 from onnxtrain.model.validity import refuses_invalid
 from onnxtrain.model.whole import check_external_data, with_external_data
 from onnxtrain.training_info.check import check_training_model
 from onnxtrain.training_info.entry import Entry
 from onnxtrain.training_info.read import read_training_model
+
+Portable = Literal["webgpu"]
+"""Providers that step graphs can be made for."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,7 @@ def lower(
     *,
     entry: int | None = None,
     kernels: bool = False,
+    portable: Portable | None = None,
     folder: str | os.PathLike[str] = "",
 ) -> onnx.ModelProto:
     """The step graph of a training model: a plain ONNX model that does one training step.
@@ -66,6 +72,7 @@ def lower(
         entry: Which entry of ``training_info``, where there are several.
         kernels: Keep optimizers (and other operators with a native kernel) as nodes, for a session that
             registers :func:`onnxtrain.custom_ops_library`; by default only standard operators are used.
+        portable: "webgpu" for a graph that ONNX Runtime's WebGPU provider runs: nothing in it is float64.
         folder: Where external data lies, for a model given as a proto.
 
     Returns:
@@ -85,21 +92,24 @@ def lower(
         raise TrainingInfoError(f"There is no entry {entry}; the training model has {count}.")
     place = found or str(folder)
     check_external_data(model, place)
-    step = lower_entry(join(model, entry or 0, folder=place), kernels=kernels)
+    step = lower_entry(join(model, entry or 0, folder=place), kernels=kernels, portable=portable)
     return with_external_data(ir.to_proto(infer_shapes(step.model)), place)  # strangers like to see shapes
 
 
-def lower_entry(entry: Entry, *, kernels: bool) -> StepGraph:
+def lower_entry(entry: Entry, *, kernels: bool, portable: Portable | None = None) -> StepGraph:
     """The step graph of an entry, which is used up by it.
 
     Args:
         entry: The entry.
         kernels: Keep optimizers and fused operators as nodes, for a session that loads the native kernels.
+        portable: The provider that the graph is for, where it is not the processor.
     """
     graph = entry.model.graph
     _choose_outputs(graph, entry.results, entry.updates)
     description = Description.of(entry)
     lower_graph(entry.model, kernels=kernels)
+    if portable is not None:
+        fit_webgpu(entry.model)
     drop_unused_inputs(graph)
     names = {value.name for value in graph.inputs}
     states: dict[str, str | None] = {

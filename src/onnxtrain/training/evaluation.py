@@ -54,7 +54,7 @@ class Evaluator:
         if self._fixed is not None and dataset.size is not None and dataset.size % self._fixed.size:
             self._padded = self._padded or self.objective.on_real_rows(dataset.size % self._fixed.size)
 
-    def evaluate(self, dataset: Dataset, batch_size: int, metrics: Sequence[Any]) -> dict[str, float]:
+    def evaluate(self, dataset: Dataset, batch_size: int, metrics: str | Sequence[Any]) -> dict[str, float]:
         """Averages of loss and metrics over a dataset.
 
         Raises:
@@ -64,7 +64,7 @@ class Evaluator:
         resolved = objective.resolve_metrics(metrics)
         self.check(dataset)
         prediction, output = str(objective.prediction.name), str(objective.output.name)
-        means = {name: MeanAccumulator() for name in ("loss", *(metric.name for metric in resolved))}
+        loss, found = MeanAccumulator(), {metric.name: metric.start() for metric in resolved}
         batches = dataset.batches(batch_size if self._fixed is None else self._fixed.size)
         for batch in batches if self._fixed is None else self._fixed.pieces(batches):
             feeds: dict[str, np.ndarray] = dict(batch.inputs)
@@ -75,13 +75,13 @@ class Evaluator:
             if batch.targets is not None and objective.targets is not None:
                 feeds[objective.targets.name] = batch.targets
             results = session.run(feeds)
-            means["loss"].add(float(results[objective.names.loss]), float(results[_WEIGHT]))
+            loss.add(float(results[objective.names.loss]), float(results[_WEIGHT]))
             for metric in resolved:
                 assert batch.targets is not None
-                found = results[output if metric.of_output else prediction]
-                real = found[: batch.size] if session is self._partial else found
-                means[metric.name].add_terms(metric.measure(batch.targets, real))
-        return {name: mean.value for name, mean in means.items()}
+                given = results[output if metric.of_output else prediction]
+                real = given[: batch.size] if session is self._partial else given
+                found[metric.name].add(batch.targets, real)
+        return {"loss": loss.value, **{name: collected.value for name, collected in found.items()}}
 
     def predict(self, dataset: Dataset, batch_size: int) -> dict[str, np.ndarray]:
         """All tensor outputs for a dataset, by name, put together along the axis of the examples.

@@ -42,6 +42,7 @@ CHANGEABLE: Final = (
     "model",
     "optimizer",
     "output",
+    "reduce_on_plateau",
     "schedule",
     "seed",
     "shuffle",
@@ -114,7 +115,10 @@ def describe_course(
         "epochs": epochs if _ends_with_the_epochs(schedule, base, epochs, per_epoch) else None,
         "batch_size": batch_size,
         "shuffle": shuffle,
-        "early_stopping": [describe(settings) for settings in settings_of(callbacks, "early_stopping")] or None,
+        **{
+            setting: [describe(settings) for settings in settings_of(callbacks, setting)] or None
+            for setting in ("early_stopping", "reduce_on_plateau")
+        },
     }
 
 
@@ -143,18 +147,25 @@ def describe_model(file: ModelFile) -> dict[str, JSON]:
         tensor.name, tensor.data_type = name, kind
         tensor.dims.extend(dims)
     del graph.sparse_initializer[:]
-    structure, weights = Fingerprint(), Fingerprint()
+    structure = Fingerprint()
     for part in (graph, *file.proto.functions, *file.proto.opset_import):
         structure.add_bytes(part.SerializeToString(deterministic=True))
+    return {"model": structure.digest(), "weights": describe_weights(file)}
+
+
+def describe_weights(file: ModelFile, *, without: Collection[str] = ()) -> JSON:
+    """A hash of the initial values, apart from some; ``None`` if the file has changed since it was read."""
+    weights = Fingerprint()
     try:
         for name in file.names():
-            weights.add_text(name)
-            weights.add_large_array(file.value(name))
+            if name not in without:
+                weights.add_text(name)
+                weights.add_large_array(file.value(name))
         for sparse in file.proto.graph.sparse_initializer:
             weights.add_bytes(sparse.SerializeToString(deterministic=True))
     except ModelError:
-        return {"model": structure.digest(), "weights": None}
-    return {"model": structure.digest(), "weights": weights.digest()}
+        return None
+    return weights.digest()
 
 
 def describe(value: object) -> JSON:

@@ -30,7 +30,7 @@ def evaluate(
     *,
     loss: LossLike,
     target: str | None = None,
-    metrics: Sequence[Any] = (),
+    metrics: str | Sequence[Any] = (),
     batch_size: int = 256,
     output: str | None = None,
     options: RuntimeOptions | None = None,

@@ -66,6 +66,7 @@ class Inspection:
         operators: Operators by name.
         missing: Nodes between parameters and outputs that have no gradient.
         hints: What is worth knowing before training.
+        surprises: Those of the hints that say that training does something else than the exported program.
     """
 
     opset: int
@@ -76,6 +77,7 @@ class Inspection:
     operators: tuple[Operator, ...]
     missing: tuple[str, ...]
     hints: tuple[str, ...]
+    surprises: tuple[str, ...] = ()
 
     @property
     def trainable_size(self) -> int:
@@ -131,6 +133,7 @@ def inspect(
         operators=operators,
         missing=tuple(_missing(copy, names)),
         hints=tuple(hint.text for hint in found),
+        surprises=tuple(hint.text for hint in found if hint.surprising),
     )
 
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxtrain.errors import CheckpointError, DataError
+from onnxtrain.errors import CheckpointError, DataError, ModelError
 from onnxtrain.training.callbacks import CallbackList, TrainingState
 from onnxtrain.training.data import Batch, Dataset
-from onnxtrain.training.fingerprint import describe_masks, differences
+from onnxtrain.training.fingerprint import JSON, describe_masks, describe_weights, differences
 from onnxtrain.training.learner import Learner
 from onnxtrain.training.masks import set_to_zero
-from onnxtrain.training.metrics import MeanAccumulator, NamedMetric
+from onnxtrain.training.metrics import MeanAccumulator, Measure
 from onnxtrain.training.partial import part
 from onnxtrain.training.schedules import Schedule
+from onnxtrain.training.stopping import Stopping
 from onnxtrain.version import __version__
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ class Loop:
         trainer: Learner,
         dataset: Dataset,
         validation: Dataset | None,
-        metrics: list[NamedMetric],
+        metrics: list[Measure],
         rate: Schedule,
         callbacks: CallbackList,
         store: CheckpointStore | None,
@@ -68,6 +70,7 @@ class Loop:
         self.callbacks = callbacks
         self.store = store
         self.position = Position()
+        self.stopping = Stopping()
 
     def run(self, epochs: int) -> None:
         """All epochs from the current position."""
@@ -75,10 +78,11 @@ class Loop:
         state.bind_rate(self.trainer.rate.choose)
         state.trainer, state.weights = self.trainer, self.trainer.trained
         try:
-            self.callbacks.on_fit_begin(state)
-            while self.position.epoch < epochs and not state.stop:
-                self._epoch()
-            self.callbacks.on_fit_end(state)
+            with self.stopping:
+                self.callbacks.on_fit_begin(state)
+                while self.position.epoch < epochs and not state.stop:
+                    self._epoch()
+                self.callbacks.on_fit_end(state)
         except KeyboardInterrupt as interrupt:
             where = self._where_to_go_on()
             if interrupt.args or not where:
@@ -102,8 +106,11 @@ class Loop:
             position.last_rate = rate
             state.note_step(step=position.step, loss=loss, learning_rate=rate, batch_size=batch.size)
             self.callbacks.on_step_end(state)
-            if self.every is not None and position.step % self.every == 0:
+            asked = self.stopping.signal is not None
+            if asked or (self.every is not None and position.step % self.every == 0):
                 self._save()
+            if asked:
+                raise self.stopping.exception(f"Interrupted; {self._where_to_go_on() or self._what_is_kept()}")
             if state.stop:
                 return
         self._end_epoch()
@@ -136,6 +143,10 @@ class Loop:
         newest = None if self.store is None else self.store.latest()
         return "" if newest is None else f"'{newest}' is kept, resume=True goes on from there."
 
+    def _what_is_kept(self) -> str:
+        """What is left of a training without checkpoints."""
+        return f"the trainer has the weights of step {self.position.step}, which save() writes."
+
     def _end_epoch(self) -> None:
         trainer, state, position = self.trainer, self.state, self.position
         mean = MeanAccumulator()
@@ -159,6 +170,11 @@ class Loop:
         """What must agree between the training that wrote a checkpoint and the one that resumes it."""
         return {**self.identity, "masks": describe_masks(self.trainer.masks)}
 
+    @functools.cached_property
+    def _frozen(self) -> JSON:
+        """A hash of what the training does not change in the file, taken before it is written onto."""
+        return describe_weights(self.trainer.file, without=self.trainer.saved_values().keys())
+
     def _save(self) -> None:
         if self.store is None:
             return
@@ -170,6 +186,7 @@ class Loop:
             {
                 "onnxtrain": __version__,
                 "fingerprint": self._fingerprint(),
+                "frozen": self._frozen,
                 "position": dataclasses.asdict(self.position) | {"learning_rate": self.trainer.rate.chosen},
                 "callbacks": self.callbacks.record(),
             },
@@ -181,7 +198,12 @@ class Loop:
         if self.store.latest() is None:
             return
         here = self._fingerprint()
-        tensors, metadata = self.store.load_newest(expect=here, change=change)
+        try:
+            tensors, metadata = self.store.load_newest(expect=here, change=change)
+        except CheckpointError:
+            if not self._is_saved():
+                raise
+            tensors, metadata = self.store.load_newest(expect=here, change=change | {"weights"})
         try:
             written: dict[str, Any] = metadata["fingerprint"]  # type: ignore[assignment]
             position = Position(**metadata["position"])  # type: ignore[arg-type]
@@ -198,6 +220,21 @@ class Loop:
             key.removeprefix("callbacks/"): array for key, array in tensors.items() if key.startswith("callbacks/")
         }
         self.callbacks.resume(records, arrays, may_differ=changed)
+
+    def _is_saved(self) -> bool:
+        """Whether the model has the weights of the newest checkpoint: it was saved in place, and then the run ended."""
+        assert self.store is not None
+        tensors, metadata = self.store.load_newest()
+        names = [*self.trainer.trained_values()]
+        try:
+            given = {name: self.trainer.file.value(name) for name in names}
+        except ModelError:  # changed meanwhile
+            return False
+        # Those of the last step, or the best ones that a callback keeps.
+        kept = [key.removesuffix(names[0]) for key in tensors if key.endswith(f"/{names[0]}")]
+        return metadata.get("frozen") == self._frozen and any(
+            all(np.array_equal(tensors.get(f"{prefix}{name}", ()), given[name]) for name in names) for prefix in kept
+        )
 
     def _take_states(self, tensors: Mapping[str, np.ndarray], changed: Collection[str]) -> None:
         """Parameters and the optimizer's states; what a new update rule does not share stays at its first values.

@@ -11,8 +11,9 @@ from typing import Any
 
 from onnxtrain.errors import OptionError
 from onnxtrain.graph import Builder, Value
+from onnxtrain.training.aliases import ALIASES
 from onnxtrain.training.call_text import Call, read_call
-from onnxtrain.training.losses import ALIASES, LOSSES, CustomLoss, Loss
+from onnxtrain.training.losses import LOSSES, CustomLoss, Loss
 from onnxtrain.training.model_loss import ModelLoss
 
 LossLike = str | Loss | Callable[[Builder, Value, Value], Value] | os.PathLike[str]

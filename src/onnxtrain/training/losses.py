@@ -357,21 +357,6 @@ LOSSES: dict[str, type[Loss]] = {
 }
 """The losses by the names that the command line takes."""
 
-ALIASES = {
-    "cross_entropy": "softmax_cross_entropy",
-    "categorical_crossentropy": "softmax_cross_entropy",
-    "sparse_categorical_crossentropy": "softmax_cross_entropy",
-    "bce": "binary_cross_entropy",
-    "bce_with_logits": "binary_cross_entropy",
-    "binary_crossentropy": "binary_cross_entropy",
-    "mse": "mean_squared_error",
-    "l2": "mean_squared_error",
-    "mae": "mean_absolute_error",
-    "l1": "mean_absolute_error",
-    "smooth_l1": "huber",
-}
-"""Names that other tools have for the losses, to those that they have here."""
-
 
 def _classes_second(op: Builder, logits: Value, axis: int) -> Value:
     """The logits with the class axis in second place, where SoftmaxCrossEntropyLoss wants it."""

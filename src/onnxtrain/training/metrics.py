@@ -289,6 +289,37 @@ BUILT_IN: Final[dict[str, BuiltIn]] = {
 }
 
 
+class Collector(Protocol):
+    """Takes batch after batch and knows the value of all."""
+
+    @property
+    def value(self) -> float:
+        """The value of all batches so far; NaN before the first."""
+        ...
+
+    def add(self, y_true: Array, y_pred: Array) -> None:
+        """Take a batch."""
+        ...
+
+
+class Measure(Protocol):
+    """A metric as an evaluation uses it."""
+
+    @property
+    def name(self) -> str:
+        """What the value is called in results."""
+        ...
+
+    @property
+    def of_output(self) -> bool:
+        """Whether predictions are the model's output itself; see `NamedMetric`."""
+        ...
+
+    def start(self) -> Collector:
+        """What takes the batches of one evaluation."""
+        ...
+
+
 @dataclass(frozen=True)
 class NamedMetric:
     """A metric with its name, that also tells how much a batch weighs.
@@ -303,6 +334,10 @@ class NamedMetric:
     name: str
     measure: Callable[[Array, Array], Terms]
     of_output: bool = False
+
+    def start(self) -> Collector:
+        """What takes the batches of one evaluation."""
+        return _Means(self.measure)
 
     def __call__(self, y_true: Array, y_pred: Array, /) -> float:
         """The value for one batch."""
@@ -365,6 +400,20 @@ class MeanAccumulator:
     def value(self) -> float:
         """The mean so far; NaN before anything was added."""
         return Terms(self._total, self._weight).mean
+
+
+class _Means:
+    """The mean of a metric that is one."""
+
+    def __init__(self, measure: Callable[[Array, Array], Terms]) -> None:
+        self._measure, self._mean = measure, MeanAccumulator()
+
+    def add(self, y_true: Array, y_pred: Array) -> None:
+        self._mean.add_terms(self._measure(y_true, y_pred))
+
+    @property
+    def value(self) -> float:
+        return self._mean.value
 
 
 def _from_value(value: float, weight: float) -> Terms:

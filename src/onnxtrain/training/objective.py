@@ -23,7 +23,7 @@ from onnxtrain.training.hidden_weights import hidden_weights
 from onnxtrain.training.hints import Hint, find_hints
 from onnxtrain.training.loss import Loss, LossByExample, TargetForm, examples
 from onnxtrain.training.masks import choose_tensors
-from onnxtrain.training.metrics import NamedMetric
+from onnxtrain.training.metrics import Measure
 from onnxtrain.training.parameters import Initializer, parameter_table
 from onnxtrain.training.partial import FixedBatch, on_real_rows
 from onnxtrain.training.prediction import before_activation, named_output, sums_to_one
@@ -196,7 +196,7 @@ class Objective:
             weights=own.weights,
         )
 
-    def resolve_metrics(self, metrics: Sequence[Any]) -> list[NamedMetric]:
+    def resolve_metrics(self, metrics: str | Sequence[Any]) -> list[Measure]:
         """Metrics by name or as functions, told how to read this model's predictions.
 
         Raises:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 
 from onnxtrain.errors import OptionError
+from onnxtrain.training.aliases import ALIASES
 from onnxtrain.training.data.conversion import Array
-from onnxtrain.training.metrics import BUILT_IN, Metric, NamedMetric, PredictionKind, resolve_metric
+from onnxtrain.training.metrics import BUILT_IN, Measure, Metric, NamedMetric, PredictionKind, resolve_metric
+from onnxtrain.training.whole_metrics import WHOLE, MeasuredWhole, Predictions, WholeMetric, find_whole_metric
 
 _DESCRIPTIONS: Final[dict[PredictionKind, str]] = {
     "classes": "scores over classes",
@@ -36,19 +38,51 @@ class Reading:
     ignore_index: int | None = None
     probabilities: bool = False
 
-    def metric(self, metric: str | Metric) -> NamedMetric:
+    def metric(self, metric: str | Metric | Measure) -> Measure:
         """A metric told how to read this loss's predictions; a function of a user's own is left as it is.
 
         Raises:
             OptionError: there is no such metric, or it is for other predictions.
         """
-        name = next((name for name, entry in BUILT_IN.items() if metric in (name, entry.function)), None)
+        if hasattr(metric, "start"):
+            return cast("Measure", metric)
+        whole = find_whole_metric(metric)
+        if whole is not None:
+            return self._whole(whole)
+        wanted = ALIASES.get(metric, metric) if isinstance(metric, str) else metric
+        name = next((name for name, entry in BUILT_IN.items() if wanted in (name, entry.function)), None)
+        if name is None and isinstance(metric, str):
+            names = ", ".join([*BUILT_IN, *WHOLE, "top_k(5)"])
+            raise OptionError(f"there is no metric '{metric}': use {names} or a function of (y_true, y_pred).")
         if name is None:
             return resolve_metric(metric)
+        shown = metric if isinstance(metric, str) else name
         terms, options = BUILT_IN[name].terms, self._options(name)
         if not self.probabilities:
-            return NamedMetric(name, lambda y_true, y_pred: terms(y_true, y_pred, **options))
-        return NamedMetric(name, lambda y_true, y_pred: terms(y_true, _log(y_pred), **options))
+            return NamedMetric(shown, lambda y_true, y_pred: terms(y_true, y_pred, **options))
+        return NamedMetric(shown, lambda y_true, y_pred: terms(y_true, _log(y_pred), **options))
+
+    def _whole(self, metric: WholeMetric) -> MeasuredWhole:
+        """A metric of a whole data set told how to read this loss's predictions.
+
+        Raises:
+            OptionError: it is for other predictions.
+        """
+        kind = self.predicts
+        if kind is None or kind not in metric.reads:
+            reads = " or ".join(_DESCRIPTIONS[each] for each in metric.reads)
+            given = "are not known" if kind is None else f"are {_DESCRIPTIONS[kind]}"
+            raise OptionError(
+                f"The metric {metric.name} is for {reads}, but with the loss {self.loss} predictions {given}; measure "
+                "another, or a function of (y_true, y_pred)."
+            )
+        axis, ignored, probabilities = self.axis, self.ignore_index, self.probabilities
+
+        def read(y_true: Array, y_pred: Array) -> Predictions:
+            given = _log(y_pred) if probabilities else y_pred
+            return Predictions.of(kind, y_true, given, axis=axis, ignore_index=ignored)
+
+        return MeasuredWhole(metric, read)
 
     def _options(self, name: str) -> dict[str, Any]:
         """The arguments of a built-in metric.

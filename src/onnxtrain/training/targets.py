@@ -18,7 +18,7 @@ from onnxtrain.training.data.conversion import kind_of
 from onnxtrain.training.labels import as_classes, as_numbers, to_indices
 from onnxtrain.training.loss import IgnoredWherePresent, Loss, LossByExample, TargetForm, TargetKind
 from onnxtrain.training.losses import CustomLoss, SoftmaxCrossEntropy
-from onnxtrain.training.metrics import NamedMetric
+from onnxtrain.training.metrics import Measure
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Targets:
         """The check of their values."""
         return self._whole_loss.target_check(wrapped(self.prediction), self.form.kind)
 
-    def metrics(self, metrics: Sequence[Any]) -> list[NamedMetric]:
+    def metrics(self, metrics: str | Sequence[Any]) -> list[Measure]:
         """Metrics by name or as functions, told how to read this loss's predictions.
 
         The loss says what predictions are; a metric for others is refused. Functions of a user's own get the
@@ -171,7 +171,7 @@ class Targets:
         """
         reading = self._whole_loss.reading(wrapped(self.prediction), wrapped(self.value))
         reading = replace(reading, probabilities=self.from_probabilities)
-        return [metric if isinstance(metric, NamedMetric) else reading.metric(metric) for metric in metrics]
+        return [reading.metric(metric) for metric in ([metrics] if isinstance(metrics, str) else metrics)]
 
 
 def target_input(loss: Loss, prediction: ir.Value, kind: TargetKind, name: str) -> ir.Value:

@@ -1,0 +1,53 @@
+"""``onnxtrain doctor``: what in an export stands in the way of training."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from onnxtrain.cli import flags, terminal
+from onnxtrain.cli.wording import in_flags
+
+HELP = "Say what in a model stands in the way of training, and the export call that avoids it."
+
+EXAMPLES = """\
+The exit status is 1 where something stops a training.
+
+Examples
+
+    onnxtrain doctor model.onnx
+    onnxtrain doctor model.onnx --json
+"""
+
+_LABELS = {"stops": "stops training", "changes": "changes training", "note": "good to know"}
+
+
+def command(
+    model: flags.ModelPath,
+    /,
+    *,
+    prediction: flags.Prediction = None,
+    json_output: Annotated[flags.Json, Parameter(name="--json")] = False,
+    debug: flags.Debug = False,
+) -> int:
+    """Run ``onnxtrain doctor``; the flags are described where they are declared."""
+    from onnxtrain.training.doctor import diagnose, trains
+
+    findings = diagnose(model, output=prediction)
+    if json_output:
+        rows = [dataclasses.asdict(finding) | {"severity": finding.severity.value} for finding in findings]
+        print(json.dumps(rows))  # noqa: T201
+        return 0 if trains(findings) else 1
+    console = terminal.console()
+    for finding in findings:
+        console.print(f"{_LABELS[finding.severity.value]}: {in_flags(finding.what)}", soft_wrap=True)
+        if finding.remedy:
+            console.print(f"    {in_flags(finding.remedy)}", soft_wrap=True)
+    if not findings:
+        console.print(f"Nothing stands in the way of training {model.name}.")
+    elif trains(findings):
+        console.print(f"{model.name} can be trained.")
+    return 0 if trains(findings) else 1

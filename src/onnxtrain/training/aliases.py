@@ -1,0 +1,16 @@
+"""The names that other tools have for losses and metrics."""
+
+from typing import Final
+
+ALIASES: Final = {
+    "cross_entropy": "softmax_cross_entropy",
+    "categorical_crossentropy": "softmax_cross_entropy",
+    "sparse_categorical_crossentropy": "softmax_cross_entropy",
+    "bce": "binary_cross_entropy",
+    "bce_with_logits": "binary_cross_entropy",
+    "binary_crossentropy": "binary_cross_entropy",
+    "mse": "mean_squared_error",
+    "mae": "mean_absolute_error",
+    "smooth_l1": "huber",
+}
+"""Names of losses, which are metrics too, to those that they have here."""
