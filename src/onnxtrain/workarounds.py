@@ -120,7 +120,7 @@ BOOK: tuple[Workaround, ...] = (
         ("1.20.1", "1.20.1"),
         "A custom operator with an optional input that is left out between others ends the process.",
         "ClipGradient always has a lower bound.",
-        ("autodiff/rules/elementwise.py",),
+        ("autodiff/rules/elementwise.py", "autodiff/rules/fused_recurrent.py"),
         gone="1.32.0",
     ),
     Workaround(

@@ -4,8 +4,8 @@ Attributes are those of the standard operators, but ``activations`` is one strin
 ``activation_alpha`` and ``activation_beta`` have a number for each of them. The values of the gates are kept or, where
 the slope of an activation does not follow from its value (or is cut by ``clip``), what enters the gates.
 
-All inputs are there: one of shape [0] stands for one that is left out. (Workarounds: optional inputs of custom
-operators; besides, ONNX Runtime gives the outputs of a custom operator the type of its last input.)
+All inputs are there: one of shape [0] stands for one that is left out (workarounds: optional inputs of custom
+operators). Besides, ONNX Runtime gives the outputs of a custom operator the type of its last input.
 """
 
 from __future__ import annotations
