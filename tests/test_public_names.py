@@ -19,6 +19,9 @@ PUBLIC = {
     "Adagrad",
     "Adam",
     "AdamW",
+    "Lion",
+    "RMSprop",
+    "SGD",
     "Momentum",
     "RuntimeOptions",
     "SSGD",
@@ -116,6 +119,7 @@ FIT = {
     "checkpoint": None,
     "checkpoint_every": None,
     "keep": 3,
+    "save_best": None,
     "resume": False,
     "change": (),
 }
