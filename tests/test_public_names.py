@@ -119,6 +119,7 @@ FIT = {
     "checkpoint": None,
     "checkpoint_every": None,
     "keep": 3,
+    "save_best": None,
     "resume": False,
     "change": (),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+import signal
 
 import pytest
 from mistakes import FIT, fit
@@ -28,7 +29,7 @@ def test_a_defect_is_called_one(files, run, monkeypatch):
     def broken(*arguments, **options):
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr(onnxtrain.training.inspection, "inspect", broken)
+    monkeypatch.setattr("onnxtrain.training.inspection.inspect", broken)
     result = run("inspect", "model.onnx")
     assert result.code == 1
     assert result.err.startswith("error: This is a defect of onnxtrain (ZeroDivisionError: division by zero)")
@@ -51,6 +52,26 @@ def test_interrupt_says_that_nothing_was_written(files, run, monkeypatch):
     assert result.code == 130
     assert result.err == "error: Interrupted; nothing was written.\n"
     assert not (files / "tuned.onnx").exists()
+
+
+def test_interrupt_keeps_the_model_so_far(files, run, monkeypatch):
+    from onnxtrain.training.trainer import Trainer
+
+    step_batch, done = Trainer.step_batch, []
+
+    def step(self, batch):
+        done.append(batch)
+        if len(done) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return step_batch(self, batch)
+
+    monkeypatch.setattr(Trainer, "step_batch", step)
+    result = run(*fit("--epochs", "5"))
+    assert result.code == 130
+    assert result.err == "error: Interrupted; the model so far is in 'tuned-interrupted.onnx'.\n"
+    assert len(done) == 3
+    assert not (files / "tuned.onnx").exists()
+    assert (files / "tuned-interrupted.onnx").read_bytes() != (files / "model.onnx").read_bytes()
 
 
 def test_interrupt_names_the_checkpoint(files, run, monkeypatch):

@@ -29,6 +29,7 @@ ELSEWHERE = {
     "trainer": "fit's own",
     "y": "Python only: --data has the targets",
     "sample_weight": "Python only",
+    "save_best": "Python only",
 }
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from onnxtrain.training.callbacks import Callback
+    from onnxtrain.training.trainer import Trainer
 
 HELP = "Train a model on data; the result differs from it in the trained weights and in nothing else."
 
@@ -180,7 +181,7 @@ def command(
     trainer.file.check_writable(output)
     held_out = _validation(validation)
     progress = Progress(trainer, name=model.name, quiet=quiet)
-    with _interruptible(), contextlib.closing(progress):
+    with _interruptible(trainer, output, course), contextlib.closing(progress):
         history = trainer.fit(
             data,
             validation=held_out,
@@ -254,9 +255,13 @@ def _validation(given: str | None) -> str | float | None:
 
 
 @contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let Ctrl-C say what is kept."""
+def _interruptible(trainer: Trainer, output: Path, course: Course) -> Iterator[None]:
+    """Let Ctrl-C say what is kept: the last checkpoint, or the model so far beside the output."""
     try:
         yield
     except KeyboardInterrupt as error:
+        if error.args and not course.checkpoint:
+            path = output.with_name(f"{output.stem}-interrupted.onnx")
+            trainer.save(path)
+            raise KeyboardInterrupt(f"Interrupted; the model so far is in {str(path)!r}.") from None
         raise KeyboardInterrupt(in_flags(str(error)) or "Interrupted; nothing was written.") from None

@@ -11,6 +11,7 @@ import onnx
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.training.data import TargetCheck, TensorSpec
 from onnxtrain.training.data.conversion import check_finite
+from onnxtrain.training.showing import html_table, text_table
 
 
 class Parameters(MutableMapping[str, np.ndarray]):
@@ -32,6 +33,15 @@ class Parameters(MutableMapping[str, np.ndarray]):
         if name not in self._names:
             raise OptionError(f"{name!r} is not a parameter; they are {', '.join(list(self._names)[:8])}.")
         self._states[name] = value
+
+    def __repr__(self) -> str:
+        return text_table(self._rows())
+
+    def _repr_html_(self) -> str:
+        return html_table(self._rows())
+
+    def _rows(self) -> list[dict[str, object]]:
+        return [{"name": name, "shape": list(array.shape), "dtype": array.dtype} for name, array in self.items()]
 
     def check(self, name: str, value: np.ndarray) -> None:
         """Refuse what cannot be assigned.

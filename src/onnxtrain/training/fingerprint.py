@@ -42,6 +42,7 @@ CHANGEABLE: Final = (
     "model",
     "optimizer",
     "output",
+    "reduce_on_plateau",
     "schedule",
     "seed",
     "shuffle",
@@ -114,7 +115,10 @@ def describe_course(
         "epochs": epochs if _ends_with_the_epochs(schedule, base, epochs, per_epoch) else None,
         "batch_size": batch_size,
         "shuffle": shuffle,
-        "early_stopping": [describe(settings) for settings in settings_of(callbacks, "early_stopping")] or None,
+        **{
+            setting: [describe(settings) for settings in settings_of(callbacks, setting)] or None
+            for setting in ("early_stopping", "reduce_on_plateau")
+        },
     }
 
 

@@ -20,6 +20,7 @@ from onnxtrain.training.fingerprint import (
 from onnxtrain.training.learner import Learner, Source
 from onnxtrain.training.loop import Loop
 from onnxtrain.training.schedules import Schedule, resolve_schedule
+from onnxtrain.training.watching import SaveBest
 
 if TYPE_CHECKING:
     from onnxtrain.training.checkpoint import CheckpointStore
@@ -42,6 +43,7 @@ def fit(
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: int | None = None,
     keep: int = 3,
+    save_best: str | None = None,
     resume: bool = False,
     change: str | Sequence[str] = (),
 ) -> History:
@@ -75,6 +77,8 @@ def fit(
         checkpoint: Folder of checkpoints; none by default.
         checkpoint_every: Steps between checkpoints; by default one per epoch.
         keep: How many checkpoints to keep.
+        save_best: A metric such as ``"validation_accuracy"``: the model of its best epoch is in ``best.onnx`` in the
+            folder of the checkpoints.
         resume: Go on from the newest checkpoint of the folder, bit for bit as if never stopped. Everything that
             changes numbers must be as it was: settings, schedule, the model, and the data, of which hashes are
             compared. (Of a function only its name is, and of an iterable of batches nothing.) More epochs are
@@ -90,6 +94,9 @@ def fit(
         DataError: Data does not fit the model.
         NumericalError: The loss became NaN; the message names the step and the last good checkpoint.
         CheckpointError: The checkpoint to resume does not belong to this training, or the folder cannot be written to.
+        KeyboardInterrupt: Ctrl-C was pressed. The step was finished, and a checkpoint written where there is a folder
+            for it; the message says how to go on. SIGTERM does the same and ends the process, with status 143. A second
+            Ctrl-C interrupts at once.
     """
     if epochs < 1:
         raise OptionError(f"epochs is {epochs}; it needs a number of at least 1.")
@@ -99,6 +106,8 @@ def fit(
         raise OptionError("metrics are measured on validation data; give validation=.")
     if resume and checkpoint is None:
         raise OptionError("resume needs the folder of the checkpoints; give checkpoint=.")
+    if save_best is not None and checkpoint is None:
+        raise OptionError("save_best needs the folder of the checkpoints; give checkpoint=.")
     changes = names_to_change(change)
     if changes and not resume:
         raise OptionError("change names what a resumed training may have otherwise; give resume=True, too.")
@@ -120,6 +129,8 @@ def fit(
     )
     measured = trainer.objective.resolve_metrics(metrics)
     history = History()
+    if save_best is not None and checkpoint is not None:
+        callbacks = [*callbacks, SaveBest(os.path.join(checkpoint, "best.onnx"), save_best)]
     listeners = CallbackList([history, *callbacks])
     loop = Loop(trainer, dataset, held_out, measured, rate, listeners, store)
     loop.batch_size, loop.shuffle, loop.every = size, shuffle, checkpoint_every

@@ -79,6 +79,16 @@ class Learner:
         self.trained = Parameters(self.states, [*objective.parameters, *objective.statistics])
         """The live values of all that is trained: parameters and running statistics."""
 
+    def __repr__(self) -> str:
+        loss = self.objective.loss
+        shown = f"output:{self.objective.prediction.name}" if loss is None else loss.name
+        count = sum(array.size for array in self.parameters.values())
+        name = "" if self.file.path is None else f"{str(self.file.path)!r}, "
+        return (
+            f"<{type(self).__name__}: {name}loss {shown}, {self.optimizer}, {len(self.parameters)} parameters of "
+            f"{count:,} elements>"
+        )
+
     @property
     def specification(self) -> Specification:
         """What is trained, as a value."""

@@ -18,6 +18,7 @@ from onnxtrain.training.masks import set_to_zero
 from onnxtrain.training.metrics import MeanAccumulator, Measure
 from onnxtrain.training.partial import part
 from onnxtrain.training.schedules import Schedule
+from onnxtrain.training.stopping import Stopping
 from onnxtrain.version import __version__
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Loop:
         self.callbacks = callbacks
         self.store = store
         self.position = Position()
+        self.stopping = Stopping()
 
     def run(self, epochs: int) -> None:
         """All epochs from the current position."""
@@ -76,10 +78,11 @@ class Loop:
         state.bind_rate(self.trainer.rate.choose)
         state.trainer, state.weights = self.trainer, self.trainer.trained
         try:
-            self.callbacks.on_fit_begin(state)
-            while self.position.epoch < epochs and not state.stop:
-                self._epoch()
-            self.callbacks.on_fit_end(state)
+            with self.stopping:
+                self.callbacks.on_fit_begin(state)
+                while self.position.epoch < epochs and not state.stop:
+                    self._epoch()
+                self.callbacks.on_fit_end(state)
         except KeyboardInterrupt as interrupt:
             where = self._where_to_go_on()
             if interrupt.args or not where:
@@ -103,8 +106,11 @@ class Loop:
             position.last_rate = rate
             state.note_step(step=position.step, loss=loss, learning_rate=rate, batch_size=batch.size)
             self.callbacks.on_step_end(state)
-            if self.every is not None and position.step % self.every == 0:
+            asked = self.stopping.signal is not None
+            if asked or (self.every is not None and position.step % self.every == 0):
                 self._save()
+            if asked:
+                raise self.stopping.exception(f"Interrupted; {self._where_to_go_on() or self._what_is_kept()}")
             if state.stop:
                 return
         self._end_epoch()
@@ -136,6 +142,10 @@ class Loop:
         """What is left of a training that ends before its end."""
         newest = None if self.store is None else self.store.latest()
         return "" if newest is None else f"'{newest}' is kept, resume=True goes on from there."
+
+    def _what_is_kept(self) -> str:
+        """What is left of a training without checkpoints."""
+        return f"the trainer has the weights of step {self.position.step}, which save() writes."
 
     def _end_epoch(self) -> None:
         trainer, state, position = self.trainer, self.state, self.position

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,187 +9,35 @@ from typing import Final
 
 from onnxtrain.errors import OptionError
 from onnxtrain.training.call_text import Call, read_call
+from onnxtrain.training.schedule_shapes import (
+    Constant,
+    Cosine,
+    Custom,
+    Exponential,
+    Linear,
+    OneCycle,
+    Polynomial,
+    Schedule,
+    Step,
+    WarmUp,
+    check_rate,
+)
 
-Schedule = Callable[[int], float]
-
-
-@dataclass(frozen=True)
-class Constant:
-    """The same learning rate for every step. PyTorch: no scheduler.
-
-    Args:
-        learning_rate: not negative.
-    """
-
-    learning_rate: float
-
-    def __post_init__(self) -> None:
-        check_rate(self.learning_rate)
-
-    def __call__(self, step: int) -> float:
-        """The learning rate of a step."""
-        return self.learning_rate
-
-
-@dataclass(frozen=True)
-class Linear:
-    """A straight line to a fraction of the learning rate.
-
-        rate(t) = learning_rate (1 + (end_factor - 1) min(t, steps) / steps)
-
-    PyTorch: ``LinearLR(start_factor=1, end_factor=end_factor, total_iters=steps)``.
-
-    Args:
-        learning_rate: at step 0.
-        steps: after how many steps the line ends.
-        end_factor: what is left then, as a fraction.
-
-    >>> [Linear(1.0, steps=4)(step) for step in (0, 1, 4, 9)]
-    [1.0, 0.75, 0.0, 0.0]
-    """
-
-    learning_rate: float
-    steps: int
-    end_factor: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_rate(self.learning_rate)
-        _check_steps(self.steps, "a linear schedule")
-        _check_factor(self.end_factor, "end_factor")
-
-    def __call__(self, step: int) -> float:
-        """The learning rate of a step."""
-        return self.learning_rate * (1 + (self.end_factor - 1) * min(step, self.steps) / self.steps)
-
-
-@dataclass(frozen=True)
-class Cosine:
-    """Half a period of a cosine (Loshchilov and Hutter, 2017, without restarts).
-
-        rate(t) = learning_rate (end_factor + (1 - end_factor) (1 + cos(pi min(t, steps) / steps)) / 2)
-
-    PyTorch: ``CosineAnnealingLR(T_max=steps, eta_min=end_factor * learning_rate)`` up to step `steps`; there
-    PyTorch's rises again, this one stays.
-
-    Args:
-        learning_rate: at step 0.
-        steps: after how many steps the lowest rate is reached.
-        end_factor: what is left then, as a fraction.
-    """
-
-    learning_rate: float
-    steps: int
-    end_factor: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_rate(self.learning_rate)
-        _check_steps(self.steps, "a cosine schedule")
-        _check_factor(self.end_factor, "end_factor")
-
-    def __call__(self, step: int) -> float:
-        """The learning rate of a step."""
-        half_wave = (1 + math.cos(math.pi * min(step, self.steps) / self.steps)) / 2
-        return self.learning_rate * (self.end_factor + (1 - self.end_factor) * half_wave)
-
-
-@dataclass(frozen=True)
-class Step:
-    """Stairs: ``rate(t) = learning_rate factor^floor(t / every)``. PyTorch: ``StepLR(every, gamma=factor)``.
-
-    Args:
-        learning_rate: of the first stair.
-        every: how many steps a stair is long.
-        factor: from one stair to the next.
-    """
-
-    learning_rate: float
-    every: int
-    factor: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_rate(self.learning_rate)
-        _check_steps(self.every, "a stair of a step schedule")
-        _check_factor(self.factor, "factor")
-
-    def __call__(self, step: int) -> float:
-        """The learning rate of a step."""
-        return float(self.learning_rate * self.factor ** (step // self.every))
-
-
-@dataclass(frozen=True)
-class Exponential:
-    """Exponential decay: ``rate(t) = learning_rate factor^(t / every)``. PyTorch: ``ExponentialLR(factor)``.
-
-    Args:
-        learning_rate: at step 0.
-        factor: of the learning rate from step t to step t + every.
-        every: how many steps that takes.
-    """
-
-    learning_rate: float
-    factor: float
-    every: int = 1
-
-    def __post_init__(self) -> None:
-        check_rate(self.learning_rate)
-        _check_factor(self.factor, "factor")
-        _check_steps(self.every, "the unit of an exponential schedule")
-
-    def __call__(self, step: int) -> float:
-        """The learning rate of a step."""
-        return float(self.learning_rate * self.factor ** (step / self.every))
-
-
-@dataclass(frozen=True)
-class WarmUp:
-    """A line up to another schedule, which then starts at its own step 0.
-
-        rate(t) = inner(0) (t + 1) / (steps + 1)    for t < steps
-        rate(t) = inner(t - steps)                  from there on
-
-    No step is lost to a learning rate of 0. PyTorch: ``SequentialLR`` of
-    ``LinearLR(start_factor=1 / (steps + 1), total_iters=steps)`` and the inner one, ``milestones=[steps]``.
-
-    Args:
-        inner: the schedule after the warm-up.
-        steps: how many steps the warm-up takes.
-
-    >>> [WarmUp(Constant(1.0), steps=3)(step) for step in range(5)]
-    [0.25, 0.5, 0.75, 1.0, 1.0]
-    """
-
-    inner: Schedule
-    steps: int
-
-    def __post_init__(self) -> None:
-        _check_steps(self.steps, "a warm-up")
-
-    def __call__(self, step: int) -> float:
-        """The learning rate of a step."""
-        if step < self.steps:
-            return self.inner(0) * (step + 1) / (self.steps + 1)
-        return self.inner(step - self.steps)
-
-
-@dataclass(frozen=True)
-class Custom:
-    """Any function from the step to the learning rate, its results checked. PyTorch: ``LambdaLR``, roughly.
-
-    Args:
-        function: the step, counted from 0, to the learning rate itself (PyTorch: to a factor).
-    """
-
-    function: Callable[[int], float]
-
-    def __call__(self, step: int) -> float:
-        """The learning rate of a step.
-
-        Raises:
-            OptionError: the function returned something negative, infinite, NaN or no number.
-        """
-        rate = self.function(step)
-        check_rate(rate, f"the learning rate that the schedule returned for step {step}")
-        return float(rate)
+__all__ = [
+    "Constant",
+    "Cosine",
+    "Custom",
+    "Exponential",
+    "Linear",
+    "OneCycle",
+    "Polynomial",
+    "Schedule",
+    "Step",
+    "WarmUp",
+    "check_rate",
+    "parse_schedule",
+    "resolve_schedule",
+]
 
 
 def resolve_schedule(
@@ -223,10 +70,11 @@ def resolve_schedule(
 
 
 _FORMS: Final = (
-    "constant, linear(end_factor), cosine(end_factor), step(every, factor), exponential(factor, every), "
-    "each with warmup(steps)+ in front"
+    "constant, linear(end_factor), cosine(end_factor), polynomial(power), one_cycle(rising), step(every, factor), "
+    "exponential(factor, every), each with warmup(steps)+ in front"
 )
 _WARM_UP: Final = re.compile(r"\s*warmup\s*\((?P<steps>[^()]*)\)\s*(?:\+|$)\s*")
+_PART: Final = re.compile(r"0?\.\d+")
 _COUNT: Final = re.compile(r"(?P<number>\d+)\s*(?P<unit>steps?|epochs?)?")
 
 
@@ -235,9 +83,10 @@ def parse_schedule(
 ) -> Schedule:
     """Read a schedule from a text, as on the command line.
 
-    The forms are ``constant``, ``linear(end_factor=0)``, ``cosine(end_factor=0)``,
-    ``step(every, factor=0.1)`` and ``exponential(factor, every=1)``; ``warmup(steps)+`` may stand in front of
-    any. What counts steps can count epochs too: ``step(10 epochs, 0.5)``.
+    The forms are ``constant``, ``linear(end_factor=0)``, ``cosine(end_factor=0)``, ``polynomial(power=1)``,
+    ``one_cycle(rising=0.3)``, ``step(every, factor=0.1)`` and ``exponential(factor, every=1)``; ``warmup(steps)+`` may
+    stand in front of any. What counts steps can count epochs too: ``step(10 epochs, 0.5)``; a warm-up may also be a
+    part of the training: ``warmup(0.1)``.
 
     Args:
         text: the schedule.
@@ -259,7 +108,7 @@ def parse_schedule(
     reader = _Reader(text, learning_rate, total_steps, steps_per_epoch)
     if match is None:
         return reader.schedule(call)
-    warm_up = reader.count(match["steps"])
+    warm_up = reader.warm_up(match["steps"])
     if total_steps is not None:
         if warm_up >= total_steps:
             raise OptionError(f"the warm-up of '{text}' takes {warm_up} of {total_steps} steps; make it shorter.")
@@ -281,6 +130,8 @@ class _Reader:
             "constant": self._constant,
             "linear": self._linear,
             "cosine": self._cosine,
+            "polynomial": self._polynomial,
+            "one_cycle": self._one_cycle,
             "step": self._step,
             "exponential": self._exponential,
         }
@@ -299,6 +150,18 @@ class _Reader:
 
     def _cosine(self, end_factor: str = "0") -> Schedule:
         return Cosine(self.learning_rate, self._length("cosine"), self._number(end_factor))
+
+    def _polynomial(self, power: str = "1") -> Schedule:
+        return Polynomial(self.learning_rate, self._length("polynomial"), self._number(power))
+
+    def _one_cycle(self, rising: str = "0.3") -> Schedule:
+        return OneCycle(self.learning_rate, self._length("one_cycle"), self._number(rising))
+
+    def warm_up(self, value: str) -> int:
+        """Steps, epochs, or a part of the training."""
+        if not _PART.fullmatch(value.strip()):
+            return self.count(value)
+        return max(1, round(float(value) * self._length("warm-up")))
 
     def _step(self, every: str, factor: str = "0.1") -> Schedule:
         return Step(self.learning_rate, self.count(every), self._number(factor))
@@ -332,27 +195,3 @@ class _Reader:
                 f"use constant, step or exponential, or data whose size is known."
             )
         return self.total_steps
-
-
-def check_rate(rate: object, what: str = "the learning rate") -> None:
-    """Refuse what no learning rate can be.
-
-    Raises:
-        OptionError: it is negative, infinite, NaN or no number.
-    """
-    try:
-        good = math.isfinite(rate) and rate >= 0  # type: ignore[arg-type, operator]
-    except (TypeError, ValueError):
-        good = False
-    if not good:
-        raise OptionError(f"{what} is {rate!r}; it must be a finite number of at least 0.")
-
-
-def _check_factor(factor: float, name: str) -> None:
-    if not (math.isfinite(factor) and factor >= 0):
-        raise OptionError(f"{name} of the schedule is {factor}; it must be a finite number of at least 0.")
-
-
-def _check_steps(steps: int, what: str) -> None:
-    if steps < 1:
-        raise OptionError(f"{what} is {steps} steps long; it must be at least 1.")

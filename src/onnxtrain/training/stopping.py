@@ -1,0 +1,53 @@
+"""Ctrl-C and SIGTERM while a training runs: the step is finished before anything stops."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Self
+
+_log = logging.getLogger(__name__)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stopping:
+    """Notes a signal instead of being interrupted by it; the second one interrupts at once.
+
+    Only the main thread gets signals; in others this does nothing. A handler that the program has set itself stays.
+
+    Attributes:
+        signal: The signal that came; ``None`` as long as none has.
+    """
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._before: dict[int, signal.Handlers] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                found = signal.getsignal(number)
+                if found in (signal.default_int_handler, signal.SIG_DFL):
+                    self._before[number] = found  # type: ignore[assignment]
+                    signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.signal = number
+        self.__exit__(None, None, None)
+
+    def exception(self, sentence: str) -> BaseException:
+        """What ends the training now; after SIGTERM, which ends the process, the sentence goes to the log."""
+        if self.signal == signal.SIGTERM:
+            _log.warning(sentence)
+            return SystemExit(128 + signal.SIGTERM)
+        return KeyboardInterrupt(sentence)
