@@ -135,7 +135,8 @@ def session(case: Case, threads: int, *, kernels: bool) -> Run:
     binding = made.io_binding()
     for name, array in arrays.items():
         binding.bind_cpu_input(name, array)
-    results = [np.empty([int(size) for size in value.shape], np.float32) for value in graph.outputs]
+    shapes = [np.shape(case.inputs[item]) if isinstance(item, int) else item for item in case.like]
+    results = [np.empty(shape, np.float32) for shape in shapes]
     for value, result in zip(graph.outputs, results, strict=True):
         binding.bind_output(str(value.name), "cpu", 0, np.float32, result.shape, result.ctypes.data)
     keep = (arrays, results)

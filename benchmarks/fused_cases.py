@@ -158,7 +158,7 @@ def cases() -> list[Case]:
     inputs = [normal(8, 128, width), indices, np.array([vocabulary, width])]
     layer = f"{vocabulary} x {width}, 1024 rows"
     found.append(Case("GatherGradient", layer, inputs, [(vocabulary, width)], embedding, {"axis": 0}, constants=(2,)))
-    return found + attentions(aten) + linears() + convolutions(aten)
+    return found + attentions(aten) + linears() + convolutions(aten) + recurrent()
 
 
 ATTENTIONS = (
@@ -319,6 +319,49 @@ def convolutions(aten: Any) -> list[Case]:
         shape = np.array(x.shape)
         found.append(Case("ConvInputGradient", layer, [dy, weight, shape], [x.shape], by_input, settings, (2,)))
         found.append(Case("ConvWeightGradient", layer, [dy, x], [weight.shape], by_weight, settings))
+    return found
+
+
+RECURRENT = (("LSTM", 4, "Sigmoid Tanh Tanh"), ("GRU", 3, "Sigmoid Tanh"), ("RNN", 1, "Tanh"))
+
+
+def recurrent() -> list[Case]:
+    """LSTM, GRU and RNN of 100 steps, 256 wide, batch 8: with what they keep, and their gradients."""
+    import torch
+
+    steps, batch, width = 100, 8, 256
+    x, state = normal(steps, batch, width), (1, batch, width)
+    left_out, no_lengths = np.zeros(0, np.float32), np.zeros(0, np.int32)
+    found = []
+    for operator, gates, functions in RECURRENT:
+        lstm, rows = operator == "LSTM", gates * width
+        count = len(functions.split())
+        weights = [normal(1, rows, width) / 16, normal(1, rows, width) / 16, normal(1, 2 * rows) / 16]
+        inputs = [x, *weights, no_lengths, *[left_out] * (3 if lstm else 1)]
+        attributes: dict[str, Any] = {"hidden_size": width, "activations": functions, "linear_before_reset": 1}
+        attributes |= {"activation_alpha": [0.0] * count, "activation_beta": [0.0] * count}
+        results = [(steps, *state), *[state] * (2 if lstm else 1)]
+        kept = [(steps, batch, 1, rows)]
+        kept += [(steps, *state)] if lstm else [(steps, batch, 1, width)] * (operator == "GRU")
+        module = getattr(torch.nn, operator)(width, width)
+
+        def forward(x: Any, *rest: Any, module: Any = module) -> Run:
+            return lambda: module(x)
+
+        def backward(x: Any, *rest: Any, module: Any = module) -> Run:
+            y, _ = module(x.requires_grad_())
+            dy = torch.ones_like(y)
+            return lambda: torch.autograd.grad(y, [x, *module.parameters()], dy, retain_graph=True)
+
+        layer = f"{text((steps, batch, width))}, {width} units"
+        constants = [index for index, array in enumerate(inputs) if array.size == 0]
+        found.append(Case(operator, layer, inputs, [*results, *kept], forward, attributes, constants))
+        arriving = [normal(*results[0]), *[left_out] * (len(results) - 1)]
+        read = [*inputs, np.tanh(normal(*results[0])), *(np.abs(np.tanh(normal(*shape))) for shape in kept), *arriving]
+        constants = [index for index, array in enumerate(read) if array.size == 0]
+        spaces = kept if operator == "GRU" else kept[:1]
+        like = [*spaces, x.shape, *(array.shape for array in weights)]
+        found.append(Case(f"{operator}Gradient", layer, read, like, backward, attributes, constants))
     return found
 
 

@@ -192,3 +192,12 @@ MODELS: dict[str, BenchmarkModel] = {
         BenchmarkModel("vit_tiny", "ViT-tiny, 12 layers, 192 wide, patch 4 on 32x32", _architecture("vit"), _IMAGE),
     )
 }
+
+
+def find_model(name: str) -> BenchmarkModel:
+    """A model of ``MODELS`` or of ``recurrent_models.py``."""
+    if name in MODELS:
+        return MODELS[name]
+    from recurrent_models import RECURRENT
+
+    return RECURRENT[name]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from models import LOSS, MODELS
+from models import LOSS, find_model
 
 LEARNING_RATE = 1e-3
 # The same in all peers. ONNX adds it before the bias correction and PyTorch after, so a small one keeps the
@@ -28,7 +28,7 @@ class Task:
 
     Attributes:
         peer: A key of ``PEERS``.
-        model: A key of ``MODELS``.
+        model: A name that ``find_model`` knows.
         batch: Examples per step.
         threads: Threads of the peer's one pool.
         folder: Where exported models and artifacts are kept.
@@ -47,7 +47,7 @@ class Task:
     @property
     def model_path(self) -> Path:
         """The exported model, which is exported now where it is not there yet."""
-        return MODELS[self.model].onnx(self.folder)
+        return find_model(self.model).onnx(self.folder)
 
     @property
     def parameters_path(self) -> Path:
@@ -126,7 +126,7 @@ class Torch(Peer):
 
         torch.set_num_threads(task.threads)
         self.torch = torch
-        self.model = MODELS[task.model]
+        self.model = find_model(task.model)
         self.module = self.compiled(self.model.module())
         self.optimizer = torch.optim.Adam(self.module.parameters(), lr=LEARNING_RATE, eps=EPSILON, fused=True)
 
@@ -216,7 +216,7 @@ class OnnxSim(Peer):
         import onnx
         import onnxsim
 
-        self.classes = MODELS[task.model].classes
+        self.classes = find_model(task.model).classes
         self.loop = onnxsim.compile_training_loop(
             onnx.load(self.path(task)),
             "loss",
@@ -236,7 +236,7 @@ class OnnxSim(Peer):
             from onnxsim_model import with_loss
 
             parameters = json.loads(task.parameters_path.read_text())
-            model = with_loss(onnx.load(task.model_path), task.batch, MODELS[task.model].classes, parameters)
+            model = with_loss(onnx.load(task.model_path), task.batch, find_model(task.model).classes, parameters)
             onnx.save(model, OnnxSim.path(task))
 
     def step(self, inputs: dict[str, np.ndarray], target: np.ndarray) -> float:  # noqa: D102
@@ -271,5 +271,5 @@ def onnxtrain_trainer(task: Task, *, kernels: bool | None = None, profile: str |
 
 def batches(task: Task, count: int = 4) -> Callable[[int], tuple[dict[str, np.ndarray], np.ndarray]]:
     """The batch of step i: a few seeded ones that take turns, the same for every peer."""
-    made = [MODELS[task.model].batch(task.batch, seed) for seed in range(count)]
+    made = [find_model(task.model).batch(task.batch, seed) for seed in range(count)]
     return lambda step: made[step % count]

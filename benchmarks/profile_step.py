@@ -34,7 +34,7 @@ from harness import (
     warn_when_busy,
     write_report,
 )
-from models import MODELS
+from models import MODELS, find_model
 from peers import PEERS, Task, Torch, batches, onnxtrain_trainer
 
 WARM_UP = 3
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             missing = prepare([task], Interpreters())
             if missing:
                 raise SystemExit(f"{name} cannot be exported: {missing['onnxtrain']}")
-            parts.append(f"### {MODELS[name].description}, batch {options.batch}\n")
+            parts.append(f"### {find_model(name).description}, batch {options.batch}\n")
             profile = profile_onnxtrain(task, steps, kernels=False if options.bodies else None)
             parts += describe(profile, options.longest, single_nodes=options.nodes)
             parts.append(limit_line(task, profile, rate))

@@ -57,6 +57,7 @@ def sections(environments: Sequence[str], mnist: str | None) -> dict[str, list[s
     models = "mlp,lenet5,conv6,resnet18,mobilenet_v2,unet,bert_mini,distilbert,gpt2,vit_tiny"
     commands = {
         "step": ["step.py", "--peers", ",".join(peers), *places],
+        "recurrent": ["recurrent.py"],
         "startup": ["startup.py", "--imports"],
         "overhead": ["overhead.py"],
         "gradient-cost": ["gradient_cost.py"],

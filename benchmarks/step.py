@@ -32,21 +32,29 @@ from harness import (
     warn_when_busy,
     write_report,
 )
-from models import MODELS
+from models import MODELS, BenchmarkModel, find_model
 from peers import PEERS, Task
 
 REFERENCE = "torch"
 BATCHES = (8, 32)  # where the overhead of a step weighs, and where arithmetic does
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse(arguments)
+def main(
+    arguments: Sequence[str] | None = None,
+    *,
+    known: Mapping[str, BenchmarkModel] = MODELS,
+    peers: Sequence[str] = ("onnxtrain", REFERENCE),
+    batches: Sequence[int] = BATCHES,
+    description: str | None = __doc__,
+) -> int:
+    """Measure, print the report and write it; the keywords are what another set of models has of its own."""
+    options = parse(arguments, known, peers, description)
     warn_when_busy()
     interpreters = Interpreters(dict(entry.split("=", 1) for entry in options.environment))
     reports = []
     with ForeignLoad() as foreign:
         for model in options.models:
-            for batch in options.batch or BATCHES[: 1 if options.quick else None]:
+            for batch in options.batch or batches[: 1 if options.quick else None]:
                 tasks = [Task(peer, model, batch, options.threads, options.folder) for peer in options.peers]
                 measured = compare(tasks, interpreters, options.rounds, options.round_seconds, options.reference)
                 reports.append((model, batch, measured))
@@ -55,11 +63,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse(
+    arguments: Sequence[str] | None, known: Mapping[str, BenchmarkModel], peers: Sequence[str], description: str | None
+) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = ", ".join
-    parser.add_argument("--models", type=listed(MODELS), default=list(MODELS), help=names(MODELS))
-    parser.add_argument("--peers", type=listed(PEERS), default=["onnxtrain", REFERENCE], help=names(PEERS))
+    parser.add_argument("--models", type=listed(known), default=list(known), help=names(known))
+    parser.add_argument("--peers", type=listed(PEERS), default=list(peers), help=names(PEERS))
     parser.add_argument("--reference", choices=PEERS, default=REFERENCE, help=f"whom ratios are against ({REFERENCE})")
     parser.add_argument("--batch", type=lambda text: [int(part) for part in text.split(",")], help="batch sizes")
     parser.add_argument("--threads", type=int, default=2, help="threads of every peer (2)")
@@ -134,7 +144,7 @@ def report(
     ratios: dict[str, list[float]] = {peer: [] for peer in others}
     memory_ratios: dict[str, list[float]] = {peer: [] for peer in others}
     for model, batch, measured in measurements:
-        row = [MODELS[model].description, str(batch)]
+        row = [find_model(model).description, str(batch)]
         reference = measured.get(against)
         for peer in options.peers:
             result = measured[peer]

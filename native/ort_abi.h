@@ -91,6 +91,7 @@ inline constexpr int kStatusInvalidArgument = 2;
 
 inline constexpr int kTypeUndefined = 0;  // as an operator's input or output type: any
 inline constexpr int kTypeFloat = 1;
+inline constexpr int kTypeInt32 = 6;
 inline constexpr int kTypeInt64 = 7;
 inline constexpr int kTypeBool = 9;
 inline constexpr int kTypeFloat16 = 10;
@@ -125,6 +126,8 @@ using KernelInfoGetAttribute_float = Function<85, OrtStatus*(const OrtKernelInfo
 using KernelInfoGetAttribute_int64 = Function<86, OrtStatus*(const OrtKernelInfo*, const char* name, std::int64_t*)>;
 using KernelInfoGetAttribute_string =
     Function<87, OrtStatus*(const OrtKernelInfo*, const char* name, char* text, std::size_t* size)>;
+using KernelInfoGetAttributeArray_float =
+    Function<162, OrtStatus*(const OrtKernelInfo*, const char* name, float*, std::size_t* size)>;
 using KernelInfoGetAttributeArray_int64 =
     Function<163, OrtStatus*(const OrtKernelInfo*, const char* name, std::int64_t*, std::size_t* size)>;
 using KernelInfo_GetInputCount = Function<230, OrtStatus*(const OrtKernelInfo*, std::size_t*)>;

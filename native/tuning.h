@@ -89,6 +89,19 @@ inline constexpr std::size_t kMostScoreRows = 72, kLeastScoreRows = 6;
 // the keys and values for itself.
 inline constexpr std::size_t kAttentionTasks = 16, kLeastQueries = 64;
 
+// Recurrent operators. ------------------------------------------------------------------------------------------------
+
+// What a part of a step has at least: multiplications, which are worth that parts wait for each other, and units. A part
+// that another core does costs a third of a microsecond of waiting; the multiplications take one at least.
+inline constexpr std::size_t kLeastStepProducts = std::size_t{1} << 16, kLeastUnits = 32;
+
+// The depth of the recurrent product at once: a panel's block of it (64 columns or fewer) stays in the second cache
+// while all rows of the batch are multiplied with it. Bits.
+inline constexpr std::size_t kFactorDepth = 512;
+
+// How often a part looks whether the others are ready, a few nanoseconds each, before it lets other threads run.
+inline constexpr std::size_t kLooks = 2000;
+
 // Convolutions. -------------------------------------------------------------------------------------------------------
 
 // Tasks that a call is cut into where it is large enough: many for the machine's cores to share evenly, whatever their

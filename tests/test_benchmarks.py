@@ -82,6 +82,27 @@ def test_step_compares_with_pytorch(models: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
+def test_recurrent_compares_with_pytorch(models: str) -> None:
+    arguments = (
+        "--quick",
+        "--models",
+        "gru-64-2",
+        "--batch",
+        "2",
+        "--threads",
+        "1",
+        "--rounds",
+        "2",
+        "--folder",
+        models,
+    )
+    header, measured = rows(run("recurrent.py", *arguments, "--peers", "onnxtrain,torch"))
+    assert header[:2] == ["model", "batch"]
+    assert measured[0] == "GRU, 64 wide, 2 layers"
+    assert all(float(cell) > 0 for cell in measured[2:7])
+
+
+@pytest.mark.torch
 def test_gradient_cost_counts_nodes(models: str) -> None:
     text = run("gradient_cost.py", "--quick", "--models", "mlp", "--folder", models)
     _, (_, nodes, _, standard, *seconds) = rows(text)

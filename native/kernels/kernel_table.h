@@ -87,6 +87,7 @@ struct AttentionKernels;
 struct ConvolutionTable;
 struct OptimizerKernels;
 struct ProductTable;
+struct RecurrentTable;
 
 struct KernelTable {
   const char* instruction_set;
@@ -111,6 +112,7 @@ struct KernelTable {
   const ConvolutionTable* convolution;
   const AttentionKernels* attention;  // indexed by ElementType
   const ProductTable* product;
+  const RecurrentTable* recurrent;
 };
 
 // The best table for this processor, or the one that the environment variable ONNXTRAIN_INSTRUCTION_SET names. Null

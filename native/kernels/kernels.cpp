@@ -22,6 +22,7 @@ extern const AttentionKernels ONNXTRAIN_OF_SET(kAttention_)[kElementTypes];
 extern const ConvolutionTable ONNXTRAIN_OF_SET(kConvolution_);
 extern const OptimizerKernels ONNXTRAIN_OF_SET(kOptimizers_)[];
 extern const ProductTable ONNXTRAIN_OF_SET(kProduct_);
+extern const RecurrentTable ONNXTRAIN_OF_SET(kRecurrent_);
 extern const KernelTable ONNXTRAIN_OF_SET(kKernels_);
 
 const KernelTable ONNXTRAIN_OF_SET(kKernels_) = {
@@ -46,6 +47,7 @@ const KernelTable ONNXTRAIN_OF_SET(kKernels_) = {
     .convolution = &ONNXTRAIN_OF_SET(kConvolution_),
     .attention = ONNXTRAIN_OF_SET(kAttention_),
     .product = &ONNXTRAIN_OF_SET(kProduct_),
+    .recurrent = &ONNXTRAIN_OF_SET(kRecurrent_),
 };
 
 }  // namespace onnxtrain

@@ -14,6 +14,7 @@
 #include "optimizers/node.h"
 #include "pooling/node.h"
 #include "products/node.h"
+#include "recurrent/node.h"
 #include "softmax/node.h"
 
 namespace onnxtrain {
@@ -210,6 +211,12 @@ Domains create_domains(const OrtApi* api) {
   add_operator<ReluGradientNode>(api, domains.own);
   add_operator<SoftmaxCrossEntropyGradientNode>(api, domains.own);
   add_operator<SoftmaxGradientNode>(api, domains.own);
+  add_operator<GruNode>(api, domains.own);
+  add_operator<GruGradientNode>(api, domains.own);
+  add_operator<LstmNode>(api, domains.own);
+  add_operator<LstmGradientNode>(api, domains.own);
+  add_operator<RnnNode>(api, domains.own);
+  add_operator<RnnGradientNode>(api, domains.own);
   return domains;
 }
 

@@ -100,6 +100,14 @@ std::vector<std::int64_t> Attributes::integers(const char* name) const {
   return values;
 }
 
+std::vector<double> Attributes::numbers(const char* name) const {
+  std::size_t size = 0;
+  if (!succeeded(api_, ort::KernelInfoGetAttributeArray_float::call(api_, info_, name, nullptr, &size))) return {};
+  std::vector<float> values(size);
+  require(api_, ort::KernelInfoGetAttributeArray_float::call(api_, info_, name, values.data(), &size));
+  return {values.begin(), values.end()};
+}
+
 std::size_t Attributes::input_count() const {
   std::size_t count = 0;
   require(api_, ort::KernelInfo_GetInputCount::call(api_, info_, &count));

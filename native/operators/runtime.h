@@ -42,6 +42,7 @@ class Attributes final : public AttributeSource {
   std::int64_t integer(const char* name, std::optional<std::int64_t> otherwise = std::nullopt) const;
   // Empty where the attribute is left out.
   std::vector<std::int64_t> integers(const char* name) const;
+  std::vector<double> numbers(const char* name) const;
 
   std::size_t input_count() const;
   std::size_t output_count() const;

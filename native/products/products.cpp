@@ -139,7 +139,28 @@ void linear_weight_gradient_as(const Linear& sizes, const void* dy, const void* 
   multiply(product, parallel_for);
 }
 
+template <typename T>
+void weight_gradient_as(std::size_t rows, const Columns& left, const Columns& right, void* target, void* left_sums,
+                        const ParallelFor& parallel_for) {
+  Product<T> product = {};
+  product.left = {static_cast<const T*>(left.data), 1, static_cast<std::ptrdiff_t>(left.stride)};
+  product.right = {static_cast<const T*>(right.data), static_cast<std::ptrdiff_t>(right.stride), 1};
+  product.rows = left.count;
+  product.columns = right.count;
+  product.depth = rows;
+  product.target = static_cast<T*>(target);
+  product.target_row = static_cast<std::ptrdiff_t>(right.count);
+  product.left_sums = static_cast<T*>(left_sums);
+  multiply(product, parallel_for);
+}
+
 }  // namespace
+
+void weight_gradient(ElementType type, std::size_t rows, const Columns& left, const Columns& right, void* target,
+                     void* left_sums, const ParallelFor& parallel_for) {
+  (type == kFloat ? weight_gradient_as<float> : weight_gradient_as<double>)(rows, left, right, target, left_sums,
+                                                                             parallel_for);
+}
 
 void linear(ElementType type, const Linear& sizes, const void* x, const void* w, const void* bias, void* y,
             const ParallelFor& parallel_for) {

@@ -23,4 +23,15 @@ void linear(ElementType type, const Linear& sizes, const void* x, const void* w,
 void linear_weight_gradient(ElementType type, const Linear& sizes, const void* dy, const void* x, void* dw,
                             void* dbias, const ParallelFor& parallel_for);
 
+// Columns of a matrix whose rows lie `stride` elements apart.
+struct Columns {
+  const void* data;
+  std::size_t count, stride;
+};
+
+// target [left columns, right columns] = leftᵀ right, summed over `rows` rows, and the sums of left over its rows (null:
+// not wanted). Without columns of right there are only the sums.
+void weight_gradient(ElementType type, std::size_t rows, const Columns& left, const Columns& right, void* target,
+                     void* left_sums, const ParallelFor& parallel_for);
+
 }  // namespace onnxtrain

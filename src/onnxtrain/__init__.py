@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from onnxtrain.edit.cut import cut
     from onnxtrain.edit.head import replace_head
     from onnxtrain.lowering.lower import lower
-    from onnxtrain.operators import SSGD, Adagrad, Adam, AdamW, Momentum
+    from onnxtrain.operators import SGD, SSGD, Adagrad, Adam, AdamW, Lion, Momentum, RMSprop
     from onnxtrain.operators.sparsity import Sparsity
     from onnxtrain.pruning.prune import prune
     from onnxtrain.runtime.native import custom_ops_library
@@ -42,6 +42,9 @@ _HOMES = {
     "Adam": "onnxtrain.operators",
     "AdamW": "onnxtrain.operators",
     "Momentum": "onnxtrain.operators",
+    "Lion": "onnxtrain.operators",
+    "RMSprop": "onnxtrain.operators",
+    "SGD": "onnxtrain.operators",
     "SSGD": "onnxtrain.operators",
     "RuntimeOptions": "onnxtrain.runtime.options",
     "Sparsity": "onnxtrain.operators.sparsity",
@@ -68,11 +71,14 @@ _MODULES = frozenset(
 )
 
 __all__ = [
+    "SGD",
     "SSGD",
     "Adagrad",
     "Adam",
     "AdamW",
+    "Lion",
     "Momentum",
+    "RMSprop",
     "RuntimeOptions",
     "Sparsity",
     "Trainer",

@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from onnxtrain.operators.registry import OPTIMIZERS, Entry
 from onnxtrain.runtime.bound import Bound, defaults
+from onnxtrain.runtime.remembered import bound
 
 if TYPE_CHECKING:
 
@@ -63,7 +64,7 @@ def _function(entry: Entry) -> Callable[..., None]:
     def update(
         parameters: Sequence[Any], gradients: Sequence[Any], states: Sequence[Any] = (), **arguments: Any
     ) -> None:
-        Bound(parameters, gradients, states).update(entry, **arguments)
+        bound(parameters, gradients, states).update(entry, **arguments)
 
     schema, values = entry.schema, defaults(entry)
     keyword, annotation = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD

@@ -30,6 +30,13 @@ LAYERS = [
     case("RMSNormalization", normal(2, 3, 4), normal(4, seed=1), opset=23),
     case("LpNormalization", normal(2, 3)),
     case("LRN", normal(3, 3, 2, 2), size=3),
+    case(
+        "LSTM", normal(2, 2, 2), normal(1, 8, 2, seed=1), normal(1, 8, 2, seed=2), normal(1, 16, seed=3), hidden_size=2
+    ),
+    case(
+        "GRU", normal(2, 2, 2), normal(1, 6, 2, seed=1), normal(1, 6, 2, seed=2), normal(1, 12, seed=3), hidden_size=2
+    ),
+    case("RNN", normal(2, 2, 2), normal(1, 2, 2, seed=1), normal(1, 2, 2, seed=2), normal(1, 4, seed=3), hidden_size=2),
     case("Attention", normal(1, 2, 3, 4), normal(1, 2, 3, 4, seed=1), normal(1, 2, 3, 4, seed=2), opset=23),
 ]
 

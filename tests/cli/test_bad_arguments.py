@@ -188,7 +188,7 @@ USAGE = [
     Mistake("no model", r"MODEL.*[Ss]ee onnxtrain inspect --help", ("inspect",)),
     Mistake("not a number", r'--epochs.*"many".* into int.*[Ss]ee onnxtrain fit --help', fit("--epochs", "many")),
     Mistake("flag without value", r"--data.*[Ss]ee onnxtrain fit --help", ("fit", "model.onnx", "--data")),
-    Mistake("evaluate unknown loss", "no loss 'l2'", ("evaluate", "model.onnx", "--data", "test.npz", "--loss", "l2")),
+    Mistake("evaluate unknown loss", "no loss 'l7'", ("evaluate", "model.onnx", "--data", "test.npz", "--loss", "l7")),
     Mistake(
         "inspect unknown pattern",
         "--freeze nothing matches no initializer",

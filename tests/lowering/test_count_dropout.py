@@ -70,7 +70,7 @@ def test_micro_batches_draw_apart():
     """All rows are equal, so equal masks in five micro-batches would give five equal losses."""
     accumulating = trainer(True, accumulate=5)
     session = accumulating.session
-    names = accumulating._names
+    names = accumulating.objective.names
     feeds = {"x": X[:10], names.target: X[:10], names.learning_rate: np.float32(0)}
     losses = [float(session.step(feeds, entry=0)[names.loss]) for _ in range(5)]
     assert len(set(losses)) == 5
@@ -80,7 +80,7 @@ def test_a_training_model_of_a_file_draws_the_same(tmp_path):
     live = trainer(False)
     live.save_training_model(tmp_path / "training.onnx")
     session = onnxtrain.TrainingSession(tmp_path / "training.onnx")
-    names = live._names
+    names = live.objective.names
     feeds = {"x": X, names.target: X, names.learning_rate: np.float32(0)}
     for _ in range(3):
         assert live.train_step(X, X) == float(session.step(feeds)[names.loss])

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 from pathlib import Path
 
 import onnx
@@ -47,6 +48,26 @@ def test_every_pass_says_what_it_requires_and_ensures(name):
     text = inspect.getdoc(getattr(pipeline, name)) or ""
     checks_only = name.startswith("check_")
     assert checks_only or ("Requires:" in text and "Ensures:" in text), text
+
+
+def listed() -> list[tuple[str, str]]:
+    """The passes of the function in their order, and for which graphs each is."""
+    tree = ast.parse(inspect.getsource(pipeline.lower_graph))
+    choices = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "kernels"]
+    ways = {id(inner): way for node in choices for way, part in branches(node) for inner in ast.walk(part)}
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    names = {*passes(), "clean", "remove_unused"}
+    calls = sorted((call for call in calls if call.func.id in names), key=lambda call: call.lineno)
+    return [(call.func.id, ways.get(id(call), "both")) for call in calls]
+
+
+def branches(node: ast.If) -> list[tuple[str, ast.stmt]]:
+    return [("kernels", part) for part in node.body] + [("portable", part) for part in node.orelse]
+
+
+def test_the_page_has_the_list():
+    text = (HERE.parents[1] / "docs" / "architecture.md").read_text().split("### The passes")[1].split("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \| (\w+) \|", text, re.MULTILINE) == listed()
 
 
 GRAPH = """

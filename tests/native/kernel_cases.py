@@ -12,6 +12,7 @@ import attention_reference
 import gradient_reference
 import numpy as np
 from convolution_reference import Convolution
+from recurrent_reference import Recurrent
 
 EXTREMES = (0, 1, -1, 2**31 - 1, 2**31, 2**31 + 1, 2**60, 2**62, 2**63 - 1, -(2**63))
 """Numbers at which products and sums of sizes wrap."""
@@ -375,6 +376,51 @@ def linear(rng: np.random.Generator) -> Case:
     return Case("Linear", feeds, {"transB": transposed}, expected=None if huge else expected)
 
 
+def recurrent(rng: np.random.Generator) -> Case:
+    """A recurrent operator or its gradient; some shapes, lengths and attributes do not fit."""
+    operator, dtype = pick(rng, "LSTM", "GRU", "RNN"), _element_type(rng)
+    functions = {"LSTM": 3, "GRU": 2, "RNN": 1}[operator]
+    attributes: dict[str, Any] = {"direction": pick(rng, "forward", "reverse", "bidirectional")}
+    directions = 2 if attributes["direction"] == "bidirectional" else 1
+    if rng.random() < 0.4:
+        names = [pick(rng, "Sigmoid", "Tanh", "HardSigmoid", "Softsign") for _ in range(functions * directions)]
+        attributes |= {"activations": " ".join(names), "activation_alpha": [0.3] * len(names)}
+        attributes |= {"activation_beta": [0.4] * len(names)}
+    if rng.random() < 0.3:
+        attributes["clip"] = pick(rng, 0.0, 0.5, 3.0)
+    attributes |= {name: int(rng.integers(2)) for name in ("input_forget", "linear_before_reset")}
+    sizes = some(rng, 0 if rng.random() < 0.2 else 1, 9, 3)
+    letters = "".join(letter for letter in "bhclp" if rng.random() < 0.5)
+    call = Recurrent(operator, *sizes, pick(rng, 0, *range(1, 40)), letters, attributes, int(rng.integers(1000)))
+    feeds = call.draw(dtype)
+    wanted = call.expected(feeds)
+    names, outputs = call.input_names, [*call.result_names]
+    backward = rng.random() < 0.5
+    if backward:
+        names, outputs = call.gradient_inputs, [n for n in call.gradient_outputs if n != "dlinear" or call.keeps_linear]
+        feeds |= {name: np.nan_to_num(wanted[name]).astype(dtype) for name in ("Y", *call.kept_names)}
+    given = call.all_inputs(names, feeds)
+    expected = (
+        None if backward and operator == "GRU" and not call.keeps_linear else lambda: [wanted[n] for n in outputs]
+    )
+    way = int(rng.integers(8))
+    if way == 0:
+        name = pick(rng, *given)
+        given[name] = np.asarray(floating(rng, some(rng, 0, 4, int(rng.integers(0, 5)))), given[name].dtype)
+        expected = None
+    elif way == 1:
+        given["sequence_lens"] = np.asarray([pick(rng, *EXTREMES[:4]) % 2**31] * call.batch, np.int32)
+        expected = None
+    elif way == 2:
+        attributes |= pick(rng, {"direction": "x"}, {"activations": "Tanh " * 7}, {"clip": math.nan}, {"clip": -1.0})
+        expected = None
+    if sizes[0] == 0 and rng.random() < 0.5:  # steps that take no memory
+        huge = pick(rng, 2**31, 2**40)
+        given |= {"X": np.zeros((huge, 0, 0), dtype), "W": np.zeros((directions, given["W"].shape[1], 0), dtype)}
+        expected = None
+    return Case(f"{operator}Gradient" if backward else operator, given, attributes, len(outputs), expected)
+
+
 def optimizer(rng: np.random.Generator) -> Case:
     """Nothing to compare with: tests/native does."""
     name, dtype = pick(rng, "Adagrad", "Adam", "Momentum", "SSGD"), _element_type(rng)
@@ -420,7 +466,8 @@ def optimizer(rng: np.random.Generator) -> Case:
 
 DRAWS: tuple[Callable[[np.random.Generator], Case], ...] = (
     convolution, convolution, convolution, max_pool, max_pool_same, gather, softmax, cross_entropy, elementwise,
-    normalization, batch_normalization, attention, attention_gradient, wide_attention, linear, optimizer,
+    normalization, batch_normalization, attention, attention_gradient, wide_attention, linear, optimizer, recurrent,
+    recurrent,
 )  # fmt: skip
 
 

@@ -26,10 +26,24 @@ ATTRIBUTES: dict[str, list[dict[str, Any]]] = {
         {},
         {"alpha": 0.95, "beta": 0.1, "epsilon": 1e-2, "weight_decay": 0.3},
     ],
+    "Lion": [
+        {},
+        {"alpha": 0.5, "beta": 0.1, "weight_decay": 0.3},
+    ],
     "Momentum": [
         {"alpha": 0.95, "beta": 0.1, "mode": "standard", "norm_coefficient": 0.001},
         {"alpha": 0.9, "beta": 1.0, "mode": "nesterov", "norm_coefficient": 0.0},
         {"alpha": 0.0, "beta": 0.3, "mode": "nesterov", "norm_coefficient": 0.5},
+    ],
+    "RMSprop": [
+        {},
+        {"alpha": 0.5, "epsilon": 1e-2, "weight_decay": 0.1, "momentum": 0.75},
+    ],
+    "SGD": [
+        {},
+        {"weight_decay": 0.1},
+        {"momentum": 0.75, "dampening": 0.25, "weight_decay": 0.1},
+        {"momentum": 0.9, "mode": "nesterov"},
     ],
     "SSGD": [
         {},

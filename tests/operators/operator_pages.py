@@ -37,6 +37,30 @@ def momentum(R, T, x, g, v, *, alpha, beta, mode, norm_coefficient):
     return x - R * (g + alpha * v if mode == "nesterov" else v), v
 
 
+def lion(R, T, x, g, v, *, alpha, beta, weight_decay):
+    c = alpha * v + (1 - alpha) * g
+    sign = (c > 0) - (c < 0) if c == c else c
+    return x - R * (sign + weight_decay * x), beta * v + (1 - beta) * g
+
+
+def rmsprop(R, T, x, g, h, v=None, *, alpha, epsilon, weight_decay, momentum):
+    g = weight_decay * x + g
+    h = alpha * h + (1 - alpha) * g * g
+    d = g / (math.sqrt(h) + epsilon)
+    if v is None:
+        return x - R * d, h
+    v = momentum * v + d
+    return x - R * v, h, v
+
+
+def sgd(R, T, x, g, v=None, *, momentum, dampening, weight_decay, mode):
+    g = weight_decay * x + g
+    if v is None:
+        return (x - R * g,)
+    v = momentum * v + (1 - dampening if T > 0 else 1) * g
+    return x - R * (g + momentum * v if mode == "nesterov" else v), v
+
+
 def ssgd_weight(u, *, measure, reweighting, epsilon, p):
     """w² of one weight, by the table of measures."""
     a = abs(u)

@@ -146,7 +146,8 @@ def test_nan_and_infinity_stay_in_their_element(name, attributes, dtype, bad):
     rest = [0, 1, 3]
     for new, before in zip(got, clean, strict=True):
         np.testing.assert_array_equal(new[rest], before[rest])
-        assert not np.isfinite(new[2])
+        # The sign of an infinite gradient is a step like others: Lion's average is not finite, its weight is.
+        assert np.isfinite(new[2]) == (name == "Lion" and new is got[0] and np.isinf(bad))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

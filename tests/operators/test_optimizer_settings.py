@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from onnxtrain.errors import OptionError
-from onnxtrain.operators import OPTIMIZERS, SSGD, Adagrad, Adam, AdamW, Momentum
+from onnxtrain.operators import OPTIMIZERS, SGD, SSGD, Adagrad, Adam, AdamW, Lion, Momentum, RMSprop
 
 SETTINGS = [entry.settings for entry in OPTIMIZERS.values()]
 
@@ -42,6 +42,13 @@ def test_learning_rate(settings, rate):
         (lambda: AdamW(betas=0.9), "AdamW: betas is 0.9, but must be a pair of numbers"),
         (lambda: AdamW(eps=-1.0), "AdamW: eps is -1.0"),
         (lambda: AdamW(weight_decay=-0.1), "AdamW: weight_decay is -0.1"),
+        (lambda: Lion(betas=(0.9,)), r"Lion: betas is \(0.9,\), but must be a pair"),
+        (lambda: RMSprop(momentum=1.0), "RMSprop: momentum is 1.0"),
+        (lambda: RMSprop(eps=-1.0), "RMSprop: eps is -1.0"),
+        (lambda: SGD(momentum=-0.1), "SGD: momentum is -0.1"),
+        (lambda: SGD(nesterov=True), "SGD: nesterov needs a momentum above 0 and no dampening, but momentum is 0.0"),
+        (lambda: SGD(nesterov=1), "SGD: nesterov is 1, but must be True or False"),
+        (lambda: SGD.from_attributes(mode="fast"), "SGD: mode is 'fast', but must be one of 'standard', 'nesterov'"),
         (lambda: Adagrad(decay_factor=-1.0), "Adagrad: decay_factor is -1.0"),
         (lambda: Adagrad(norm_coefficient=float("nan")), "Adagrad: norm_coefficient is nan"),
         (lambda: Momentum(alpha=1.5), "Momentum: alpha is 1.5"),

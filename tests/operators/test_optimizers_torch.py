@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from onnxtrain import kernels
-from onnxtrain.operators import OPTIMIZERS, SSGD, Adagrad, Adam, AdamW, Momentum
+from onnxtrain.operators import OPTIMIZERS, SGD, SSGD, Adagrad, Adam, AdamW, Lion, Momentum, RMSprop
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -80,6 +80,21 @@ HUNDRED_STEPS = {
         lambda p: torch.optim.AdamW(p, lr=0.01, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.25),
     ),
     "AdamW by default": (AdamW(), torch.optim.AdamW),
+    "SGD by default": (SGD(), torch.optim.SGD),
+    "SGD with decay": (SGD(0.01, weight_decay=0.25), lambda p: torch.optim.SGD(p, lr=0.01, weight_decay=0.25)),
+    "SGD with momentum": (
+        SGD(0.01, momentum=0.75, dampening=0.25, weight_decay=0.125),
+        lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.75, dampening=0.25, weight_decay=0.125),
+    ),
+    "SGD, Nesterov's": (
+        SGD(0.01, momentum=0.75, nesterov=True),
+        lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.75, nesterov=True),
+    ),
+    "RMSprop": (RMSprop(1e-3, alpha=0.75), lambda p: torch.optim.RMSprop(p, lr=1e-3, alpha=0.75)),
+    "RMSprop with momentum": (
+        RMSprop(1e-3, alpha=0.75, eps=1e-3, weight_decay=0.125, momentum=0.5),
+        lambda p: torch.optim.RMSprop(p, lr=1e-3, alpha=0.75, eps=1e-3, weight_decay=0.125, momentum=0.5),
+    ),
 }
 
 
@@ -93,6 +108,20 @@ def test_a_hundred_steps(name, dtype, kernel):
     x, gradients = rng.standard_normal((40, 30)).astype(dtype), list(rng.standard_normal((100, 40, 30)).astype(dtype))
     found = (by_kernel if kernel else ours)(optimizer, x, gradients)
     np.testing.assert_allclose(found, theirs(make, x, gradients), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kernel", [False, True])
+def test_a_hundred_steps_of_lion_are_the_papers(kernel):
+    """Algorithm 2 of the paper; where a direction is zero but for rounding, its sign is chance, so that float64 is."""
+    optimizer = Lion(learning_rate=1e-3, betas=(0.75, 0.5), weight_decay=0.25)
+    rng = np.random.default_rng(1)
+    x, gradients = rng.standard_normal((40, 30)), list(rng.standard_normal((100, 40, 30)))
+    want, m = x.copy(), np.zeros_like(x)
+    for g in gradients:
+        c = 0.75 * m + 0.25 * g
+        want = want - 1e-3 * (np.sign(c) + 0.25 * want)
+        m = 0.5 * m + 0.5 * g
+    np.testing.assert_allclose((by_kernel if kernel else ours)(optimizer, x, gradients), want, rtol=0, atol=1e-6)
 
 
 def test_adam_is_pytorchs_with_epsilon_before_the_bias_correction(problem):

@@ -11,14 +11,14 @@ from reliability.outcome import FAILURES
 from reliability.runner import run_cases
 
 SOME = {"reading": 500, "models": 100, "data": 80, "checkpoints": 60, "flags": 60, "killings": 0}
-MORE = {"reading": 10000, "models": 2700, "data": 1500, "checkpoints": 800, "flags": 500, "killings": 120}
+MORE = {"reading": 5000, "models": 2000, "data": 1000, "checkpoints": 500, "flags": 350, "killings": 80}
 MOST = {"reading": 10**6, "models": 60000, "data": 20000, "checkpoints": 10000, "flags": 8000, "killings": 1000}
 
 
 def check(subject: str, cases: range) -> None:
     if subject == "killings" and find_compiler() is None:
         pytest.skip("no compiler for the library that ends file operations")
-    report = run_cases(subject, cases, workers=1 if len(cases) <= 150 else 2)
+    report = run_cases(subject, cases, workers=1 if len(cases) <= 100 else 2)
     assert sum(report.counts.values()) == len(cases)
     assert not any(report.counts[kind] for kind in FAILURES), f"{report.counts}\n\n{report.text()}"
 

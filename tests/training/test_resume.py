@@ -212,7 +212,7 @@ def test_a_changed_batch_size_goes_on_at_the_same_example(tmp_path) -> None:
     assert seen == [8, 8, 4, 4, 4, 4]  # one batch of 8 is kept (the second was not saved any more), then four of 4
 
 
-@pytest.mark.parametrize("name", ["AdamW"])
+@pytest.mark.parametrize("name", ["AdamW", "Lion", "RMSprop", "SGD"])
 def test_optimizers_of_our_own_go_on_bit_for_bit(name, tmp_path) -> None:
     settings = ({"optimizer": getattr(onnxtrain, name)(0.01)}, {})
     run(settings, checkpoint=tmp_path, epochs=1)

@@ -12,6 +12,7 @@ from onnxtrain.lowering.count_dropout import count_dropout
 from onnxtrain.lowering.fuse_activations import fuse_activations
 from onnxtrain.lowering.fuse_attention import fuse_attention
 from onnxtrain.lowering.fuse_linear import fuse_linear
+from onnxtrain.lowering.fuse_recurrent import fuse_recurrent
 from onnxtrain.lowering.fuse_updates import fuse_updates
 from onnxtrain.lowering.gradient_nodes import Derivative, build_gradients
 from onnxtrain.lowering.mask_softmax_gradients import mask_softmax_gradients
@@ -49,6 +50,7 @@ def lower_graph(model: ir.Model, *, kernels: bool = False, derivative: Derivativ
         fuse_activations(model)  # Gelu: one node for five
         fuse_attention(model)  # scores, mask, softmax and product: one node
         fuse_linear(model)  # product, transposition and bias: one node
+        fuse_recurrent(model)  # LSTM, GRU, RNN that keep what their gradients read
     backward = Backward()
     for gradient in build_gradients(model, derivative):  # a Gradient node becomes the nodes that compute it
         mask_softmax_gradients(model, gradient)  # rows without a key have a gradient of zero

@@ -9,6 +9,7 @@ from onnxtrain.autodiff.expand import expand_registered
 from onnxtrain.autodiff.fused import find_fused, fused_operators, has_kernel
 from onnxtrain.autodiff.registry import find_registered_body
 from onnxtrain.graph import Builder
+from onnxtrain.graph.clone import subgraphs
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 
 
@@ -27,7 +28,8 @@ def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool) -> None
     emitted = set(backward.nodes)
     opset = model.graph.opset_imports.get("", 1)
     main = Builder(model.graph, opset)
-    for graph in [model.graph, *model.graph.subgraphs()]:
+    graphs = [model.graph, *model.graph.subgraphs()]
+    for graph in graphs:
         nodes = [node for node in graph if find_fused(node) is not None]
         for node in nodes:
             if kernels and has_kernel(node):
@@ -38,6 +40,9 @@ def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool) -> None
             assert body is not None
             op = main.before(node) if graph is model.graph else Builder(graph, opset, before=node, outer=main)
             written = expand_registered(node, body, op, renamed)
+            nodes += [made for made in written if find_fused(made) is not None]
+            for inner in [inner for made in written for inner in subgraphs(made)]:
+                graphs += [inner, *inner.subgraphs()]
             if node in emitted:  # the others are the model's own, or stand in the body of one that was emitted
                 backward.nodes += written
     backward.arriving = {renamed.get(value, value) for value in backward.arriving}

@@ -18,23 +18,32 @@ if TYPE_CHECKING:  # below, they are found by reflection
     from onnxtrain.operators.adagrad import Adagrad, adagrad
     from onnxtrain.operators.adam import Adam, adam
     from onnxtrain.operators.adamw import AdamW, adamw
+    from onnxtrain.operators.lion import Lion, lion
     from onnxtrain.operators.momentum import Momentum, momentum
+    from onnxtrain.operators.rmsprop import RMSprop, rmsprop
+    from onnxtrain.operators.sgd import SGD, sgd
     from onnxtrain.operators.ssgd import SSGD, ssgd
 
 __all__ = [
     "OPTIMIZERS",
+    "SGD",
     "SSGD",
     "Adagrad",
     "Adam",
     "AdamW",
+    "Lion",
     "Momentum",
     "Optimizer",
+    "RMSprop",
     "adagrad",
     "adam",
     "adamw",
     "emit",
     "infer_optimizer_types",
+    "lion",
     "momentum",
+    "rmsprop",
+    "sgd",
     "ssgd",
 ]
 

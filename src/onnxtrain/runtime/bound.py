@@ -79,6 +79,10 @@ class Bound:
             for group in range(self._groups):
                 tensors.states[group] = addresses[(2 + group) * count + i]
 
+    def release(self) -> None:
+        """Keep the arrays alive no longer; whoever uses this object then does."""
+        self._arrays = []
+
     def __getattr__(self, name: str) -> Update:
         entry = None if name.startswith("_") else _optimizers().get(name)
         if entry is None:

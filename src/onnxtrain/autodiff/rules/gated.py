@@ -18,6 +18,9 @@ from onnxtrain.autodiff.rules.recurrent import (
 )
 from onnxtrain.graph import Builder, Value
 
+LSTM_DEFAULT = ("Sigmoid", "Tanh", "Tanh")
+GRU_DEFAULT = ("Sigmoid", "Tanh")
+
 
 @register_gradient("LSTM")
 def lstm(node: Node, *dys: Value | None) -> Gradients:
@@ -26,7 +29,7 @@ def lstm(node: Node, *dys: Value | None) -> Gradients:
     da_t comes from (dY_t + dh_t, dc_t) through the step's own rules; dh_t-1 = Rᵀ da_t, dW = sum da_t X_tᵀ,
     dR = sum da_t h_t-1ᵀ.
     """
-    return differentiate(node, dys, ["Sigmoid", "Tanh", "Tanh"], _lstm)
+    return differentiate(node, dys, LSTM_DEFAULT, lstm_direction)
 
 
 def _lstm_step(one: Direction, a: Value, before: Value) -> tuple[Value, Value]:
@@ -46,12 +49,21 @@ def _lstm_step(one: Direction, a: Value, before: Value) -> tuple[Value, Value]:
     return gate(clipped(node, o)) * output(c), c
 
 
-def _lstm(one: Direction) -> Found:
-    node, op = one.node, one.node.op
+def cells_of(one: Direction, gates: Value) -> tuple[Value, Value]:
+    """The cells after all steps and before them [t, b, h], from the inputs of the gates without peepholes."""
 
     def forward(body: Builder, states: list[Value], items: list[Value]) -> tuple[list[Value], list[Value]]:
         _, c = _lstm_step(one, items[0], states[0])
         return [c.with_shape(states[0].shape)], [c]
+
+    _, cells = scan(one.node.op, [one.cell], [gates], forward, reverse=False)
+    cells.with_shape(one.hidden.shape)
+    return cells, _before(cells, one.cell)
+
+
+def lstm_direction(one: Direction) -> Found:
+    """The gradients of one direction of an LSTM."""
+    node, op = one.node, one.node.op
 
     def backward(body: Builder, states: list[Value], items: list[Value]) -> tuple[list[Value], list[Value]]:
         (dh, dc), (a, before, dy, *mask) = states, items
@@ -65,9 +77,7 @@ def _lstm(one: Direction) -> Found:
     assert shape is not None
     size = shape[2]
     gates = one.gates().with_shape((*shape[:2], 4 * size if isinstance(size, int) else None))
-    _, cells = scan(op, [one.cell], [gates], forward, reverse=False)
-    cells.with_shape(shape)
-    earlier = _before(cells, one.cell)
+    cells, earlier = cells_of(one, gates)
     sequences = [gates, earlier, one.dhidden, *one.masks()]
     dh, dc, da = scan(op, list(one.dlast), sequences, backward, reverse=True)
     da.with_shape(gates.shape)
@@ -83,6 +93,7 @@ def _lstm(one: Direction) -> Found:
         outer_sum(da, one.before),
         op.Concat(dbias, dbias, axis=0),
         [dh, dc],
+        da,
         peepholes,
     )
 
@@ -101,10 +112,10 @@ def gru(node: Node, *dys: Value | None) -> Gradients:
     inputs go back to h_t-1 and the weights as in an LSTM.
     """
     after = node.attribute("linear_before_reset", 0) == 1
-    return differentiate(node, dys, ["Sigmoid", "Tanh"], _gru_reset_after if after else _gru_reset_before)
+    return differentiate(node, dys, GRU_DEFAULT, gru_reset_after if after else gru_reset_before)
 
 
-def _parts(one: Direction) -> tuple[Value, Value, tuple[Value, Value], tuple[Value, Value]]:
+def parts_of_gru(one: Direction) -> tuple[Value, Value, tuple[Value, Value], tuple[Value, Value]]:
     """The inputs of the gates z and r [t, b, 2 h], X Wᵀ + Wb of the candidate [t, b, h], and R and Rb split so."""
     op, hidden = one.node.op, one.hidden.shape
     assert hidden is not None
@@ -131,10 +142,10 @@ def _two_and_one(value: Value, size: int) -> tuple[Value, Value]:
     return first, second
 
 
-def _gru_reset_before(one: Direction) -> Found:
+def gru_reset_before(one: Direction) -> Found:
     """The candidate's product is with r h, which is known for all steps."""
     node, op = one.node, one.node.op
-    gates, candidate, (r_gates, r_candidate), (_, bias) = _parts(one)
+    gates, candidate, (r_gates, r_candidate), (_, bias) = parts_of_gru(one)
     reset = one.functions[0](clipped(node, split(gates, 2)[1])) * one.before
     reset.with_shape(one.hidden.shape)
     candidate = candidate + (reset @ op.Transpose(r_candidate, perm=[1, 0]) + bias)
@@ -161,7 +172,7 @@ def _gru_reset_before(one: Direction) -> Found:
     da = op.Concat(dgates, dcandidate, axis=2)
     dbias = sum_over_steps(da)
     drecurrence = op.Concat(outer_sum(dgates, one.before), outer_sum(dcandidate, reset), axis=0)
-    return Found(da @ one.weight, outer_sum(da, one.x), drecurrence, op.Concat(dbias, dbias, axis=0), [dinitial])
+    return Found(da @ one.weight, outer_sum(da, one.x), drecurrence, op.Concat(dbias, dbias, axis=0), [dinitial], da)
 
 
 def _gru_step(one: Direction, zr: Value, n: Value, before: Value) -> tuple[Value, Value]:
@@ -172,10 +183,10 @@ def _gru_step(one: Direction, zr: Value, n: Value, before: Value) -> tuple[Value
     return candidate + z * (before - candidate), r * before
 
 
-def _gru_reset_after(one: Direction) -> Found:
+def gru_reset_after(one: Direction) -> Found:
     """The gate r scales R h + Rb, which is known for all steps."""
     node, op = one.node, one.node.op
-    gates, candidate, (r_gates, r_candidate), (_, bias) = _parts(one)
+    gates, candidate, (r_gates, r_candidate), (_, bias) = parts_of_gru(one)
     linear = one.before @ op.Transpose(r_candidate, perm=[1, 0]) + bias
     linear.with_shape(one.hidden.shape)
 
@@ -199,4 +210,5 @@ def _gru_reset_after(one: Direction) -> Found:
     da = op.Concat(dgates, dcandidate, axis=2)
     recurrent = op.Concat(dgates, dlinear, axis=2)
     dbias = op.Concat(sum_over_steps(da), sum_over_steps(recurrent), axis=0)
-    return Found(da @ one.weight, outer_sum(da, one.x), outer_sum(recurrent, one.before), dbias, [dinitial])
+    drecurrence = outer_sum(recurrent, one.before)
+    return Found(da @ one.weight, outer_sum(da, one.x), drecurrence, dbias, [dinitial], da, dlinear=dlinear)

@@ -214,7 +214,9 @@ class Found:
         drecurrence: [gates h, h].
         dbias: [2 gates h].
         dinitial: Of the initial state and, for an LSTM, cell [b, h].
+        dgates: Of what enters the gates [t, b, gates h].
         dpeepholes: [3 h].
+        dlinear: Of R h + Rb of a GRU's candidate [t, b, h], where the reset gate scales it.
     """
 
     dx: Value
@@ -222,20 +224,34 @@ class Found:
     drecurrence: Value
     dbias: Value
     dinitial: list[Value]
+    dgates: Value
     dpeepholes: Value | None = None
+    dlinear: Value | None = None
 
 
-def differentiate(
-    node: Node, dys: Sequence[Value | None], default: Sequence[str], rule: Callable[[Direction], Found]
-) -> Gradients:
+Rule = Callable[[Direction], Found]
+
+
+def differentiate(node: Node, dys: Sequence[Value | None], default: Sequence[str], rule: Rule) -> Gradients:
     """Apply a rule to each direction of a node and put the gradients together."""
     sequences = Sequences(node)
-    hidden = _visible_output(node)
-    functions = activations(node, default, sequences.count)
-    parts = [
-        rule(_direction(sequences, hidden, dys, direction, functions[direction]))
+    return joined(sequences, each_direction(sequences, dys, default, rule))
+
+
+def each_direction(
+    sequences: Sequences, dys: Sequence[Value | None], default: Sequence[str], rule: Rule
+) -> list[Found]:
+    """What a rule finds for each direction, in the time of that direction."""
+    hidden = _visible_output(sequences.node)
+    functions = activations(sequences.node, default, sequences.count)
+    return [
+        rule(one_direction(sequences, hidden, dys, direction, functions[direction]))
         for direction in range(sequences.count)
     ]
+
+
+def joined(sequences: Sequences, parts: Sequence[Found]) -> list[Value | None]:
+    """The gradients of a node's inputs from those of its directions."""
     gradients: list[Value | None] = [
         sequences.total_input([part.dx for part in parts]),
         sequences.together([part.dweight for part in parts]),
@@ -247,12 +263,13 @@ def differentiate(
     gradients += [sequences.together(states, axis) for states in zip(*(part.dinitial for part in parts), strict=True)]
     peepholes = [part.dpeepholes for part in parts if part.dpeepholes is not None]
     gradients.append(sequences.together(peepholes) if peepholes else None)
-    return gradients[: len(node.inputs)]
+    return gradients[: len(sequences.node.inputs)]
 
 
-def _direction(
+def one_direction(
     sequences: Sequences, hidden: Value, dys: Sequence[Value | None], direction: int, functions: list[Activation]
 ) -> Direction:
+    """One direction of a node that gives the states ``hidden``, at whose outputs gradients arrive, if they do."""
     node = sequences.node
     x, states = sequences.input(direction), sequences.output(hidden, direction)
     initial = sequences.state(node.input(5), direction, states)
@@ -329,13 +346,17 @@ def certain(gradients: Sequence[Value | None]) -> list[Value]:
     return found
 
 
+RNN_DEFAULT = ("Tanh",)
+
+
 @register_gradient("RNN")
 def rnn(node: Node, *dys: Value | None) -> Gradients:
     """h_t = f(a_t), a_t = W X_t + R h_t-1 + b: da_t = f'(a_t) (dY_t + dh_t), dh_t-1 = Rᵀ da_t, dW = sum da_t X_tᵀ."""
-    return differentiate(node, dys, ["Tanh"], _rnn)
+    return differentiate(node, dys, RNN_DEFAULT, rnn_direction)
 
 
-def _rnn(one: Direction) -> Found:
+def rnn_direction(one: Direction) -> Found:
+    """The gradients of one direction of an RNN."""
     node, op = one.node, one.node.op
     function = one.functions[0]
 
@@ -356,4 +377,5 @@ def _rnn(one: Direction) -> Found:
         outer_sum(da, one.before),
         op.Concat(dbias, dbias, axis=0),
         [dinitial],
+        da,
     )

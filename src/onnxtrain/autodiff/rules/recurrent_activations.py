@@ -64,6 +64,10 @@ def activations(node: Node, default: Sequence[str], directions: int) -> list[lis
         GradientError: A function is unknown.
     """
     names = node.attribute("activations") or list(default) * directions
+    if isinstance(names, str):  # a fused operator's, with a number for every function
+        numbers = [node.attribute(f"activation_{kind}") for kind in ("alpha", "beta")]
+        triples = zip(names.split(), *numbers, strict=True)
+        return _by_direction([_with_numbers(name, alpha, beta) for name, alpha, beta in triples], len(default))
     alphas, betas = (iter(node.attribute(f"activation_{kind}") or ()) for kind in ("alpha", "beta"))
     found = []
     for name in names:
@@ -73,8 +77,21 @@ def activations(node: Node, default: Sequence[str], directions: int) -> list[lis
                 f"{', '.join(sorted(_NAMES.values()))}."
             )
         alpha, beta = _PARAMETERS[name.lower()]
-        alpha = next(alphas, alpha) if alpha is not None else None
-        beta = next(betas, beta) if beta is not None else None
-        found.append(Activation(_NAMES[name.lower()], alpha, beta))
-    count = len(default)
-    return [found[index * count : (index + 1) * count] for index in range(directions)]
+        found.append(
+            _with_numbers(
+                name,
+                next(alphas, alpha) if alpha is not None else None,
+                next(betas, beta) if beta is not None else None,
+            )
+        )
+    return _by_direction(found[: directions * len(default)], len(default))
+
+
+def _with_numbers(name: str, alpha: float | None, beta: float | None) -> Activation:
+    """A function with those numbers that it has a use for."""
+    has_alpha, has_beta = (number is not None for number in _PARAMETERS[name.lower()])
+    return Activation(_NAMES[name.lower()], alpha if has_alpha else None, beta if has_beta else None)
+
+
+def _by_direction(found: list[Activation], count: int) -> list[list[Activation]]:
+    return [found[begin : begin + count] for begin in range(0, len(found), count)]

@@ -1,0 +1,284 @@
+#include "recurrent/node.h"
+
+#include <algorithm>
+#include <iterator>
+#include <memory>
+#include <sstream>
+#include <vector>
+
+#include "scratch.h"
+#include "sizes.h"
+
+namespace onnxtrain {
+namespace {
+
+using Shape = std::vector<std::int64_t>;
+
+constexpr const char* kFunctions[] = {"Sigmoid",    "Tanh",        "Relu", "Affine",   "LeakyRelu", "ThresholdedRelu",
+                                      "ScaledTanh", "HardSigmoid", "Elu",  "Softsign", "Softplus"};
+
+Function function_of(const std::string& name) {
+  const auto* found = std::find(std::begin(kFunctions), std::end(kFunctions), name);
+  if (found == std::end(kFunctions)) {
+    throw std::invalid_argument("attribute 'activations' names '" + name + "', which is no activation function.");
+  }
+  return static_cast<Function>(found - std::begin(kFunctions));
+}
+
+std::string default_activations(Cell cell, std::size_t directions) {
+  const std::string one = cell == kLstm ? "Sigmoid Tanh Tanh" : cell == kRnn ? "Tanh" : "Sigmoid Tanh";
+  return directions == 1 ? one : one + " " + one;
+}
+
+// Whether the slope of a function follows from its value, so that the value alone is kept.
+bool follows_from_value(Function function) { 
+  return function == Function::kSigmoid || function == Function::kTanh || function == Function::kRelu;
+}
+
+// Inputs that all nodes have, and what differs: an LSTM has two more.
+struct Places {
+  explicit Places(Cell cell) : lstm(cell == kLstm) {}
+
+  bool lstm;
+  std::size_t x = 0, w = 1, r = 2, b = 3, lengths = 4, initial_state = 5, initial_cells = 6, peepholes = 7;
+  std::size_t forward_inputs() const { return lstm ? 8 : 6; }
+  // Of the gradient, behind those.
+  std::size_t y() const { return forward_inputs(); }
+  std::size_t gates() const { return y() + 1; }
+  std::size_t kept() const { return y() + 2; }  // cells or linear; no RNN has it
+};
+
+// Whether an input is there. One of shape [0] stands for one that is left out, since older runtimes end the process where
+// an input is left out between others, and since the last one has to have the type of the outputs.
+bool is_given(const Inputs& given, std::size_t index) { return given.has(index) && given[index].shape != Shape{0}; }
+
+// A call with the inputs that both nodes have, checked.
+struct Reading {
+  Recurrent call = {};
+  ElementType type;
+  std::int64_t steps, batch, inputs, hidden, directions, gates;
+
+  Reading(const Inputs& given, const RecurrentAttributes& attributes) : type(given.element_type(0)) {
+    const Places places(attributes.cell);
+    const Shape &x = given[places.x].shape, &r = given[places.r].shape;
+    if (x.size() != 3) {
+      throw std::invalid_argument("input 0 (X) has shape " + text_of(x) + ", and must be [steps, batch, inputs].");
+    }
+    if (r.size() != 3) {
+      throw std::invalid_argument("input 2 (R) has shape " + text_of(r) + ", and must be [directions, gates, hidden].");
+    }
+    steps = x[0], batch = x[1], inputs = x[2], hidden = r[2];
+    directions = static_cast<std::int64_t>(attributes.directions);
+    gates = checked_product(static_cast<std::int64_t>(gate_count(attributes.cell)), hidden);
+    for (const std::size_t index : {places.w, places.r}) given.require_same_type(index, 0);
+    given.require_shape(places.r, {directions, gates, hidden});
+    given.require_shape(places.w, {directions, gates, inputs});
+    require(given, places.b, {directions, checked_product<std::int64_t>(2, gates)});
+    require(given, places.initial_state, {directions, batch, hidden});
+    if (places.lstm) {
+      require(given, places.initial_cells, {directions, batch, hidden});
+      require(given, places.peepholes, {directions, checked_product<std::int64_t>(3, hidden)});
+      call.initial_cells = data(given, places.initial_cells);
+      call.peepholes = data(given, places.peepholes);
+    }
+    call.cell = attributes.cell;
+    std::copy(std::begin(attributes.settings), std::end(attributes.settings), std::begin(call.settings));
+    call.reversed = attributes.reversed;
+    call.steps = static_cast<std::size_t>(steps);
+    call.batch = static_cast<std::size_t>(batch);
+    call.inputs = static_cast<std::size_t>(inputs);
+    call.hidden = static_cast<std::size_t>(hidden);
+    call.directions = attributes.directions;
+    call.x = given[places.x].data;
+    call.w = given[places.w].data;
+    call.r = given[places.r].data;
+    call.b = data(given, places.b);
+    call.initial_state = data(given, places.initial_state);
+    if (is_given(given, places.lengths)) {
+      given.require_shape(places.lengths, {batch});
+      call.lengths = static_cast<const std::int32_t*>(given[places.lengths].data);
+      for (std::size_t n = 0; n < call.batch; ++n) {
+        if (call.lengths[n] < 0 || call.lengths[n] > steps) {
+          throw std::invalid_argument("input 4 (sequence_lens) has " + std::to_string(call.lengths[n]) +
+                                      ", and must have numbers from 0 to " + std::to_string(steps) +
+                                      ", the steps of X.");
+        }
+      }
+    }
+  }
+
+  void require(const Inputs& given, std::size_t index, const Shape& shape) const {
+    if (!is_given(given, index)) return;
+    given.require_same_type(index, 0);
+    given.require_shape(index, shape);
+  }
+
+  static const void* data(const Inputs& given, std::size_t index) {
+    return is_given(given, index) ? given[index].data : nullptr;
+  }
+
+  Shape states_shape() const { return {directions, batch, hidden}; }
+  Shape sequence_shape() const { return {steps, directions, batch, hidden}; }
+  Shape gates_shape() const { return {steps, batch, directions, gates}; }
+  // Of what is kept beside the gates.
+  Shape kept_shape() const { return call.cell == kLstm ? sequence_shape() : Shape{steps, batch, directions, hidden}; }
+};
+
+// The buffers of outputs, of which the node has the first `count`.
+class Outputs {
+ public:
+  Outputs(const Call& call, ElementType type, std::size_t count) : call_(call), type_(type), count_(count) {}
+
+  // Null for one that is not wanted.
+  void* wanted(std::size_t index, const Shape& shape) const {
+    return index < count_ ? call_.output(index, shape) : nullptr;
+  }
+
+  // Of one that is computed whether or not it is wanted.
+  void* needed(std::size_t index, const Shape& shape) {
+    void* data = wanted(index, shape);
+    if (data != nullptr) return data;
+    std::size_t count = size_of(type_);
+    for (const std::int64_t size : shape) count = checked_product(count, static_cast<std::size_t>(size));
+    unwanted_.push_back(std::make_unique<Buffer>(count));
+    return unwanted_.back()->as<void>();
+  }
+
+ private:
+  const Call& call_;
+  ElementType type_;
+  std::size_t count_;
+  std::vector<std::unique_ptr<Buffer>> unwanted_;
+};
+
+std::vector<const char*> listed(std::initializer_list<std::vector<const char*>> parts) {
+  std::vector<const char*> names;
+  for (const auto& part : parts) names.insert(names.end(), part.begin(), part.end());
+  return names;
+}
+
+const std::vector<const char*> kInputs = {"X", "W", "R", "B", "sequence_lens", "initial_h"};
+const std::vector<const char*> kLstmInputs = {"initial_c", "P"};
+const std::vector<int> kTypes = {ort::kTypeUndefined, ort::kTypeUndefined, ort::kTypeUndefined, ort::kTypeUndefined,
+                                 ort::kTypeInt32};
+
+}  // namespace
+
+template <>
+const Signature GruNode::kSignature = {"GRU", kInputs, 3, 4, {-1}, {}, kTypes};
+template <>
+const Signature LstmNode::kSignature = {"LSTM", listed({kInputs, kLstmInputs}), 3, 5, {-1}, {}, kTypes};
+template <>
+const Signature RnnNode::kSignature = {"RNN", kInputs, 3, 3, {-1}, {}, kTypes};
+template <>
+const Signature GruGradientNode::kSignature = {
+    "GRUGradient", listed({kInputs, {"Y", "gates", "linear", "dY", "dY_h"}}), 3, 7, {-1}, {{7, 0}, {8, 1}}, kTypes};
+template <>
+const Signature LstmGradientNode::kSignature = {
+    "LSTMGradient", listed({kInputs, kLstmInputs, {"Y", "gates", "cells", "dY", "dY_h", "dY_c"}}),
+    3, 8, {-1}, {{9, 0}}, kTypes};
+template <>
+const Signature RnnGradientNode::kSignature = {
+    "RNNGradient", listed({kInputs, {"Y", "gates", "dY", "dY_h"}}), 3, 6, {-1}, {{7, 0}}, kTypes};
+
+RecurrentAttributes::RecurrentAttributes(const Attributes& attributes, Cell cell_) : cell(cell_) {
+  const std::string direction = attributes.text("direction", "forward");
+  if (direction != "forward" && direction != "reverse" && direction != "bidirectional") {
+    throw std::invalid_argument("attribute 'direction' is '" + direction +
+                                "': it must be forward, reverse or bidirectional.");
+  }
+  if (cell == kGru && attributes.integer("linear_before_reset", 0) != 0) cell = kGruAfter;
+  directions = direction == "bidirectional" ? 2 : 1;
+  reversed = direction == "reverse";
+  std::istringstream text(attributes.text("activations", default_activations(cell, directions)));
+  const std::vector<std::string> names{std::istream_iterator<std::string>(text), {}};
+  const std::vector<double> alpha = attributes.numbers("activation_alpha"), beta = attributes.numbers("activation_beta");
+  const std::size_t functions = cell == kLstm ? 3 : cell == kRnn ? 1 : 2;
+  const double clip = attributes.number("clip", -1);
+  const bool coupled = attributes.integer("input_forget", 0) != 0;
+  if (names.size() != functions * directions) {
+    throw std::invalid_argument("attribute 'activations' must name " + std::to_string(functions * directions) +
+                                " functions, and names " + std::to_string(names.size()) + ".");
+  }
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    CellSettings& one = settings[i / functions];
+    Activation& activation = one.functions[i % functions];
+    activation.function = function_of(names[i]);
+    activation.alpha = i < alpha.size() ? alpha[i] : 0;
+    activation.beta = i < beta.size() ? beta[i] : 0;
+    one.keeps_inputs = one.keeps_inputs || !follows_from_value(activation.function);
+  }
+  for (CellSettings& one : settings) {
+    one.clipped = clip >= 0;
+    one.clip = clip;
+    one.coupled = coupled;
+    one.keeps_inputs = settings[0].keeps_inputs || settings[1].keeps_inputs || one.clipped;
+  }
+}
+
+void RecurrentNode::compute(const Call& call) const {
+  const Inputs given(signature_, call);
+  Reading reading(given, attributes_);
+  Recurrent& recurrent = reading.call;
+  Outputs outputs(call, reading.type, outputs_);
+  std::size_t next = 0;
+  recurrent.y = outputs.needed(next++, reading.sequence_shape());
+  recurrent.last_state = outputs.wanted(next++, reading.states_shape());
+  if (attributes_.cell == kLstm) recurrent.last_cells = outputs.wanted(next++, reading.states_shape());
+  recurrent.gates = outputs.needed(next++, reading.gates_shape());
+  if (attributes_.cell == kLstm) {
+    recurrent.cells = outputs.needed(next, reading.kept_shape());
+  } else if (attributes_.cell == kGruAfter) {
+    recurrent.linear = outputs.needed(next, reading.kept_shape());
+  }
+  run_recurrent(reading.type, recurrent, call.parallel_for());
+}
+
+void RecurrentGradientNode::compute(const Call& call) const {
+  const Inputs given(signature_, call);
+  Reading reading(given, attributes_);
+  const Places places(attributes_.cell);
+  Recurrent& recurrent = reading.call;
+  const auto kept = [&](std::size_t index, const Shape& shape) {
+    if (!is_given(given, index)) {
+      throw std::invalid_argument("input " + std::to_string(index) + " (" + signature_.inputs[index] +
+                                  ") is missing, and is required.");
+    }
+    reading.require(given, index, shape);
+    return given[index].data;
+  };
+  recurrent.y = kept(places.y(), reading.sequence_shape());
+  recurrent.gates = kept(places.gates(), reading.gates_shape());
+  const bool lstm = attributes_.cell == kLstm, after = attributes_.cell == kGruAfter;
+  if (lstm) recurrent.cells = kept(places.kept(), reading.kept_shape());
+  if (after) recurrent.linear = kept(places.kept(), reading.kept_shape());
+  const std::size_t arriving = attributes_.cell == kRnn ? places.kept() : places.kept() + 1;
+  reading.require(given, arriving, reading.sequence_shape());
+  recurrent.dy = Reading::data(given, arriving);
+  for (std::size_t index : {1, 2}) {
+    if (index == 1 || lstm) reading.require(given, arriving + index, reading.states_shape());
+  }
+  recurrent.dlast_state = Reading::data(given, arriving + 1);
+  if (lstm) recurrent.dlast_cells = Reading::data(given, arriving + 2);
+
+  Outputs outputs(call, reading.type, outputs_);
+  recurrent.dgates = outputs.needed(0, reading.gates_shape());
+  std::size_t next = 1;
+  if (attributes_.cell == kGru || after) {
+    if (after) recurrent.dlinear = outputs.needed(1, reading.kept_shape());
+    next = 2;
+  }
+  const auto output = [&](const Shape& shape) { return outputs.wanted(next++, shape); };
+  recurrent.dx = output({reading.steps, reading.batch, reading.inputs});
+  recurrent.dw = output({reading.directions, reading.gates, reading.inputs});
+  recurrent.dr = output({reading.directions, reading.gates, reading.hidden});
+  recurrent.db = output({reading.directions, 2 * reading.gates});
+  recurrent.dinitial_state = output(reading.states_shape());
+  if (lstm) {
+    recurrent.dinitial_cells = output(reading.states_shape());
+    recurrent.dpeepholes = output({reading.directions, 3 * reading.hidden});
+  }
+  run_recurrent_gradient(reading.type, recurrent, call.parallel_for());
+}
+
+}  // namespace onnxtrain

@@ -1,0 +1,78 @@
+// LSTM, GRU and RNN of the domain onnxtrain, which keep what their gradients read, and those gradients, as nodes.
+// Attributes: direction ("forward"); activations, the names with spaces between them, for all directions;
+// activation_alpha and activation_beta, a number for each of them; clip (none); input_forget (0); linear_before_reset (0).
+// An input of shape [0] stands for one that is left out.
+#pragma once
+
+#include "operators/fused_node.h"
+#include "recurrent/recurrent.h"
+
+namespace onnxtrain {
+
+// What the attributes say.
+struct RecurrentAttributes {
+  RecurrentAttributes(const Attributes& attributes, Cell cell);
+
+  Cell cell;
+  CellSettings settings[2];
+  std::size_t directions = 1;
+  bool reversed = false;
+};
+
+// From X, W, R, B?, sequence_lens?, initial_h? and, for an LSTM, initial_c? and P?: Y, Y_h, Y_c of an LSTM, gates, and
+// the cells of an LSTM or what a GRU with linear_before_reset scales.
+class RecurrentNode : public FusedNode {
+ public:
+  RecurrentNode(const Attributes& attributes, Cell cell, const Signature& signature)
+      : attributes_(attributes, cell), signature_(signature), outputs_(attributes.output_count()) {}
+  void compute(const Call& call) const override;
+
+ private:
+  RecurrentAttributes attributes_;
+  const Signature& signature_;
+  std::size_t outputs_;  // that the node has
+};
+
+// From those and Y, gates, cells or linear, dY?, dY_h?, dY_c?: the gradients of X, W, R, B, initial_h, initial_c, P, and
+// of what enters the gates.
+class RecurrentGradientNode : public FusedNode {
+ public:
+  RecurrentGradientNode(const Attributes& attributes, Cell cell, const Signature& signature)
+      : attributes_(attributes, cell), signature_(signature), outputs_(attributes.output_count()) {}
+  void compute(const Call& call) const override;
+
+ private:
+  RecurrentAttributes attributes_;
+  const Signature& signature_;
+  std::size_t outputs_;  // that the node has
+};
+
+template <typename Base, Cell cell>
+class RecurrentNodeOf final : public Base {
+ public:
+  static const Signature kSignature;
+
+  explicit RecurrentNodeOf(const Attributes& attributes) : Base(attributes, cell, kSignature) {}
+};
+
+using GruNode = RecurrentNodeOf<RecurrentNode, kGru>;
+using LstmNode = RecurrentNodeOf<RecurrentNode, kLstm>;
+using RnnNode = RecurrentNodeOf<RecurrentNode, kRnn>;
+using GruGradientNode = RecurrentNodeOf<RecurrentGradientNode, kGru>;
+using LstmGradientNode = RecurrentNodeOf<RecurrentGradientNode, kLstm>;
+using RnnGradientNode = RecurrentNodeOf<RecurrentGradientNode, kRnn>;
+
+template <>
+const Signature GruNode::kSignature;
+template <>
+const Signature LstmNode::kSignature;
+template <>
+const Signature RnnNode::kSignature;
+template <>
+const Signature GruGradientNode::kSignature;
+template <>
+const Signature LstmGradientNode::kSignature;
+template <>
+const Signature RnnGradientNode::kSignature;
+
+}  // namespace onnxtrain

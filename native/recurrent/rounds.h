@@ -1,0 +1,53 @@
+// Work in rounds: each has the same parts, and begins when the one before it has ended.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <thread>
+
+#include "tuning.h"
+
+namespace onnxtrain {
+
+// Shared by workers that each call `work` once. Any number of them, at least one, does everything, also one after the
+// other: a part belongs to whoever takes it first, and nobody waits for one that nobody has taken. A worker takes the
+// same part in every round if it can, so that what the part reads stays in its core's cache.
+class Rounds {
+ public:
+  Rounds(std::size_t rounds, std::size_t parts) : rounds_(rounds), parts_(parts), taken_(new Counter[parts]) {}
+
+  // Calls do_part(round, part), which must not throw.
+  template <typename DoPart>
+  void work(std::size_t worker, DoPart do_part) {
+    for (std::size_t round = 0; round < rounds_; ++round) {
+      for (std::size_t i = 0; i < parts_; ++i) {
+        const std::size_t part = (worker + i) % parts_;
+        std::size_t expected = round;
+        if (!taken_[part].value.compare_exchange_strong(expected, round + 1)) continue;
+        do_part(round, part);
+        done_.value.fetch_add(1, std::memory_order_release);
+      }
+      for (std::size_t looks = 0; done_.value.load(std::memory_order_acquire) < (round + 1) * parts_; ++looks) {
+        if (looks < tuning::kLooks) {
+#if defined(__x86_64__) || defined(__i386__)
+          __builtin_ia32_pause();
+#endif
+        } else {
+          std::this_thread::yield();  // there may be more threads than cores
+        }
+      }
+    }
+  }
+
+ private:
+  struct alignas(64) Counter {
+    std::atomic<std::size_t> value{0};
+  };
+
+  std::size_t rounds_, parts_;
+  std::unique_ptr<Counter[]> taken_;  // per part, in how many rounds it was taken
+  Counter done_;                      // parts of all rounds
+};
+
+}  // namespace onnxtrain

@@ -1,0 +1,282 @@
+"""LSTM, GRU and RNN as operators of this project's domain that keep what their gradients read, and those gradients.
+
+Attributes are those of the standard operators, but ``activations`` is one string with spaces between the names, and
+``activation_alpha`` and ``activation_beta`` have a number for each of them. The values of the gates are kept or, where
+the slope of an activation does not follow from its value (or is cut by ``clip``), what enters the gates.
+
+All inputs are there: one of shape [0] stands for one that is left out. (Workarounds: optional inputs of custom
+operators; besides, ONNX Runtime gives the outputs of a custom operator the type of its last input.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.autodiff.engine import Engine
+from onnxtrain.autodiff.fused import VERSION, emit, register_fused
+from onnxtrain.autodiff.node import Node, Seeds
+from onnxtrain.autodiff.path import Forward
+from onnxtrain.autodiff.registry import Body, Gradients, Rule, register_gradient
+from onnxtrain.autodiff.rules import gated, recurrent
+from onnxtrain.autodiff.rules.recurrent import Direction, Sequences, clipped, split
+from onnxtrain.autodiff.rules.recurrent_activations import Activation, activations
+from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
+
+OPERATORS = {"LSTM": gated.LSTM_DEFAULT, "GRU": gated.GRU_DEFAULT, "RNN": recurrent.RNN_DEFAULT}
+"""Names, and the activation functions of one direction where a node names none."""
+
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+INPUTS = {"LSTM": 8, "GRU": 6, "RNN": 6}
+_LENGTHS = 4
+_FOLLOW_FROM_VALUE = frozenset({"Sigmoid", "Tanh", "Relu"})
+_ATTRIBUTES = ("direction", "hidden_size", "clip", "input_forget", "linear_before_reset")
+_ONLY = {"input_forget": "LSTM", "linear_before_reset": "GRU"}
+
+
+def given(node: Node, index: int) -> Value | None:
+    """An input of a fused operator, or ``None`` where it stands for one that is left out."""
+    value = node.input(index)
+    return None if value is None or value.static_shape == (0,) else value
+
+
+def all_inputs(node: Node, values: Sequence[Value | None]) -> list[Value]:
+    """Inputs of a fused operator, the lengths in their place; those that are left out get the shape [0]."""
+    types = [ir.DataType.INT32 if index == _LENGTHS else node.x.dtype for index in range(len(values))]
+    return [
+        node.op.constant(np.zeros(0, kind.numpy())) if value is None else value
+        for kind, value in zip(types, values, strict=True)
+    ]
+
+
+def standard_inputs(node: Node) -> list[Value | None]:
+    """Those of the standard operator, of a fused operator or its gradient."""
+    return [given(node, index) for index in range(INPUTS[_standard_name(node)])]
+
+
+def _standard_name(node: Node) -> str:
+    return node.operator.removesuffix("Gradient")
+
+
+def settings(node: Node) -> dict[str, Any]:
+    """The attributes of the fused operator for a standard node.
+
+    Raises:
+        GradientError: An activation function is unknown.
+    """
+    directions = 2 if node.attribute("direction", "forward") == "bidirectional" else 1
+    functions = [f for one in activations(node, OPERATORS[node.operator], directions) for f in one]
+    return {name: node.attribute(name) for name in _ATTRIBUTES} | {
+        "activations": " ".join(function.name for function in functions),
+        "activation_alpha": [function.alpha or 0.0 for function in functions],
+        "activation_beta": [function.beta or 0.0 for function in functions],
+    }
+
+
+def states(operator: str) -> int:
+    """How many outputs are the standard operator's: Y and the last states."""
+    return 3 if operator == "LSTM" else 2
+
+
+def keeps_linear(node: Node) -> bool:
+    """Whether a GRU keeps R h + Rb of its candidate, too: the reset gate scales it."""
+    return node.operator.startswith("GRU") and bool(node.attribute("linear_before_reset", 0))
+
+
+def _kept(node: Node) -> int:
+    """How many outputs a node has for its gradient."""
+    return 2 if node.operator == "LSTM" or keeps_linear(node) else 1
+
+
+def _sides(node: Node, hidden: Value) -> tuple[Sequences, list[Direction]]:
+    """The directions of a node that gives ``hidden``; no gradients arrive."""
+    sequences = Sequences(node)
+    functions = activations(node, OPERATORS[node.operator], sequences.count)
+    return sequences, [
+        recurrent.one_direction(sequences, hidden, [None] * 3, direction, functions[direction])
+        for direction in range(sequences.count)
+    ]
+
+
+def _standard(node: Node) -> tuple[Value, ...]:
+    """The standard operator with the inputs and attributes of a fused node."""
+    directions = 2 if node.attribute("direction", "forward") == "bidirectional" else 1
+    functions = [f for one in activations(node, OPERATORS[node.operator], directions) for f in one]
+    outputs = node.op.several(
+        node.operator,
+        *node.inputs,
+        outputs=states(node.operator),
+        activations=[function.name for function in functions],
+        activation_alpha=[function.alpha for function in functions if function.alpha is not None] or None,
+        activation_beta=[function.beta for function in functions if function.beta is not None] or None,
+        **{name: node.attribute(name) for name in _ATTRIBUTES if _ONLY.get(name, node.operator) == node.operator},
+    )
+    for output, like in zip(outputs, node.outputs, strict=False):
+        output.ir.dtype = node.x.dtype
+        output.with_shape(like.shape)
+    return outputs
+
+
+def _body(keep: Any) -> Body:
+    """The body of a fused operator: the standard one, and what ``keep`` makes of a direction for the gradient."""
+
+    def body(fused: Node) -> Sequence[Value | None]:
+        node = fused.with_values(standard_inputs(fused))
+        results = _standard(node)
+        hidden = results[0] if results[0].rank is not None else results[0].with_shape((None,) * 4)
+        sequences, sides = _sides(node, hidden)
+        kept: list[list[Value]] = []
+        for direction, one in enumerate(sides):
+            kept.append([sequences.turned(value, direction) for value in keep(one)])
+        axes = (2, 1) if node.operator == "LSTM" else (2, 2)
+        parts = zip(*kept, strict=True)
+        return [*results, *(sequences.together(part, axis) for part, axis in zip(parts, axes, strict=False))]
+
+    return body
+
+
+def _gate(one: Direction, function: Activation, value: Value) -> tuple[Value, Value]:
+    """The value of a gate, and what is kept of it."""
+    found = function(clipped(one.node, value))
+    return found, value if _keeps_inputs(one.node) else found
+
+
+def _keeps_inputs(node: Node) -> bool:
+    """Whether what enters the gates is kept, not their values."""
+    names = node.attribute("activations").split()
+    return node.attribute("clip") is not None or not _FOLLOW_FROM_VALUE.issuperset(names)
+
+
+def _joined(*parts: Value) -> Value:
+    return parts[0].op.Concat(*parts, axis=-1).with_shape((None,) * 3)
+
+
+def _keep_rnn(one: Direction) -> list[Value]:
+    return [_gate(one, one.functions[0], one.gates())[1].with_shape((None,) * 3)]
+
+
+def _keep_lstm(one: Direction) -> list[Value]:
+    gates = one.gates().with_shape((None,) * 3)
+    cells, earlier = gated.cells_of(one, gates)
+    i, o, f, g = split(gates, 4)
+    if one.peepholes is not None:
+        peepholes = split(one.peepholes, 3)
+        i, o, f = i + peepholes[0] * earlier, o + peepholes[1] * cells, f + peepholes[2] * earlier
+    gate, candidate, _ = one.functions
+    value, i = _gate(one, gate, i)
+    (_, o), (_, g) = _gate(one, gate, o), _gate(one, candidate, g)
+    if not one.node.attribute("input_forget", 0):
+        _, f = _gate(one, gate, f)
+    elif not _keeps_inputs(one.node):
+        f = 1 - value
+    return [_joined(i, o, f, g), cells]
+
+
+def _keep_gru(one: Direction) -> list[Value]:
+    op = one.node.op
+    gates, candidate, (_, r_candidate), (_, bias) = gated.parts_of_gru(one)
+    gate, function = one.functions
+    (_, z), (reset, r) = (_gate(one, gate, part) for part in split(gates, 2))
+    transposed = op.Transpose(r_candidate, perm=[1, 0])
+    if not keeps_linear(one.node):
+        n = candidate + ((reset * one.before) @ transposed + bias)
+        return [_joined(z, r, _gate(one, function, n)[1])]
+    linear = one.before @ transposed + bias
+    return [_joined(z, r, _gate(one, function, candidate + reset * linear)[1]), linear.with_shape((None,) * 3)]
+
+
+def _rule(operator: str) -> Rule:
+    """The gradient rule of a fused operator: one node, which also takes what was kept."""
+
+    def rule(node: Node, *dys: Value | None) -> Gradients:
+        """One node from X ... P, Y, what was kept, and the gradients of Y and the last states."""
+        inputs = standard_inputs(node)
+        count = states(operator)
+        for index in range(count + _kept(node)):
+            node.output_required(index, node.x.dtype)
+        kept = node.outputs[count:]
+        arriving = [None if dy is None or _is_zero(dy) else dy for dy in dys[:count]]
+        arriving += [None] * (count - len(arriving))
+        wanted = [value if index != _LENGTHS and node.wants(value) else None for index, value in enumerate(inputs)]
+        second = kept[1] if len(kept) > 1 else None
+        spaces = [kept[0], second] if operator == "GRU" else [kept[0]]
+        places = [*spaces, *(value for index, value in enumerate(wanted) if index != _LENGTHS)]
+        while places[-1] is None:
+            places.pop()
+        read = all_inputs(node, [*inputs, node.y, kept[0], *([] if operator == "RNN" else [second]), *arriving])
+        found = emit(node.op, f"{operator}Gradient", *read, like=places, **_attributes(node))
+        for value, place in zip(found, places, strict=True):
+            if place is None:
+                value.ir.name = ""
+        gradients: list[Value | None] = [*found[len(spaces) :], *[None] * len(inputs)]
+        gradients.insert(_LENGTHS, None)
+        return [None if value is None else gradient for value, gradient in zip(wanted, gradients, strict=False)]
+
+    return rule
+
+
+def _attributes(node: Node) -> dict[str, Any]:
+    names = (*_ATTRIBUTES, "activations", "activation_alpha", "activation_beta")
+    return {name: node.attribute(name) for name in names}
+
+
+def _is_zero(value: Value) -> bool:
+    """Whether a gradient is known to be zero: the engine's for an output that nothing reads."""
+    node = value.ir.producer()
+    if node is None or node.op_type != "ConstantOfShape" or node.domain:
+        constant = value.constant()
+        return constant is not None and not constant.any()
+    fill = node.attributes.get("value")
+    return fill is None or not fill.as_tensor().numpy().any()
+
+
+def _gradient_body(operator: str, rule: Any) -> Body:
+    """The body of a gradient: the rule of the standard operator, which reads Y and nothing else that was kept.
+
+    So the second derivative is one by the inputs and Y.
+    """
+
+    def body(node: Node) -> Sequence[Value | None]:
+        count = INPUTS[operator]
+        first = count + (2 if operator == "RNN" else 3)
+        dys = [given(node, first + index) for index in range(states(operator))]
+        standard = Node(node.ir, node.op, pull_back=_pull_back)
+        view = standard.with_values(standard_inputs(node), [node.input_required(count)])
+        sequences = Sequences(view)
+        parts = recurrent.each_direction(sequences, dys, OPERATORS[operator], rule(node))
+        spaces: list[Value | None] = [_in_time(sequences, [part.dgates for part in parts])]
+        if operator == "GRU":
+            linear = [part.dlinear for part in parts if part.dlinear is not None]
+            spaces.append(_in_time(sequences, linear) if linear else None)
+        gradients = recurrent.joined(sequences, parts)
+        return [*spaces, *(value for index, value in enumerate(gradients) if index != _LENGTHS)]
+
+    return body
+
+
+def _pull_back(op: Builder, seeds: Seeds, xs: Sequence[ir.Value]) -> list[Value | None]:
+    """Gradients inside of the step that a body writes."""
+    return Engine(Forward(op.graph, {"": op.opset, ONNXTRAIN_DOMAIN: VERSION}, {}), op).pull_back(seeds, xs)
+
+
+def _in_time(sequences: Sequences, parts: Sequence[Value]) -> Value:
+    """[t, b, n] of each direction, in its time, as [t, b, d, n]."""
+    return sequences.together([sequences.turned(part, d) for d, part in enumerate(parts)], 2)
+
+
+def _gru_rule(node: Node) -> Any:
+    return gated.gru_reset_after if keeps_linear(node) else gated.gru_reset_before
+
+
+for _name, _keep, _standard_rule in (
+    ("LSTM", _keep_lstm, lambda node: gated.lstm_direction),
+    ("GRU", _keep_gru, _gru_rule),
+    ("RNN", _keep_rnn, lambda node: recurrent.rnn_direction),
+):
+    register_fused(_name)(_body(_keep))
+    register_gradient(_name, domain=ONNXTRAIN_DOMAIN)(_rule(_name))
+    register_fused(f"{_name}Gradient")(_gradient_body(_name, _standard_rule))

@@ -1,0 +1,126 @@
+"""RMSprop: steps along the gradient, divided by the root of its averaged square."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.operators.arithmetic import Tensor, Wide
+from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.operators.reference import evaluate
+from onnxtrain.operators.schema import FRACTION, Attribute, OptimizerSchema, State
+
+
+def rule(
+    R: Wide,
+    T: Wide,
+    X: Tensor,
+    G: Tensor,
+    H: Tensor,
+    *states: Tensor,
+    alpha: Wide,
+    epsilon: Wide,
+    weight_decay: Wide,
+    momentum: Wide,
+) -> tuple[Any, ...]:
+    """The update of one variable; returns X_new, H_new and, with momentum, V_new."""
+    G_regularized = weight_decay * X + G
+    H_new = alpha * H + (1 - alpha) * G_regularized * G_regularized
+    direction = G_regularized / (np.sqrt(H_new) + epsilon)
+    if not states:
+        return X - R * direction, H_new
+    (V,) = states
+    V_new = momentum * V + direction
+    return X - R * V_new, H_new, V_new
+
+
+SCHEMA = OptimizerSchema(
+    name="RMSprop",
+    doc="One step of RMSprop: along the gradient, divided by the root of the running average of its square; where "
+    "momentum is above 0, along what such directions add up to.",
+    rule=rule,
+    attributes=(
+        Attribute("alpha", "Weight of the old value in the average of the squared gradient.", 0.99, sensible=FRACTION),
+        Attribute("epsilon", "Added to the root of H_new, so that nothing is divided by zero.", 1e-8),
+        Attribute("weight_decay", "Adds weight_decay * X to the gradient.", 0.0),
+        Attribute("momentum", "Weight of the old momentum; 0 for none, and no state V.", 0.0, sensible=FRACTION),
+    ),
+    states=(
+        State("H", "The running average of the squared gradient."),
+        State("V", "The momentum.", used=lambda attributes: float(attributes["momentum"]) > 0),
+    ),
+    domain=ONNXTRAIN_DOMAIN,
+    counted=False,
+)
+
+
+def rmsprop(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> tuple[np.ndarray, ...]:
+    """Run the operator RMSprop on arrays.
+
+    Args:
+        R: Learning rate, one float32 or float64 number.
+        T: Update count, one int64 number, which does not matter.
+        *inputs: All X, then all G, all H and, where momentum is above 0, all V; float32 or float64, one type for each
+            variable.
+        **attributes: ``alpha`` (0.99), ``epsilon`` (1e-8), ``weight_decay`` (0), ``momentum`` (0).
+
+    Returns:
+        All X_new, then all H_new and all V_new, each of the type and shape of its input.
+
+    Raises:
+        OperatorError: Types, shapes, counts or attributes are not as the operator needs them.
+
+    Example:
+        >>> import numpy as np
+        >>> rmsprop(0.5, 0, np.ones(1), np.array([3.0]), np.array([0.0]), alpha=0.75, epsilon=0.0)
+        (array([0.]), array([2.25]))
+    """
+    return evaluate(SCHEMA, R, T, *inputs, **attributes)
+
+
+@dataclass(frozen=True)
+class RMSprop(Optimizer):
+    """RMSprop: steps along the gradient, divided by the root of its averaged square.
+
+    With learning rate R, parameter X, its gradient G and the states H and, where momentum is above 0, V::
+
+        G'    = weight_decay * X + G
+        H_new = alpha * H + (1 - alpha) * G' * G'
+        V_new = momentum * V + G' / (sqrt(H_new) + eps)
+        X_new = X - R * V_new
+
+    PyTorch: ``torch.optim.RMSprop(lr=learning_rate, alpha=alpha, eps=eps, weight_decay=weight_decay,
+    momentum=momentum)`` takes the same steps; ``centered`` is not there. As an attribute of the operator ``eps`` is
+    called ``epsilon``.
+
+    Args:
+        learning_rate: R, 0 or more.
+        alpha: In [0, 1).
+        eps: 0 or more.
+        weight_decay: Weight decay that joins the gradient, 0 or more.
+        momentum: In [0, 1); with 0 there is no state V.
+
+    Raises:
+        OptionError: A number is outside its range.
+
+    Source:
+        T. Tieleman, G. Hinton, "Lecture 6.5: RMSprop", COURSERA 2012; onnxtrain::RMSprop, version 1.
+
+    Example:
+        >>> RMSprop(momentum=0.9).node_attributes()
+        {'alpha': 0.99, 'epsilon': 1e-08, 'weight_decay': 0.0, 'momentum': 0.9}
+    """
+
+    schema: ClassVar[OptimizerSchema] = SCHEMA
+    names: ClassVar[Mapping[str, str]] = {"epsilon": "eps"}
+
+    learning_rate: float = 0.01
+    alpha: float = 0.99
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    momentum: float = 0.0
