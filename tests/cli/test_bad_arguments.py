@@ -71,7 +71,7 @@ OPTIONS = [
         "train nothing", r"--train 'head\.\*' matches no initializer; the model has layer1", fit("--train", "head.*")
     ),
     Mistake("freeze nothing", r"--freeze conv matches no initializer", fit("--freeze", "conv")),
-    Mistake("unknown schedule", "no schedule 'polynomial'", fit("--schedule", "polynomial")),
+    Mistake("unknown schedule", "no schedule 'sawtooth'", fit("--schedule", "sawtooth")),
     Mistake("no epochs", "epochs is 0; it needs a number of at least 1", fit("--epochs", "0")),
     Mistake("no batch", "the batch size is 0; it must be a whole number of at least 1", fit("--batch-size", "0")),
     Mistake("negative seed", "seed is -1; it must be a whole number of at least 0", fit("--seed", "-1")),

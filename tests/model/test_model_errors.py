@@ -348,3 +348,17 @@ def test_functions_that_become_too_many_nodes() -> None:
     ModelFile.load(few)
     with pytest.raises(ModelError, match=r"call each other so often that they become 32,766 nodes"):
         ModelFile.load(many)
+
+
+@pytest.mark.parametrize("operator", ["Constant", "Identity", "Transpose", "Cast", "Add", "MatMul", "DequantizeLinear"])
+def test_nodes_without_outputs(tmp_path: Path, operator: str) -> None:
+    """A model without initializers, whose weights are looked for before it is checked."""
+    text = """<ir_version: 8, opset_import: ["": 18]> g (float[N,2] x) => (float[N,2] y)
+        { w = Constant<value = float[2,2] {1, 2, 3, 4}>() v = Identity(w) y = MatMul(x, v) }"""
+    for place in range(3):
+        model = parser.parse_model(text)
+        model.graph.node[place].op_type = operator
+        del model.graph.node[place].output[:]
+        (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+        with pytest.raises(ModelError, match=r"is not valid ONNX|model\.onnx' is none that"):
+            ModelFile.load(tmp_path / "model.onnx")

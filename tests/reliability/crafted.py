@@ -185,6 +185,24 @@ _text(
     "r = RandomNormal <shape = [1099511627776]> ()  y = Mul(r, w)",
 )
 _text(
+    "a batch of nothing",
+    "(float[0, 4] x) => (float[0, 4] y)",
+    "float[4] w = {1, 2, 3, 4}",
+    "y = Mul(x, w)",
+)
+_text(
+    "a huge batch",
+    "(float[1152921504606846976, 4] x) => (float[1152921504606846976, 4] y)",
+    "float[4] w = {1, 2, 3, 4}",
+    "y = Mul(x, w)",
+)
+_text(
+    "a vector that is doubled 40 times",
+    "(float[1] x) => (float[?] y)",
+    "float w = {1}",
+    "v0 = Mul(x, w)  " + "  ".join(f"v{i + 1} = Concat<axis = 0>(v{i}, v{i})" for i in range(40)) + "  y = Neg(v40)",
+)
+_text(
     "a loop without end",
     "(float[N] x) => (float[N] y)",
     "float w = {1}, bool yes = {1}",

@@ -8,3 +8,6 @@ ONNXTRAIN_DOMAIN = "onnxtrain"
 
 MICROSOFT_DOMAIN = "com.microsoft"
 """ONNX Runtime's own operators."""
+
+MACHINE_LEARNING_DOMAIN = "ai.onnx.ml"
+"""The standard's operators of classical models: trees, support vectors, ZipMap."""

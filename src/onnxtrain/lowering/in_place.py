@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxtrain.graph.clone import captured_values, subgraphs
+from onnxtrain.graph.domains import MACHINE_LEARNING_DOMAIN, MICROSOFT_DOMAIN, ONNXTRAIN_DOMAIN, TRAINING_DOMAIN
 from onnxtrain.operators.registry import OPTIMIZERS
 
 
@@ -43,7 +44,7 @@ _POINTWISE |= _operators(
 _POINTWISE |= _operators("Round Selu Sigmoid Sign Sin Softplus Softsign Swish Tanh ThresholdedRelu")
 
 _IN_PLACE_KERNELS = frozenset({*OPTIMIZERS, *(f"Fused{name}" for name in OPTIMIZERS)})
-_OPERATOR_DOMAINS = frozenset({"", "ai.onnx.ml", "ai.onnx.preview.training", "onnxtrain", "com.microsoft"})
+_OPERATOR_DOMAINS = frozenset({"", MACHINE_LEARNING_DOMAIN, TRAINING_DOMAIN, ONNXTRAIN_DOMAIN, MICROSOFT_DOMAIN})
 """What has another domain is a function, whose body may do anything."""
 
 

@@ -42,7 +42,7 @@ def reuse_activations(graph: ir.Graph, backward: Backward) -> None:
             continue
         readers = dict.fromkeys(reader for reader, _ in _reads(y, carrying))
         if readers and not _leads_to(node, readers, carrying):
-            _give_back(graph, node, y, carrying)
+            _reuse(graph, node, y, carrying)
             changed = True
     if changed:
         graph.sort()
@@ -105,7 +105,7 @@ def _leads_to(target: ir.Node, nodes: Collection[ir.Node], carrying: Collection[
     return False
 
 
-def _give_back(graph: ir.Graph, node: ir.Node, y: ir.Value, carrying: set[ir.Node]) -> None:
+def _reuse(graph: ir.Graph, node: ir.Node, y: ir.Value, carrying: set[ir.Node]) -> None:
     node.resize_outputs(2)
     again = node.outputs[1]
     again.name = f"again/{y.name}"

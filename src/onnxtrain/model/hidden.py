@@ -152,7 +152,7 @@ def _weights(graph: GraphProto, path: Path, *, literal: bool) -> Iterator[tuple[
                 yield tensor.name, (*path, (_INITIALIZER, place)), tensor
     for place, node in enumerate(graph.node):
         at = (*path, (_NODE, place))
-        if node.op_type == "Constant" and is_default_domain(node.domain):
+        if node.op_type == "Constant" and is_default_domain(node.domain) and node.output:
             kept = node.output[0] in outputs or node.output[0] not in reads or (not literal and _is_literal(node))
             for index, attribute in enumerate(node.attribute):
                 if not kept and attribute.HasField("t") and _is_weight(attribute.t):
@@ -194,7 +194,7 @@ def _collect(graph: GraphProto, found: set[str], products: Collection[str]) -> N
                 results.update(node.output)
             elif node.op_type == "Add" and any(name in results for name in node.input):
                 found.update(name for name in node.input if name not in results)
-            elif node.op_type in _HANDING_ON and node.input:
+            elif node.op_type in _HANDING_ON and node.input and node.output:
                 handed.append((node.input[0], node.output[0]))
         for body in subgraphs(node):
             _collect(body, found, results)

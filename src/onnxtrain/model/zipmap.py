@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import onnx
 
+from onnxtrain.graph.domains import MACHINE_LEARNING_DOMAIN
+
 
 def maps_to_tensors(graph: onnx.GraphProto) -> None:
     """Replace every ZipMap by an Identity, in place: the output of its name is the tensor of probabilities.
@@ -13,7 +15,7 @@ def maps_to_tensors(graph: onnx.GraphProto) -> None:
     """
     outputs = {info.name: info for info in (*graph.output, *graph.value_info)}
     for node in graph.node:
-        if node.op_type != "ZipMap" or node.domain != "ai.onnx.ml":
+        if node.op_type != "ZipMap" or node.domain != MACHINE_LEARNING_DOMAIN:
             continue
         node.op_type, node.domain = "Identity", ""
         del node.attribute[:]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxtrain.operators.aliases import accept_aliases
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.operators.schema import OptimizerSchema
 
@@ -42,6 +43,7 @@ def discover(package: ModuleType) -> None:
         module: Any = importlib.import_module(f"{package.__name__}.{info.name}")
         schema = vars(module).get("SCHEMA")
         if isinstance(schema, OptimizerSchema):
+            accept_aliases(getattr(module, schema.name))
             OPTIMIZERS[schema.name] = Entry(schema, getattr(module, schema.name), getattr(module, schema.name.lower()))
 
 

@@ -19,6 +19,7 @@ from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.training.loss import Loss, TargetForm, TargetKind
 from onnxtrain.training.loss_choice import LossLike, resolve_loss
+from onnxtrain.training.optimizers import choose_optimizer
 from onnxtrain.training.training_modes import Modes
 from onnxtrain.training.untie import untied
 from onnxtrain.training_info.recipe import Clipping
@@ -139,7 +140,7 @@ class Specification:
         cls,
         model: str | os.PathLike[str] | onnx.ModelProto,
         loss: LossLike,
-        optimizer: Optimizer | None = None,
+        optimizer: Optimizer | str | None = None,
         **options: Unpack[Options],
     ) -> Self:
         """The specification that arguments of a user describe; the model is read, and its copies are made.
@@ -154,7 +155,7 @@ class Specification:
         return cls(
             model=untied(ModelFile.load(model), untie),
             loss=resolve_loss(loss),
-            optimizer=optimizer or Adam(),
+            optimizer=choose_optimizer(optimizer),
             train=_patterns(options.get("train")),
             freeze=_patterns(options.get("freeze")),
             output=options.get("output"),

@@ -32,7 +32,7 @@ class Trainer(Learner):
             :class:`~onnxtrain.training.losses.Loss`, the path of an ONNX model of (prediction, target), or a
             function (builder, prediction, target) -> value. A model that ends in the Softmax or Sigmoid that a
             cross-entropy contains trains through what stands before it.
-        optimizer: Update rule, by default ``Adam()``.
+        optimizer: Update rule, by default ``Adam()``; or its name, ``"adamw(lr=3e-4)"``.
         train: Glob patterns of the initializers to train; by default all parameters
             (``onnxtrain inspect MODEL`` lists them).
         freeze: Glob patterns of those to keep; wins over ``train``.
@@ -87,7 +87,7 @@ class Trainer(Learner):
         model: str | os.PathLike[str] | onnx.ModelProto,
         *,
         loss: LossLike,
-        optimizer: Optimizer | None = None,
+        optimizer: Optimizer | str | None = None,
         train: str | Sequence[str] | None = None,
         freeze: str | Sequence[str] | None = None,
         output: str | None = None,

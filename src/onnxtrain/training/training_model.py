@@ -23,7 +23,7 @@ def training_model(
     model: str | os.PathLike[str] | onnx.ModelProto,
     *,
     loss: LossLike,
-    optimizer: Optimizer,
+    optimizer: Optimizer | str,
     train: str | Sequence[str] | None = None,
     freeze: str | Sequence[str] | None = None,
     output: str | None = None,
@@ -50,7 +50,7 @@ def training_model(
     Args:
         model: A path or a loaded model; below opset 18 it is upgraded.
         loss: See :class:`onnxtrain.Trainer`.
-        optimizer: ``Adagrad(...)``, ``Adam(...)``, ``Momentum(...)`` or ``SSGD(...)``.
+        optimizer: ``Adam(...)``, ``AdamW(...)`` or another, or its name, ``"adamw(lr=3e-4)"``.
         train: As all that is not described here, see :class:`onnxtrain.Trainer`.
         freeze: What not to train.
         output: The output that the loss is built on.

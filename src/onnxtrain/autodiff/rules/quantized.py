@@ -14,17 +14,16 @@ from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import no_gradient, register_body, straight_through
 from onnxtrain.autodiff.rules import straight_through as straight
 from onnxtrain.graph import Value
-
-DOMAIN = "com.microsoft"
+from onnxtrain.graph.domains import MICROSOFT_DOMAIN
 
 no_gradient(
     "QuantizeLinear",
-    domain=DOMAIN,
+    domain=MICROSOFT_DOMAIN,
     reason="the output is constant between steps: the derivative is zero wherever it exists",
 )
 # These keep their nodes: they take types that ONNX's own have at newer opsets only.
-straight_through("QuantizeLinear", domain=DOMAIN)(straight.quantize)
-straight_through("DequantizeLinear", domain=DOMAIN)(straight.dequantize)
+straight_through("QuantizeLinear", domain=MICROSOFT_DOMAIN)(straight.quantize)
+straight_through("DequantizeLinear", domain=MICROSOFT_DOMAIN)(straight.dequantize)
 
 
 def _dequantized(node: Node, place: int, axis: int = 0) -> Value:
@@ -46,7 +45,7 @@ def _quantized(node: Node, y: Value, place: int) -> Value:
     return result.with_shape(y.shape)
 
 
-@register_body("QuantizeLinear", domain=DOMAIN)
+@register_body("QuantizeLinear", domain=MICROSOFT_DOMAIN)
 def quantized(node: Node) -> list[Value | None]:
     """y = clip(round(x / s) + z)."""
     op, zero = node.op, node.input(2)
@@ -55,7 +54,7 @@ def quantized(node: Node) -> list[Value | None]:
     return [y.with_shape(node.x.shape)]
 
 
-@register_body("DequantizeLinear", domain=DOMAIN)
+@register_body("DequantizeLinear", domain=MICROSOFT_DOMAIN)
 def dequantized(node: Node) -> list[Value | None]:
     """y = (x - z) s."""
     y = node.op.DequantizeLinear(node.x, node.input_required(1), node.input(2), axis=node.attribute("axis"))
@@ -88,7 +87,7 @@ def convolution(node: Node) -> list[Value | None]:
 
 
 def _register_binary(operator: str, function: Callable[[Value, Value], Value]) -> None:
-    @register_body(operator, domain=DOMAIN)
+    @register_body(operator, domain=MICROSOFT_DOMAIN)
     def body(node: Node) -> list[Value | None]:
         return [_quantized(node, function(_dequantized(node, 0), _dequantized(node, 3)), 6)]
 
@@ -98,7 +97,7 @@ _register_binary("QLinearMul", lambda a, b: a * b)
 
 
 def _register_unary(operator: str, function: Callable[[Node, Value], Value]) -> None:
-    @register_body(operator, domain=DOMAIN)
+    @register_body(operator, domain=MICROSOFT_DOMAIN)
     def body(node: Node) -> list[Value | None]:
         return [_quantized(node, function(node, _dequantized(node, 0)).with_shape(node.y.shape), 3)]
 
@@ -125,7 +124,7 @@ _register_unary(
 _register_unary("QLinearGlobalAveragePool", lambda node, x: _channels(node, x, node.op.GlobalAveragePool))
 
 
-@register_body("QLinearConcat", domain=DOMAIN)
+@register_body("QLinearConcat", domain=MICROSOFT_DOMAIN)
 def concatenation(node: Node) -> list[Value | None]:
     """y = the inputs side by side, quantized anew; output scale and zero point come first."""
     parts = [_dequantized(node, place) for place in range(2, len(node.inputs), 3)]
@@ -136,7 +135,7 @@ def concatenation(node: Node) -> list[Value | None]:
     return [result.with_shape(y.shape)]
 
 
-@register_body("QLinearWhere", domain=DOMAIN)
+@register_body("QLinearWhere", domain=MICROSOFT_DOMAIN)
 def choice(node: Node) -> list[Value | None]:
     """y = x where a condition holds, else y, quantized anew."""
     chosen = node.op.Where(node.x, _dequantized(node, 1), _dequantized(node, 4))
@@ -145,7 +144,7 @@ def choice(node: Node) -> list[Value | None]:
     return [result.with_shape(chosen.shape)]
 
 
-@register_body("QGemm", domain=DOMAIN)
+@register_body("QGemm", domain=MICROSOFT_DOMAIN)
 def gemm(node: Node) -> list[Value | None]:
     """y = alpha a b + c, quantized where there is a scale; c is in units of the product of scales."""
     op, bias = node.op, node.input(6)
@@ -158,14 +157,14 @@ def gemm(node: Node) -> list[Value | None]:
     return [y if node.input(7) is None else _quantized(node, y.with_shape(node.y.shape), 7)]
 
 
-@register_body("MatMulIntegerToFloat", domain=DOMAIN)
+@register_body("MatMulIntegerToFloat", domain=MICROSOFT_DOMAIN)
 def matmul_to_float(node: Node) -> list[Value | None]:
     """y = (a - za) (b - zb) sa sb + bias."""
     scales = node.input_required(2) * node.input_required(3)
     return [_scaled(node, node.x, node.input(4), node.input_required(1), node.input(5), scales, node.input(6))]
 
 
-@register_body("DynamicQuantizeMatMul", domain=DOMAIN)
+@register_body("DynamicQuantizeMatMul", domain=MICROSOFT_DOMAIN)
 def dynamic_matmul(node: Node) -> list[Value | None]:
     """y = (a - za) (b - zb) sa sb + bias, with a quantized by its own ends."""
     a, scale, zero = _quantized_dynamically(node)
