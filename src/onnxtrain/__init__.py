@@ -67,7 +67,7 @@ _HOMES = {
 }
 _MODULES = frozenset(
     {"backend", "callbacks", "errors", "examples", "kernels", "layers", "losses", "metrics", "operators", "pruning"}
-    | {"schedules", "testing"}
+    | {"schedules", "sklearn", "testing"}
 )
 
 __all__ = [
