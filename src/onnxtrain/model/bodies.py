@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, helper
 
 from onnxtrain.errors import ModelError
-from onnxtrain.model.skeleton import is_default_domain, subgraphs
+from onnxtrain.graph.domains import is_default_domain
+from onnxtrain.model.skeleton import subgraphs
 
 
 def check_bodies(label: str, proto: ModelProto) -> None:

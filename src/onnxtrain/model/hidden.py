@@ -16,7 +16,8 @@ from typing import Any
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
-from onnxtrain.model.skeleton import is_default_domain, subgraphs
+from onnxtrain.graph.domains import is_default_domain
+from onnxtrain.model.skeleton import subgraphs
 from onnxtrain.model.wire import Path, Template
 
 _GRAPH, _NODE, _ATTRIBUTE, _TENSOR, _BODY, _BODIES, _INITIALIZER = 7, 1, 5, 5, 6, 11, 5

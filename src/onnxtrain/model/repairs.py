@@ -20,7 +20,8 @@ import onnx
 from onnx import GraphProto, NodeProto, numpy_helper
 
 from onnxtrain.errors import ModelError
-from onnxtrain.model.skeleton import STAND_IN_DOMAIN, is_default_domain, subgraphs
+from onnxtrain.graph.domains import is_default_domain
+from onnxtrain.model.skeleton import STAND_IN_DOMAIN, subgraphs
 
 
 def repair_graph(graph: GraphProto, opset: int) -> None:

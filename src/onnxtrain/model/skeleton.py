@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto
 
+from onnxtrain.graph.domains import is_default_domain
+
 STAND_IN_DOMAIN = "onnxtrain.stand_in"
 """The domain of nodes that stand for something that a conversion must leave alone."""
 
@@ -25,11 +27,6 @@ def is_large(tensor: TensorProto) -> bool:
     """Whether a skeleton leaves the tensor's data out: above 1 KiB, or in a file of its own."""
     # Every element type has at most 16 bytes; what matters here is the order of magnitude.
     return tensor.data_location == TensorProto.EXTERNAL or math.prod(tensor.dims) * 4 > LARGE
-
-
-def is_default_domain(domain: str) -> bool:
-    """Whether a domain is ONNX's own, which has two spellings."""
-    return domain in ("", "ai.onnx")
 
 
 def default_opset(imports: Iterable[OperatorSetIdProto]) -> int | None:
@@ -83,7 +80,7 @@ def unify_default_domain(proto: ModelProto) -> None:
             if version:
                 holder.opset_import.add(domain=domain, version=version)
     for node in (node for holder in (proto.graph, *proto.functions) for node in all_nodes(holder)):
-        if node.domain == "ai.onnx":
+        if node.domain and is_default_domain(node.domain):
             node.domain = ""
 
 

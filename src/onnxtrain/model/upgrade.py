@@ -18,12 +18,12 @@ import onnx.version_converter
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto
 
 from onnxtrain.errors import ModelError
+from onnxtrain.graph.domains import is_default_domain
 from onnxtrain.model.repairs import repair_graph
 from onnxtrain.model.skeleton import (
     STAND_IN_DOMAIN,
     default_opset,
     graph_skeleton,
-    is_default_domain,
     is_runtime_operator,
     stand_in,
     subgraphs,
