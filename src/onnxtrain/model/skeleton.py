@@ -34,7 +34,7 @@ def default_opset(imports: Iterable[OperatorSetIdProto]) -> int | None:
     return max((item.version for item in imports if is_default_domain(item.domain)), default=None)
 
 
-def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
+def proto_subgraphs(node: NodeProto) -> Iterator[GraphProto]:
     """The graphs in a node's attributes: the branches of If, the bodies of Loop and Scan."""
     for attribute in node.attribute:
         if attribute.type == AttributeProto.GRAPH:
@@ -66,7 +66,7 @@ def _node_tensors(holder: GraphProto | FunctionProto) -> Iterator[TensorProto]:
             if attribute.HasField("t"):
                 yield attribute.t
             yield from attribute.tensors
-        for graph in subgraphs(node):
+        for graph in proto_subgraphs(node):
             yield from _graph_tensors(graph)
 
 
@@ -107,7 +107,7 @@ def all_nodes(holder: GraphProto | FunctionProto) -> Iterator[NodeProto]:
     """The nodes of a graph or a function, and those in their bodies."""
     for node in holder.node:
         yield node
-        for graph in subgraphs(node):
+        for graph in proto_subgraphs(node):
             yield from all_nodes(graph)
 
 
