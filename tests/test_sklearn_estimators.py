@@ -174,6 +174,20 @@ def test_columns_go_to_several_inputs_in_their_order():
     np.testing.assert_allclose(regressor.predict(x), y, atol=0.05)
 
 
+def test_an_input_of_integers_takes_whole_numbers():
+    model = onnx.parser.parse_model("""
+    <ir_version: 8, opset_import: ["": 18]>
+    g (int64[N, 1] token) => (float[N, 2] y) <float[3, 2] table = {0, 0, 0, 0, 0, 0}, int64[1] last = {1}> {
+        t = Squeeze(token, last)  y = Gather(table, t)
+    }""")
+    x = np.arange(30).reshape(-1, 1) % 3
+    labels = np.array(["no", "yes"])[(x[:, 0] == 1).astype(int)]
+    classifier = OnnxClassifier(model, **QUICK).fit(x.astype(float), labels)
+    assert classifier.score(x, labels) == 1
+    with pytest.raises(DataError, match=r"X holds 0.5 in a column of the input 'token', which takes int64"):
+        classifier.predict([[0.5]])
+
+
 def test_partial_fit_goes_on_where_it_was(iris):
     x, y = iris
     settings = QUICK | {"shuffle": False, "batch_size": 50}
@@ -284,7 +298,7 @@ def test_what_cannot_be_learned_from_gets_a_sentence(iris):
         OnnxClassifier().fit(sparse.csr_array(x), y)
     with pytest.raises(OptionError, match="y holds one class only, 'setosa'; a classifier needs at least 2"):
         OnnxClassifier().fit(x[:50], y[:50])
-    with pytest.raises(DataError, match="X has 4 columns, but the model's inputs take 64 of 'image'"):
+    with pytest.raises(DataError, match=r"X has 4 columns, but the model's inputs take 64 \(64 for 'image'\)"):
         OnnxClassifier(digits_cnn(), new_head=True).fit(x, y)
     with pytest.raises(OptionError, match="sample_weight holds -1; weights are at least 0"):
         OnnxClassifier().fit(x, y, sample_weight=-np.ones(150))

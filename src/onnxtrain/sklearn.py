@@ -6,31 +6,25 @@ scikit-learn is an optional extra; this is the only module of the package that b
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 
 from onnxtrain.edit.head import replace_head
-from onnxtrain.errors import DataError, OptionError
+from onnxtrain.edit.working import Model
+from onnxtrain.errors import OptionError
 from onnxtrain.examples import mlp
-from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.graph.value import dimensions
-from onnxtrain.model.file import ModelFile
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.training.callbacks import History
-from onnxtrain.training.data import TensorSpec
-from onnxtrain.training.forward import outputs
+from onnxtrain.training.head import Head
 from onnxtrain.training.loss_choice import LossLike
 from onnxtrain.training.optimizers import choose_optimizer
-from onnxtrain.training.prediction import named_output
+from onnxtrain.training.rows import rows_to_inputs
 from onnxtrain.training.schedules import Schedule
 from onnxtrain.training.specification import Patterns
-from onnxtrain.training.targets import tensor_spec
 from onnxtrain.training.trainer import Trainer
 
 
@@ -57,8 +51,6 @@ except ImportError:  # the module can be imported without scikit-learn, and says
     BaseEstimator, ClassifierMixin, RegressorMixin = _NotInstalled, _Mixin, _Mixin
 
 __all__ = ["OnnxClassifier", "OnnxRegressor"]
-
-Model = str | os.PathLike[str] | onnx.ModelProto
 
 
 class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]
@@ -127,7 +119,7 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]
                 _to_double(model.graph)
         elif self.new_head:
             model = replace_head(model, width, output=self.output, seed=seed)
-        self._head = _Head.of(model, self.output, X)
+        self._head = Head.of(model, self.output, X)
         self._check_head(width)
         optimizer = choose_optimizer(self.optimizer)
         if self.learning_rate is not None:
@@ -157,7 +149,7 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]
             X, targets, weights = X[kept], targets[kept], weights[kept]
             weights = weights / weights.mean()
         self.history_: History = self.trainer_.fit(
-            _feeds(X, self.trainer_.objective.inputs),
+            rows_to_inputs(X, self.trainer_.objective.inputs),
             targets,
             sample_weight=weights,
             epochs=epochs,
@@ -170,7 +162,7 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]
         """The output of the model that the loss is for, examples first."""
         check_is_fitted(self)
         X = validate_data(self, X, reset=False)
-        found = self.trainer_.predict(_feeds(X, self.trainer_.objective.inputs))
+        found = self.trainer_.predict(rows_to_inputs(X, self.trainer_.objective.inputs))
         return found[self._head.name] if isinstance(found, dict) else found
 
 
@@ -435,48 +427,6 @@ class OnnxRegressor(RegressorMixin, _OnnxEstimator):  # type: ignore[misc]
             )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Head:
-    """The output that a loss is for.
-
-    Attributes:
-        name: Of the output.
-        width: Its number of columns; 1 where it is [N].
-        activation: The operator that it ends in.
-    """
-
-    name: str
-    width: int
-    activation: str
-
-    @classmethod
-    def of(cls, model: Model, output: str | None, X: np.ndarray) -> _Head:
-        """The head of a model; where its shape does not tell the width, an example does.
-
-        Raises:
-            OptionError: The output is neither [N, C] nor [N].
-        """
-        graph = infer_shapes(ModelFile.load(model).training_model()).graph
-        value = named_output(graph, output)
-        name = str(value.name)
-        shape: Sequence[Any] | None = dimensions(value)
-        if shape is None or not all(isinstance(size, int) for size in shape[1:]):
-            shape = outputs(model, _feeds(X[:1], [tensor_spec(item) for item in graph.inputs]))[name].shape
-        if len(shape) not in (1, 2):
-            listed = ", ".join(map(str, shape))
-            raise OptionError(f"The output {name!r} has the shape ({listed}); it needs one row [C] for each example.")
-        return cls(name, int(shape[1]) if len(shape) == 2 else 1, _activation(value))
-
-
-def _activation(value: ir.Value) -> str:
-    """The operator that an output ends in."""
-    producer = value.producer()
-    while producer is not None and producer.op_type in ("Identity", "Cast"):
-        source = producer.inputs[0]
-        producer = None if source is None else source.producer()
-    return "" if producer is None else producer.op_type
-
-
 def _to_double(graph: onnx.GraphProto) -> None:
     """Make a perceptron compute in float64."""
     for value in (*graph.input, *graph.output):
@@ -484,28 +434,6 @@ def _to_double(graph: onnx.GraphProto) -> None:
     for tensor in graph.initializer:
         array = onnx.numpy_helper.to_array(tensor).astype(np.float64)
         tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
-
-
-def _feeds(X: np.ndarray, inputs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
-    """Columns as the inputs of a model take them.
-
-    Raises:
-        DataError: Their number is not that of the inputs' elements.
-    """
-    shapes = {spec.name: (spec.shape or (None, None))[1:] for spec in inputs}
-    if len(inputs) == 1 and not all(isinstance(size, int) for size in shapes[inputs[0].name]):
-        return {inputs[0].name: X.astype(inputs[0].dtype)}
-    wanted = {name: math.prod(size if isinstance(size, int) else 1 for size in shape) for name, shape in shapes.items()}
-    if sum(wanted.values()) != X.shape[1]:
-        listed = ", ".join(f"{count} of {name!r}" for name, count in wanted.items())
-        raise DataError(f"X has {X.shape[1]} columns, but the model's inputs take {listed}.")
-    parts = np.split(X, np.cumsum(list(wanted.values()))[:-1], axis=1)
-    return {
-        spec.name: part.reshape(len(X), *(size if isinstance(size, int) else 1 for size in shapes[spec.name])).astype(
-            spec.dtype
-        )
-        for spec, part in zip(inputs, parts, strict=True)
-    }
 
 
 def _relative(weights: np.ndarray) -> np.ndarray:
