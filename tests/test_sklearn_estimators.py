@@ -304,7 +304,14 @@ def test_what_cannot_be_learned_from_gets_a_sentence(iris):
         OnnxClassifier().fit(x, y, sample_weight=-np.ones(150))
     with pytest.raises(OptionError, match="classes is None; the first call of partial_fit needs all labels"):
         OnnxClassifier().partial_fit(x, y)
-    classifier = OnnxClassifier(**QUICK).partial_fit(x[50:], y[50:], classes=np.unique(y)[1:])
+    classifier = OnnxClassifier(**QUICK)
+    with pytest.raises(OptionError, match="is none of the classes"):
+        classifier.partial_fit(x, y, classes=np.unique(y)[1:])
+    with pytest.raises(ValueError, match="only zero weights|at least one non-zero"):  # scikit-learn's own since 1.9
+        classifier.partial_fit(x, y, classes=np.unique(y), sample_weight=np.zeros(150))
+    with pytest.raises(NotFittedError):  # what failed has left nothing behind
+        classifier.predict(x)
+    classifier.partial_fit(x[50:], y[50:], classes=np.unique(y)[1:])
     with pytest.raises(
         OptionError, match=r"The label 'setosa' in y is none of the classes \['versicolor', 'virginica'\]"
     ):
@@ -322,9 +329,14 @@ def test_what_cannot_be_learned_from_gets_a_sentence(iris):
 
 @pytest.mark.parametrize("name", ["OnnxClassifier", "OnnxRegressor"])
 def test_without_scikit_learn_one_sentence_says_what_to_install(name, monkeypatch):
+    monkeypatch.setattr(onnxtrain, "sklearn", onnxtrain.sklearn)  # importing it again sets it
     monkeypatch.setitem(sys.modules, "sklearn.base", None)
     monkeypatch.delitem(sys.modules, "onnxtrain.sklearn")
     module = importlib.import_module("onnxtrain.sklearn")
     monkeypatch.undo()
     with pytest.raises(OptionError, match=rf"{name} needs scikit-learn 1.6 or newer, .* 'onnxtrain\[sklearn\]'"):
         getattr(module, name)(epochs=3)
+
+
+def test_the_module_is_loaded_when_it_is_named():
+    assert onnxtrain.sklearn.OnnxClassifier is OnnxClassifier

@@ -144,7 +144,6 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]
     def _steps(self, X: np.ndarray, targets: np.ndarray, weights: np.ndarray | None, epochs: int) -> None:
         """Train; weights count relative to their mean, so that their scale is no learning rate."""
         if weights is not None:
-            weights = _relative(_check_sample_weight(weights, X, dtype=np.float64))
             kept = weights > 0
             X, targets, weights = X[kept], targets[kept], weights[kept]
             weights = weights / weights.mean()
@@ -228,9 +227,10 @@ class OnnxClassifier(ClassifierMixin, _OnnxEstimator):  # type: ignore[misc]
         """
         X, y = validate_data(self, X, y)
         check_classification_targets(y)
+        weights = _weights(sample_weight, X)
         self._name_classes(unique_labels(y))
         self._begin(X, len(self.classes_))
-        self._steps(X, self._indices(y), sample_weight, self.epochs)
+        self._steps(X, self._indices(y), weights, self.epochs)
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
@@ -248,14 +248,17 @@ class OnnxClassifier(ClassifierMixin, _OnnxEstimator):  # type: ignore[misc]
         first = not hasattr(self, "trainer_")
         X, y = validate_data(self, X, y, reset=first)
         check_classification_targets(y)
+        weights = _weights(sample_weight, X)
         if first and classes is None:
             raise OptionError("classes is None; the first call of partial_fit needs all labels there are.")
         if first:
             self._name_classes(unique_labels(classes))
-            self._begin(X, len(self.classes_))
         elif classes is not None and not np.array_equal(self.classes_, unique_labels(classes)):
             raise OptionError(f"classes is {classes!r}, but this classifier was fitted for {self.classes_.tolist()}.")
-        self._steps(X, self._indices(y), sample_weight, epochs=1)
+        self._check_labels(y)
+        if first:
+            self._begin(X, len(self.classes_))
+        self._steps(X, self._indices(y), weights, epochs=1)
         return self
 
     def predict(self, X: Any) -> np.ndarray:
@@ -314,13 +317,15 @@ class OnnxClassifier(ClassifierMixin, _OnnxEstimator):  # type: ignore[misc]
             )
         self.classes_ = classes
 
-    def _indices(self, y: np.ndarray) -> np.ndarray:
-        """The model's class numbers of labels."""
+    def _check_labels(self, y: np.ndarray) -> None:
         unknown = np.setdiff1d(y, self.classes_)
         if len(unknown):
             raise OptionError(
                 f"The label {unknown.tolist()[0]!r} in y is none of the classes {self.classes_.tolist()}."
             )
+
+    def _indices(self, y: np.ndarray) -> np.ndarray:
+        """The model's class numbers of labels."""
         indices = np.searchsorted(self.classes_, y)
         return indices.astype(np.float64)[:, None] if self._is_binary else indices.astype(np.int64)
 
@@ -385,9 +390,10 @@ class OnnxRegressor(RegressorMixin, _OnnxEstimator):  # type: ignore[misc]
             ValueError: The data cannot be learned from; see above for what is raised on the model.
         """
         X, y = validate_data(self, X, y, multi_output=True, y_numeric=True)
+        weights = _weights(sample_weight, X)
         self._flat = y.ndim == 1
         self._begin(X, 1 if self._flat else y.shape[1])
-        self._steps(X, _columns(y), sample_weight, self.epochs)
+        self._steps(X, _columns(y), weights, self.epochs)
         return self
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
@@ -403,12 +409,13 @@ class OnnxRegressor(RegressorMixin, _OnnxEstimator):  # type: ignore[misc]
         """
         first = not hasattr(self, "trainer_")
         X, y = validate_data(self, X, y, multi_output=True, y_numeric=True, reset=first)
+        weights = _weights(sample_weight, X)
         width = 1 if y.ndim == 1 else y.shape[1]
         if first:
             self._flat = y.ndim == 1
             self._begin(X, width)
         self._check_head(width)
-        self._steps(X, _columns(y), sample_weight, epochs=1)
+        self._steps(X, _columns(y), weights, epochs=1)
         return self
 
     def predict(self, X: Any) -> np.ndarray:
@@ -436,12 +443,15 @@ def _to_double(graph: onnx.GraphProto) -> None:
         tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
 
 
-def _relative(weights: np.ndarray) -> np.ndarray:
-    """Weights, where they can be some.
+def _weights(given: Any, X: np.ndarray) -> np.ndarray | None:
+    """Weights of examples, where there are some.
 
     Raises:
         OptionError: One is negative, or all are zero.
     """
+    if given is None:
+        return None
+    weights: np.ndarray = _check_sample_weight(given, X, dtype=np.float64)
     if (weights < 0).any():
         raise OptionError(f"sample_weight holds {weights.min():g}; weights are at least 0.")
     if not weights.any():
