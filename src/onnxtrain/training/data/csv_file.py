@@ -6,6 +6,7 @@ import codecs
 import csv
 import itertools
 import logging
+import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -219,7 +220,7 @@ class _Part:
 
     def values(self, block: _Block, table: _Table) -> Array:
         """The numbers of a block, [lines, columns]."""
-        cells = [[row[index] for index in self.indices] for row in block.rows]
+        cells = self._cells(block.rows)
         if self.dtype.kind == "T":
             return np.array(cells, self.dtype)
         try:
@@ -239,6 +240,13 @@ class _Part:
                     )
                     raise table.error(block, row, index, needed + range_)
         raise AssertionError("a block does not convert, but every cell of it does")
+
+
+    def _cells(self, rows: list[list[str]]) -> Sequence[Sequence[str]]:
+        first, last = self.indices[0], self.indices[-1]
+        if last - first == len(self.indices) - 1:  # side by side, as they are but for a target between them
+            return [row[first : last + 1] for row in rows]
+        return list(map(operator.itemgetter(*self.indices), rows))
 
 
 class _Target:
@@ -302,7 +310,7 @@ def _is_number(cell: str, decimal: str = ".", dtype: np.dtype[Any] | None = None
     return bool(np.isfinite(value).all()) or not finite
 
 
-def _convert(cells: list[list[str]], decimal: str, dtype: np.dtype[Any]) -> Array:
+def _convert(cells: Sequence[Sequence[str]], decimal: str, dtype: np.dtype[Any]) -> Array:
     """Cells as numbers; what is too large becomes infinite, or an error where the type has no infinity.
 
     Raises:
