@@ -14,6 +14,13 @@ def test_no_circles():
     assert layers.circles(list(layers.imports())) == []
 
 
+def test_one_circle_for_type_checkers():
+    # A value has the operators of Python, which are the builder's nodes, and a builder gives values.
+    ((*files,),) = layers.circles(list(layers.imports()), typed=True)
+    assert {"graph/builder.py", "graph/value.py"} <= set(files)
+    assert {layers.part(file) for file in files} == {"graph/"}
+
+
 def test_every_part_stands_in_the_table():
     files = [path.relative_to(layers.PACKAGE).as_posix() for path in layers.PACKAGE.rglob("*.py")]
     assert {layers.part(file) for file in files} == set(layers.order())
@@ -39,3 +46,4 @@ def test_what_breaks_the_order_is_found(package):
         ("other.py", "high.py", False),
     ]
     assert layers.circles(found) == [["high.py", "other.py"]]
+    assert layers.circles(found, typed=True) == [["high.py", "low.py", "other.py"]]

@@ -67,11 +67,11 @@ def upward(parts: list[str], found: list[Import]) -> list[Import]:
     return [i for i in found if place[part(i.target)] > place[part(i.source)]]
 
 
-def circles(found: list[Import]) -> list[list[str]]:
-    """Groups of files that import one another, by whatever way round, when a program runs."""
+def circles(found: list[Import], *, typed: bool = False) -> list[list[str]]:
+    """Groups of files that import one another, by whatever way, when a program runs (and for type checkers)."""
     graph: dict[str, set[str]] = {}
     for item in found:
-        if not item.typed:
+        if typed or not item.typed:
             graph.setdefault(item.source, set()).add(item.target)
     reach = {file: _reachable(graph, file) for file in graph}
     groups = {frozenset(other for other in reach[file] if file in reach.get(other, ())) for file in graph}

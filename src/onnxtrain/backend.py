@@ -30,7 +30,7 @@ from onnx import helper
 from onnx.backend.base import Backend, BackendRep
 
 from onnxtrain.errors import ModelError, OnnxTrainError, OptionError
-from onnxtrain.graph.domains import TRAINING_DOMAIN
+from onnxtrain.graph.domains import TRAINING_DOMAIN, is_default_domain
 from onnxtrain.lowering.pipeline import lower_graph
 from onnxtrain.model import limits
 from onnxtrain.model.skeleton import all_tensors
@@ -180,7 +180,7 @@ def _runnable(model: onnx.ModelProto) -> onnx.ModelProto:
 def _declared_older(model: onnx.ModelProto, declared: int) -> onnx.ModelProto:
     newest = limits.newest_opset()
     for node in _nodes(model):
-        if node.domain in ("", "ai.onnx") and _meaning(node, declared) != _meaning(node, newest):
+        if is_default_domain(node.domain) and _meaning(node, declared) != _meaning(node, newest):
             raise ModelError(
                 f"The model declares opset {declared}, where {node.op_type} is not what it was at opset "
                 f"{newest}, the newest that ONNX Runtime supports; export the model at that one."
@@ -188,7 +188,7 @@ def _declared_older(model: onnx.ModelProto, declared: int) -> onnx.ModelProto:
     model = _copy(model)
     for function in (model, *model.functions):
         for entry in function.opset_import:
-            if entry.domain in ("", "ai.onnx"):
+            if is_default_domain(entry.domain):
                 entry.version = min(entry.version, newest)
     return model
 
@@ -217,7 +217,7 @@ def _nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 
 
 def _opset(model: onnx.ModelProto) -> int | None:
-    return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), None)
+    return next((entry.version for entry in model.opset_import if is_default_domain(entry.domain)), None)
 
 
 def _copy(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -4,8 +4,8 @@ onnx-ir imports sympy for arithmetic with symbolic sizes: a third of a training 
 step, and half of its start. onnx imports what joins and cuts models and what generates its own sources, which bring
 the standard library's archives, processes and command lines.
 
-While this package imports onnx or onnx-ir for the first time, and no longer, stand-ins are where Python looks for these
-modules. What imports them then, onnx or onnx-ir, has a module that imports the real one when its first attribute is
+While this package imports onnx or onnx-ir for the first time, and no longer, deferred modules are where Python looks
+for these. What imports them then, onnx or onnx-ir, has a module that imports the real one when its first attribute is
 read. Nobody else sees any of it: `sys.modules` has real modules only, so that everybody's `import` gets the real one.
 What was imported before stays as it is (workarounds: sympy at every start).
 """
@@ -28,7 +28,7 @@ _DEFERRED = {
 """What is put off while a package is imported."""
 
 
-class _StandIn(ModuleType):
+class _DeferredModule(ModuleType):
     """Stands for a module until an attribute of it is read."""
 
     def __getattr__(self, name: str) -> Any:
@@ -55,7 +55,7 @@ class _Finder:
             return None
         spec = PathFinder.find_spec(name, path)
         if spec is not None and spec.loader is not None:
-            _with_stand_ins(spec.loader, spec.submodule_search_locations or [], modules)
+            _with_deferred(spec.loader, spec.submodule_search_locations or [], modules)
         return spec
 
 
@@ -70,25 +70,25 @@ def _is_asked_by_this_package() -> bool:
     return False
 
 
-def _with_stand_ins(loader: Any, locations: Sequence[str], modules: Sequence[str]) -> None:
-    """Let a loader execute its module once while there are stand-ins for others."""
+def _with_deferred(loader: Any, locations: Sequence[str], modules: Sequence[str]) -> None:
+    """Let a loader execute its module once while there are deferred ones for others."""
     execute = loader.exec_module
 
     def execute_once(module: ModuleType) -> None:
         del loader.exec_module
-        with _stand_ins(modules, locations):
+        with _deferred_modules(modules, locations):
             execute(module)
 
     loader.exec_module = execute_once
 
 
 @contextmanager
-def _stand_ins(names: Sequence[str], locations: Sequence[str]) -> Iterator[None]:
+def _deferred_modules(names: Sequence[str], locations: Sequence[str]) -> Iterator[None]:
     made: dict[str, ModuleType] = {}
     for name in names:
         spec = PathFinder.find_spec(name, locations if "." in name else None)
         if name not in sys.modules and spec is not None:
-            sys.modules[name] = made[name] = _StandIn(name)
+            sys.modules[name] = made[name] = _DeferredModule(name)
             made[name].__spec__ = spec
     try:
         yield

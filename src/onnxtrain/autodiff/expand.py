@@ -15,6 +15,7 @@ from onnxtrain.autodiff.path import Forward, Route, may_carry, values_read
 from onnxtrain.autodiff.registry import Body, find_registered_body
 from onnxtrain.graph import Builder
 from onnxtrain.graph.clone import Values, captured_values, clone_nodes, subgraphs
+from onnxtrain.graph.domains import is_default_domain
 from onnxtrain.graph.inference import infer_outputs
 from onnxtrain.graph.limits import TooLargeError
 from onnxtrain.graph.shapes import infer_shapes
@@ -173,7 +174,7 @@ def _upgrade(proto: onnx.FunctionProto, version: int) -> None:
         return
     changed = False
     for node in proto.node:
-        if node.domain in ("", "ai.onnx"):
+        if is_default_domain(node.domain):
             before = defs.get_schema(node.op_type, own, "").since_version
             changed = changed or defs.get_schema(node.op_type, version, "").since_version != before
     if changed:

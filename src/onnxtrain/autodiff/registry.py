@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from onnxtrain.autodiff.node import Node
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Value
+from onnxtrain.graph.domains import is_default_domain
 
 Gradients = Sequence[Value | None] | Value | None
 """What a rule returns: one gradient or ``None`` per input; a bare value stands for a single one."""
@@ -226,7 +227,7 @@ def _load_rules() -> None:
 
 
 def _canonical(domain: str) -> str:
-    return "" if domain == "ai.onnx" else domain
+    return "" if is_default_domain(domain) else domain
 
 
 def _last(version: int) -> str:

@@ -11,3 +11,8 @@ MICROSOFT_DOMAIN = "com.microsoft"
 
 MACHINE_LEARNING_DOMAIN = "ai.onnx.ml"
 """The standard's operators of classical models: trees, support vectors, ZipMap."""
+
+
+def is_default_domain(domain: str) -> bool:
+    """Whether a domain is ONNX's own, which has two spellings."""
+    return domain in ("", "ai.onnx")

@@ -33,10 +33,10 @@ def replace_values(graph: ir.Graph, pairs: Sequence[tuple[ir.Value, ir.Value]]) 
         output = identity.outputs[0]
         output.type, output.shape = new.type, new.shape
         substitutes[old] = output
-    stand_in(graph, substitutes)
+    substitute_and_rename(graph, substitutes)
 
 
-def stand_in(graph: ir.Graph, substitutes: Mapping[ir.Value, ir.Value]) -> None:
+def substitute_and_rename(graph: ir.Graph, substitutes: Mapping[ir.Value, ir.Value]) -> None:
     """Let new values take the places of old ones, and their names; see :func:`substitute`."""
     substitute(graph, substitutes)
     for old, new in substitutes.items():
@@ -48,7 +48,7 @@ def take_over(graph: ir.Graph, substitutes: Mapping[ir.Value, ir.Value]) -> None
     """Let new values that are what old ones were take their places, names, types and shapes."""
     for old, new in substitutes.items():
         new.type, new.shape = old.type, old.shape
-    stand_in(graph, substitutes)
+    substitute_and_rename(graph, substitutes)
 
 
 def substitute(graph: ir.Graph, substitutes: Mapping[ir.Value, ir.Value]) -> None:

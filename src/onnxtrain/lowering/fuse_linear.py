@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff.fused import KERNEL_TYPES, emit
 from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.graph import Builder
-from onnxtrain.graph.replace import stand_in
+from onnxtrain.graph.replace import substitute_and_rename
 from onnxtrain.graph.value import Dimension, dimensions
 from onnxtrain.lowering.patterns import is_needed, named_by_gradients, operands, remove_unread, varying_values
 from onnxtrain.lowering.transposition import is_identity, order_of
@@ -59,7 +59,7 @@ def fuse_linear(model: ir.Model) -> None:
             op, OPERATOR, op.wrap(layer.x), op.wrap(layer.w), bias, like=[op.wrap(y)], transB=int(layer.transposed)
         )
         op.emitted[-1].name = product.name
-        stand_in(graph, {y: result.ir})
+        substitute_and_rename(graph, {y: result.ir})
         varying.add(result.ir)
         replaced.append(layer.last)
     remove_unread(graph, replaced, finder.named)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, helper
 
 from onnxtrain.errors import ModelError
-from onnxtrain.model.skeleton import is_default_domain, subgraphs
+from onnxtrain.graph.domains import is_default_domain
+from onnxtrain.model.skeleton import proto_subgraphs
 
 
 def check_bodies(label: str, proto: ModelProto) -> None:
@@ -28,7 +29,7 @@ def check_bodies(label: str, proto: ModelProto) -> None:
 def _nodes(holder: GraphProto | FunctionProto) -> Iterator[NodeProto]:
     for node in holder.node:
         yield node
-        for body in subgraphs(node):
+        for body in proto_subgraphs(node):
             yield from _nodes(body)
 
 

@@ -21,8 +21,8 @@ from onnxtrain.model.skeleton import (
     all_tensors,
     default_opset,
     hide_runtime_operators,
+    proto_subgraphs,
     skeleton,
-    subgraphs,
     unify_default_domain,
 )
 from onnxtrain.model.sparse_tensors import check_sparse
@@ -94,7 +94,7 @@ def _check_depth(label: str, proto: ModelProto) -> None:
 
 
 def _depth(holder: GraphProto | FunctionProto) -> int:
-    return max((1 + _depth(body) for node in holder.node for body in subgraphs(node)), default=0)
+    return max((1 + _depth(body) for node in holder.node for body in proto_subgraphs(node)), default=0)
 
 
 def _check_names(label: str, proto: ModelProto) -> None:

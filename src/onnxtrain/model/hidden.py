@@ -16,7 +16,8 @@ from typing import Any
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
-from onnxtrain.model.skeleton import is_default_domain, subgraphs
+from onnxtrain.graph.domains import is_default_domain
+from onnxtrain.model.skeleton import proto_subgraphs
 from onnxtrain.model.wire import Path, Template
 
 _GRAPH, _NODE, _ATTRIBUTE, _TENSOR, _BODY, _BODIES, _INITIALIZER = 7, 1, 5, 5, 6, 11, 5
@@ -196,7 +197,7 @@ def _collect(graph: GraphProto, found: set[str], products: Collection[str]) -> N
                 found.update(name for name in node.input if name not in results)
             elif node.op_type in _HANDING_ON and node.input and node.output:
                 handed.append((node.input[0], node.output[0]))
-        for body in subgraphs(node):
+        for body in proto_subgraphs(node):
             _collect(body, found, results)
     for source, result in reversed(handed):
         if result in found:
@@ -209,5 +210,5 @@ def _names(graph: GraphProto) -> Iterator[str]:
     yield from (tensor.name for tensor in graph.initializer)
     for node in graph.node:
         yield from node.output
-        for body in subgraphs(node):
+        for body in proto_subgraphs(node):
             yield from _names(body)

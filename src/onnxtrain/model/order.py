@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
 from onnxtrain.errors import ModelError
-from onnxtrain.model.skeleton import subgraphs
+from onnxtrain.model.skeleton import proto_subgraphs
 
 
 def sort_nodes(label: str, proto: ModelProto) -> None:
@@ -27,7 +27,7 @@ def sort_nodes(label: str, proto: ModelProto) -> None:
 
 def _sort(label: str, holder: GraphProto | FunctionProto) -> None:
     for node in holder.node:
-        for body in subgraphs(node):
+        for body in proto_subgraphs(node):
             _sort(label, body)
     nodes = list(holder.node)
     order = _sorted_places(label, nodes)
@@ -82,7 +82,7 @@ def _read(node: NodeProto) -> set[str]:
     """What a node reads of the graph that it stands in, also in its bodies."""
     found = set(node.input)
     if node.op_type != "Constant":
-        for body in subgraphs(node):
+        for body in proto_subgraphs(node):
             found |= _read_outside(body)
     found.discard("")
     return found

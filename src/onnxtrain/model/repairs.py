@@ -20,7 +20,8 @@ import onnx
 from onnx import GraphProto, NodeProto, numpy_helper
 
 from onnxtrain.errors import ModelError
-from onnxtrain.model.skeleton import STAND_IN_DOMAIN, is_default_domain, subgraphs
+from onnxtrain.graph.domains import is_default_domain
+from onnxtrain.model.skeleton import STAND_IN_DOMAIN, proto_subgraphs
 
 
 def repair_graph(graph: GraphProto, opset: int) -> None:
@@ -34,7 +35,7 @@ def repair_graph(graph: GraphProto, opset: int) -> None:
         ModelError: An operator has no equivalent at newer opsets.
     """
     for node in graph.node:
-        for inner in subgraphs(node):
+        for inner in proto_subgraphs(node):
             repair_graph(inner, opset)
     read = _names_read(graph)
     nodes: list[NodeProto] = []
@@ -49,7 +50,7 @@ def _names_read(graph: GraphProto) -> set[str]:
     names = {value.name for value in graph.output}
     for node in graph.node:
         names.update(node.input)
-        for inner in subgraphs(node):
+        for inner in proto_subgraphs(node):
             names |= _names_read(inner)
     return names
 

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto
 
+from onnxtrain.graph.domains import is_default_domain
+
 STAND_IN_DOMAIN = "onnxtrain.stand_in"
 """The domain of nodes that stand for something that a conversion must leave alone."""
 
@@ -27,17 +29,12 @@ def is_large(tensor: TensorProto) -> bool:
     return tensor.data_location == TensorProto.EXTERNAL or math.prod(tensor.dims) * 4 > LARGE
 
 
-def is_default_domain(domain: str) -> bool:
-    """Whether a domain is ONNX's own, which has two spellings."""
-    return domain in ("", "ai.onnx")
-
-
 def default_opset(imports: Iterable[OperatorSetIdProto]) -> int | None:
     """The version of ONNX's own operators that a model or a function imports; ``None`` without an import."""
     return max((item.version for item in imports if is_default_domain(item.domain)), default=None)
 
 
-def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
+def proto_subgraphs(node: NodeProto) -> Iterator[GraphProto]:
     """The graphs in a node's attributes: the branches of If, the bodies of Loop and Scan."""
     for attribute in node.attribute:
         if attribute.type == AttributeProto.GRAPH:
@@ -69,7 +66,7 @@ def _node_tensors(holder: GraphProto | FunctionProto) -> Iterator[TensorProto]:
             if attribute.HasField("t"):
                 yield attribute.t
             yield from attribute.tensors
-        for graph in subgraphs(node):
+        for graph in proto_subgraphs(node):
             yield from _graph_tensors(graph)
 
 
@@ -83,7 +80,7 @@ def unify_default_domain(proto: ModelProto) -> None:
             if version:
                 holder.opset_import.add(domain=domain, version=version)
     for node in (node for holder in (proto.graph, *proto.functions) for node in all_nodes(holder)):
-        if node.domain == "ai.onnx":
+        if node.domain and is_default_domain(node.domain):
             node.domain = ""
 
 
@@ -110,7 +107,7 @@ def all_nodes(holder: GraphProto | FunctionProto) -> Iterator[NodeProto]:
     """The nodes of a graph or a function, and those in their bodies."""
     for node in holder.node:
         yield node
-        for graph in subgraphs(node):
+        for graph in proto_subgraphs(node):
             yield from all_nodes(graph)
 
 

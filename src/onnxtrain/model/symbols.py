@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from onnx import GraphProto, TensorShapeProto, ValueInfoProto
 
-from onnxtrain.model.skeleton import subgraphs
+from onnxtrain.model.skeleton import proto_subgraphs
 
 _MADE_UP = "unk__"
 """How the symbols begin that ONNX's inference makes up for sizes that it does not know."""
@@ -33,7 +33,7 @@ def _axes_inside(graph: GraphProto) -> Iterator[TensorShapeProto.Dimension]:
     for info in (*graph.value_info, *graph.output):
         yield from _axes(info)
     for node in graph.node:
-        for body in subgraphs(node):
+        for body in proto_subgraphs(node):
             for info in body.input:
                 yield from _axes(info)
             yield from _axes_inside(body)

@@ -18,15 +18,15 @@ import onnx.version_converter
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto
 
 from onnxtrain.errors import ModelError
+from onnxtrain.graph.domains import is_default_domain
 from onnxtrain.model.repairs import repair_graph
 from onnxtrain.model.skeleton import (
     STAND_IN_DOMAIN,
     default_opset,
     graph_skeleton,
-    is_default_domain,
     is_runtime_operator,
+    proto_subgraphs,
     stand_in,
-    subgraphs,
     without_data,
 )
 
@@ -115,7 +115,7 @@ def _passes_attributes_on(nodes: Iterable[NodeProto], function: FunctionProto, m
     opset = default_opset(function.opset_import) or minimum
     return any(
         (_refers(node) and not _is_same(node, opset, minimum))
-        or any(_passes_attributes_on(graph.node, function, minimum) for graph in subgraphs(node))
+        or any(_passes_attributes_on(graph.node, function, minimum) for graph in proto_subgraphs(node))
         for node in nodes
     )
 
@@ -176,7 +176,7 @@ def _protect(graph: GraphProto, opset: int) -> None:
     for node in graph.node:
         if _refers(node) or is_runtime_operator(node, opset):
             node.CopyFrom(stand_in(node.op_type, node.output, node.input))
-        for inner in subgraphs(node):
+        for inner in proto_subgraphs(node):
             _protect(inner, opset)
 
 
@@ -259,5 +259,5 @@ def _explain(model: ModelProto, minimum: int, reason: str) -> str:
 def _nodes(graph: GraphProto) -> Iterable[NodeProto]:
     for node in graph.node:
         yield node
-        for inner in subgraphs(node):
+        for inner in proto_subgraphs(node):
             yield from _nodes(inner)

@@ -17,7 +17,8 @@ from onnxtrain.operators.arithmetic import Tensor
 from onnxtrain.operators.measures import measure as find_measure
 from onnxtrain.operators.sparsity import Layer
 from onnxtrain.pruning.fresh import fresh_values
-from onnxtrain.pruning.report import LayerRow, Point, PruneResult
+from onnxtrain.pruning.record import LayerRow, Point
+from onnxtrain.pruning.report import PruneResult
 from onnxtrain.pruning.thresholds import Cut, Probe, Scope, check_sparsity, cubic, magnitude_cut, random_cut, search
 from onnxtrain.training.callbacks import Callback, TrainingState
 from onnxtrain.training.data import split_validation

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from onnxtrain.pruning.record import PruneRecord
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from onnxtrain.pruning.report import PruneResult
 
 _BEFORE, _AFTER, _MARK = "#94a3b8", "#2563eb", "#ea580c"
 _BINS = 81
@@ -18,7 +18,7 @@ _MOST_LAYERS = 24
 """More bars than these cannot be read: then the largest tensors are shown."""
 
 
-def draw(result: PruneResult) -> Figure:
+def draw(result: PruneRecord) -> Figure:
     """The figure of a result."""
     from matplotlib.figure import Figure  # not pyplot: it keeps figures, and asks for a display
 
@@ -38,7 +38,7 @@ def draw(result: PruneResult) -> Figure:
     return figure
 
 
-def _accuracy(axes: Axes, result: PruneResult) -> None:
+def _accuracy(axes: Axes, result: PruneRecord) -> None:
     """Accuracy over the density, which a logarithmic axis spreads where it matters."""
     percent = 100.0 if result.metric == "accuracy" else 1.0
     ordered = sorted(result.curve, key=lambda point: point.sparsity)
@@ -83,7 +83,7 @@ def _accuracy(axes: Axes, result: PruneResult) -> None:
     _plain(axes)
 
 
-def _layers(axes: Axes, result: PruneResult) -> None:
+def _layers(axes: Axes, result: PruneRecord) -> None:
     """A bar of zeros for each tensor, with what is left written at its end."""
     rows = sorted(result.layers, key=lambda row: -row.size)[:_MOST_LAYERS]
     shown = [row for row in result.layers if row in rows]
@@ -112,7 +112,7 @@ def _layers(axes: Axes, result: PruneResult) -> None:
     _plain(axes)
 
 
-def _weights(axes: Axes, result: PruneResult) -> None:
+def _weights(axes: Axes, result: PruneRecord) -> None:
     """Weights before and what is left of them, counted on a logarithmic axis."""
     before = np.concatenate([array.ravel() for array in result.given.values()]).astype(np.float64)
     after = np.concatenate([result.values[name].ravel() for name in result.given]).astype(np.float64)

@@ -9,61 +9,29 @@ import json
 import math
 import os
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import onnx
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from onnxtrain.errors import OptionError
-from onnxtrain.model.file import ModelFile, check_writable
+from onnxtrain.model.file import check_writable
 from onnxtrain.model.writing import AtomicFiles
+from onnxtrain.pruning.picture import draw
+from onnxtrain.pruning.record import PruneRecord
 from onnxtrain.pruning.sparse import save_sparse
 from onnxtrain.pruning.thresholds import Probe
+from onnxtrain.training.report import matplotlib_available
 
 Storage = Literal["dense", "sparse"]
 
 _CHUNK = 1 << 20
 _WIDTH = 110
-
-
-@dataclass(frozen=True)
-class LayerRow:
-    """What became of one tensor.
-
-    Attributes:
-        name: Its name.
-        shape: Its shape.
-        size: All its elements.
-        non_zeros: Those that are left.
-        threshold: Magnitude of the smallest survivor of the cut; infinite where there is none.
-        max_scale: The largest s, by which a step was multiplied, before the last cut; ``None`` without promotion.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    size: int
-    non_zeros: int
-    threshold: float
-    max_scale: float | None
-
-    @property
-    def sparsity(self) -> float:
-        """The fraction of zeros."""
-        return 1 - self.non_zeros / self.size if self.size else 0.0
-
-
-@dataclass(frozen=True)
-class Point:
-    """An accuracy (or loss) at a sparsity."""
-
-    sparsity: float
-    value: float
 
 
 @dataclass(frozen=True)
@@ -76,64 +44,8 @@ class Sizes:
     sparse_gzip: int
 
 
-@dataclass(frozen=True)
-class PruneResult:
-    """A pruned model and how it was made.
-
-    Attributes:
-        method: "ssgd", "magnitude" or "random".
-        optimizer: Update rule of the training.
-        scope: "global" or "layer".
-        metric: "accuracy", or "loss" where accuracy has no meaning.
-        measured_on: "validation data" or "training data".
-        accuracy_before: Of the model given; like all of these the loss where ``metric`` says so.
-        accuracy_trained: Before the last cut.
-        accuracy_after: Of the result.
-        layers: What became of every tensor.
-        points: After every cut, without fine-tuning.
-        curve: What cuts to other sparsities would have left in place of the last one, without fine-tuning.
-        probes: What the search for an accuracy bound tried.
-        masks: By tensor, true where a weight stays.
-        given: The weights before anything was done.
-        values: What :meth:`save` writes.
-    """
-
-    method: str
-    optimizer: str
-    scope: str
-    metric: str
-    measured_on: str
-    accuracy_before: float
-    accuracy_trained: float
-    accuracy_after: float
-    layers: tuple[LayerRow, ...]
-    points: tuple[Point, ...]
-    curve: tuple[Point, ...]
-    probes: tuple[Probe, ...]
-    masks: dict[str, np.ndarray] = field(repr=False)
-    given: dict[str, np.ndarray] = field(repr=False)
-    values: dict[str, np.ndarray] = field(repr=False)
-    file: ModelFile = field(repr=False)
-
-    @property
-    def size(self) -> int:
-        """Number of weights in the pruned tensors."""
-        return sum(row.size for row in self.layers)
-
-    @property
-    def non_zeros(self) -> int:
-        """Number of weights that are left."""
-        return sum(row.non_zeros for row in self.layers)
-
-    @property
-    def sparsity(self) -> float:
-        """The fraction of zeros in the pruned tensors."""
-        return 1 - self.non_zeros / self.size
-
-    @property
-    def compression(self) -> float:
-        """All weights over those that are left, as papers give it; infinite where none is left."""
-        return self.size / self.non_zeros if self.non_zeros else math.inf
+class PruneResult(PruneRecord):
+    """A pruned model and how it was made: a record with its files and its report."""
 
     def save(self, path: str | os.PathLike[str], *, storage: Storage = "dense") -> None:
         """Write the model: dense with its zeros, or with ``sparse_initializer`` where that takes fewer bytes.
@@ -237,9 +149,6 @@ class PruneResult:
         Raises:
             ModelError: The folder cannot be written.
         """
-        from onnxtrain.pruning.picture import draw
-        from onnxtrain.training.report import matplotlib_available
-
         check_report_folder(folder)
         contents = {
             "report.txt": self.text().encode(),

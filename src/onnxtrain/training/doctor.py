@@ -10,6 +10,7 @@ from enum import Enum
 
 import onnx
 
+from onnxtrain.graph.domains import MACHINE_LEARNING_DOMAIN
 from onnxtrain.model.validity import refuses_invalid
 from onnxtrain.training.inspection import Inspection, inspect
 from onnxtrain.training.parameters import Initializer
@@ -104,7 +105,8 @@ def _without_gradient(found: Inspection) -> Iterator[Finding]:
 def _nothing_to_train(found: Inspection) -> Iterator[Finding]:
     if found.trainable_size or _halves(found) or _quantized_operators(found):
         return  # or it is said elsewhere why
-    trees = [row.name for row in found.operators if row.domain == "ai.onnx.ml" and row.gradient in ("none", "missing")]
+    classical = [row for row in found.operators if row.domain == MACHINE_LEARNING_DOMAIN]
+    trees = [row.name for row in classical if row.gradient in ("none", "missing")]
     reasons = Counter(row.reason for row in found.initializers if row.reason)
     listed = "; ".join(f"{count} {_tensors(count)}: {reason}" for reason, count in reasons.most_common(3))
     if trees:

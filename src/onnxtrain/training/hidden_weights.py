@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from onnxtrain.graph.domains import MACHINE_LEARNING_DOMAIN
+
 _LISTED = 3
 """How many are named before the sentence says that there are more."""
 
@@ -51,7 +53,7 @@ def _found(model: ir.Model) -> Iterator[tuple[str, str]]:
 
 def _in_graph(graph: ir.Graph | ir.Function, place: str) -> Iterator[tuple[str, str]]:
     for node in graph:
-        if node.domain == "ai.onnx.ml":
+        if node.domain == MACHINE_LEARNING_DOMAIN:
             floats = [name for name, attribute in node.attributes.items() if _is_list(attribute)]
             yield from ((f"attributes of {node.op_type}, which has no gradient", name) for name in floats)
         elif node.op_type == "Constant" and node.domain == "":

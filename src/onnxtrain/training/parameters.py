@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff.missing import reached
 from onnxtrain.autodiff.path import Forward
 from onnxtrain.errors import OptionError
+from onnxtrain.graph.domains import MICROSOFT_DOMAIN
 from onnxtrain.graph.value import dimensions, is_float
 from onnxtrain.training.module_paths import module_paths, node_names
 from onnxtrain.training.readers import Functions, Reader, arrivals, read_through_identity, role_of
@@ -70,7 +71,7 @@ _CONFIGURATION = {
     ("GroupQueryAttention", 8): "a table of positions: sines of GroupQueryAttention",
 }
 
-_ROTARY = {"": (1, 2), "com.microsoft": (2, 3)}
+_ROTARY = {"": (1, 2), MICROSOFT_DOMAIN: (2, 3)}
 """Inputs of RotaryEmbedding that are tables, in both of its forms."""
 
 

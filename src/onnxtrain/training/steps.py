@@ -14,7 +14,7 @@ from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.training.objective import Objective
 from onnxtrain.training.specification import Specification
 from onnxtrain.training_info.algorithm import FirstValues
-from onnxtrain.training_info.build import build_entries, build_skeleton
+from onnxtrain.training_info.build import build_entries, build_unfilled
 from onnxtrain.training_info.entry import Entry
 from onnxtrain.workarounds import refuse_what_crashes
 
@@ -98,7 +98,7 @@ class Steps:
             )
 
     def _write(self) -> onnx.ModelProto:
-        return build_skeleton(self.objective.recipe(self.specification)).proto
+        return build_unfilled(self.objective.recipe(self.specification)).proto
 
     def padded_session(self, rows: int) -> TrainingSession:
         """The same steps on the same states for padded batches, with the loss on the real examples.

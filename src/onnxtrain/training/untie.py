@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 
 from onnxtrain.errors import OptionError
+from onnxtrain.graph.domains import is_default_domain
 from onnxtrain.model.file import ModelFile
-from onnxtrain.model.skeleton import is_default_domain
 from onnxtrain.training.readers import SHAPE_ONLY, is_statistic, role_of
 
 _FLOATING = (

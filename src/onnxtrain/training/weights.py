@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnxtrain.graph.clone import subgraphs
+from onnxtrain.graph.domains import MACHINE_LEARNING_DOMAIN, MICROSOFT_DOMAIN
 from onnxtrain.graph.sharing import RANDOM
 from onnxtrain.graph.value import dimensions
 from onnxtrain.training.readers import REARRANGING, Functions, Reader, arrivals, chooses_one
@@ -20,15 +21,15 @@ PRODUCTS: dict[tuple[str, str], tuple[int, ...]] = {
     ("", "RNN"): (1, 2),
     ("", "GRU"): (1, 2),
     ("", "LSTM"): (1, 2),
-    ("com.microsoft", "Attention"): (1,),
-    ("com.microsoft", "ConvTransposeWithDynamicPads"): (1,),
-    ("com.microsoft", "FusedConv"): (1,),
-    ("com.microsoft", "FusedGemm"): (0, 1),
-    ("com.microsoft", "FusedMatMul"): (0, 1),
-    ("com.microsoft", "GemmFastGelu"): (1,),
-    ("com.microsoft", "MoE"): (2, 4, 6),
-    ("com.microsoft", "NhwcConv"): (1,),
-    ("com.microsoft", "TransposeMatMul"): (0, 1),
+    (MICROSOFT_DOMAIN, "Attention"): (1,),
+    (MICROSOFT_DOMAIN, "ConvTransposeWithDynamicPads"): (1,),
+    (MICROSOFT_DOMAIN, "FusedConv"): (1,),
+    (MICROSOFT_DOMAIN, "FusedGemm"): (0, 1),
+    (MICROSOFT_DOMAIN, "FusedMatMul"): (0, 1),
+    (MICROSOFT_DOMAIN, "GemmFastGelu"): (1,),
+    (MICROSOFT_DOMAIN, "MoE"): (2, 4, 6),
+    (MICROSOFT_DOMAIN, "NhwcConv"): (1,),
+    (MICROSOFT_DOMAIN, "TransposeMatMul"): (0, 1),
 }
 """Operators that sum products of their inputs with weights, and the inputs that are weights."""
 
@@ -36,11 +37,11 @@ _EMBEDDINGS: dict[tuple[str, str], tuple[int, ...]] = {
     ("", "Gather"): (0,),
     ("", "GatherND"): (0,),
     ("", "GatherElements"): (0,),
-    ("com.microsoft", "EmbedLayerNormalization"): (2, 3, 4),
+    (MICROSOFT_DOMAIN, "EmbedLayerNormalization"): (2, 3, 4),
 }
 """Operators that look rows up, and the inputs that are tables."""
 
-_STANDARD = frozenset({"", "ai.onnx.ml", "com.microsoft"})
+_STANDARD = frozenset({"", MACHINE_LEARNING_DOMAIN, MICROSOFT_DOMAIN})
 
 _REARRANGED = REARRANGING - {"Concat"}
 """Behind a Concat with data, as of a class token, lies data."""

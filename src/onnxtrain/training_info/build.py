@@ -21,7 +21,7 @@ from onnxtrain.training_info.update import optimizer_nodes
 
 
 @dataclass(frozen=True)
-class Skeleton:
+class UnfilledModel:
     """A training model whose states have no data, and the values that they start from.
 
     Attributes:
@@ -49,11 +49,11 @@ def fill_states(model: onnx.ModelProto, values: Mapping[str, np.ndarray]) -> onn
 
 
 def build_training_model(recipe: Recipe) -> onnx.ModelProto:
-    """The training model of a recipe, with all its data; see :func:`build_skeleton`."""
-    return build_skeleton(recipe).filled()
+    """The training model of a recipe, with all its data; see :func:`build_unfilled`."""
+    return build_unfilled(recipe).filled()
 
 
-def build_skeleton(recipe: Recipe) -> Skeleton:
+def build_unfilled(recipe: Recipe) -> UnfilledModel:
     """The training model of a recipe.
 
     Its main graph is the model. Each algorithm graph takes the target and ``learning_rate``, reads the main
@@ -74,7 +74,7 @@ def build_skeleton(recipe: Recipe) -> Skeleton:
     domains = {entry.domain for entry in proto.opset_import}
     for domain in sorted({TRAINING_DOMAIN, recipe.optimizer.schema.domain} - domains):
         proto.opset_import.append(helper.make_opsetid(domain, 1))
-    return Skeleton(proto, values)
+    return UnfilledModel(proto, values)
 
 
 def build_entries(recipe: Recipe) -> tuple[list[Entry], FirstValues]:
