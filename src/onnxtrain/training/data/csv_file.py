@@ -241,7 +241,6 @@ class _Part:
                     raise table.error(block, row, index, needed + range_)
         raise AssertionError("a block does not convert, but every cell of it does")
 
-
     def _cells(self, rows: list[list[str]]) -> Sequence[Sequence[str]]:
         first, last = self.indices[0], self.indices[-1]
         if last - first == len(self.indices) - 1:  # side by side, as they are but for a target between them
