@@ -99,7 +99,7 @@ OPTIONS = [
     ),
     Mistake(
         "no validation file",
-        r"--validation is 'tests\.npz'; it needs a \.npz file.* or a fraction",
+        r"--validation is 'tests\.npz'; it needs a \.npz or \.csv file.* or a fraction",
         fit("--validation", "tests.npz"),
     ),
     Mistake(
