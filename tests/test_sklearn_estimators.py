@@ -307,7 +307,7 @@ def test_what_cannot_be_learned_from_gets_a_sentence(iris):
     classifier = OnnxClassifier(**QUICK)
     with pytest.raises(OptionError, match="is none of the classes"):
         classifier.partial_fit(x, y, classes=np.unique(y)[1:])
-    with pytest.raises(ValueError, match="only zero weights|at least one non-zero"):  # scikit-learn's own since 1.9
+    with pytest.raises(ValueError, match=r"only zero weights|at least one non-zero"):  # scikit-learn's own since 1.9
         classifier.partial_fit(x, y, classes=np.unique(y), sample_weight=np.zeros(150))
     with pytest.raises(NotFittedError):  # what failed has left nothing behind
         classifier.predict(x)

@@ -93,6 +93,9 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
         self.threads = threads
 
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "trainer_")
+
     @property
     def model_(self) -> onnx.ModelProto:
         """The model with its trained weights."""
