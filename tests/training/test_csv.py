@@ -171,6 +171,8 @@ HEADER = "a,b,c,d,y\n"
         (HEADER + "1,2,inf,4,0\n", r"line 2 of .* has 'inf' in the column 'c', which needs a number\."),
         (HEADER + "1,2,3,1e39,0\n", r"has '1e39' in the column 'd', which needs a number that float32 can hold"),
         (HEADER + '"1",2,3,"a\nb",0\n', r"line 3 of .* has 'a\\nb' in the column 'd', which needs a number\."),
+        (HEADER + '1,2,3,4,0\n\n"1\r\n",2,3,4,0\n1,x,3,4,0\n', r"line 6 of .* has 'x' in the column 'b'"),
+        (HEADER + "1,2,2026_11,4,0\n", r"line 2 of .* has '2026_11' in the column 'c', which needs a number\."),
         (HEADER + "1,2,2026-11-22,4,0\n", r"has '2026-11-22' in the column 'c', which needs a number\."),
         (HEADER + "1,2,3,4,0\n1,2,3,4,bird\n", r"line 3 of .* has 'bird' in the column 'y', which needs a number\."),
         (HEADER + "1,2,3,4,\n", r"line 2 of .* has no value in the column 'y'"),
@@ -180,7 +182,7 @@ HEADER = "a,b,c,d,y\n"
         (HEADER + "1,2,3,4,3\n", r"label 3 at example 0, but labels must be 0 to 2"),
         (HEADER + '1,2,3,4,"' + "x" * 200_000, r"is no valid CSV file: field larger .*; is a quote never closed\?"),
     ],
-    ids=range(24),
+    ids=range(26),
 )
 def test_bad_files(tmp_path, content, message):
     path = tmp_path / "d.csv"
