@@ -210,6 +210,9 @@ def test_other_mistakes(tmp_path):
         read(path, [TensorSpec(name, np.dtype(np.float32), ("N",)) for name in ("a", "p")], target="y")
     with pytest.raises(DataError, match=r"has no column 'image', .* has rank 4: \(batch, 1, 2, 2\)"):
         read(path, [TensorSpec("image", np.dtype(np.float32), ("N", 1, 2, 2))], target="y")
+    alone = write(tmp_path / "alone.csv", {"y": TEXTS})
+    with pytest.raises(DataError, match=r"has only the column 'y', the target; it needs columns for 'input'"):
+        read(alone, [TensorSpec("input", np.dtype(np.float32), ("N", None))], target="y")
     with pytest.raises(DataError, match=r"has '-?\d\.\d+' in the column 'a', which needs a whole number"):
         read(path, [TensorSpec("a", np.dtype(np.int64), ("N",))], target="y")
     with pytest.raises(DataError, match=r"in the column 'a', which needs true or false\."):
@@ -221,7 +224,8 @@ def test_other_mistakes(tmp_path):
     [
         ({"delimiter": ",,"}, "delimiter is ',,'; it needs one character"),
         ({"decimal": ":"}, "decimal is ':'; it needs '.' or ','"),
-        ({"encoding": "utf-9"}, "encoding is 'utf-9', which Python does not know"),
+        ({"encoding": "utf-9"}, "encoding is 'utf-9', which is none of text that Python knows"),
+        ({"encoding": "base64"}, "encoding is 'base64', which is none of text"),
         ({"encoding": "ascii"}, r"is not in the encoding ascii \(.* at byte \d+\); name its encoding"),
     ],
 )

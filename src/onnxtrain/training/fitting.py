@@ -58,8 +58,8 @@ def fit(
 
     Args:
         trainer: The trainer.
-        data: Training data: a ``.npz`` file, a folder of ``.npy`` files, a ``.csv`` file, a folder of pictures by class,
-            a mapping of arrays, (inputs, targets), or an iterable of batches; with ``y`` the inputs alone.
+        data: Training data: a ``.npz`` file, a folder of ``.npy`` files, a ``.csv`` file, a folder of pictures by
+            class, a mapping of arrays, (inputs, targets), or an iterable of batches; with ``y`` the inputs alone.
         y: The targets, where ``data`` has none.
         validation: Data to evaluate on after every epoch, or the fraction of ``data`` to hold out: ``0.2``.
         sample_weight: One weight per example [N], at least 0. The loss is the mean over the examples of weight times

@@ -62,9 +62,11 @@ class CsvFile:
             raise DataError(f"decimal is {self.decimal!r}; it needs '.' or ','.")
         if self.encoding is not None:
             try:
-                codecs.lookup(self.encoding)
+                "".encode(self.encoding)
             except LookupError:
-                raise DataError(f"encoding is {self.encoding!r}, which Python does not know; try 'utf-8'.") from None
+                raise DataError(
+                    f"encoding is {self.encoding!r}, which is none of text that Python knows; try 'utf-8'."
+                ) from None
 
     @property
     def name(self) -> str:

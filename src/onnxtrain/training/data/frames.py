@@ -60,7 +60,8 @@ def check_width(columns: Columns, spec: TensorSpec, what: str) -> None:
         DataError: it takes more or fewer.
     """
     features, target = columns
-    assert features is not None
+    if not features:
+        raise DataError(f"{what} has only the column '{target}', the target; it needs columns for '{spec.name}'.")
     wanted = None if spec.shape is None else spec.shape[1]
     if isinstance(wanted, int) and wanted != len(features):
         beside = "" if target is None else f" beside the target '{target}'"
