@@ -107,12 +107,13 @@ class Engine:
     def _backward(self, path: Sequence[ir.Node], collected: dict[ir.Value, list[Value]], keep: set[ir.Value]) -> None:
         wanted = keep | {output for node in path for output in node.outputs}
         for node in reversed(path):
-            if not any(output in collected for output in node.outputs):
+            reached = [output for output in node.outputs if output in collected]
+            if not reached:
                 continue
             entry = self.forward.entry(node)
             assert entry is not None
             captured = captured_values(node)
-            view = Node(node, self.op, captured, pull_back=self._pull_back_inside, wanted=wanted)
+            view = Node(node, self.op, captured, pull_back=self._pull_back_inside, wanted=wanted, reached=reached)
             self.op.scope = f"gradient of {self.op.bare_name(node.name or node.op_type)}"
             dys = [self._arriving(collected, output, output in keep) for output in node.outputs]
             if not entry.through_integers:

@@ -41,6 +41,7 @@ class Node:
         *,
         pull_back: PullBack | None = None,
         wanted: Collection[ir.Value] | None = None,
+        reached: Collection[ir.Value] | None = None,
     ) -> None:
         self.ir = node
         self.op = op
@@ -49,6 +50,7 @@ class Node:
         self.captured = tuple(op.wrap(value) for value in captured)
         self._pull_back = pull_back
         self._wanted = wanted
+        self._reached = reached
 
     def with_values(self, inputs: Sequence[Value | None], outputs: Sequence[Value] | None = None) -> Node:
         """The same node with other values in the place of its inputs and outputs: another node's rule may serve it."""
@@ -116,6 +118,13 @@ class Node:
         What a rule emits for the others is removed again; only rules that write bodies need to ask.
         """
         return value is not None and value.is_float and (self._wanted is None or value.ir in self._wanted)
+
+    def arrives(self, index: int) -> bool:
+        """Whether a gradient arrives at an output; the rule gets zeros for one at which none does.
+
+        Only rules that have a cheaper form for it need to ask.
+        """
+        return self.has_output(index) and (self._reached is None or self.ir.outputs[index] in self._reached)
 
     def pull_back(self, op: Builder, seeds: Sequence[tuple[Value, Value]], xs: Sequence[Value]) -> list[Value | None]:
         """Differentiate inside a body that this rule writes, as the engine does in the main graph.

@@ -187,7 +187,7 @@ class Objective:
             parameters=self.parameters,
             optimizer=specification.optimizer,
             clipping=specification.clipping,
-            accumulate=specification.accumulate > 1,
+            micro_batches=specification.accumulate > 1,
             statistics=self.statistics,
             masks=specification.masks,
             sparsified=self.sparsified(specification.sparsify),

@@ -104,7 +104,7 @@ def _said(recipe: Recipe) -> dict[str, str]:
     """What the metadata says about how a step is built: the nodes have no attributes for it."""
     said = recipe.options.entries()
     if _drops(recipe):
-        counters = [recipe.names.count, "accumulated_weight"] if recipe.accumulate else [recipe.names.count]
+        counters = [recipe.names.count, "accumulated_weight"] if recipe.micro_batches else [recipe.names.count]
         said[COUNTERS_KEY] = json.dumps(counters)
     return said
 
@@ -152,7 +152,7 @@ class _Build:
 def _builds(recipe: Recipe, first_values: FirstValues, *, apart: bool = False) -> Iterator[_Build]:
     """Build the algorithms one after the other; each is to be cut off before the next, or ``apart`` from it."""
     writer = _Writer(recipe)
-    if not recipe.accumulate:
+    if not recipe.micro_batches:
         yield _Build("training", writer.step(Algorithm(recipe, first_values, label="training_info[0].algorithm")))
         return
     first = Algorithm(recipe, first_values, label="training_info[0].algorithm")

@@ -77,7 +77,7 @@ class Recipe:
         parameters: Names of the initializers that are trained.
         optimizer: Update rule with its attributes.
         clipping: What is done to gradients.
-        accumulate: Write two entries: one that adds a micro-batch's gradients up, one that applies them.
+        micro_batches: Write two entries: one that adds a micro-batch's gradients up, one that applies them.
         statistics: Running statistics of batch normalization: initializer to the main graph's new value.
         masks: Parameters of which a part stays zero: where the mask is false, the gradient is zero.
         sparsified: Parameters whose sparsity the optimizer promotes, where it does; by default those of rank 2
@@ -91,7 +91,7 @@ class Recipe:
     parameters: Sequence[str]
     optimizer: Optimizer
     clipping: Clipping = field(default_factory=Clipping)
-    accumulate: bool = False
+    micro_batches: bool = False
     statistics: dict[str, str] = field(default_factory=dict)
     names: Names = field(default_factory=Names)
     masks: Mapping[str, np.ndarray] = field(default_factory=dict)

@@ -18,6 +18,7 @@ from onnxtrain.graph import Value
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 
 _LAST = -1
+_LOG_SUM = 1  # the output
 _LOWEST = -3e38
 _LOWEST_HALF = -6e4
 
@@ -89,11 +90,11 @@ def attention_rule(node: Node, dy: Value, dlog_sum: Value | None = None) -> Grad
     the sum, p: where they are asked for, all is written in standard operators.
     """
     q, k, v, bias = node.x, node.input_required(1), node.input_required(2), node.input(3)
-    if node.wants(bias) or _is_read(node):
+    if node.wants(bias) or node.arrives(_LOG_SUM):
         parts = _attention(node, q, k, v, bias)
         p = parts.probability
         (dscores,) = emit(node.op, "SoftmaxGradient", _dp(parts, dy), p, like=[p], axis=_LAST)
-        if dlog_sum is not None and _is_read(node):
+        if dlog_sum is not None and node.arrives(_LOG_SUM):
             dscores = dscores + p * node.op.Unsqueeze(dlog_sum, node.op.ints(_LAST))
         dbias = None if bias is None else node.op.reduce_to(dscores, bias)
         return [*_gradients(parts, dy, dscores), dbias][: len(node.inputs)]
@@ -102,16 +103,6 @@ def attention_rule(node: Node, dy: Value, dlog_sum: Value | None = None) -> Grad
     settings = {"scale": float(node.attribute("scale")), "zero_empty_rows": node.attribute("zero_empty_rows", 0)}
     found = emit(node.op, "AttentionGradient", dy, q, k, v, node.y, log_sum, bias, like=[q, k, v], **settings)
     return [*found, None][: len(node.inputs)]
-
-
-def _is_read(node: Node) -> bool:
-    """Whether the logarithm of the sum has a reader of the model's own."""
-    if not node.has_output(1):
-        return False
-    value = node.outputs[1].ir
-    # Shape reads no numbers: where the batch has no fixed size, the engine makes zeros of the output's shape by it.
-    others = [reader for reader in value.consumers() if reader.op_type not in ("AttentionGradient", "Shape")]
-    return bool(others) or value.is_graph_output()
 
 
 @register_fused("AttentionGradient")
