@@ -171,6 +171,8 @@ HEADER = "a,b,c,d,y\n"
         (HEADER + "1,2,inf,4,0\n", r"line 2 of .* has 'inf' in the column 'c', which needs a number\."),
         (HEADER + "1,2,3,1e39,0\n", r"has '1e39' in the column 'd', which needs a number that float32 can hold"),
         (HEADER + '"1",2,3,"a\nb",0\n', r"line 3 of .* has 'a\\nb' in the column 'd', which needs a number\."),
+        (HEADER + '1,2,3,4,0\n\n"1\r\n",2,3,4,0\n1,x,3,4,0\n', r"line 6 of .* has 'x' in the column 'b'"),
+        (HEADER + "1,2,2026_11,4,0\n", r"line 2 of .* has '2026_11' in the column 'c', which needs a number\."),
         (HEADER + "1,2,2026-11-22,4,0\n", r"has '2026-11-22' in the column 'c', which needs a number\."),
         (HEADER + "1,2,3,4,0\n1,2,3,4,bird\n", r"line 3 of .* has 'bird' in the column 'y', which needs a number\."),
         (HEADER + "1,2,3,4,\n", r"line 2 of .* has no value in the column 'y'"),
@@ -180,7 +182,7 @@ HEADER = "a,b,c,d,y\n"
         (HEADER + "1,2,3,4,3\n", r"label 3 at example 0, but labels must be 0 to 2"),
         (HEADER + '1,2,3,4,"' + "x" * 200_000, r"is no valid CSV file: field larger .*; is a quote never closed\?"),
     ],
-    ids=range(24),
+    ids=range(26),
 )
 def test_bad_files(tmp_path, content, message):
     path = tmp_path / "d.csv"
@@ -208,6 +210,9 @@ def test_other_mistakes(tmp_path):
         read(path, [TensorSpec(name, np.dtype(np.float32), ("N",)) for name in ("a", "p")], target="y")
     with pytest.raises(DataError, match=r"has no column 'image', .* has rank 4: \(batch, 1, 2, 2\)"):
         read(path, [TensorSpec("image", np.dtype(np.float32), ("N", 1, 2, 2))], target="y")
+    alone = write(tmp_path / "alone.csv", {"y": TEXTS})
+    with pytest.raises(DataError, match=r"has only the column 'y', the target; it needs columns for 'input'"):
+        read(alone, [TensorSpec("input", np.dtype(np.float32), ("N", None))], target="y")
     with pytest.raises(DataError, match=r"has '-?\d\.\d+' in the column 'a', which needs a whole number"):
         read(path, [TensorSpec("a", np.dtype(np.int64), ("N",))], target="y")
     with pytest.raises(DataError, match=r"in the column 'a', which needs true or false\."):
@@ -219,7 +224,8 @@ def test_other_mistakes(tmp_path):
     [
         ({"delimiter": ",,"}, "delimiter is ',,'; it needs one character"),
         ({"decimal": ":"}, "decimal is ':'; it needs '.' or ','"),
-        ({"encoding": "utf-9"}, "encoding is 'utf-9', which Python does not know"),
+        ({"encoding": "utf-9"}, "encoding is 'utf-9', which is none of text that Python knows"),
+        ({"encoding": "base64"}, "encoding is 'base64', which is none of text"),
         ({"encoding": "ascii"}, r"is not in the encoding ascii \(.* at byte \d+\); name its encoding"),
     ],
 )

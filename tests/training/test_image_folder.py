@@ -160,6 +160,15 @@ def test_folders_that_do_not_fit(folder, tmp_path):
     refused(r"holds no \.npy file; it needs .* one folder of pictures per class", tmp_path / "empty")
 
 
+def test_a_full_disk_is_an_error_of_the_data(folder, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(growing.GrowingArray, "append", full)
+    with pytest.raises(DataError, match=r"the folder '.*' cannot be read: No space left on device"):
+        read(folder, 8, 10, 3)
+
+
 def test_one_class_only(folder, tmp_path):
     (tmp_path / "one").mkdir()
     (folder / "dog").rename(tmp_path / "one" / "dog")

@@ -46,7 +46,7 @@ Data = Annotated[
         group=DATA,
         metavar="PATH",
         help="A .npz file or a folder of .npy files: arrays named like the model's inputs, and the target. Or a .csv "
-        "file with --target, or a folder with one folder of pictures per class.",
+        "or .parquet file with --target, or a folder with one folder of pictures per class.",
     ),
 ]
 Target = Annotated[

@@ -58,13 +58,13 @@ def fit(
 
     Args:
         trainer: The trainer.
-        data: Training data: a ``.npz`` file, a folder of ``.npy`` files, a mapping of arrays, (inputs, targets),
-            or an iterable of batches; with ``y`` the inputs alone.
+        data: Training data: a ``.npz`` file, a folder of ``.npy`` files, a ``.csv`` file, a folder of pictures by
+            class, a mapping of arrays, (inputs, targets), or an iterable of batches; with ``y`` the inputs alone.
         y: The targets, where ``data`` has none.
         validation: Data to evaluate on after every epoch, or the fraction of ``data`` to hold out: ``0.2``.
         sample_weight: One weight per example [N], at least 0. The loss is the mean over the examples of weight times
             loss, as in Keras; so weights of another mean are a learning rate of another size. Validation has none.
-        target: Name of the target array, where several are left beside the inputs.
+        target: Name of the target: the array, where several are left beside the inputs, or the column of a table.
         epochs: How often to go through the data.
         batch_size: Examples per step (split into micro-batches where the trainer accumulates). A model of a fixed
             batch size has its own, times the micro-batches of the trainer.

@@ -8,6 +8,7 @@ import itertools
 import logging
 import operator
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ CSV_SUFFIXES: Final = (".csv", ".tsv")
 _SEPARATORS: Final = (",", ";", "\t", "|")
 _BOMS: Final = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 _TRUTH: Final = {"0": False, "1": True, "false": False, "true": True}
+_LINE_BREAK: Final = re.compile(r"\r\n|\r|\n")
 # How many cells are converted at a time.
 _BLOCK_CELLS: Final = 2**17
 
@@ -60,9 +62,11 @@ class CsvFile:
             raise DataError(f"decimal is {self.decimal!r}; it needs '.' or ','.")
         if self.encoding is not None:
             try:
-                codecs.lookup(self.encoding)
+                "".encode(self.encoding)
             except LookupError:
-                raise DataError(f"encoding is {self.encoding!r}, which Python does not know; try 'utf-8'.") from None
+                raise DataError(
+                    f"encoding is {self.encoding!r}, which is none of text that Python knows; try 'utf-8'."
+                ) from None
 
     @property
     def name(self) -> str:
@@ -170,10 +174,23 @@ class CsvFile:
 
 
 class _Block(NamedTuple):
-    """Some lines of a file: their cells, and the number of each."""
+    """Some lines of a file.
+
+    Attributes:
+        rows: their cells, without blank lines.
+        read: their cells, with blank lines.
+        before: how many lines of the file are before them.
+    """
 
     rows: list[list[str]]
-    lines: list[int]
+    read: list[list[str]]
+    before: int
+
+    def line(self, row: int) -> int:
+        """The number in the file of the line in which a row ends, counted from 1."""
+        ends = itertools.accumulate(1 + sum(len(_LINE_BREAK.findall(cell)) for cell in cells) for cells in self.read)
+        filled = (end for end, cells in zip(ends, self.read, strict=True) if cells)
+        return self.before + next(itertools.islice(filled, row, None))
 
 
 @dataclass(frozen=True)
@@ -182,25 +199,28 @@ class _Table:
 
     name: str
     columns: list[str]
-    rows: Any  # a reader of csv, whose type has no name
+    reader: Any  # of csv, whose type has no name
 
     def blocks(self) -> Iterator[_Block]:
         """All lines but blank ones."""
         width = len(self.columns)
-        numbered = ((row, self.rows.line_num) for row in self.rows if row)
-        while chosen := list(itertools.islice(numbered, max(1, _BLOCK_CELLS // width))):
-            for row, line in chosen:
-                if len(row) != width:
-                    raise DataError(
-                        f"line {line} of {self.name} has {len(row)} cells, but there are {width} columns; correct the "
-                        "line, or quote cells that hold the separator."
-                    )
-            yield _Block([row for row, _ in chosen], [line for _, line in chosen])
+        before = self.reader.line_num
+        while read := list(itertools.islice(self.reader, max(1, _BLOCK_CELLS // width))):
+            block = _Block([row for row in read if row], read, before)
+            wrong = next((index for index, row in enumerate(block.rows) if len(row) != width), None)
+            if wrong is not None:
+                raise DataError(
+                    f"line {block.line(wrong)} of {self.name} has {len(block.rows[wrong])} cells, but there are "
+                    f"{width} columns; correct the line, or quote cells that hold the separator."
+                )
+            if block.rows:
+                yield block
+            before = self.reader.line_num
 
     def error(self, block: _Block, row: int, column: int, needed: str) -> DataError:
         """What is wrong with one cell."""
         cell = block.rows[row][column]
-        where = f"line {block.lines[row]} of {self.name}"
+        where = f"line {block.line(row)} of {self.name}"
         if not cell.strip() or cell.strip().lower() in ("nan", "na", "n/a", "null", "none"):
             shown = f" ({cell.strip()!r})" if cell.strip() else ""
             return DataError(
@@ -321,5 +341,7 @@ def _convert(cells: Sequence[Sequence[str]], decimal: str, dtype: np.dtype[Any])
         cells = [[cell.replace(",", ".") for cell in row] for row in cells]
     if dtype.kind == "b":
         return np.array([[_TRUTH[cell.strip().lower()] for cell in row] for row in cells], dtype)
+    if any("_" in "".join(row) for row in cells):
+        raise ValueError("Python takes 2024_11 for a number, tables do not")
     with np.errstate(over="ignore"):
         return np.array(cells, dtype)

@@ -60,9 +60,11 @@ def check_width(columns: Columns, spec: TensorSpec, what: str) -> None:
         DataError: it takes more or fewer.
     """
     features, target = columns
-    assert features is not None
+    if not features:
+        raise DataError(f"{what} has only the column '{target}', the target; it needs columns for '{spec.name}'.")
     wanted = None if spec.shape is None else spec.shape[1]
     if isinstance(wanted, int) and wanted != len(features):
+        count = f"{len(features)} column{'s' if len(features) > 1 else ''}"
         beside = "" if target is None else f" beside the target '{target}'"
         hint = (
             ""
@@ -70,7 +72,7 @@ def check_width(columns: Columns, spec: TensorSpec, what: str) -> None:
             else f", or leave out the target by its name: target='{features[-1]}'"
         )
         raise DataError(
-            f"{what} has {len(features)} columns{beside} ({_some(features)}), but the input '{spec.name}' takes "
+            f"{what} has {count}{beside} ({_some(features)}), but the input '{spec.name}' takes "
             f"{wanted}; give it as many{hint}."
         )
 

@@ -68,10 +68,12 @@ class ImageFolder:
             )
         if len(specs) != 1:
             raise DataError(f"{self.name} holds pictures, but the model has {len(specs)} inputs; it needs one.")
-        files = self._files(need_target)
         layout = _Layout.of(specs[0], self.name)
         mean, std = (self._channels(name, layout.channels, specs[0]) for name in ("mean", "std"))
-        pixels, read = self._read_pixels(files, layout)
+        try:
+            pixels, read = self._read_pixels(self._files(need_target), layout)
+        except OSError as error:  # also of the temporary file
+            raise DataError(f"{self.name} cannot be read: {error.strerror or error}.") from error
         folder = Path(self.path)
         classes = np.array([file.relative_to(folder).parts[0] for file in read]) if need_target else None
         if kind_of(specs[0].dtype) != "float":

@@ -16,6 +16,7 @@ from onnxtrain.training.data.frames import is_frame, match_frame
 from onnxtrain.training.data.image_folder import ImageFolder, is_image_folder
 from onnxtrain.training.data.iterable_dataset import IterableDataset
 from onnxtrain.training.data.naming import is_batch_list, match_batch, match_names, match_positions
+from onnxtrain.training.data.parquet_file import PARQUET_SUFFIXES, ParquetFile
 
 
 def open_dataset(
@@ -37,6 +38,7 @@ def open_dataset(
             - a path to a ``.npz`` file, to a folder of ``.npy`` files, or to one ``.npy`` file where that is
               all that the model needs; files are memory-mapped and may be larger than memory;
             - a path to a ``.csv`` or ``.tsv`` file, or a `CsvFile`;
+            - a path to a ``.parquet`` or ``.arrow`` file;
             - a path to a folder with one folder of pictures for each class, or an `ImageFolder`;
             - a mapping from name to array;
             - a table of pandas or Polars with a column of targets;
@@ -102,12 +104,14 @@ def _match_source(
     return None
 
 
-def _reader(source: object) -> CsvFile | ImageFolder | None:
+def _reader(source: object) -> CsvFile | ParquetFile | ImageFolder | None:
     """What reads a source that needs more than to be mapped."""
-    if isinstance(source, CsvFile | ImageFolder):
+    if isinstance(source, CsvFile | ParquetFile | ImageFolder):
         return source
     if not isinstance(source, str | os.PathLike):
         return None
     if Path(source).suffix.lower() in CSV_SUFFIXES:
         return CsvFile(source)
+    if Path(source).suffix.lower() in PARQUET_SUFFIXES:
+        return ParquetFile(source)
     return ImageFolder(source) if is_image_folder(Path(source)) else None
