@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 from pathlib import Path
 
 import pytest
+
+# A shell that starts a program in the background lets it ignore Ctrl-C; tests press it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tests run in parallel processes; a thread pool in each would only get in the others' way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

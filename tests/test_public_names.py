@@ -38,6 +38,7 @@ PUBLIC = {
     "append",
     "callbacks",
     "cut",
+    "data",
     "kernels",
     "layers",
     "losses",

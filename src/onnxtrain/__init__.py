@@ -16,6 +16,7 @@ defer_imports()
 if TYPE_CHECKING:
     from onnxtrain import backend, errors, examples, kernels, operators, pruning, testing
     from onnxtrain import callbacks as callbacks
+    from onnxtrain import data as data
     from onnxtrain import layers as layers
     from onnxtrain import losses as losses
     from onnxtrain import metrics as metrics
@@ -66,8 +67,8 @@ _HOMES = {
     "unregister_gradient": "onnxtrain.autodiff",
 }
 _MODULES = frozenset(
-    {"backend", "callbacks", "errors", "examples", "kernels", "layers", "losses", "metrics", "operators", "pruning"}
-    | {"schedules", "testing"}
+    {"backend", "callbacks", "data", "errors", "examples", "kernels", "layers", "losses", "metrics", "operators"}
+    | {"pruning", "schedules", "sklearn", "testing"}
 )
 
 __all__ = [
@@ -88,6 +89,7 @@ __all__ = [
     "callbacks",
     "custom_ops_library",
     "cut",
+    "data",
     "errors",
     "evaluate",
     "examples",

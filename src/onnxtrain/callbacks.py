@@ -1,8 +1,4 @@
 """``onnxtrain.callbacks``: the name under which users import what is in :mod:`onnxtrain.training.callbacks`."""
 
-import sys
-
-from onnxtrain.training import callbacks
-from onnxtrain.training.callbacks import *  # noqa: F403 - for type checkers and editors
-
-sys.modules[__name__] = callbacks
+from onnxtrain.training.callbacks import *  # noqa: F403
+from onnxtrain.training.callbacks import __all__ as __all__

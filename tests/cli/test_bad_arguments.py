@@ -50,7 +50,7 @@ OPTIONS = [
         "--prediction probabilities, but the outputs are logits",
         fit("--prediction", "probabilities"),
     ),
-    Mistake("unknown optimizer", r'"sgd" .*--optimizer.*"?adagrad.*momentum', fit("--optimizer", "sgd")),
+    Mistake("unknown optimizer", r'"newton" .*--optimizer.*"?adagrad.*momentum', fit("--optimizer", "newton")),
     Mistake(
         "foreign attribute",
         r"--mode is nesterov, but adam has no such attribute; it has --learning-rate, --alpha",
@@ -99,7 +99,7 @@ OPTIONS = [
     ),
     Mistake(
         "no validation file",
-        r"--validation is 'tests\.npz'; it needs a \.npz file.* or a fraction",
+        r"--validation is 'tests\.npz'; it needs a \.npz or \.csv file.* or a fraction",
         fit("--validation", "tests.npz"),
     ),
     Mistake(

@@ -102,8 +102,8 @@ TABLES = {
         r"gradient of MaxRoiPool node .* needs a table of 4294967296 numbers",
     ),
     "window": (
-        f"g (float[1,1,{2**30}] x, float[1,1,{2**29}] w) => (float y)"
-        " { z = Conv(x, w) y = ReduceSum<keepdims=0>(z) }",
+        f"g (float[1,2,{2**30}] x, float[2,1,{2**29}] w) => (float y)"
+        " { z = Conv<group=2>(x, w) y = ReduceSum<keepdims=0>(z) }",
         r"gradient of .*ConvWeightGradient node .* writes out a window of 536870912 positions, where 65536 are the",
     ),
     "pooling": (

@@ -140,7 +140,7 @@ def trained_model():
 def test_only_sessions_with_kernels_see_them():
     training = onnxtrain.training_model(trained_model(), loss="mean_squared_error", optimizer=onnxtrain.Adam())
     assert domains(training) == [""]
-    assert domains(onnxtrain.lower(training)) == [""]
+    assert set(domains(onnxtrain.lower(training))) == {""}
     assert domains(onnxtrain.lower(training, kernels=True)) == ["onnxtrain"]
 
 

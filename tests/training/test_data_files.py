@@ -218,7 +218,7 @@ def lying_shape(path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda path: None, r"data\.npz' does not exist; give a \.npz or \.npy file or a folder"),
+        (lambda path: None, r"data\.npz' does not exist; give a \.npz, \.npy or \.csv file, or a folder"),
         (
             lambda path: path.write_bytes(b""),
             r"data\.npz' is empty, so it is neither a \.npz nor a \.npy file",

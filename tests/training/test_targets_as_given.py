@@ -138,7 +138,11 @@ def test_a_table_with_a_column_of_targets():
         (frame(species=TEXTS), None, "say which is the target: target='species'"),
         (frame(species=TEXTS), "kind", "no column 'kind': it has 'feature 0'"),
         (frame(species=TEXTS, kind=LABELS), "kind", "column 'species' holds <U4, not numbers; encode it"),
-        (frame(more=LABELS, kind=LABELS), "kind", r"axis 1 is 5 instead of 4"),
+        (
+            frame(more=LABELS, kind=LABELS),
+            "kind",
+            r"has 5 columns beside the target 'kind' .* the input 'input' takes 4",
+        ),
     ],
 )
 def test_tables_that_do_not_fit(table, target, message):

@@ -250,7 +250,7 @@ def _validation(given: str | None) -> str | float | None:
         return float(given)
     except ValueError:
         raise DataError(
-            f"--validation is {given!r}; it needs a .npz file, a folder of .npy files, or a fraction such as 0.1."
+            f"--validation is {given!r}; it needs a .npz or .csv file, a folder, or a fraction such as 0.1."
         ) from None
 
 

@@ -45,12 +45,13 @@ Data = Annotated[
     Parameter(
         group=DATA,
         metavar="PATH",
-        help="A .npz file or a folder of .npy files: arrays named like the model's inputs, and the target.",
+        help="A .npz file or a folder of .npy files: arrays named like the model's inputs, and the target. Or a .csv "
+        "file with --target, or a folder with one folder of pictures per class.",
     ),
 ]
 Target = Annotated[
     str | None,
-    Parameter(group=DATA, metavar="NAME", help="Name of the target array, where several are left beside the inputs."),
+    Parameter(group=DATA, metavar="NAME", help="Name of the target: the array, where several are left, or the column."),
 ]
 Loss = Annotated[str, Parameter(group=LOSS, metavar="NAME", help=LOSS_HELP)]
 

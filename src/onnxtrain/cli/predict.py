@@ -26,6 +26,7 @@ def command(
     /,
     *,
     data: flags.Data,
+    target: flags.Target = None,
     output: Annotated[
         Path,
         Parameter(
@@ -49,7 +50,7 @@ def command(
         raise OptionError(f"--output is {str(output)!r}; it needs a file that ends in .npz or .npy.")
     paths.check_paths({paths.MODEL: paths.model(model), "--data": paths.data(data), "--output": paths.output(output)})
     check_writable(output)
-    arrays = outputs(model, data, batch_size=batch_size, options=RuntimeOptions(threads=threads))
+    arrays = outputs(model, data, target=target, batch_size=batch_size, options=RuntimeOptions(threads=threads))
     if output.suffix == ".npy" and len(arrays) > 1:
         raise OptionError(
             f"--output is {str(output)!r}, but the model has {len(arrays)} outputs ({', '.join(arrays)}); "

@@ -14,6 +14,8 @@ from onnxtrain.errors import OptionError
 from onnxtrain.graph.builder import Builder
 from onnxtrain.graph.value import Value
 
+__all__ = ["Activation", "Dropout", "Flatten", "GlobalAveragePool", "Layer", "Linear", "Softmax"]
+
 Weights = Callable[[str, npt.NDArray[Any]], Value]
 """Makes a weight of the model out of the name of its role (``weight``, ``bias``) and its first values."""
 

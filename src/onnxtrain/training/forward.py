@@ -76,6 +76,7 @@ def predict(
     model: str | os.PathLike[str] | onnx.ModelProto,
     data: Any,
     *,
+    target: str | None = None,
     batch_size: int = 256,
     options: RuntimeOptions | None = None,
 ) -> np.ndarray | dict[str, np.ndarray]:
@@ -84,6 +85,7 @@ def predict(
     Args:
         model: A path or a loaded model.
         data: Inputs in any form that :func:`onnxtrain.training.data.open_dataset` takes; targets are not needed.
+        target: A column of a table that is not one of the inputs.
         batch_size: Examples per batch.
         options: Threads and providers.
 
@@ -99,7 +101,7 @@ def predict(
         >>> onnxtrain.predict(onnxtrain.examples.mlp((4, 3)), np.zeros((2, 4))).shape
         (2, 3)
     """
-    arrays = outputs(model, data, batch_size=batch_size, options=options)
+    arrays = outputs(model, data, target=target, batch_size=batch_size, options=options)
     return next(iter(arrays.values())) if len(arrays) == 1 else arrays
 
 
@@ -108,6 +110,7 @@ def outputs(
     model: str | os.PathLike[str] | onnx.ModelProto,
     data: Any,
     *,
+    target: str | None = None,
     batch_size: int = 256,
     options: RuntimeOptions | None = None,
 ) -> dict[str, np.ndarray]:
@@ -115,5 +118,5 @@ def outputs(
     working = infer_shapes(ModelFile.load(model).training_model())
     set_inference(working)
     objective = of_model(working)
-    dataset = open_dataset(data, objective.inputs, need_target=False)
+    dataset = open_dataset(data, objective.inputs, target=target, need_target=False)
     return Evaluator(objective, StateBuffers({}), options or RuntimeOptions()).predict(dataset, batch_size)

@@ -17,9 +17,11 @@ def learn_labels(targets: Array, classes: int | None) -> tuple[str, ...]:
     """The texts among targets in alphabetical order: the first is class 0.
 
     Raises:
-        DataError: There are more of them than classes.
+        DataError: There is only one, or there are more than classes.
     """
     labels = tuple(str(label) for label in np.unique(targets.astype(str)))
+    if len(labels) < 2:
+        raise DataError(f"the targets hold one text only ({_some(labels)}), so there is nothing to tell apart.")
     if classes is not None and len(labels) > classes:
         raise DataError(
             f"the targets hold {len(labels)} different texts ({_some(labels)}), but the model has {classes} classes."

@@ -379,17 +379,22 @@ class Learner:
         labels = self.labels
         return dataset.adapting(lambda array: targets.adapt(array, labels))
 
-    def predict(self, data: Source, *, batch_size: int = 256) -> np.ndarray | dict[str, np.ndarray]:
+    def predict(
+        self, data: Source, *, target: str | None = None, batch_size: int = 256
+    ) -> np.ndarray | dict[str, np.ndarray]:
         """The model's outputs for inputs.
 
         Args:
             data: Inputs in any form that ``fit`` takes; targets are not needed.
+            target: A column of a table that is not one of the inputs.
             batch_size: Examples per batch.
 
         Returns:
             One array per tensor output by name, or the array itself where the model has one output.
         """
-        arrays = self._evaluator(self.objective.form).predict(self.open(data, need_target=False), batch_size)
+        arrays = self._evaluator(self.objective.form).predict(
+            self.open(data, target=target, need_target=False), batch_size
+        )
         return next(iter(arrays.values())) if len(arrays) == 1 else arrays
 
     def _evaluator(self, form: TargetForm | None) -> Evaluator:

@@ -17,6 +17,18 @@ from onnxtrain.errors import DataError, OptionError
 from onnxtrain.training.data.conversion import Array, kind_of
 from onnxtrain.training.data.target_checks import check_labels
 
+__all__ = [
+    "Metric",
+    "NamedMetric",
+    "accuracy",
+    "binary_cross_entropy",
+    "huber",
+    "mean_absolute_error",
+    "mean_squared_error",
+    "resolve_metric",
+    "softmax_cross_entropy",
+]
+
 _Values = npt.NDArray[np.float64]
 
 

@@ -3,6 +3,8 @@
 from onnxtrain.training.data.array_dataset import ArrayDataset, Split, split_validation
 from onnxtrain.training.data.base import Batch, Dataset
 from onnxtrain.training.data.conversion import TensorSpec
+from onnxtrain.training.data.csv_file import CsvFile
+from onnxtrain.training.data.image_folder import ImageFolder
 from onnxtrain.training.data.iterable_dataset import IterableDataset
 from onnxtrain.training.data.opening import open_dataset
 from onnxtrain.training.data.target_checks import TargetCheck, check_labels
@@ -10,7 +12,9 @@ from onnxtrain.training.data.target_checks import TargetCheck, check_labels
 __all__ = [
     "ArrayDataset",
     "Batch",
+    "CsvFile",
     "Dataset",
+    "ImageFolder",
     "IterableDataset",
     "Split",
     "TargetCheck",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from onnxtrain.errors import DataError
+from onnxtrain.training.data.rescaled import Rescaled
 
 Array = npt.NDArray[Any]
 
@@ -101,6 +102,8 @@ def to_numpy(value: object, what: str) -> Array:
 def _convert_container(value: Any) -> Array:
     if isinstance(value, np.ndarray):
         return value
+    if isinstance(value, Rescaled):
+        return cast("Array", value)
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         # NumPy has no bfloat16 of its own, so PyTorch refuses the direct way; float32 holds every bfloat16.

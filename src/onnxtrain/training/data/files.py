@@ -48,7 +48,7 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, Array]:
     try:
         if path.is_dir():
             return _read_folder(path)
-        _check_regular(path)
+        check_regular(path)
         with path.open("rb") as file:
             start = file.read(len(_NPY_MAGIC))
             file.seek(0, os.SEEK_END)
@@ -58,14 +58,18 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, Array]:
             if start.startswith(_ZIP_MAGICS):
                 return _read_npz(file, f"'{path}'")
     except FileNotFoundError as error:
-        raise DataError(f"'{path}' does not exist; give a .npz or .npy file or a folder of .npy files.") from error
+        raise DataError(
+            f"'{path}' does not exist; give a .npz, .npy or .csv file, or a folder of .npy files or pictures."
+        ) from error
     except OSError as error:
         raise DataError(f"'{path}' cannot be read: {error.strerror or error}.") from error
     found = f"starts with {start!r}" if size else "is empty"
-    raise DataError(f"'{path}' {found}, so it is neither a .npz nor a .npy file; write one with numpy.savez.")
+    raise DataError(
+        f"'{path}' {found}, so it is neither a .npz nor a .npy file, and not named .csv; write one with numpy.savez."
+    )
 
 
-def _check_regular(path: Path) -> None:
+def check_regular(path: Path) -> None:
     """Refuse pipes, devices and sockets, which may have no end, before opening, which may wait for ever."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise DataError(f"'{path}' is a pipe, a device or a folder, no ordinary file; write arrays to a file.")
@@ -74,10 +78,10 @@ def _check_regular(path: Path) -> None:
 def is_mapped(array: Array) -> bool:
     """Whether an array, or one that it is a view of, lies in a memory-mapped file."""
     base: Any = array
-    while isinstance(base, np.ndarray):
+    while base is not None:
         if isinstance(base, np.memmap):
             return True
-        base = base.base
+        base = getattr(base, "base", None)
     return False
 
 
@@ -85,13 +89,16 @@ def _read_folder(folder: Path) -> dict[str, Array]:
     arrays: dict[str, Array] = {}
     # An array name may contain a slash ("encoder/tokens"): it is a file in a folder of the folder.
     for path in sorted(folder.rglob("*.npy")):
-        _check_regular(path)
+        check_regular(path)
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             name = path.relative_to(folder).with_suffix("").as_posix()
             arrays[name] = _map_npy(file, 0, size, f"'{path}'")
     if not arrays:
-        raise DataError(f"the folder '{folder}' holds no .npy file; it needs one file per array, named like it.")
+        raise DataError(
+            f"the folder '{folder}' holds no .npy file; it needs one file per array, named like it, or one folder of "
+            "pictures per class."
+        )
     return arrays
 
 

@@ -1,14 +1,78 @@
-"""Data frames, of pandas or Polars: columns by name, one of them perhaps the target."""
+"""Tables, such as frames of pandas or Polars: columns by name, one of them perhaps the target."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from onnxtrain.errors import DataError
 from onnxtrain.training.data.conversion import Array, TensorSpec, kind_of, to_numpy
+
+
+class Columns(NamedTuple):
+    """Which columns of a table make the inputs.
+
+    Attributes:
+        features: the columns that the only input takes side by side; ``None`` where every input is a column.
+        target: the column of targets; ``None`` where none is needed.
+    """
+
+    features: list[str] | None
+    target: str | None
+
+
+def choose_columns(
+    columns: Sequence[str], specs: Sequence[TensorSpec], what: str, *, target: str | None, need_target: bool
+) -> Columns:
+    """Find inputs and target among the columns of a table.
+
+    Columns named like the model's inputs are these. A model with one input takes all columns but the target side by
+    side, in their order.
+
+    Raises:
+        DataError: there is no such column, or the columns do not make the inputs.
+    """
+    if target is None and need_target:
+        raise DataError(f"{what} has the columns {_some(columns)}; say which is the target: target='{columns[-1]}'.")
+    if target is not None and target not in columns:
+        raise DataError(f"{what} has no column '{target}': it has {_some(columns)}.")
+    if all(spec.name in columns for spec in specs):
+        return Columns(None, target)
+    if len(specs) > 1:
+        missing = [spec.name for spec in specs if spec.name not in columns]
+        raise DataError(f"{what} has no columns for the inputs {_some(missing)}: it has {_some(columns)}.")
+    features = [name for name in columns if name != target]
+    (spec,) = specs
+    if spec.shape is not None and len(spec.shape) != 2:
+        raise DataError(
+            f"{what} has no column '{spec.name}', and its columns side by side make rank 2, but the input "
+            f"'{spec.name}' has rank {len(spec.shape)}: {spec.describe_shape()}."
+        )
+    return Columns(features, target)
+
+
+def check_width(columns: Columns, spec: TensorSpec, what: str) -> None:
+    """Check that an input takes as many columns as there are.
+
+    Raises:
+        DataError: it takes more or fewer.
+    """
+    features, target = columns
+    assert features is not None
+    wanted = None if spec.shape is None else spec.shape[1]
+    if isinstance(wanted, int) and wanted != len(features):
+        beside = "" if target is None else f" beside the target '{target}'"
+        hint = (
+            ""
+            if target or len(features) < wanted
+            else f", or leave out the target by its name: target='{features[-1]}'"
+        )
+        raise DataError(
+            f"{what} has {len(features)} columns{beside} ({_some(features)}), but the input '{spec.name}' takes "
+            f"{wanted}; give it as many{hint}."
+        )
 
 
 def is_frame(value: object) -> bool:
@@ -19,42 +83,35 @@ def is_frame(value: object) -> bool:
 def match_frame(
     frame: Any, specs: Sequence[TensorSpec], *, target: str | None, need_target: bool
 ) -> tuple[dict[str, object], object | None]:
-    """Find inputs and targets in a table.
-
-    Columns named like the model's inputs are these. A model with one input takes all columns but the target side by
-    side, in their order.
+    """Find inputs and targets in a frame of pandas or Polars; see `choose_columns`.
 
     Raises:
-        DataError: There is no such column, or columns do not make the inputs.
+        DataError: there is no such column, or columns do not make the inputs.
     """
     columns = [str(name) for name in frame.columns]
     by_name = dict(zip(columns, frame.columns, strict=True))
-    if target is None and need_target:
-        raise DataError(f"the table has the columns {_some(columns)}; say which is the target: target='{columns[-1]}'.")
-    if target is not None and target not in by_name:
-        raise DataError(f"the table has no column '{target}': it has {_some(columns)}.")
+    chosen = choose_columns(columns, specs, "the table", target=target, need_target=need_target)
+    features, target = chosen
     targets = None if target is None else _column(frame, by_name[target], target)
-    names = [spec.name for spec in specs]
-    if all(name in by_name for name in names):
-        return {spec.name: _as_input(_column(frame, by_name[spec.name], spec.name), spec) for spec in specs}, targets
-    if len(specs) > 1:
-        raise DataError(f"the table has no columns for the inputs {_some(names)}: it has {_some(columns)}.")
-    features = [name for name in columns if name != target]
+    if features is None:
+        return {spec.name: as_input(_column(frame, by_name[spec.name], spec.name), spec) for spec in specs}, targets
     arrays = [_column(frame, by_name[name], name) for name in features]
     for name, array in zip(features, arrays, strict=True):
         if kind_of(array.dtype) not in ("boolean", "integer", "float"):
             raise DataError(
                 f"the column '{name}' holds {array.dtype}, not numbers; encode it, or leave it out of the table."
             )
-    return {names[0]: np.stack(arrays, axis=1) if arrays else np.empty((len(frame), 0))}, targets
+    check_width(chosen, specs[0], "the table")
+    return {specs[0].name: np.stack(arrays, axis=1) if arrays else np.empty((len(frame), 0))}, targets
+
+
+def as_input(column: Array, spec: TensorSpec) -> Array:
+    """A column as an input takes it: as [N, 1] where it has rank 2."""
+    return column[:, None] if spec.shape is not None and len(spec.shape) == 2 and column.ndim == 1 else column
 
 
 def _column(frame: Any, key: object, name: str) -> Array:
     return to_numpy(frame[key], f"the column '{name}'")
-
-
-def _as_input(column: Array, spec: TensorSpec) -> Array:
-    return column[:, None] if spec.shape is not None and len(spec.shape) == 2 and column.ndim == 1 else column
 
 
 def _some(names: Sequence[str]) -> str:

@@ -10,8 +10,10 @@ from onnxtrain.errors import DataError
 from onnxtrain.training.data.array_dataset import ArrayDataset
 from onnxtrain.training.data.base import Dataset
 from onnxtrain.training.data.conversion import TensorSpec, is_array_like
+from onnxtrain.training.data.csv_file import CSV_SUFFIXES, CsvFile
 from onnxtrain.training.data.files import read_arrays
 from onnxtrain.training.data.frames import is_frame, match_frame
+from onnxtrain.training.data.image_folder import ImageFolder, is_image_folder
 from onnxtrain.training.data.iterable_dataset import IterableDataset
 from onnxtrain.training.data.naming import is_batch_list, match_batch, match_names, match_positions
 
@@ -34,6 +36,8 @@ def open_dataset(
 
             - a path to a ``.npz`` file, to a folder of ``.npy`` files, or to one ``.npy`` file where that is
               all that the model needs; files are memory-mapped and may be larger than memory;
+            - a path to a ``.csv`` or ``.tsv`` file, or a `CsvFile`;
+            - a path to a folder with one folder of pictures for each class, or an `ImageFolder`;
             - a mapping from name to array;
             - a table of pandas or Polars with a column of targets;
             - ``(inputs, targets)``, where inputs is an array, a sequence of arrays in the order of the
@@ -81,6 +85,9 @@ def _match_source(
 ) -> tuple[dict[str, object], object | None, str] | None:
     """Inputs, targets and what to call the data, or None if the source is one of batches, not of arrays."""
     name = "the data"
+    reader = _reader(source)
+    if reader is not None:
+        return *reader.read(specs, target=target, need_target=need_target), reader.name
     if isinstance(source, str | os.PathLike):
         name, arrays = f"'{Path(source)}'", read_arrays(source)
         if Path(source).is_file() and len(arrays) == len(specs) == 1 and not need_target and target is None:
@@ -93,3 +100,14 @@ def _match_source(
     if isinstance(source, list | tuple) and source and not is_batch_list(source):
         return *match_positions(source, specs, name, target=target, need_target=need_target), name
     return None
+
+
+def _reader(source: object) -> CsvFile | ImageFolder | None:
+    """What reads a source that needs more than to be mapped."""
+    if isinstance(source, CsvFile | ImageFolder):
+        return source
+    if not isinstance(source, str | os.PathLike):
+        return None
+    if Path(source).suffix.lower() in CSV_SUFFIXES:
+        return CsvFile(source)
+    return ImageFolder(source) if is_image_folder(Path(source)) else None

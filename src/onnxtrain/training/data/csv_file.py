@@ -1,0 +1,325 @@
+"""CSV files: columns by name, read once in blocks, so that they may be larger than memory."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import itertools
+import logging
+import operator
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final, NamedTuple
+
+import numpy as np
+
+from onnxtrain.errors import DataError
+from onnxtrain.training.data.conversion import Array, TensorSpec, kind_of
+from onnxtrain.training.data.files import check_regular
+from onnxtrain.training.data.frames import as_input, check_width, choose_columns
+from onnxtrain.training.data.growing import GrowingArray
+
+_logger = logging.getLogger(__name__)
+
+CSV_SUFFIXES: Final = (".csv", ".tsv")
+
+_SEPARATORS: Final = (",", ";", "\t", "|")
+_BOMS: Final = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+_TRUTH: Final = {"0": False, "1": True, "false": False, "true": True}
+# How many cells are converted at a time.
+_BLOCK_CELLS: Final = 2**17
+
+
+@dataclass(frozen=True)
+class CsvFile:
+    """A CSV file whose first line has the names of the columns.
+
+    Columns named like the model's inputs are these; a model with one input of rank 2 takes all columns but the target
+    side by side, in their order. A target whose first cell is no number is a column of texts, the names of classes.
+    Every other cell needs a finite number. The file is read once, and kept as numbers: in memory, or from 64 MiB on in
+    a temporary file.
+
+    Args:
+        path: the file.
+        delimiter: what separates cells; by default a comma, semicolon, tab or bar, whichever the first line has most.
+        encoding: by default what a byte-order mark says, else UTF-8, and Latin-1 where the bytes are not UTF-8.
+        decimal: the decimal sign; by default ``","`` where the delimiter is a semicolon, else ``"."``.
+    """
+
+    path: str | os.PathLike[str]
+    delimiter: str | None = None
+    encoding: str | None = None
+    decimal: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n'):
+            raise DataError(f"delimiter is {self.delimiter!r}; it needs one character, such as ';'.")
+        if self.decimal not in (None, ".", ","):
+            raise DataError(f"decimal is {self.decimal!r}; it needs '.' or ','.")
+        if self.encoding is not None:
+            try:
+                codecs.lookup(self.encoding)
+            except LookupError:
+                raise DataError(f"encoding is {self.encoding!r}, which Python does not know; try 'utf-8'.") from None
+
+    @property
+    def name(self) -> str:
+        """How error messages call it."""
+        return f"'{Path(self.path)}'"
+
+    def read(
+        self, specs: Sequence[TensorSpec], *, target: str | None = None, need_target: bool = True
+    ) -> tuple[dict[str, object], object | None]:
+        """Inputs by name, and the targets or None.
+
+        Raises:
+            DataError: the file cannot be read or does not fit; the message names the line and the column.
+        """
+        path = Path(self.path)
+        encodings = self._encodings(path)
+        for encoding in encodings:
+            try:
+                with path.open(encoding=encoding, newline="") as file:
+                    return self._read_open(file, specs, target, need_target)
+            except UnicodeDecodeError as error:
+                if encoding == encodings[-1]:
+                    raise DataError(
+                        f"{self.name} is not in the encoding {encoding} ({error.reason} at byte {error.start}); name "
+                        "its encoding: onnxtrain.data.CsvFile(path, encoding='latin-1')."
+                    ) from error
+                _logger.warning("%s is not in UTF-8; it is read as Latin-1.", self.name)
+            except OSError as error:
+                raise DataError(f"{self.name} cannot be read: {error.strerror or error}.") from error
+            except csv.Error as error:
+                raise DataError(f"{self.name} is no valid CSV file: {error}; is a quote never closed?") from error
+        raise AssertionError("the last encoding returns or raises")
+
+    def _encodings(self, path: Path) -> list[str]:
+        """Encodings to try, one after the other."""
+        try:
+            check_regular(path)
+            with path.open("rb") as file:
+                start = file.read(3)
+        except FileNotFoundError as error:
+            raise DataError(
+                f"{self.name} does not exist; give a CSV file with column names in the first line."
+            ) from error
+        except OSError as error:
+            raise DataError(f"{self.name} cannot be read: {error.strerror or error}.") from error
+        if self.encoding is not None:
+            return [self.encoding]
+        marked = next((encoding for mark, encoding in _BOMS.items() if start.startswith(mark)), None)
+        return [marked] if marked else ["utf-8", "latin-1"]
+
+    def _read_open(
+        self, file: IO[str], specs: Sequence[TensorSpec], target: str | None, need_target: bool
+    ) -> tuple[dict[str, object], object | None]:
+        first = next((line for line in file if line.strip()), None)
+        if first is None:
+            raise DataError(f"{self.name} is empty; it needs a line of column names, and a line for every example.")
+        delimiter = self.delimiter or _most_frequent(first)
+        file.seek(0)
+        rows = csv.reader(file, delimiter=delimiter, skipinitialspace=True)
+        columns = self._header(next(row for row in rows if row))
+        chosen = choose_columns(columns, specs, self.name, target=target, need_target=need_target)
+        features, target = chosen
+        if features is not None:
+            check_width(chosen, specs[0], self.name)
+        decimal = self.decimal or ("," if delimiter == ";" else ".")
+        parts = [
+            _Part([columns.index(name) for name in features or [spec.name]], _number_type(spec), decimal)
+            for spec in specs
+        ]
+        label = None if target is None or not need_target else _Target(columns.index(target), decimal)
+        table = _Table(self.name, columns, rows)
+        arrays = [GrowingArray((len(part.indices),), part.dtype) for part in parts]
+        empty = True
+        for block in table.blocks():
+            empty = False
+            for part, array in zip(parts, arrays, strict=True):
+                array.append(part.values(block, table))
+            if label is not None:
+                label.add(block, table)
+        if empty:
+            raise DataError(f"{self.name} has column names, but no line of data; it needs a line for every example.")
+        values = [array.finish() for array in arrays]
+        inputs: dict[str, object] = {
+            spec.name: value if features else as_input(value[:, 0], spec)
+            for spec, value in zip(specs, values, strict=True)
+        }
+        return inputs, None if label is None else label.finish()
+
+    def _header(self, row: list[str]) -> list[str]:
+        columns = [name.strip() for name in row]
+        for index, name in enumerate(columns):
+            if not name:
+                raise DataError(
+                    f"{self.name} has no name for column {index + 1} in its first line; name it or leave it out (an "
+                    "index of pandas is left out by to_csv(index=False))."
+                )
+            if columns.index(name) != index:
+                raise DataError(f"{self.name} has two columns '{name}'; give every column a name of its own.")
+        if all(_is_number(name) for name in columns) and columns != [str(index) for index in range(len(columns))]:
+            raise DataError(
+                f"{self.name} has only numbers in its first line ({', '.join(columns[:4])} ...); it needs the names of "
+                "the columns there."
+            )
+        return columns
+
+
+class _Block(NamedTuple):
+    """Some lines of a file: their cells, and the number of each."""
+
+    rows: list[list[str]]
+    lines: list[int]
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The lines after the header."""
+
+    name: str
+    columns: list[str]
+    rows: Any  # a reader of csv, whose type has no name
+
+    def blocks(self) -> Iterator[_Block]:
+        """All lines but blank ones."""
+        width = len(self.columns)
+        numbered = ((row, self.rows.line_num) for row in self.rows if row)
+        while chosen := list(itertools.islice(numbered, max(1, _BLOCK_CELLS // width))):
+            for row, line in chosen:
+                if len(row) != width:
+                    raise DataError(
+                        f"line {line} of {self.name} has {len(row)} cells, but there are {width} columns; correct the "
+                        "line, or quote cells that hold the separator."
+                    )
+            yield _Block([row for row, _ in chosen], [line for _, line in chosen])
+
+    def error(self, block: _Block, row: int, column: int, needed: str) -> DataError:
+        """What is wrong with one cell."""
+        cell = block.rows[row][column]
+        where = f"line {block.lines[row]} of {self.name}"
+        if not cell.strip() or cell.strip().lower() in ("nan", "na", "n/a", "null", "none"):
+            shown = f" ({cell.strip()!r})" if cell.strip() else ""
+            return DataError(
+                f"{where} has no value{shown} in the column '{self.columns[column]}'; fill in {needed}, or leave the "
+                "line out."
+            )
+        return DataError(f"{where} has {cell!r} in the column '{self.columns[column]}', which needs {needed}.")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some columns as numbers of one type, or one as texts."""
+
+    indices: list[int]
+    dtype: np.dtype[Any]
+    decimal: str
+
+    def values(self, block: _Block, table: _Table) -> Array:
+        """The numbers of a block, [lines, columns]."""
+        cells = self._cells(block.rows)
+        if self.dtype.kind == "T":
+            return np.array(cells, self.dtype)
+        try:
+            array = _convert(cells, self.decimal, self.dtype)
+        except (ValueError, OverflowError, KeyError):
+            array = None
+        if array is not None and np.isfinite(array).all():
+            return array
+        for row, found in enumerate(cells):
+            for index, cell in zip(self.indices, found, strict=True):
+                if not _is_number(cell, self.decimal, self.dtype):
+                    needed = {"f": "a number", "b": "true or false"}.get(self.dtype.kind, "a whole number")
+                    range_ = (
+                        f" that {self.dtype} can hold"
+                        if _is_number(cell, self.decimal) and self.dtype.kind != "b"
+                        else ""
+                    )
+                    raise table.error(block, row, index, needed + range_)
+        raise AssertionError("a block does not convert, but every cell of it does")
+
+    def _cells(self, rows: list[list[str]]) -> Sequence[Sequence[str]]:
+        first, last = self.indices[0], self.indices[-1]
+        if last - first == len(self.indices) - 1:  # side by side, as they are but for a target between them
+            return [row[first : last + 1] for row in rows]
+        return list(map(operator.itemgetter(*self.indices), rows))
+
+
+class _Target:
+    """The column of targets: whole numbers, numbers, or texts, as its first cell tells."""
+
+    def __init__(self, index: int, decimal: str) -> None:
+        self._index, self._decimal = index, decimal
+        self._texts: dict[str, int] | None = None
+        self._types = [np.dtype(np.int64), np.dtype(np.float64)]
+        self._blocks: list[Array] = []
+
+    def add(self, block: _Block, table: _Table) -> None:
+        """Read a block; an error names a cell without a value, or without a number where the first one has one."""
+        first = block.rows[0][self._index]
+        if not self._blocks and not _is_number(first, self._decimal, finite=False):
+            self._texts = {}
+        if self._texts is not None:
+            self._blocks.append(self._numbered(block, table))
+            return
+        if len(self._types) == 2:
+            try:
+                self._blocks.append(_Part([self._index], self._types[0], self._decimal).values(block, table)[:, 0])
+                return
+            except DataError:
+                del self._types[0]
+        self._blocks.append(_Part([self._index], self._types[0], self._decimal).values(block, table)[:, 0])
+
+    def _numbered(self, block: _Block, table: _Table) -> Array:
+        assert self._texts is not None
+        cells = [row[self._index].strip() for row in block.rows]
+        if "" in cells:
+            raise table.error(block, cells.index(""), self._index, "a value")
+        return np.array([self._texts.setdefault(cell, len(self._texts)) for cell in cells], np.int32)
+
+    def finish(self) -> Array:
+        """All targets."""
+        joined = np.concatenate(self._blocks)
+        return joined if self._texts is None else np.array(list(self._texts))[joined]
+
+
+def _number_type(spec: TensorSpec) -> np.dtype[Any]:
+    """What the cells of an input are converted to."""
+    if spec.dtype.kind in "iuf":
+        return spec.dtype
+    kinds: dict[str, np.dtype[Any]] = {"string": np.dtypes.StringDType(), "boolean": np.dtype(bool)}
+    return kinds.get(kind_of(spec.dtype), np.dtype(np.float32))  # float32 holds every bfloat16
+
+
+def _most_frequent(line: str) -> str:
+    """The separator that makes the most cells of a line; a comma where none makes two."""
+    counts: Callable[[str], int] = lambda mark: len(next(csv.reader([line], delimiter=mark), []))  # noqa: E731
+    return max(_SEPARATORS, key=counts)
+
+
+def _is_number(cell: str, decimal: str = ".", dtype: np.dtype[Any] | None = None, *, finite: bool = True) -> bool:
+    """Whether a cell is a number (of a type)."""
+    try:
+        value = _convert([[cell]], decimal, dtype or np.dtype(np.float64))
+    except (ValueError, OverflowError, KeyError):
+        return False
+    return bool(np.isfinite(value).all()) or not finite
+
+
+def _convert(cells: Sequence[Sequence[str]], decimal: str, dtype: np.dtype[Any]) -> Array:
+    """Cells as numbers; what is too large becomes infinite, or an error where the type has no infinity.
+
+    Raises:
+        ValueError: one is no number of the type.
+        KeyError: one is no truth value, where these are asked for.
+        OverflowError: one is too large for it.
+    """
+    if decimal == ",":
+        cells = [[cell.replace(",", ".") for cell in row] for row in cells]
+    if dtype.kind == "b":
+        return np.array([[_TRUTH[cell.strip().lower()] for cell in row] for row in cells], dtype)
+    with np.errstate(over="ignore"):
+        return np.array(cells, dtype)

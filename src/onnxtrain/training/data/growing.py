@@ -1,0 +1,60 @@
+"""Arrays that are written block by block: in memory while they are small, then in a temporary file that is mapped."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import IO, Any, Final
+
+import numpy as np
+
+from onnxtrain.training.data.conversion import Array
+
+MEMORY_BYTES: Final = 64 * 2**20
+"""Up to this size an array stays in memory; a larger one goes to a temporary file."""
+
+
+class GrowingArray:
+    """An array whose number of rows is not known until all have been read.
+
+    The temporary file has no name in the file system: however the process ends, nothing is left behind.
+
+    Args:
+        row_shape: the shape of one row.
+        dtype: the element type.
+
+    >>> array = GrowingArray((2,), np.dtype(np.float32))
+    >>> array.append(np.zeros((3, 2)))
+    >>> array.finish().shape
+    (3, 2)
+    """
+
+    def __init__(self, row_shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self._row_shape, self._dtype = row_shape, dtype
+        self._blocks: list[Array] = []
+        self._bytes = self._rows = 0
+        self._file: IO[bytes] | None = None
+
+    def append(self, block: Array) -> None:
+        """Add rows at the end.
+
+        Raises:
+            OSError: the temporary file cannot be written.
+        """
+        block = np.ascontiguousarray(block, self._dtype)
+        self._rows += len(block)
+        self._bytes += block.nbytes
+        self._blocks.append(block)
+        if self._bytes > MEMORY_BYTES and self._dtype.kind not in "OT":  # texts lie elsewhere
+            self._file = self._file or tempfile.TemporaryFile()  # noqa: SIM115 - the array keeps it open
+            for each in self._blocks:
+                self._file.write(each.reshape(-1).view(np.uint8).data)
+            self._blocks = []
+
+    def finish(self) -> Array:
+        """All rows."""
+        shape = (self._rows, *self._row_shape)
+        if self._file is None:
+            return np.concatenate([np.empty((0, *self._row_shape), self._dtype), *self._blocks])
+        self._file.flush()
+        with self._file:
+            return np.memmap(self._file, self._dtype, "r", 0, shape)

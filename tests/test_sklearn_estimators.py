@@ -1,0 +1,330 @@
+"""Estimators of scikit-learn that train ONNX models: its own checks, and what they share with its estimators."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import sys
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+import onnxtrain
+from onnxtrain.errors import DataError, OptionError
+from onnxtrain.examples import digits_cnn, mlp
+
+pytest.importorskip("sklearn", minversion="1.6")
+
+from sklearn.base import clone
+from sklearn.datasets import load_diabetes, load_digits, load_iris
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+
+from onnxtrain.sklearn import OnnxClassifier, OnnxRegressor
+from zoo.sklearn_models import sklearn_models
+
+ESTIMATORS = [OnnxClassifier, OnnxRegressor]
+QUICK = {"epochs": 10, "learning_rate": 0.01, "random_state": 0, "threads": 1}
+
+
+@pytest.fixture(scope="module")
+def iris():
+    x, y = load_iris(return_X_y=True)
+    return StandardScaler().fit_transform(x), np.array(["setosa", "versicolor", "virginica"])[y]
+
+
+def _run(path, x: np.ndarray) -> list[np.ndarray]:
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    entry = session.get_inputs()[0]
+    return session.run(None, {entry.name: x.astype(np.float64 if "double" in entry.type else np.float32)})
+
+
+def _ending_in(operator: str, model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with an activation behind its logits."""
+    model.graph.node[-1].output[0] = "before"
+    model.graph.node.append(onnx.helper.make_node(operator, ["before"], ["logits"]))
+    return model
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    powers = np.exp(logits)
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_scikit_learn_finds_nothing_wrong(estimator):
+    settings = {"hidden_layer_sizes": (32,), "epochs": 15, "learning_rate": 0.02, "threads": 1}
+    results = check_estimator(estimator(**settings), on_skip=None)
+    assert sum(result["status"] == "passed" for result in results) > 50
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_scikit_learn_finds_nothing_wrong_with_the_defaults(estimator):
+    results = check_estimator(estimator(), on_skip=None)
+    assert sum(result["status"] == "passed" for result in results) > 50
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_the_constructor_stores_what_it_gets(estimator):
+    given = dict.fromkeys(estimator().get_params(), "anything")
+    assert estimator(**given).get_params() == given
+
+
+def test_a_pipeline_learns(iris):
+    x, y = load_iris(return_X_y=True)
+    pipeline = make_pipeline(StandardScaler(), OnnxClassifier(**QUICK | {"epochs": 30}))
+    assert cross_val_score(pipeline, x, y, cv=3).mean() > 0.9
+
+
+def test_a_grid_search_chooses_the_rate_that_learns(iris):
+    search = GridSearchCV(OnnxClassifier(**QUICK), {"learning_rate": [1e-6, 0.02]}, cv=2).fit(*iris)
+    assert search.best_params_ == {"learning_rate": 0.02}
+    assert search.best_score_ > 0.9
+
+
+def test_a_regressor_beats_the_mean():
+    x, y = load_diabetes(return_X_y=True)
+    x, y = x * 20, (y - y.mean()) / y.std()
+    assert OnnxRegressor(**QUICK).fit(x, y).score(x, y) > 0.4
+
+
+def test_a_regressor_learns_several_columns(iris):
+    x = iris[0]
+    regressor = OnnxRegressor(mlp((4, 8, 2)), **QUICK | {"epochs": 60}).fit(x, x[:, :2])
+    assert regressor.predict(x).shape == (len(x), 2)
+    assert regressor.score(x, x[:, :2]) > 0.9
+
+
+@pytest.mark.parametrize("optimizer", ["adamw(weight_decay=0.1)", onnxtrain.SGD(0.05)])
+def test_it_is_what_the_trainer_does(iris, optimizer):
+    """The same model, data, order and optimizer give the same weights to the last bit."""
+    x, y = iris[0].astype(np.float32), np.searchsorted(np.unique(iris[1]), iris[1])
+    model = mlp((4, 8, 3))
+    found = OnnxClassifier(model, optimizer=optimizer, epochs=3, shuffle=False, threads=1).fit(x, y)
+    trainer = onnxtrain.Trainer(model, loss="softmax_cross_entropy", optimizer=optimizer, threads=1)
+    trainer.fit((x, y), epochs=3, batch_size=64, shuffle=False)
+    for name, array in trainer.parameters.items():
+        np.testing.assert_array_equal(found.trainer_.parameters[name], array)
+
+
+def test_labels_are_those_of_the_data_and_lie_beside_the_saved_model(iris, tmp_path):
+    x, y = iris
+    classifier = OnnxClassifier(mlp((4, 8, 3)), **QUICK).fit(x, y)
+    assert list(classifier.classes_) == ["setosa", "versicolor", "virginica"]
+    assert classifier.score(x, y) > 0.8
+    classifier.save(tmp_path / "tuned.onnx")
+    (logits,) = _run(tmp_path / "tuned.onnx", x)
+    np.testing.assert_allclose(classifier.predict_proba(x), _softmax(logits), rtol=1e-4, atol=1e-6)
+    assert onnxtrain.evaluate(
+        tmp_path / "tuned.onnx", (x.astype(np.float32), y), loss="softmax_cross_entropy", metrics=["accuracy"]
+    )["accuracy"] == pytest.approx(classifier.score(x, y))
+
+
+@pytest.mark.parametrize("operator", ["Softmax", "LogSoftmax"])
+def test_probabilities_of_a_model_that_ends_in_its_activation(iris, operator):
+    model = _ending_in(operator, mlp((4, 8, 3)))
+    plain = OnnxClassifier(mlp((4, 8, 3)), **QUICK).fit(*iris)
+    found = OnnxClassifier(model, **QUICK).fit(*iris)
+    np.testing.assert_allclose(found.predict_proba(iris[0]), plain.predict_proba(iris[0]), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("activation", [None, "Sigmoid"])
+def test_one_output_tells_two_classes_apart(iris, activation, tmp_path):
+    x, y = iris[0][:100], iris[1][:100]
+    model = mlp((4, 8, 1))
+    if activation:
+        model = _ending_in(activation, model)
+    classifier = OnnxClassifier(model, **QUICK | {"epochs": 30}).fit(x, y)
+    assert classifier.score(x, y) > 0.95
+    classifier.save(tmp_path / "binary.onnx")
+    (output,) = _run(tmp_path / "binary.onnx", x)
+    positive = output[:, 0] if activation else 1 / (1 + np.exp(-output[:, 0]))
+    np.testing.assert_allclose(classifier.predict_proba(x), np.stack([1 - positive, positive], 1), atol=1e-6)
+
+
+def test_rows_fill_the_shape_of_an_image():
+    x, y = load_digits(return_X_y=True)
+    kept = y < 3
+    x, y = x[kept][:200] / 16, y[kept][:200]
+    classifier = OnnxClassifier(digits_cnn(), new_head=True, train="head.*", **QUICK).fit(x, y)
+    assert classifier.predict_proba(x).shape == (200, 3)
+    assert classifier.score(x, y) > 0.9
+    before = {tensor.name: tensor.SerializeToString() for tensor in digits_cnn().graph.initializer}
+    after = {tensor.name: tensor.SerializeToString() for tensor in classifier.model_.graph.initializer}
+    assert {name for name in after if after[name] != before.get(name)} == {"head.weight", "head.bias"}
+
+
+def test_columns_go_to_several_inputs_in_their_order():
+    model = onnx.parser.parse_model("""
+    <ir_version: 8, opset_import: ["": 18]>
+    g (float[N, 2] a, float[N, 2, 1] b) => (float[N] y)
+        <float[2, 1] w = {0.5, 0.5}, float[2, 1] v = {0.5, 0.5}, int64[1] last = {1}> {
+        f = Flatten(b)  p = MatMul(a, w)  q = MatMul(f, v)  s = Add(p, q)  y = Squeeze(s, last)
+    }""")
+    x = np.random.default_rng(0).normal(size=(200, 4))
+    y = x @ [1.0, -2.0, 3.0, -4.0]
+    regressor = OnnxRegressor(model, epochs=60, learning_rate=0.05, random_state=0).fit(x, y)
+    np.testing.assert_allclose(regressor.trainer_.get_weights(flat=True), [1, -2, 3, -4], atol=0.01)
+    np.testing.assert_allclose(regressor.predict(x), y, atol=0.05)
+
+
+def test_an_input_of_integers_takes_whole_numbers():
+    model = onnx.parser.parse_model("""
+    <ir_version: 8, opset_import: ["": 18]>
+    g (int64[N, 1] token) => (float[N, 2] y) <float[3, 2] table = {0, 0, 0, 0, 0, 0}, int64[1] last = {1}> {
+        t = Squeeze(token, last)  y = Gather(table, t)
+    }""")
+    x = np.arange(30).reshape(-1, 1) % 3
+    labels = np.array(["no", "yes"])[(x[:, 0] == 1).astype(int)]
+    classifier = OnnxClassifier(model, **QUICK).fit(x.astype(float), labels)
+    assert classifier.score(x, labels) == 1
+    with pytest.raises(DataError, match=r"X holds 0.5 in a column of the input 'token', which takes int64"):
+        classifier.predict([[0.5]])
+
+
+def test_partial_fit_goes_on_where_it_was(iris):
+    x, y = iris
+    settings = QUICK | {"shuffle": False, "batch_size": 50}
+    whole = OnnxClassifier(**settings | {"epochs": 3}).fit(x, y)
+    parts = OnnxClassifier(**settings)
+    for step in range(9):
+        part = slice(step % 3 * 50, step % 3 * 50 + 50)
+        parts.partial_fit(x[part], y[part], classes=np.unique(y) if step == 0 else None)
+        if step == 4:
+            parts = pickle.loads(pickle.dumps(parts))  # the optimizer's states go along
+    np.testing.assert_allclose(parts.predict_proba(x), whole.predict_proba(x), rtol=1e-9)
+
+
+def test_a_pickle_predicts_the_same_and_a_clone_knows_nothing(iris):
+    classifier = OnnxClassifier(mlp((4, 8, 3)), **QUICK).fit(*iris)
+    again = pickle.loads(pickle.dumps(classifier))
+    np.testing.assert_array_equal(again.predict_proba(iris[0]), classifier.predict_proba(iris[0]))
+    assert again.model_.graph.initializer == classifier.model_.graph.initializer
+    with pytest.raises(NotFittedError):
+        clone(classifier).model_  # noqa: B018
+    np.testing.assert_array_equal(clone(classifier).fit(*iris).predict(iris[0]), classifier.predict(iris[0]))
+
+
+def test_a_saved_model_goes_on_learning_by_its_path(iris, tmp_path):
+    OnnxClassifier(**QUICK).fit(*iris).save(tmp_path / "model.onnx")
+    before = (tmp_path / "model.onnx").read_bytes()
+    classifier = OnnxClassifier(str(tmp_path / "model.onnx"), **QUICK).fit(*iris)
+    assert classifier.history_.column("loss")[0] < 0.5  # a fresh one begins above 1
+    assert (tmp_path / "model.onnx").read_bytes() == before
+
+
+def test_columns_of_a_frame_have_names(iris):
+    pandas = pytest.importorskip("pandas")
+    x, y = pandas.DataFrame(iris[0], columns=list("abcd")), pandas.Series(iris[1])
+    classifier = OnnxClassifier(**QUICK).fit(x, y)
+    assert list(classifier.feature_names_in_) == list("abcd")
+    with pytest.raises(ValueError, match="feature names"):
+        classifier.predict(x[list("dcba")])
+
+
+def test_only_proportions_of_sample_weights_count(iris):
+    x, y = iris
+    weights = np.where(y == "setosa", 3.0, 1.0)
+    one = OnnxClassifier(**QUICK).fit(x, y, sample_weight=weights)
+    other = OnnxClassifier(**QUICK).fit(x, y, sample_weight=100 * weights)
+    without = OnnxClassifier(**QUICK).fit(x, y)
+    np.testing.assert_allclose(one.predict_proba(x), other.predict_proba(x), rtol=1e-6)
+    assert np.abs(one.predict_proba(x) - without.predict_proba(x)).max() > 1e-3
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("zipmap", ["", "_zipmap"])
+def test_models_of_skl2onnx_go_on_learning(zipmap, tmp_path):
+    pytest.importorskip("skl2onnx")
+    entry = sklearn_models()[f"mlp_classifier_classes{zipmap}"]
+    classifier = OnnxClassifier(entry.model, epochs=1, learning_rate=1e-9).fit(entry.inputs, entry.targets)
+    np.testing.assert_allclose(
+        classifier.predict_proba(entry.inputs), entry.estimator.predict_proba(entry.inputs), rtol=1e-3, atol=1e-5
+    )
+    tuned = OnnxClassifier(entry.model, epochs=20, learning_rate=0.02, random_state=0).fit(entry.inputs, entry.targets)
+    assert tuned.score(entry.inputs, entry.targets) > entry.estimator.score(entry.inputs, entry.targets)
+    tuned.save(tmp_path / "tuned.onnx")
+    label = _run(tmp_path / "tuned.onnx", entry.inputs)[0]
+    np.testing.assert_array_equal(label, tuned.predict(entry.inputs))
+
+
+@pytest.mark.torch
+def test_a_pipeline_of_skl2onnx_goes_on_learning_with_its_preprocessing(tmp_path):
+    pytest.importorskip("skl2onnx")
+    from skl2onnx import to_onnx
+    from sklearn.neural_network import MLPRegressor
+
+    x, y = load_diabetes(return_X_y=True)
+    x, y = (x * 1000 + 300).astype(np.float32), (y - y.mean()) / y.std()
+    pipeline = make_pipeline(
+        StandardScaler(), MLPRegressor(hidden_layer_sizes=(16,), max_iter=300, tol=1, random_state=0)
+    ).fit(x, y)
+    model = to_onnx(pipeline, x[:1], target_opset={"": 18, "ai.onnx.ml": 3})
+    assert any(node.op_type == "Scaler" for node in model.graph.node)
+    regressor = OnnxRegressor(model, epochs=20, learning_rate=0.01, random_state=0).fit(x, y)
+    assert regressor.score(x, y) > pipeline.score(x, y) + 0.1
+    regressor.save(tmp_path / "tuned.onnx")
+    saved = onnx.load(tmp_path / "tuned.onnx")
+    assert list(saved.graph.node) == list(model.graph.node)
+    np.testing.assert_allclose(_run(tmp_path / "tuned.onnx", x)[0][:, 0], regressor.predict(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.torch
+def test_weights_in_attributes_are_named():
+    pytest.importorskip("skl2onnx")
+    entry = sklearn_models()["logistic_regression_classes"]
+    with pytest.raises(OptionError, match=r"no trainable parameter.*attributes of LinearClassifier"):
+        OnnxClassifier(entry.model).fit(entry.inputs, entry.targets)
+
+
+def test_another_number_of_classes_is_refused_unless_a_new_head_is_asked_for(iris):
+    with pytest.raises(OptionError, match=r"'logits' of the model tells 5 classes apart, but there are 3; new_head"):
+        OnnxClassifier(mlp((4, 8, 5)), **QUICK).fit(*iris)
+    assert OnnxClassifier(mlp((4, 8, 5)), new_head=True, **QUICK).fit(*iris).predict_proba(iris[0]).shape == (150, 3)
+    with pytest.raises(OptionError, match=r"'logits' of the model has 5 columns, but y has 1; new_head"):
+        OnnxRegressor(mlp((4, 8, 5)), **QUICK).fit(iris[0], iris[0][:, 0])
+
+
+def test_what_cannot_be_learned_from_gets_a_sentence(iris):
+    x, y = iris
+    sparse = pytest.importorskip("scipy.sparse")
+    with pytest.raises(TypeError, match="Sparse data was passed"):
+        OnnxClassifier().fit(sparse.csr_array(x), y)
+    with pytest.raises(OptionError, match="y holds one class only, 'setosa'; a classifier needs at least 2"):
+        OnnxClassifier().fit(x[:50], y[:50])
+    with pytest.raises(DataError, match=r"X has 4 columns, but the model's inputs take 64 \(64 for 'image'\)"):
+        OnnxClassifier(digits_cnn(), new_head=True).fit(x, y)
+    with pytest.raises(OptionError, match="sample_weight holds -1; weights are at least 0"):
+        OnnxClassifier().fit(x, y, sample_weight=-np.ones(150))
+    with pytest.raises(OptionError, match="classes is None; the first call of partial_fit needs all labels"):
+        OnnxClassifier().partial_fit(x, y)
+    classifier = OnnxClassifier(**QUICK).partial_fit(x[50:], y[50:], classes=np.unique(y)[1:])
+    with pytest.raises(
+        OptionError, match=r"The label 'setosa' in y is none of the classes \['versicolor', 'virginica'\]"
+    ):
+        classifier.partial_fit(x, y)
+    with pytest.raises(OptionError, match=r"classes is \['a', 'b'\], but this classifier was fitted for \['versi"):
+        classifier.partial_fit(x[50:], y[50:], classes=["a", "b"])
+    image = onnx.parser.parse_model("""
+    <ir_version: 8, opset_import: ["": 18]>
+    g (float[N, 4] x) => (float[N, 2, 2] y) <float[4] w = {1, 1, 1, 1}, int64[3] s = {0, 2, 2}> {
+        p = Mul(x, w)  y = Reshape(p, s)
+    }""")
+    with pytest.raises(OptionError, match=r"'y' has the shape \(N, 2, 2\); it needs one row \[C\] for each example"):
+        OnnxClassifier(image).fit(x, y)
+
+
+@pytest.mark.parametrize("name", ["OnnxClassifier", "OnnxRegressor"])
+def test_without_scikit_learn_one_sentence_says_what_to_install(name, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.base", None)
+    monkeypatch.delitem(sys.modules, "onnxtrain.sklearn")
+    module = importlib.import_module("onnxtrain.sklearn")
+    monkeypatch.undo()
+    with pytest.raises(OptionError, match=rf"{name} needs scikit-learn 1.6 or newer, .* 'onnxtrain\[sklearn\]'"):
+        getattr(module, name)(epochs=3)
