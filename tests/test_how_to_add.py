@@ -1,9 +1,10 @@
-"""The parts of docs/how_to_add.md on a rule and a pass, followed in a copy of the repository."""
+"""The parts of docs/how_to_add.md, followed in a copy of the repository; its native code is compiled, but not run."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "how_to_add.md"
-BLOCK = re.compile(r"^```(py|diff)\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(py|cpp|diff)\n(?:#|//) (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+QUIET = ["-q", "-p", "no:cacheprovider", "-W", "ignore:onnxtrain's native kernels cannot be loaded"]
 
 
 def part(title: str) -> str:
@@ -25,7 +28,7 @@ def follow(text: str, root: Path) -> None:
     """Write the files of a part, and make its changes: each has to fit in one place."""
     for kind, path, content in BLOCK.findall(text):
         file = root / path
-        if kind == "py":
+        if kind != "diff":
             assert not file.exists(), path
             file.write_text(content)
             continue
@@ -36,31 +39,56 @@ def follow(text: str, root: Path) -> None:
 
 
 def commands(text: str) -> list[list[str]]:
-    """The lines that call pytest, as arguments."""
-    return [line.split()[1:] for line in text.splitlines() if line.startswith("    pytest ")]
+    """The lines that call Python or pytest and need no native library, as arguments of Python."""
+    found = [shlex.split(line) for line in re.findall(r"^    ((?:pytest|python -m) .*)$", text, re.MULTILINE)]
+    return [
+        ["-m", "pytest", *QUIET, *words[1:]] if words[0] == "pytest" else words[1:]
+        for words in found
+        if "tests/native" not in words
+    ]
 
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     ignored = shutil.ignore_patterns("__pycache__", "lib")
-    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=ignored)
-    for folder in ("autodiff", "lowering"):
+    for folder in ("src", "native", "tools", "docs", "benchmarks"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
+    for folder in ("autodiff", "lowering", "operators", "native", "training"):
         shutil.copytree(ROOT / "tests" / folder, tmp_path / "tests" / folder, ignore=ignored)
-    (tmp_path / "docs").mkdir()
-    shutil.copy(ROOT / "docs" / "architecture.md", tmp_path / "docs")
-    shutil.copytree(ROOT / "tools", tmp_path / "tools", ignore=ignored)
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path / "tests")
+    for file in ("pyproject.toml", "tests/conftest.py", "tests/test_public_names.py"):
+        shutil.copy(ROOT / file, tmp_path / file)
     return tmp_path
 
 
-@pytest.mark.parametrize("title", ["A rule", "A pass"])
+@pytest.mark.parametrize(
+    "title", ["A rule", "A pass", pytest.param("An optimizer", marks=pytest.mark.thorough), "A kernel"]
+)
 def test_a_stranger_gets_through(title: str, copy: Path) -> None:
     text = part(title)
     follow(text, copy)
-    (arguments,) = commands(text)
-    environment = {**os.environ, "PYTHONPATH": str(copy / "src")}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
-    done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 4
+    environment, passed = {**os.environ, "PYTHONPATH": str(copy / "src")}, 0
+    for arguments in commands(text):
+        command = [sys.executable, *arguments]
+        done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        passed += sum(map(int, re.findall(r"(\d+) passed", done.stdout)))
+    assert passed >= 4
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a compiler for C++20")
+@pytest.mark.parametrize(
+    ("title", "sources"),
+    [
+        ("An optimizer", ["optimizers/kernels.cpp", "optimizers/optimizers.cpp"]),
+        ("A kernel", ["kernels/kernels.cpp", "activations/node.cpp", "operators/register.cpp"]),
+    ],
+)
+def test_the_native_code_compiles(title: str, sources: list[str], copy: Path) -> None:
+    follow(part(title), copy)
+    generated = '#pragma once\n#include "optimizers/rules/{0}.h"\n#define ONNXTRAIN_OPTIMIZER_RULES(each) each({0})\n'
+    rule = "qhm" if title == "An optimizer" else "momentum"
+    (copy / "optimizer_rules.h").write_text(generated.format(rule))
+    options = ["-std=c++20", "-fsyntax-only", "-Wno-psabi", "-DONNXTRAIN_INSTRUCTION_SET=baseline"]
+    command = ["c++", *options, "-iquote", "native", "-iquote", ".", *(f"native/{source}" for source in sources)]
+    done = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
