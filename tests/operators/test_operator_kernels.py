@@ -83,6 +83,7 @@ def test_the_fused_kernel_prepares_gradients(name, attributes, dtype, masked, op
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.skipif(not native.kernels_available(), reason="the native library is not built")
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("name", "attributes"), CASES, ids=IDS)
 def test_functions_over_arrays_equal_the_reference(name, attributes, dtype):
