@@ -27,5 +27,5 @@ cd "$root/tests/native"
 env PYTHONPATH="$scratch/package" LD_PRELOAD="$preload" \
   ASAN_OPTIONS=detect_leaks=0:alloc_dealloc_mismatch=0:allocator_may_return_null=1:max_allocation_size_mb=4096 \
   UBSAN_OPTIONS=print_stacktrace=1 \
-  python -m pytest -q -p no:cacheprovider -m "not slow" -k "not needs_nothing_but_libc and not torch" "$@" \
+  python -m pytest -q -p no:cacheprovider -m "not slow" -k "not needs_nothing_but_libc and not torch and not worker_that_dies" "$@" \
   . ../reliability/test_kernel_fuzz.py
