@@ -106,7 +106,7 @@ class Targets:
             targets = to_indices(targets, labels)
         return as_classes(targets, shape, self._class_axis)
 
-    @property
+    @cached_property
     def _class_axis(self) -> int:
         return self._whole_loss.reading(wrapped(self.prediction), wrapped(self.value)).axis
 
