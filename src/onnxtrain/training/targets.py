@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.graph import Builder, Value
-from onnxtrain.graph.value import dimensions
+from onnxtrain.graph.value import Dimension, dimensions
 from onnxtrain.training.data import Dataset, TargetCheck, TensorSpec
 from onnxtrain.training.data.conversion import kind_of
 from onnxtrain.training.labels import as_classes, as_numbers, to_indices
@@ -97,7 +97,7 @@ class Targets:
             targets: Targets, examples first.
             labels: The texts that stand for the classes, where targets are texts.
         """
-        shape = dimensions(self.prediction)
+        shape = self._logits
         if shape is None or not isinstance(self.declared, LossByExample):
             return targets
         if len(self.declared.target_kinds) < 2:
@@ -105,6 +105,11 @@ class Targets:
         if labels is not None and kind_of(targets.dtype) == "string":
             targets = to_indices(targets, labels)
         return as_classes(targets, shape, self._class_axis)
+
+    @cached_property
+    def _logits(self) -> tuple[Dimension, ...] | None:
+        """The shape of the prediction."""
+        return dimensions(self.prediction)
 
     @cached_property
     def _class_axis(self) -> int:
