@@ -242,3 +242,14 @@ def test_what_is_no_model_is_told(tmp_path):
     for edit in (lambda p: onnxtrain.cut(p, at="h"), lambda p: onnxtrain.replace_head(p, 3)):
         with pytest.raises(ModelError, match="is not an ONNX model"):
             edit(tmp_path / "model.onnx")
+
+
+def test_a_deep_model_is_searched_for_its_head():
+    """Further than Python calls itself, past a product of two values that are fed."""
+    layers = "".join(f"h{i + 1} = Relu(h{i})  " for i in range(3000))
+    body = f"h0 = MatMul(x, w)  {layers} t = Transpose(h3000)  p = MatMul(h3000, t)  y = Softmax(p)"
+    model = parsed(f"f (float[3, 4] x) => (float[3, 3] y) {{ {body} }}", w=(4, 5))
+    with pytest.raises(OptionError, match="Behind the head stands MatMul 'p', which is made for its 5 classes"):
+        onnxtrain.replace_head(model, classes=7)
+    changed = onnxtrain.replace_head(onnxtrain.cut(model, at="h3000"), classes=7)
+    assert weights(changed)["head.weight"].shape == (4, 7)

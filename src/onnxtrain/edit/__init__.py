@@ -1,4 +1,4 @@
-"""Models into other models: another head, a part cut out, layers added, a batch axis set free.
+"""Models into other models: another head, a part cut out, layers added.
 
 Everything here takes a path or a model and returns a new, whole model; what it was given stays as it is.
 """

@@ -69,7 +69,7 @@ def _find(working: Working, end: ir.Value) -> ir.Node:
     for node in reversed(list(working.graph)):
         if not any(value in needed for value in node.outputs):
             continue
-        if _is_head(node):
+        if _is_head(working, node):
             return node
         needed.update(value for value in (*node.inputs, *captured_values(node)) if value is not None)
     raise OptionError(
@@ -81,33 +81,24 @@ def _find(working: Working, end: ir.Value) -> ir.Node:
 def _named(working: Working, at: str) -> ir.Node:
     """The layer that ``at`` names, by its node, its output or its weight."""
     if at in working.graph.initializers:
-        found = [node for node in working.graph if _is_head(node) and _source(node.inputs[1]).name == at]
+        found = [node for node in working.graph if _is_head(working, node) and _source(node.inputs[1]).name == at]
         if not found:
             raise OptionError(f"at={at!r} is a weight that no {', '.join(_HEADS)} multiplies with; name a layer.")
         return found[-1]
     node = working.value(at).producer()
-    if node is None or not _is_head(node):
+    if node is None or not _is_head(working, node):
         kind = "an input" if node is None else f"a {node.op_type}"
         raise OptionError(f"at={at!r} is {kind}; a head is a {', '.join(_HEADS[:-1])} or {_HEADS[-1]} with a weight.")
     return node
 
 
-def _is_head(node: ir.Node) -> bool:
+def _is_head(working: Working, node: ir.Node) -> bool:
     if node.domain or node.op_type not in _HEADS or len(node.inputs) < 2:
         return False
     weight = node.inputs[1]
     rank = 2 if weight is None or weight.shape is None else len(weight.shape)
-    return _is_constant(weight) and is_float(node.outputs[0]) and (node.op_type == "Conv" or rank == 2)
-
-
-def _is_constant(value: ir.Value | None) -> bool:
-    """Whether a value follows from weights alone."""
-    if value is None or (value.is_graph_input() and not value.is_initializer()):
-        return False
-    producer = value.producer()
-    if producer is None:
-        return value.is_initializer()
-    return all(item is None or _is_constant(item) for item in (*producer.inputs, *captured_values(producer)))
+    fits = is_float(node.outputs[0]) and (node.op_type == "Conv" or rank == 2)
+    return fits and working.follow_from_weights([weight])
 
 
 def _source(value: ir.Value | None) -> ir.Value:
@@ -141,15 +132,15 @@ def _replace(working: Working, head: ir.Node, classes: int, name: str, random: n
     if head.op_type == "Conv":
         if _integer(head, "group", 1) != 1:
             raise OptionError(f"{_label(head)} has groups, so its channels are no classes; name another with at=.")
-        new, fan_in = (classes, *shape[1:]), int(np.prod(shape[1:]))
+        features = shape[1:]
     else:
-        fan_in = shape[1] if _integer(head, "transB") else shape[0]
-        new = (classes, fan_in) if head.op_type == "Gemm" else (fan_in, classes)
-    values = uniform(random, (classes, *new[1:]) if head.op_type != "MatMul" else (classes, fan_in), fan_in)
+        features = shape[1:] if _integer(head, "transB") else shape[:1]
+    fan_in = int(np.prod(features))
+    values = uniform(random, (classes, *features), fan_in)
     if head.op_type == "MatMul":
         values = np.ascontiguousarray(values.T)
     weight = working.initializer(f"{name}.weight", values.astype(dtype.numpy()), dtype)
-    following = None if head.op_type == "Gemm" else _bias_after(head)
+    following = None if head.op_type == "Gemm" else _bias_after(working, head)
     has_bias = following is not None or (len(head.inputs) > 2 and head.inputs[2] is not None)
     bias = None
     if has_bias:
@@ -171,7 +162,7 @@ def _replace(working: Working, head: ir.Node, classes: int, name: str, random: n
     return following.outputs[0]
 
 
-def _bias_after(head: ir.Node) -> ir.Node | None:
+def _bias_after(working: Working, head: ir.Node) -> ir.Node | None:
     """The Add that gives a product its bias: the only reader, and what it adds are weights, one for each class."""
     readers = list(head.outputs[0].consumers())
     if len(readers) != 1 or readers[0].op_type != "Add" or readers[0].domain or head.outputs[0].is_graph_output():
@@ -180,7 +171,7 @@ def _bias_after(head: ir.Node) -> ir.Node | None:
         return None
     node = readers[0]
     other = node.inputs[1] if node.inputs[0] is head.outputs[0] else node.inputs[0]
-    if other is None or not _is_constant(other):
+    if other is None or not working.follow_from_weights([other]):
         return None
     sizes = [size for size in dimensions(other) or () if size != 1]
     return node if sizes == [_classes(head)] else None

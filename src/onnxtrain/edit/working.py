@@ -108,14 +108,25 @@ class Working:
         self.graph.register_initializer(value)
         return value
 
+    def computed_from(self, values: Iterable[ir.Value]) -> set[ir.Value]:
+        """Values, and all of the main graph that is computed from them."""
+        found = set(values)
+        for node in self.graph:
+            if any(value in found for value in (*node.inputs, *captured_values(node))):
+                found.update(node.outputs)
+        return found
+
+    def follow_from_weights(self, values: Iterable[ir.Value | None]) -> bool:
+        """Whether values follow from weights alone, and from nothing that is fed."""
+        fed = self.computed_from(value for value in self.graph.inputs if not value.is_initializer())
+        return all(value is not None and value not in fed for value in values)
+
     def forget_behind(self, values: Iterable[ir.Value]) -> None:
         """Forget the shapes of values and of all that is computed from them."""
-        known = set(values)
-        for node in self.graph:
-            if any(value in known for value in (*node.inputs, *captured_values(node))):
-                known.update(node.outputs)
-                for body in subgraphs(node):
-                    forget_shapes(body)
+        known = self.computed_from(values)
+        for node in dict.fromkeys(value.producer() for value in known):
+            for body in () if node is None else subgraphs(node):
+                forget_shapes(body)
         for value in known:
             value.shape = None
 
