@@ -8,6 +8,7 @@ they are. Which constants are weights is told by what reads them.
 from __future__ import annotations
 
 import itertools
+import math
 import mmap
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -166,10 +167,7 @@ def _weights(graph: GraphProto, path: Path, *, literal: bool) -> Iterator[tuple[
 
 
 def _is_weight(tensor: TensorProto) -> bool:
-    size = 1
-    for axis in tensor.dims:
-        size *= axis
-    return tensor.data_type in _FLOATING and size > 1 and tensor.data_location != TensorProto.EXTERNAL
+    return tensor.data_type in _FLOATING and math.prod(tensor.dims) > 1 and tensor.data_location != TensorProto.EXTERNAL
 
 
 def _is_literal(node: NodeProto) -> bool:
