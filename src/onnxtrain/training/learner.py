@@ -62,12 +62,12 @@ class Learner:
     ) -> None:
         if objective is None:
             objective = prepare(specification, ignoring=False, differentiable=True)
-        check_masks(specification.masks, objective.shapes, specification.optimizer)
+        check_masks(specification.masks, objective.shapes, objective.optimizers(specification))
         self._steps = Steps(objective, specification, values=values)
         set_to_zero(self.states, specification.masks)
         self._inputs = objective.inputs
         self.rate = LearningRate(specification.optimizer.learning_rate)
-        self._hints = objective.hints(specification.model)
+        self._hints = objective.hints(specification)
         self._evaluators: dict[TargetForm | None, Evaluator] = {}
         self._in_inference: Objective | None = None
         self._last_shapes: tuple[Any, ...] = ()  # of train_step; of the same shapes targets mean the same
@@ -210,7 +210,7 @@ class Learner:
             OptionError: A mask fits no parameter, or the optimizer's epsilon is 0, where 0 / 0 is no zero.
         """
         chosen = Masks(masks)
-        check_masks(chosen, self.objective.shapes, self.optimizer)
+        check_masks(chosen, self.objective.shapes, self.objective.optimizers(self.specification))
         self.change(dataclasses.replace(self.specification, masks=chosen))
         set_to_zero(self.states, chosen)
 
