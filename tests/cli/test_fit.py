@@ -136,7 +136,7 @@ def test_holds_a_fraction_out(files, success):
 def test_history_as_json(files, success):
     success(*FIT, "--epochs", "2", "--history", "rows.json")
     rows = json.loads((files / "rows.json").read_text())
-    assert [row["epoch"] for row in rows] == [0, 1]
+    assert [row["epoch"] for row in rows] == [1, 2]
     assert {"loss", "learning_rate", "step"} <= set(rows[0])
 
 

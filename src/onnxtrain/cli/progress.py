@@ -161,7 +161,7 @@ def measured(rows: list[dict[str, float]]) -> Table:
         known = [(value, index) for index, value in enumerate(values) if not math.isnan(value)]
         mode = max if EarlyStopping(name).mode == "max" else min
         best, index = mode(known, key=lambda pair: pair[0]) if known else (math.nan, 0)
-        where = str(round(rows[index]["epoch"]) + 1)
+        where = str(round(rows[index]["epoch"]))
         table.add_row(_words(name), terminal.number(values[-1]), terminal.number(best), where)
     return table
 
@@ -169,7 +169,7 @@ def measured(rows: list[dict[str, float]]) -> Table:
 def _epoch(state: TrainingState) -> str:
     total = "" if state.epochs is None else f"/{state.epochs}"
     width = len(total) - 1
-    return f"epoch {state.epoch + 1:{max(width, 1)}d}{total}"
+    return f"epoch {state.epoch:{max(width, 1)}d}{total}"
 
 
 def _words(name: str) -> str:

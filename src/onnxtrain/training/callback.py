@@ -17,7 +17,7 @@ class TrainingState:
     """Where a training stands; callbacks read it, may ask to stop, and may set the learning rate.
 
     Attributes:
-        epoch: number of the current epoch, from 0; what people read counts from 1.
+        epoch: number of the current epoch, from 1; 0 before the first.
         step: optimizer steps done since the training began.
         loss: of the last step; at the end of an epoch the mean over its examples. NaN before the first step.
         learning_rate: of the last step. Setting it is setting that of the trainer: it decides from the next step on,

@@ -32,7 +32,7 @@ __all__ = [
 
 
 class History(Callback):
-    """One row per epoch: epoch (from 0), step, loss, learning rate and all metrics.
+    """One row per epoch: epoch (from 1), step, loss, learning rate and all metrics.
 
     Attributes:
         rows: the rows, oldest first.
@@ -54,14 +54,11 @@ class History(Callback):
         self.rows = [dict(row) for row in record["rows"]]
 
     def __repr__(self) -> str:
-        """A table; epochs count from one, as in everything that is printed."""
-        return text_table(self._shown()) if self.rows else "History of no epochs"
+        """A table."""
+        return text_table(self.rows) if self.rows else "History of no epochs"
 
     def _repr_html_(self) -> str:
-        return html_table(self._shown())
-
-    def _shown(self) -> list[dict[str, float]]:
-        return [{**row, "epoch": int(row["epoch"]) + 1} for row in self.rows]
+        return html_table(self.rows)
 
     def column(self, name: str) -> list[float]:
         """One value over all epochs; NaN where an epoch has none."""

@@ -89,7 +89,7 @@ def _series(rows: Rows) -> tuple[dict[str, list[float]], dict[str, list[float]]]
 def _panel(axes: Axes, rows: Rows, series: dict[str, list[float]], label: str) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    epochs = [row["epoch"] + 1 for row in rows]
+    epochs = [row["epoch"] for row in rows]
     colours: list[Any] = [_TRAINING, _VALIDATION] if "training" in series else [_VALIDATION, "#059669", "#7c3aed"]
     for index, (name, values) in enumerate(series.items()):
         colour = colours[index % len(colours)]
@@ -126,7 +126,7 @@ def text_curve(rows: Rows, *, width: int = 60, height: int = 12) -> str:
         OptionError: There is no row.
 
     Example:
-        >>> print(text_curve([{"epoch": 0, "loss": 4.0}, {"epoch": 1, "loss": 1.0}], width=9, height=3))
+        >>> print(text_curve([{"epoch": 1, "loss": 4.0}, {"epoch": 2, "loss": 1.0}], width=9, height=3))
              4 |*
                |
              1 |        *
@@ -148,7 +148,7 @@ def text_curve(rows: Rows, *, width: int = 60, height: int = 12) -> str:
     labels = {0: f"{high:.4g}", height - 1: f"{low:.4g}"}
     lines = [f"{labels.get(index, ''):>6} |{''.join(row)}".rstrip() for index, row in enumerate(cells)]
     legend = ", ".join(f"{mark} {name} loss" for mark, name in zip("*o", losses, strict=False))
-    first, last = round(rows[0]["epoch"]) + 1, round(rows[-1]["epoch"]) + 1
+    first, last = round(rows[0]["epoch"]), round(rows[-1]["epoch"])
     lines.append(f"{'':>6} +{'-' * width}")
     lines.append(f"{'':>8}{first}{last:>{width - len(str(first))}}  epoch, {legend}")
     return "\n".join(lines)
