@@ -9,8 +9,7 @@ from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.training import report
 
 ROWS = [
-    {"epoch": e + 1, "step": 10 * (e + 1), "learning_rate": 0.1, "loss": 2.0 / (e + 1), "validation_loss": 2.5 / (e + 1)}
-    for e in range(6)
+    {"epoch": e, "step": 10 * e, "learning_rate": 0.1, "loss": 2.0 / e, "validation_loss": 2.5 / e} for e in range(1, 7)
 ]
 MEASURED = [row | {"validation_accuracy": 0.1 * (row["epoch"] - 1)} for row in ROWS]
 

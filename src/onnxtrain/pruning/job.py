@@ -189,6 +189,7 @@ class Job:
                 batch_size=plan.batch_size,
                 schedule=plan.schedule,
                 callbacks=[cutter],
+                progress=False,
             )
         return cutter.accuracy
 
@@ -205,6 +206,7 @@ class Job:
             batch_size=plan.batch_size,
             schedule=plan.fine_tune_schedule,
             callbacks=[_Lines(self, "fine-tuning")],
+            progress=False,
         )
 
     def _weights(self) -> dict[str, np.ndarray]:

@@ -15,6 +15,8 @@ from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.model.places import explained
 from onnxtrain.model.writing import AtomicFiles
 from onnxtrain.training.callback import Callback, CallbackList, TrainingState
+from onnxtrain.training.curves import svg_curves
+from onnxtrain.training.progress import Progress
 from onnxtrain.training.showing import html_table, text_table
 from onnxtrain.training.watching import EarlyStopping, ReduceOnPlateau, SaveBest, Watch
 
@@ -24,6 +26,7 @@ __all__ = [
     "CsvLogger",
     "EarlyStopping",
     "History",
+    "Progress",
     "ReduceOnPlateau",
     "SaveBest",
     "TrainingState",
@@ -58,7 +61,7 @@ class History(Callback):
         return text_table(self.rows) if self.rows else "History of no epochs"
 
     def _repr_html_(self) -> str:
-        return html_table(self.rows)
+        return svg_curves(self.rows) + html_table(self.rows)
 
     def column(self, name: str) -> list[float]:
         """One value over all epochs; NaN where an epoch has none."""

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class Position:
     """Where a training stands, in what a checkpoint keeps: the next batch, the mean so far, why it stopped.
 
-    ``epoch`` and ``batch`` count what is done. ``learning_rate`` is what a callback set, where one did: it decides instead of the schedule. ``last_rate`` is that
-    of the last step.
+    ``epoch`` and ``batch`` count what is done. ``learning_rate`` is what a callback set, where one did: it decides
+    instead of the schedule. ``last_rate`` is that of the last step.
     """
 
     epoch: int = 0
