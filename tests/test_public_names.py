@@ -119,6 +119,7 @@ FIT = {
     "metrics": (),
     "shuffle": True,
     "callbacks": (),
+    "progress": "auto",
     "checkpoint": None,
     "checkpoint_every": None,
     "keep": 3,

@@ -32,6 +32,7 @@ from onnxtrain.training.loss import TargetForm
 from onnxtrain.training.masks import check_masks, set_to_zero
 from onnxtrain.training.objective import Objective, prepare
 from onnxtrain.training.parameters import Initializer
+from onnxtrain.training.showing import html_facts, plural
 from onnxtrain.training.specification import Masks, Specification
 from onnxtrain.training.steps import Steps
 from onnxtrain.training.targets import Targets, tensor_spec
@@ -88,6 +89,19 @@ class Learner:
             f"<{type(self).__name__}: {name}loss {shown}, {self.optimizer}, {len(self.parameters)} parameters of "
             f"{count:,} elements>"
         )
+
+    def _repr_html_(self) -> str:
+        objective, counts = self.objective, [array.size for array in self.parameters.values()]
+        loss = "an output of the model" if objective.loss is None else objective.loss.name
+        rows = {
+            "model": "in memory" if self.file.path is None else str(self.file.path),
+            "inputs": ", ".join(f"{spec.name} {spec.dtype} {spec.describe_shape()}" for spec in self._inputs),
+            "trained on": f"{objective.prediction.name}, {loss}",
+            "optimizer": repr(self.optimizer),
+            "learning rate": f"{self.learning_rate:g}",
+            "parameters": f"{plural(sum(counts), 'element')} in {plural(len(counts), 'array')}",
+        }
+        return html_facts(rows, notes=self.hints)
 
     @property
     def specification(self) -> Specification:
