@@ -48,6 +48,7 @@ PUBLIC = {
     "lower",
     "no_gradient",
     "operators",
+    "parallel",
     "predict",
     "prune",
     "replace_head",
