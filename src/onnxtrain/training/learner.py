@@ -261,11 +261,15 @@ class Learner:
             raise DataError("This loss needs targets; give them to train_step(inputs, targets).")
         targets = wanted.adapt(np.asarray(targets), self.labels)
         shapes = (targets.dtype, targets.shape, *(feeds[spec.name].shape for spec in self._inputs))
-        if shapes != self._last_shapes or wanted.hold_ignored(targets):
+        classes = wanted.are_classes(targets)  # then nothing is ignored and nothing is wrong
+        if shapes != self._last_shapes or (not classes and wanted.hold_ignored(targets)):
             sizes = symbol_sizes((spec, feeds[spec.name].shape) for spec in self._inputs)
             wanted = self._expect(wanted.form_of(targets, sizes))
             self._last_shapes = shapes
-        feeds[wanted.name] = check_targets(fit_to_spec(targets, self._for_any_rows(wanted.spec)), wanted.check)
+            classes = wanted.are_classes(targets)
+        feeds[wanted.name] = fitted = fit_to_spec(targets, self._for_any_rows(wanted.spec))
+        if not classes:
+            check_targets(fitted, wanted.check)
         return feeds
 
     def _weigh(self, weighted: bool) -> None:

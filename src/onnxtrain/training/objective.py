@@ -15,6 +15,7 @@ from onnxtrain.autodiff.missing import missing_rules, missing_rules_message
 from onnxtrain.autodiff.path import Forward, Route
 from onnxtrain.errors import GradientError, OptionError
 from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.collection import collection_paused
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import dimensions, is_float
 from onnxtrain.model.file import ModelFile
@@ -254,6 +255,7 @@ class Objective:
         return loss.build(op, prediction, target, op.wrap(self.weights))
 
 
+@collection_paused()
 def prepare(
     specification: Specification,
     *,
