@@ -50,6 +50,7 @@ PUBLIC = {
     "lower",
     "no_gradient",
     "operators",
+    "parallel",
     "predict",
     "prune",
     "replace_head",

@@ -14,7 +14,7 @@ from onnxtrain.version import __version__ as __version__
 defer_imports()
 
 if TYPE_CHECKING:
-    from onnxtrain import backend, errors, examples, kernels, operators, pruning, testing
+    from onnxtrain import backend, errors, examples, kernels, operators, parallel, pruning, testing
     from onnxtrain import callbacks as callbacks
     from onnxtrain import data as data
     from onnxtrain import layers as layers
@@ -72,7 +72,7 @@ _HOMES = {
 }
 _MODULES = frozenset(
     {"backend", "callbacks", "data", "errors", "examples", "kernels", "layers", "losses", "metrics", "operators"}
-    | {"pruning", "schedules", "sklearn", "testing"}
+    | {"parallel", "pruning", "schedules", "sklearn", "testing"}
 )
 
 __all__ = [
@@ -108,6 +108,7 @@ __all__ = [
     "metrics",
     "no_gradient",
     "operators",
+    "parallel",
     "predict",
     "prune",
     "pruning",
