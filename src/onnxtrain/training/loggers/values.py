@@ -1,4 +1,4 @@
-"""What loggers write: the values of steps and epochs under names with a slash, settings, and whose package is missing."""
+"""What loggers write: values of steps and epochs under names with a slash, settings; and whose package is missing."""
 
 from __future__ import annotations
 
