@@ -123,6 +123,7 @@ FIT = {
     "save_best": None,
     "resume": False,
     "change": (),
+    "run": None,
 }
 
 RETURNS = {

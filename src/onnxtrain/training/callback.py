@@ -23,6 +23,7 @@ class TrainingState:
         learning_rate: of the last step. Setting it is setting that of the trainer: it decides from the next step on,
             instead of the schedule, until it is set again or the training ends.
         batch_size: how many examples the last step had.
+        batch: these examples, a :class:`~onnxtrain.training.data.Batch`; None before the first step.
         metrics: what was measured, by name, at the end of the epoch; empty before.
         epochs: how many epochs are planned; None when not known.
         steps_per_epoch: how many steps an epoch has; None when not known.
@@ -43,6 +44,7 @@ class TrainingState:
     stop: bool = False
     stop_reason: str | None = None
     trainer: Any = field(default=None, repr=False, compare=False)
+    batch: Any = field(default=None, repr=False, compare=False)
     weights: MutableMapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
     _choose_rate: Callable[[float], None] | None = field(default=None, init=False, repr=False, compare=False)
     _step_rate: float | None = field(default=None, init=False, repr=False, compare=False)
@@ -84,6 +86,9 @@ class Callback:
     setting: ClassVar[str | None] = None
     """Name of what :meth:`settings` returns among all that a checkpoint compares; resuming with ``change=`` that name
     allows another callback of the kind, or none. None where the training goes the same way without the callback."""
+
+    in_checkpoints: ClassVar[bool] = True
+    """Whether a checkpoint notes this callback; a training resumes with and without one that it does not note."""
 
     def settings(self) -> dict[str, Any]:
         """What decides how this callback changes the training."""
@@ -221,6 +226,8 @@ class CallbackList(Callback):
         """The callbacks by what a checkpoint calls them."""
         found = {}
         for index, callback in enumerate(self.callbacks):
+            if not getattr(callback, "in_checkpoints", True):
+                continue
             setting = getattr(callback, "setting", None)
             found[" ".join(filter(None, (str(index), type(callback).__name__, setting)))] = callback
         return found

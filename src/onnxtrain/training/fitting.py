@@ -24,6 +24,7 @@ from onnxtrain.training.watching import SaveBest
 
 if TYPE_CHECKING:
     from onnxtrain.training.checkpoint import CheckpointStore
+    from onnxtrain.training.run_folder import RunFolder
 
 
 def fit(
@@ -46,6 +47,7 @@ def fit(
     save_best: str | None = None,
     resume: bool = False,
     change: str | Sequence[str] = (),
+    run: str | os.PathLike[str] | RunFolder | None = None,
 ) -> History:
     """Train for some epochs.
 
@@ -86,6 +88,8 @@ def fit(
         change: Names of what may differ from the checkpoint all the same, as a list or separated by commas, such as
             ``"epochs,learning_rate"``. The training goes on at its step with the new settings: a schedule is
             followed as if it had been this one from the first step.
+        run: Folder for ``metrics.csv``, ``curves.svg`` and ``report.html``: curves, mistakes or residuals on the
+            validation data (the training data where there are none), parameters, gradients, sparsity.
 
     Returns:
         One row per epoch: loss, learning rate, validation loss and metrics.
@@ -109,6 +113,7 @@ def fit(
     if save_best is not None and checkpoint is None:
         raise OptionError("save_best needs the folder of the checkpoints; give checkpoint=.")
     changes = names_to_change(change)
+    folder = None if run is None else _run_folder(run, resume=resume)
     if changes and not resume:
         raise OptionError("change names what a resumed training may have otherwise; give resume=True, too.")
     store = None if checkpoint is None else _store(checkpoint, keep)
@@ -131,6 +136,19 @@ def fit(
     history = History()
     if save_best is not None and checkpoint is not None:
         callbacks = [*callbacks, SaveBest(os.path.join(checkpoint, "best.onnx"), save_best)]
+    if folder is not None:
+        callbacks = [*callbacks, folder]
+        folder.describe(
+            history,
+            model=trainer.file.path,
+            loss=None if trainer.objective.loss is None else trainer.objective.loss.name,
+            optimizer=trainer.optimizer,
+            examples=dataset.size,
+            validation_examples=None if held_out is None else held_out.size,
+            batch_size=size,
+            schedule=schedule,
+            seed=trainer.seed,
+        )
     listeners = CallbackList([history, *callbacks])
     loop = Loop(trainer, dataset, held_out, measured, rate, listeners, store)
     loop.batch_size, loop.shuffle, loop.every = size, shuffle, checkpoint_every
@@ -163,6 +181,10 @@ def fit(
         if resume:
             loop.resume(changes)
         loop.run(epochs)
+    if folder is not None:
+        repeatable = dataset if dataset.size is not None and sample_weight is None else None
+        seen, name = (held_out, "the validation data") if held_out is not None else (repeatable, "the training data")
+        folder.finish(trainer, seen, name, max(size, 64))
     return history
 
 
@@ -172,6 +194,14 @@ def _store(folder: str | os.PathLike[str], keep: int) -> CheckpointStore:
     if not os.fspath(folder):
         raise OptionError("checkpoint is '', which names no folder; give the name of one, such as 'checkpoints'.")
     return CheckpointStore(folder, keep)
+
+
+def _run_folder(run: str | os.PathLike[str] | RunFolder, *, resume: bool) -> RunFolder:
+    from onnxtrain.training.run_folder import RunFolder  # imports what draws
+
+    folder = run if isinstance(run, RunFolder) else RunFolder(run)
+    folder.check(resume=resume)
+    return folder
 
 
 def _examples_per_step(trainer: Learner, dataset: Dataset, batch_size: int) -> int:

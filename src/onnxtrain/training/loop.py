@@ -105,6 +105,7 @@ class Loop:
             position.examples += batch.size
             position.last_rate = rate
             state.note_step(step=position.step, loss=loss, learning_rate=rate, batch_size=batch.size)
+            state.batch = batch
             self.callbacks.on_step_end(state)
             asked = self.stopping.signal is not None
             if asked or (self.every is not None and position.step % self.every == 0):
