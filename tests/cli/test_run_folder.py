@@ -42,7 +42,7 @@ def test_a_run_folder_has_everything(files, success):
     assert {path.name for path in folder.iterdir()} == {*FILES, "model.onnx"}
     assert "report.html" in out
     rows = rows_of(folder)
-    assert [row["epoch"] for row in rows] == ["0", "1", "2"]
+    assert [row["epoch"] for row in rows] == ["1", "2", "3"]
     report = (folder / "report.html").read_text()
     for words in (
         shlex.join(["onnxtrain", *map(str, FLAGS)]),

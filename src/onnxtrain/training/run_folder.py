@@ -10,7 +10,7 @@ import platform
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numpy as np
 import onnxruntime
@@ -52,8 +52,6 @@ class RunFolder(Callback):
         OptionError: the folder cannot be written to.
     """
 
-    in_checkpoints: ClassVar[bool] = False
-
     def __init__(self, path: str | os.PathLike[str], *, title: str = "", command: str = "", settings: str = "") -> None:
         if not os.fspath(path):
             raise OptionError("run is '', which names no folder; give the name of one, such as 'runs/first'.")
@@ -61,6 +59,8 @@ class RunFolder(Callback):
         self._title, self._command, self._settings = title, command, settings
         self._history = History()
         self._facts: dict[str, str] = {}
+        self._compared: tuple[Dataset, str] | None = None
+        self._batch_size = 1
         self._before: dict[str, np.ndarray] = {}
         self._batch: Batch | None = None
         self._probe: GradientNorms | None = None
@@ -92,10 +92,33 @@ class RunFolder(Callback):
         except ModelError as error:
             raise OptionError(str(error)) from error
 
-    def describe(self, history: History, **facts: object) -> None:
+    def describe(
+        self,
+        history: History,
+        trainer: Learner,
+        data: Dataset,
+        validation: Dataset | None,
+        batch_size: int,
+        schedule: object,
+    ) -> None:
         """Take the rows, which go on when a training is resumed, and what is known before the first step."""
-        self._history = history
-        self._facts = {name.replace("_", " "): str(value) for name, value in facts.items() if value is not None}
+        self._history, self._batch_size = history, batch_size
+        if validation is not None:
+            self._compared = validation, "the validation data"
+        elif data.size is not None and not trainer.specification.weighted:  # else they cannot be read once more
+            self._compared = data, "the training data"
+        loss = trainer.objective.loss
+        facts = {
+            "model": trainer.file.path,
+            "loss": None if loss is None else loss.name,
+            "optimizer": trainer.optimizer,
+            "examples": data.size,
+            "validation examples": None if validation is None else validation.size,
+            "batch size": batch_size,
+            "schedule": schedule,
+            "seed": trainer.seed,
+        }
+        self._facts = {name: str(value) for name, value in facts.items() if value is not None}
         self._facts["started"] = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
         self._facts["versions"] = (
             f"onnxtrain {__version__}, onnxruntime {onnxruntime.__version__}, NumPy {np.__version__}, "
@@ -135,17 +158,10 @@ class RunFolder(Callback):
         if state.stop_reason:
             self._facts["stopped early"] = state.stop_reason
 
-    def finish(self, trainer: Learner, data: Dataset | None, data_name: str, batch_size: int) -> None:
-        """Write curves and report.
-
-        Args:
-            trainer: who trained.
-            data: what predictions are compared on; None for no comparison.
-            data_name: what these data are, in words.
-            batch_size: examples at a time.
-        """
+    def finish(self, trainer: Learner) -> None:
+        """Compare predictions with targets, and write curves and report."""
         self._facts["time"] = f"{self._seconds:.1f} s, {self._examples / max(self._seconds, 1e-9):,.0f} examples/s"
-        outcome, said = _outcome(trainer, data, data_name, batch_size)
+        outcome, said = self._outcome(trainer)
         norms = {name: [row[name] for row in self._norms] for name in (self._norms or [{}])[0]}
         record = RunRecord(
             title=self._title or (self.path.name if trainer.file.path is None else trainer.file.path.name),
@@ -167,6 +183,16 @@ class RunFolder(Callback):
         self._write(CURVES, stacked(curves(record.rows)))
         self._write(REPORT, page(record))
         self._write_run(finished=True)
+
+    def _outcome(self, trainer: Learner) -> tuple[Outcome | None, str]:
+        """Predictions compared with targets, and what to say about them."""
+        targets = trainer.objective.targets
+        if self._compared is None or targets is None or targets.reading.predicts is None:
+            return None, "Nothing is compared: the loss, or the data, do not say with what."
+        data, name = self._compared
+        found = Outcome(targets.reading, trainer.labels)
+        trainer.evaluate(data, batch_size=max(self._batch_size, 64), metrics=[found])
+        return found, found.note or f"On {name}, with the weights as they are at the end."
 
     def _parameters(self, trainer: Learner) -> list[ParameterRow]:
         last = self._norms[-1] if self._norms else {}
@@ -212,7 +238,7 @@ class GradientNorms:
 
     def __init__(self, trainer: Learner) -> None:
         plain = Momentum(learning_rate=1e-3, alpha=0.0, beta=1.0, norm_coefficient=0.0)
-        self._learner = trainer.again(optimizer=plain, sparsify=None, clip_value=None, clip_norm=None)
+        self._learner = trainer.again(optimizer=plain, sparsify=None, clip_value=None, clip_norm=None, groups=())
 
     def measure(self, weights: Mapping[str, np.ndarray], batch: Batch) -> dict[str, float]:
         """The norm of the gradient of each parameter, with these weights on this batch."""
@@ -223,16 +249,6 @@ class GradientNorms:
             learner.states[name] = np.zeros_like(learner.states[name])
         learner.step_batch(batch)
         return {name: _norm(learner.states[state].astype(np.float64)) for name, state in momenta.items()}
-
-
-def _outcome(trainer: Learner, data: Dataset | None, data_name: str, batch_size: int) -> tuple[Outcome | None, str]:
-    """Predictions compared with targets, and what to say about them."""
-    targets = trainer.objective.targets
-    if data is None or targets is None or targets.reading.predicts is None:
-        return None, "Nothing is compared: the loss, or the data, do not say with what."
-    found = Outcome(targets.reading, trainer.labels)
-    trainer.evaluate(data, batch_size=batch_size, metrics=[found])
-    return found, found.note or f"On {data_name}, with the weights as they were saved."
 
 
 def _norm(values: np.ndarray[Any, Any]) -> float:
