@@ -128,6 +128,7 @@ FIT = {
     "resume": False,
     "change": (),
     "run": None,
+    "prefetch": True,
 }
 
 RETURNS = {

@@ -70,7 +70,7 @@ def curves(rows: Rows) -> list[Chart]:
     """A chart of the losses, one for each metric, and one of the learning rate."""
     if not rows:
         return []
-    epochs = [row["epoch"] + 1 for row in rows]
+    epochs = [row["epoch"] for row in rows]
     names = measured_columns(rows)
     columns = {name: [row.get(name, math.nan) for row in rows] for name in names}
     losses = {"training" if name == "loss" else "validation": columns[name] for name in names if name.endswith("loss")}
@@ -92,7 +92,7 @@ def _results(rows: Rows) -> str:
     for name in measured_columns(rows):
         values = [row.get(name, math.nan) for row in rows]
         best = best_epoch(values, name)
-        where = ("", "") if best is None else (shown(values[best]), str(round(rows[best]["epoch"]) + 1))
+        where = ("", "") if best is None else (shown(values[best]), str(round(rows[best]["epoch"])))
         cells.append((words(name), shown(values[-1]), *where))
     return _table(("", "last epoch", "best", "in epoch"), cells, numbers=(1, 2, 3)) if cells else ""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 Rows = Sequence[Mapping[str, float]]
-"""One row per epoch: epoch (from 0), step, loss, learning rate, metrics."""
+"""One row per epoch: epoch (from 1), step, loss, learning rate, metrics."""
 
 NOT_MEASURED = ("epoch", "step", "learning_rate")
 """Columns of a row that say where it stands."""

@@ -19,6 +19,7 @@ from onnxtrain.training.fingerprint import (
 )
 from onnxtrain.training.learner import Learner, Source
 from onnxtrain.training.loop import Loop
+from onnxtrain.training.prefetch import Prefetch
 from onnxtrain.training.progress import Progress, ProgressLike, display_for
 from onnxtrain.training.schedules import Schedule, resolve_schedule
 from onnxtrain.training.watching import SaveBest
@@ -50,6 +51,7 @@ def fit(
     resume: bool = False,
     change: str | Sequence[str] = (),
     run: str | os.PathLike[str] | RunFolder | None = None,
+    prefetch: bool = True,
 ) -> History:
     """Train for some epochs.
 
@@ -95,6 +97,8 @@ def fit(
             followed as if it had been this one from the first step.
         run: Folder for ``metrics.csv``, ``curves.svg`` and ``report.html``: curves, mistakes or residuals on the
             validation data (the training data where there are none), parameters, gradients, sparsity.
+        prefetch: Whether the next batch is prepared in a thread while a step runs, where that takes time; results are
+            the same. An iterable that only the main thread may read needs ``False``.
 
     Returns:
         One row per epoch: loss, learning rate, validation loss and metrics.
@@ -147,6 +151,7 @@ def fit(
         folder.describe(history, trainer, dataset, held_out, size, schedule)
     listeners = CallbackList([history, *callbacks, *shown])
     loop = Loop(trainer, dataset, held_out, measured, rate, listeners, store)
+    loop.prefetch = Prefetch(threaded=prefetch)
     loop.batch_size, loop.shuffle, loop.every = size, shuffle, checkpoint_every
     loop.state = TrainingState(epochs=epochs, steps_per_epoch=per_epoch, learning_rate=trainer.learning_rate)
     with contextlib.ExitStack() as stack:

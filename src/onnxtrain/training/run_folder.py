@@ -65,7 +65,7 @@ class RunFolder(Callback):
         self._batch: Batch | None = None
         self._probe: GradientNorms | None = None
         self._norms: list[dict[str, float]] = []
-        self._began = self._seconds = 0.0
+        self._began = self._seconds = self._waited = 0.0
         self._examples = 0
 
     @property
@@ -155,12 +155,14 @@ class RunFolder(Callback):
     def on_fit_end(self, state: TrainingState) -> None:
         """Note how long it took."""
         self._seconds = time.perf_counter() - self._began
+        self._waited = state.waited
         if state.stop_reason:
             self._facts["stopped early"] = state.stop_reason
 
     def finish(self, trainer: Learner) -> None:
         """Compare predictions with targets, and write curves and report."""
         self._facts["time"] = f"{self._seconds:.1f} s, {self._examples / max(self._seconds, 1e-9):,.0f} examples/s"
+        self._facts["waiting for data"] = f"{self._waited / max(self._seconds, 1e-9):.1%} of the time"
         outcome, said = self._outcome(trainer)
         norms = {name: [row[name] for row in self._norms] for name in (self._norms or [{}])[0]}
         record = RunRecord(
