@@ -127,6 +127,8 @@ FIT = {
     "save_best": None,
     "resume": False,
     "change": (),
+    "run": None,
+    "prefetch": True,
 }
 
 RETURNS = {
