@@ -20,6 +20,7 @@ PUBLIC = {
     "Adam",
     "AdamW",
     "Lion",
+    "Lora",
     "RMSprop",
     "SGD",
     "Momentum",

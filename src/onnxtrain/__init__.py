@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from onnxtrain import losses as losses
     from onnxtrain import metrics as metrics
     from onnxtrain import schedules as schedules
+    from onnxtrain.adapters.lora import Lora
     from onnxtrain.autodiff import no_gradient, register_gradient, unregister_gradient
     from onnxtrain.edit.append import append
     from onnxtrain.edit.cut import cut
@@ -44,6 +45,7 @@ _HOMES = {
     "AdamW": "onnxtrain.operators",
     "Momentum": "onnxtrain.operators",
     "Lion": "onnxtrain.operators",
+    "Lora": "onnxtrain.adapters.lora",
     "RMSprop": "onnxtrain.operators",
     "SGD": "onnxtrain.operators",
     "SSGD": "onnxtrain.operators",
@@ -78,6 +80,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "Lion",
+    "Lora",
     "Momentum",
     "RMSprop",
     "RuntimeOptions",
