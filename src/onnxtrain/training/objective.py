@@ -19,6 +19,7 @@ from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import dimensions, is_float
 from onnxtrain.model.file import ModelFile
 from onnxtrain.training.data import Dataset, TensorSpec
+from onnxtrain.training.few_bits import set_accuracy
 from onnxtrain.training.hidden_weights import hidden_weights
 from onnxtrain.training.hints import Hint, find_hints
 from onnxtrain.training.loss import Loss, LossByExample, TargetForm, examples
@@ -281,6 +282,7 @@ def prepare(
     modes = specification.modes if modes is None else modes
     copies = choose_copies(file, specification.tie) if copies is None else copies
     model = infer_shapes(file.training_model())
+    set_accuracy(model, specification.options.accuracy_level)
     layers = find_layers(model)
     compute_copies(model, copies)
     statistics = set_modes(model, modes)
