@@ -198,8 +198,8 @@ def _wide(value: Value) -> ir.DataType:
 def _refuse_group_index(node: Node) -> None:
     if node.input(_GROUP_INDEX) is not None:
         raise GradientError(
-            f"{describe(node.ir)} has an input g_idx, which puts the columns of its weight into groups in another order; "
-            "its gradient needs groups that lie side by side: quantize the model without act_order (desc_act)."
+            f"{describe(node.ir)} has an input g_idx, which puts the columns of its weight into groups in another "
+            "order; its gradient needs groups that lie side by side: quantize the model without act_order (desc_act)."
         )
 
 
