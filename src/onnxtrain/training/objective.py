@@ -20,9 +20,9 @@ from onnxtrain.graph.collection import collection_paused
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import dimensions, is_float
 from onnxtrain.operators.optimizer import Optimizer
-from onnxtrain.model.file import ModelFile
 from onnxtrain.training.adaptation import Adapted
 from onnxtrain.training.data import Dataset, TensorSpec
+from onnxtrain.training.few_bits import set_accuracy
 from onnxtrain.training.groups import overlapping, update_rules
 from onnxtrain.training.hidden_weights import hidden_weights
 from onnxtrain.training.hints import Hint, find_hints
@@ -306,6 +306,7 @@ def prepare(
     modes = specification.modes if modes is None else modes
     copies = choose_copies(file, specification.tie) if copies is None else copies
     model = infer_shapes(file.training_model())
+    set_accuracy(model, specification.options.accuracy_level)
     layers = find_layers(model)
     compute_copies(model, copies)
     statistics = set_modes(model, modes)

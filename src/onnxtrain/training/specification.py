@@ -17,8 +17,8 @@ from onnxtrain.model.file import ModelFile
 from onnxtrain.operators import Adam
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.runtime.options import RuntimeOptions
-from onnxtrain.training.groups import Group, listed_groups
 from onnxtrain.training.adaptation import Adaptation
+from onnxtrain.training.groups import Group, listed_groups
 from onnxtrain.training.loss import Loss, TargetForm, TargetKind
 from onnxtrain.training.loss_choice import LossLike, resolve_loss
 from onnxtrain.training.optimizers import choose_optimizer

@@ -10,8 +10,8 @@ import onnx
 from onnxtrain.model.validity import refuses_invalid
 from onnxtrain.model.whole import with_external_data
 from onnxtrain.operators.optimizer import Optimizer
-from onnxtrain.training.groups import Group
 from onnxtrain.training.adaptation import Adaptation
+from onnxtrain.training.groups import Group
 from onnxtrain.training.hints import warn_of
 from onnxtrain.training.loss import TargetKind
 from onnxtrain.training.loss_choice import LossLike
