@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -383,3 +384,16 @@ def test_arguments_of_the_server_are_checked(path, arguments, message):
 def test_arguments_of_a_client_are_checked(path):
     with pytest.raises(OptionError, match="epochs is 0; it needs a number of at least 1"):
         client_app(path, _data(0), epochs=0, **COMMON)
+
+
+def test_the_page_runs(tmp_path):
+    """The examples of docs/federated.md make their apps, with the page's folder replaced."""
+    page = (
+        (Path(__file__).resolve().parents[2] / "docs" / "federated.md").read_text().replace('"/data/', f'"{tmp_path}/')
+    )
+    blocks = re.findall(r"^```py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 3
+    namespace: dict[str, object] = {}
+    for block in blocks:
+        exec(block, namespace)
+    assert {"client", "server", "private", "masked"} < namespace.keys()
