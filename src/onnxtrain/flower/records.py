@@ -27,7 +27,7 @@ def flower(module: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise OptionError(
-            f"onnxtrain.flower needs Flower 1.24 or newer ({error}); install it with pip install 'onnxtrain[flower]'."
+            f"onnxtrain.flower needs Flower 1.41 or newer ({error}); install it with pip install 'onnxtrain[flower]'."
         ) from None
 
 

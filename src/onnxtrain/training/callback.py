@@ -17,7 +17,7 @@ class TrainingState:
     """Where a training stands; callbacks read it, may ask to stop, and may set the learning rate.
 
     Attributes:
-        epoch: number of the current epoch, from 0; what people read counts from 1.
+        epoch: number of the current epoch, from 1; 0 before the first.
         step: optimizer steps done since the training began.
         loss: of the last step; at the end of an epoch the mean over its examples. NaN before the first step.
         learning_rate: of the last step. Setting it is setting that of the trainer: it decides from the next step on,
@@ -166,7 +166,7 @@ class CallbackList(Callback):
         self._call("on_fit_end", state)
 
     def record(self) -> dict[str, Any]:
-        """The records of all, by position, class and setting."""
+        """The records of all that keep something, by position, class and setting."""
         return {key: _returned(callback, "record") for key, callback in self._keys().items()}
 
     def record_arrays(self) -> dict[str, np.ndarray]:
@@ -218,12 +218,22 @@ class CallbackList(Callback):
                 callback.resume(record[old])
 
     def _keys(self) -> dict[str, Any]:
-        """The callbacks by what a checkpoint calls them."""
+        """The callbacks by what a checkpoint calls them; those that keep nothing may come and go."""
         found = {}
         for index, callback in enumerate(self.callbacks):
+            if not _keeps_something(callback):
+                continue
             setting = getattr(callback, "setting", None)
             found[" ".join(filter(None, (str(index), type(callback).__name__, setting)))] = callback
         return found
+
+
+def _keeps_something(callback: Any) -> bool:
+    """Whether a checkpoint has something of a callback: it has a `record`, `record_arrays` or `setting` of its own."""
+    return getattr(callback, "setting", None) is not None or any(
+        getattr(type(callback), name, None) not in (None, getattr(Callback, name))
+        for name in ("record", "record_arrays")
+    )
 
 
 def _returned(callback: Any, method: str) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.model.places import explained
 from onnxtrain.model.writing import AtomicFiles
 from onnxtrain.training.callback import Callback, CallbackList, TrainingState
+from onnxtrain.training.curves import svg_curves
+from onnxtrain.training.progress import Progress
 from onnxtrain.training.showing import html_table, text_table
 from onnxtrain.training.watching import EarlyStopping, ReduceOnPlateau, SaveBest, Watch
 
@@ -24,6 +26,7 @@ __all__ = [
     "CsvLogger",
     "EarlyStopping",
     "History",
+    "Progress",
     "ReduceOnPlateau",
     "SaveBest",
     "TrainingState",
@@ -32,7 +35,7 @@ __all__ = [
 
 
 class History(Callback):
-    """One row per epoch: epoch (from 0), step, loss, learning rate and all metrics.
+    """One row per epoch: epoch (from 1), step, loss, learning rate and all metrics.
 
     Attributes:
         rows: the rows, oldest first.
@@ -54,14 +57,11 @@ class History(Callback):
         self.rows = [dict(row) for row in record["rows"]]
 
     def __repr__(self) -> str:
-        """A table; epochs count from one, as in everything that is printed."""
-        return text_table(self._shown()) if self.rows else "History of no epochs"
+        """A table."""
+        return text_table(self.rows) if self.rows else "History of no epochs"
 
     def _repr_html_(self) -> str:
-        return html_table(self._shown())
-
-    def _shown(self) -> list[dict[str, float]]:
-        return [{**row, "epoch": int(row["epoch"]) + 1} for row in self.rows]
+        return svg_curves(self.rows) + html_table(self.rows)
 
     def column(self, name: str) -> list[float]:
         """One value over all epochs; NaN where an epoch has none."""

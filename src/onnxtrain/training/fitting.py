@@ -19,6 +19,7 @@ from onnxtrain.training.fingerprint import (
 )
 from onnxtrain.training.learner import Learner, Source
 from onnxtrain.training.loop import Loop
+from onnxtrain.training.progress import Progress, ProgressLike, display_for
 from onnxtrain.training.schedules import Schedule, resolve_schedule
 from onnxtrain.training.watching import SaveBest
 
@@ -40,6 +41,7 @@ def fit(
     metrics: str | Sequence[Any] = (),
     shuffle: bool = True,
     callbacks: Sequence[Callback] = (),
+    progress: ProgressLike = "auto",
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: int | None = None,
     keep: int = 3,
@@ -74,6 +76,9 @@ def fit(
         metrics: What to measure on the validation data: names or functions of (y_true, y_pred).
         shuffle: Whether to take the examples in a new order every epoch (by the trainer's seed).
         callbacks: Called at the ends of steps and epochs.
+        progress: Shows loss, metrics, examples per second and time left: a table in a notebook, a bar in a terminal,
+            else a line per epoch on the standard error; ``"notebook"``, ``"bar"`` or ``"lines"`` to say which,
+            ``False`` for nothing.
         checkpoint: Folder of checkpoints; none by default.
         checkpoint_every: Steps between checkpoints; by default one per epoch.
         keep: How many checkpoints to keep.
@@ -127,11 +132,12 @@ def fit(
         total_steps=None if per_epoch is None else per_epoch * epochs,
         steps_per_epoch=per_epoch,
     )
+    shown = _progress(progress, callbacks)
     measured = trainer.objective.resolve_metrics(metrics)
     history = History()
     if save_best is not None and checkpoint is not None:
         callbacks = [*callbacks, SaveBest(os.path.join(checkpoint, "best.onnx"), save_best)]
-    listeners = CallbackList([history, *callbacks])
+    listeners = CallbackList([history, *callbacks, *shown])
     loop = Loop(trainer, dataset, held_out, measured, rate, listeners, store)
     loop.batch_size, loop.shuffle, loop.every = size, shuffle, checkpoint_every
     loop.state = TrainingState(epochs=epochs, steps_per_epoch=per_epoch, learning_rate=trainer.learning_rate)
@@ -160,10 +166,20 @@ def fit(
                     f"{store.latest()}); resume it, or give another folder."
                 )
         stack.enter_context(trainer.rate.training())
+        for one in shown:
+            stack.callback(one.close)
         if resume:
             loop.resume(changes)
         loop.run(epochs)
     return history
+
+
+def _progress(progress: ProgressLike, callbacks: Sequence[Callback]) -> list[Progress]:
+    """What shows the training, where no callback does already."""
+    display = display_for(progress)
+    if display is None or any(isinstance(callback, Progress) for callback in callbacks):
+        return []
+    return [Progress(display)]
 
 
 def _store(folder: str | os.PathLike[str], keep: int) -> CheckpointStore:

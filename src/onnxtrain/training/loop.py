@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class Position:
     """Where a training stands, in what a checkpoint keeps: the next batch, the mean so far, why it stopped.
 
-    ``learning_rate`` is what a callback set, where one did: it decides instead of the schedule. ``last_rate`` is that
-    of the last step.
+    ``epoch`` and ``batch`` count what is done. ``learning_rate`` is what a callback set, where one did: it decides
+    instead of the schedule. ``last_rate`` is that of the last step.
     """
 
     epoch: int = 0
@@ -91,7 +91,7 @@ class Loop:
 
     def _epoch(self) -> None:
         trainer, state, position = self.trainer, self.state, self.position
-        state.epoch, state.metrics = position.epoch, {}
+        state.epoch, state.metrics = position.epoch + 1, {}
         self.callbacks.on_epoch_begin(state)
         for batch in self._batches():
             position.batch += 1

@@ -15,6 +15,7 @@ from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.value import Dimension, dimensions
 from onnxtrain.training.data import Dataset, TargetCheck, TensorSpec
 from onnxtrain.training.data.conversion import kind_of
+from onnxtrain.training.data.target_checks import none_negative_below
 from onnxtrain.training.labels import as_classes, as_numbers, to_indices
 from onnxtrain.training.loss import IgnoredWherePresent, Loss, LossByExample, TargetForm, TargetKind
 from onnxtrain.training.losses import CustomLoss, SoftmaxCrossEntropy
@@ -142,6 +143,15 @@ class Targets:
         if form.kind != "indices" or dataset.size is not None or self._ignored is None:
             return form
         return replace(form, ignoring=True)  # batches that nobody has seen may hold such labels
+
+    def are_classes(self, targets: np.ndarray) -> bool:
+        """Whether all of them name a class, so that there is nothing to ignore and nothing to refuse."""
+        return self._end is not None and none_negative_below(targets, self._end)
+
+    @cached_property
+    def _end(self) -> int | None:
+        """The number of classes, where targets are labels."""
+        return self.classes if self.form.kind == "indices" else None
 
     def hold_ignored(self, targets: np.ndarray) -> bool:
         """Whether there are labels to ignore, for which the loss is not built so far."""

@@ -128,7 +128,7 @@ class EarlyStopping(Watch):
             return
         self.waited += 1
         if self.waited >= self.patience:
-            best = "" if self.best is None else f" (best {self.best:.6g} in epoch {(self.best_epoch or 0) + 1})"
+            best = "" if self.best is None else f" (best {self.best:.6g} in epoch {self.best_epoch})"
             state.request_stop(f"{self.monitor} has not improved for {self.waited} epochs{best}")
 
     def on_fit_end(self, state: TrainingState) -> None:
