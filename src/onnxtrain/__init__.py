@@ -73,8 +73,8 @@ _HOMES = {
     "unregister_gradient": "onnxtrain.autodiff",
 }
 _MODULES = frozenset(
-    {"backend", "callbacks", "data", "errors", "examples", "kernels", "layers", "losses", "metrics", "operators"}
-    | {"parallel", "pruning", "schedules", "sklearn", "testing"}
+    {"backend", "callbacks", "data", "errors", "examples", "flower", "kernels", "layers", "losses", "metrics"}
+    | {"operators", "parallel", "pruning", "schedules", "sklearn", "testing"}
 )
 
 __all__ = [
