@@ -67,7 +67,7 @@ def describe_settings(specification: Specification, objective: Objective) -> dic
         **({"groups": groups} if groups else {}),
         "loss": describe(loss) if loss is not None else f"output:{objective.prediction.name}",
         "output": str(objective.prediction.name),
-        "targets": None if form is None else form.kind,
+        "targets": [each.kind for each in form] if isinstance(form, tuple) else None if form is None else form.kind,
         "optimizer": type(optimizer).__name__,
         "attributes": dict(optimizer.node_attributes()),
         "sparsity": describe(optimizer.sparsity_modifier),

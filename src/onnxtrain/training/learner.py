@@ -7,7 +7,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self, overload
 
@@ -26,11 +26,13 @@ from onnxtrain.training.data import Batch, Dataset, TensorSpec, open_dataset
 from onnxtrain.training.data.conversion import kind_of, symbol_sizes
 from onnxtrain.training.evaluation import Evaluator
 from onnxtrain.training.feeding import Parameters, by_input_name, check_targets, check_weights, cut, fill, fit_to_spec
+from onnxtrain.training.heads import Metrics
+from onnxtrain.training.joint_loss import Forms
 from onnxtrain.training.labels import labels_file, learn_labels, read_labels
 from onnxtrain.training.learning_rate import LearningRate
-from onnxtrain.training.loss import TargetForm
 from onnxtrain.training.masks import check_masks, set_to_zero
 from onnxtrain.training.objective import Objective, prepare
+from onnxtrain.training.opening import open_with_targets, targets_by_output
 from onnxtrain.training.parameters import Initializer
 from onnxtrain.training.specification import Masks, Specification
 from onnxtrain.training.steps import Steps
@@ -68,7 +70,7 @@ class Learner:
         self._inputs = objective.inputs
         self.rate = LearningRate(specification.optimizer.learning_rate)
         self._hints = objective.hints(specification)
-        self._evaluators: dict[TargetForm | None, Evaluator] = {}
+        self._evaluators: dict[Forms | None, Evaluator] = {}
         self._in_inference: Objective | None = None
         self._last_shapes: tuple[Any, ...] = ()  # of train_step; of the same shapes targets mean the same
         self.labels = read_labels(specification.model.path)
@@ -224,7 +226,8 @@ class Learner:
 
         Args:
             inputs: An array, a tuple of arrays in the order of the model's inputs, or a mapping.
-            targets: Class indices or values; ``None`` where the loss is an output of the model.
+            targets: Class indices or values, by output where several have losses; ``None`` where the loss is an output
+                of the model.
             sample_weight: One weight per example [N], at least 0, that multiplies its term of the loss.
 
         Returns:
@@ -239,16 +242,20 @@ class Learner:
         if sample_weight is not None:
             spec = dataclasses.replace(self._weight_spec(), shape=(None,))
             feeds[spec.name] = weights = check_weights(fit_to_spec(sample_weight, spec))
-            if targets is not None and len(weights) != len(targets):
-                raise DataError(f"sample_weight has {len(weights)} numbers, but there are {len(targets)} targets.")
+            first = next(iter(targets.values())) if isinstance(targets, Mapping) else targets
+            if first is not None and len(weights) != len(first):
+                raise DataError(f"sample_weight has {len(weights)} numbers, but there are {len(first)} targets.")
         return self._steps.step(feeds, self.learning_rate)
 
     def step_batch(self, batch: Batch) -> float:
         """One step on a batch of a dataset of :meth:`open`, which is checked already; returns the loss before it."""
-        feeds, targets = dict(batch.inputs), self.objective.targets
-        if batch.targets is not None and targets is not None:
-            feeds[targets.name] = batch.targets
-        return self._steps.step(feeds, self.learning_rate)
+        objective = self.objective
+        return self._steps.step(objective.inputs_of(batch) | objective.targets_of(batch), self.learning_rate)
+
+    @property
+    def loss_parts(self) -> dict[str, float]:
+        """The losses of the last step by output, ``{output}_loss``, before their weights; empty where there is one."""
+        return dict(self._steps.parts)
 
     def _feeds(self, inputs: Any, targets: Any) -> dict[str, np.ndarray]:
         """Arrays by the names of the step graph, of its types."""
@@ -259,6 +266,10 @@ class Learner:
             return feeds
         if targets is None:
             raise DataError("This loss needs targets; give them to train_step(inputs, targets).")
+        if self.objective.others:
+            return feeds | self._targets_of_several(targets, feeds)
+        if isinstance(targets, Mapping):
+            (targets,) = targets_by_output(self.objective.heads, targets).values()
         targets = wanted.adapt(np.asarray(targets), self.labels)
         shapes = (targets.dtype, targets.shape, *(feeds[spec.name].shape for spec in self._inputs))
         classes = wanted.are_classes(targets)  # then nothing is ignored and nothing is wrong
@@ -271,6 +282,23 @@ class Learner:
         if not classes:
             check_targets(fitted, wanted.check)
         return feeds
+
+    def _targets_of_several(self, targets: Any, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The targets of several outputs by the names of the step graph."""
+        heads = self.objective.heads
+        given = targets_by_output(heads, targets)
+        arrays = [head.targets.adapt(np.asarray(given[head.name])) for head in heads]
+        shapes = (*((array.dtype, array.shape) for array in arrays), *(array.shape for array in inputs.values()))
+        pairs = list(zip(heads, arrays, strict=True))
+        if shapes != self._last_shapes or any(head.targets.hold_ignored(array) for head, array in pairs):
+            sizes = symbol_sizes((spec, inputs[spec.name].shape) for spec in self._inputs)
+            self._expect(tuple(head.targets.form_of(array, sizes) for head, array in pairs))
+            self._last_shapes = shapes
+        found = {}
+        for head, array in zip(self.objective.heads, arrays, strict=True):
+            own = head.targets
+            found[own.name] = check_targets(fit_to_spec(array, self._for_any_rows(own.spec)), own.check)
+        return found
 
     def _weigh(self, weighted: bool) -> None:
         """Take weights of examples, or none."""
@@ -288,7 +316,7 @@ class Learner:
         assert spec.shape is not None
         return dataclasses.replace(spec, shape=(None, *spec.shape[1:]))
 
-    def _expect(self, form: TargetForm) -> Targets:
+    def _expect(self, form: Forms) -> Targets:
         """Take other targets than were expected: distributions, or labels along another axis."""
         if form != self.objective.form:
             self.change(dataclasses.replace(self.specification, form=form))
@@ -311,19 +339,19 @@ class Learner:
         """
         targets = self.objective.targets
         wanted = targets is not None and need_target
-        if targets is not None and wanted:
-            targets.check_batch_axis()
-        dataset = open_dataset(
-            source,
-            self._inputs,
-            target=target,
-            target_spec=None if wanted or targets is None else targets.spec,
-            need_target=wanted,
-            validate=False,
-        )
-        if targets is not None and wanted:
-            dataset = self._adapted(dataset, targets)
-            dataset = dataset.expecting(self._expect(targets.form_of_dataset(dataset)).spec)
+        if wanted:
+            dataset, forms = open_with_targets(self.objective, source, target=target, adapted=self._adapted)
+            self._expect(forms)
+            dataset = self.objective.expected(dataset)
+        else:
+            dataset = open_dataset(
+                source,
+                self._inputs,
+                target=target,
+                target_spec=None if targets is None else targets.spec,
+                need_target=False,
+                validate=False,
+            )
         if need_target:
             self._weigh(sample_weight is not None)
         if sample_weight is not None:
@@ -338,7 +366,7 @@ class Learner:
         *,
         target: str | None = None,
         batch_size: int = 256,
-        metrics: str | Sequence[Any] = (),
+        metrics: Metrics = (),
     ) -> dict[str, float]:
         """Loss and metrics on data, in inference mode: no dropout, running statistics.
 
@@ -347,10 +375,11 @@ class Learner:
             y: The targets, where ``data`` has none.
             target: Name of the target in a file with several arrays left.
             batch_size: Examples per batch.
-            metrics: Names (``"accuracy"``, ...) or functions of (y_true, y_pred).
+            metrics: Names (``"accuracy"``, ...) or functions of (y_true, y_pred); by output where several have losses.
 
         Returns:
-            ``loss`` and every metric: averages over all examples.
+            ``loss`` and every metric: averages over all examples, but for a loss that is a sum. Where several outputs
+            have losses, ``{output}_loss`` is that of each, and metrics are ``{output}_{metric}``.
         """
         evaluator, dataset = self.open_for_evaluation(data if y is None else (data, y), target=target)
         return evaluator.evaluate(dataset, batch_size, metrics)
@@ -364,19 +393,18 @@ class Learner:
         Raises:
             DataError: It cannot be read or does not fit.
         """
-        targets = self.objective.targets
-        if targets is None:
+        if self.objective.targets is None:
             return self._evaluator(None), self.open(source, target=target)
-        targets.check_batch_axis()
-        dataset = open_dataset(source, self._inputs, target=target, validate=False)
-        dataset = self._adapted(dataset, targets)
-        evaluator = self._evaluator(targets.form_of_dataset(dataset))
-        dataset = dataset.expecting(evaluator.objective.target_spec)
+        dataset, forms = open_with_targets(self.objective, source, target=target, adapted=self._adapted)
+        evaluator = self._evaluator(forms)
+        dataset = evaluator.objective.expected(dataset)
         evaluator.objective.validate(dataset, labels=True)
         return evaluator, dataset
 
-    def _adapted(self, dataset: Dataset, targets: Targets) -> Dataset:
-        """Data with targets as the loss takes them; texts become the numbers of classes."""
+    def _adapted(self, dataset: Dataset, targets: Targets, name: str | None = None) -> Dataset:
+        """Data with targets as the loss takes them; texts become the numbers of classes, where there is one loss."""
+        if name is not None:
+            return dataset.adapting(targets.adapt, name)
         found = dataset.targets
         if found is not None and kind_of(found.dtype) == "string" and self.labels is None and targets.take_labels:
             self.labels = learn_labels(found, targets.classes)
@@ -401,7 +429,7 @@ class Learner:
         )
         return next(iter(arrays.values())) if len(arrays) == 1 else arrays
 
-    def _evaluator(self, form: TargetForm | None) -> Evaluator:
+    def _evaluator(self, form: Forms | None) -> Evaluator:
         if form not in self._evaluators:
             objective = self.objective
             if self._in_inference is None:

@@ -16,7 +16,7 @@ from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.domains import TRAINING_DOMAIN
 from onnxtrain.training_info.algorithm import Algorithm, FirstValues, placeholder
 from onnxtrain.training_info.entry import COUNTERS_KEY, Entry
-from onnxtrain.training_info.recipe import Recipe
+from onnxtrain.training_info.recipe import LossTerms, Recipe
 from onnxtrain.training_info.update import optimizer_nodes
 
 
@@ -185,25 +185,34 @@ class _Writer:
         gradients = self._masked(builder, builder.gradient(terms.loss, list(builder.parameters.values())))
         self._update(builder, self._clip(builder.op, gradients))
         builder.updates.update(self.recipe.statistics)
-        builder.result(self.recipe.names.loss, terms.loss)
+        self._return(builder, terms)
         return builder
 
+    def _return(self, builder: Algorithm, terms: LossTerms) -> None:
+        builder.result(self.recipe.names.loss, terms.loss)
+        for name, part in terms.parts.items():
+            builder.result(name, part)
+
     def accumulating(self, builder: Algorithm) -> Algorithm:
-        """accumulator += weight * gradient, total += weight, loss_total += weight * loss."""
+        """accumulator += weight * gradient, total += weight, loss_total += weight * loss.
+
+        Of a loss that is a sum, gradients and losses are added as they are, and nothing is divided.
+        """
         op = builder.op
         if _drops(self.recipe):
             self._count(builder)  # masks are drawn by it
         terms = builder.loss()
-        scaled = terms.loss * terms.weight
+        scaled = terms.loss if terms.sums else terms.loss * terms.weight
+        weight = op.scalar(0, terms.loss) if terms.sums else terms.weight
         gradients = self._masked(builder, builder.gradient(scaled, list(builder.parameters.values())))
         for (name, value), gradient in zip(builder.parameters.items(), gradients, strict=True):
             accumulator = builder.state(f"{name}/accumulated", _repeated(0.0, value))
             builder.update(accumulator, accumulator + gradient)
-        for total_name, term in (("accumulated_weight", terms.weight), ("accumulated_loss", scaled)):
+        for total_name, term in (("accumulated_weight", weight), ("accumulated_loss", scaled)):
             total = builder.state(total_name, np.zeros((), np.float64))
             builder.update(total, total + op.cast(term, ir.DataType.DOUBLE))
         builder.updates.update(self.recipe.statistics)
-        builder.result(self.recipe.names.loss, terms.loss)
+        self._return(builder, terms)
         return builder
 
     def applying(self, builder: Algorithm) -> Algorithm:
