@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import onnx_ir as ir
 
@@ -49,9 +51,17 @@ class Evaluator:
         objective: The model without training modes, and its loss.
         states: Buffers of the training; initializers named in it are read from there.
         options: Threads and providers.
+        instead: States to read instead of those of the initializers' names, by these.
     """
 
-    def __init__(self, objective: Objective, states: StateBuffers, options: RuntimeOptions) -> None:
+    def __init__(
+        self,
+        objective: Objective,
+        states: StateBuffers,
+        options: RuntimeOptions,
+        instead: Mapping[str, str] | None = None,
+    ) -> None:
+        self._instead = instead or {}
         self.objective = objective
         self._states = states
         self._options = options
@@ -180,10 +190,12 @@ class Evaluator:
                     op.Identity(term).ir.name = f"{name}{suffix}"
                     results.append(f"{name}{suffix}")
             graph.inputs.extend(head.targets.value for head in own.heads)
-        states = [name for name in graph.initializers if name in self._states]
-        for name in states:
+        states = []
+        for name in [name for name in graph.initializers if name in self._states]:
             value = graph.initializers.pop(name)
             value.const_value = None
+            value.name = self._instead.get(name, name)
+            states.append(value.name)
             graph.inputs.append(value)
         step = lower_entry(Entry(own.model, states, {}, results), kernels=False)
         return StepSession(step, self._states, self._options, kernels=False)

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxtrain.errors import DataError, NumericalError
+from onnxtrain.errors import DataError, NumericalError, OptionError
 from onnxtrain.model.file import ModelFile
 from onnxtrain.model.writing import AtomicFiles
 from onnxtrain.operators.optimizer import Optimizer
@@ -24,6 +24,7 @@ from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.training.data import Batch, Dataset, TensorSpec, open_dataset
 from onnxtrain.training.data.conversion import kind_of, symbol_sizes
+from onnxtrain.training.ema import average_name
 from onnxtrain.training.evaluation import Evaluator
 from onnxtrain.training.feeding import Parameters, by_input_name, check_targets, check_weights, cut, fill, fit_to_spec
 from onnxtrain.training.heads import Metrics
@@ -66,11 +67,14 @@ class Learner:
             objective = prepare(specification, ignoring=False, differentiable=True)
         check_masks(specification.masks, objective.shapes, objective.optimizers(specification))
         self._steps = Steps(objective, specification, values=values)
+        for name, average in self._averages.items():
+            if values is None or average not in values:
+                self.states[average] = self.states[name]
         set_to_zero(self.states, specification.masks)
         self._inputs = objective.inputs
         self.rate = LearningRate(specification.optimizer.learning_rate)
         self._hints = objective.hints(specification)
-        self._evaluators: dict[Forms | None, Evaluator] = {}
+        self._evaluators: dict[tuple[Forms | None, bool], Evaluator] = {}
         self._in_inference: Objective | None = None
         self._last_shapes: tuple[Any, ...] = ()  # of train_step; of the same shapes targets mean the same
         self.labels = read_labels(specification.model.path)
@@ -367,6 +371,7 @@ class Learner:
         target: str | None = None,
         batch_size: int = 256,
         metrics: Metrics = (),
+        ema: bool = False,
     ) -> dict[str, float]:
         """Loss and metrics on data, in inference mode: no dropout, running statistics.
 
@@ -376,15 +381,18 @@ class Learner:
             target: Name of the target in a file with several arrays left.
             batch_size: Examples per batch.
             metrics: Names (``"accuracy"``, ...) or functions of (y_true, y_pred); by output where several have losses.
+            ema: Whether to measure the moving average of the parameters (``Trainer(ema=...)``).
 
         Returns:
             ``loss`` and every metric: averages over all examples, but for a loss that is a sum. Where several outputs
             have losses, ``{output}_loss`` is that of each, and metrics are ``{output}_{metric}``.
         """
-        evaluator, dataset = self.open_for_evaluation(data if y is None else (data, y), target=target)
+        evaluator, dataset = self.open_for_evaluation(data if y is None else (data, y), target=target, ema=ema)
         return evaluator.evaluate(dataset, batch_size, metrics)
 
-    def open_for_evaluation(self, source: Source, *, target: str | None = None) -> tuple[Evaluator, Dataset]:
+    def open_for_evaluation(
+        self, source: Source, *, target: str | None = None, ema: bool = False
+    ) -> tuple[Evaluator, Dataset]:
         """Data in any form, and what measures the model on it.
 
         Targets may be of another kind than those that the model is trained on: labels where it learns from
@@ -394,9 +402,9 @@ class Learner:
             DataError: It cannot be read or does not fit.
         """
         if self.objective.targets is None:
-            return self._evaluator(None), self.open(source, target=target)
+            return self._evaluator(None, ema), self.open(source, target=target)
         dataset, forms = open_with_targets(self.objective, source, target=target, adapted=self._adapted)
-        evaluator = self._evaluator(forms)
+        evaluator = self._evaluator(forms, ema)
         dataset = evaluator.objective.expected(dataset)
         evaluator.objective.validate(dataset, labels=True)
         return evaluator, dataset
@@ -412,7 +420,7 @@ class Learner:
         return dataset.adapting(lambda array: targets.adapt(array, labels))
 
     def predict(
-        self, data: Source, *, target: str | None = None, batch_size: int = 256
+        self, data: Source, *, target: str | None = None, batch_size: int = 256, ema: bool = False
     ) -> np.ndarray | dict[str, np.ndarray]:
         """The model's outputs for inputs.
 
@@ -420,53 +428,76 @@ class Learner:
             data: Inputs in any form that ``fit`` takes; targets are not needed.
             target: A column of a table that is not one of the inputs.
             batch_size: Examples per batch.
+            ema: Whether to predict with the moving average of the parameters.
 
         Returns:
             One array per tensor output by name, or the array itself where the model has one output.
         """
-        arrays = self._evaluator(self.objective.form).predict(
+        arrays = self._evaluator(self.objective.form, ema).predict(
             self.open(data, target=target, need_target=False), batch_size
         )
         return next(iter(arrays.values())) if len(arrays) == 1 else arrays
 
-    def _evaluator(self, form: Forms | None) -> Evaluator:
-        if form not in self._evaluators:
+    @property
+    def _averages(self) -> dict[str, str]:
+        """The states that hold moving averages, by parameter; empty where none are kept."""
+        if self.specification.ema is None:
+            return {}
+        return {name: average_name(name) for name in self.objective.parameters}
+
+    def _check_averages(self, ema: bool) -> None:
+        if ema and self.specification.ema is None:
+            raise OptionError(
+                "ema=True asks for the moving average of the parameters, but this trainer keeps none; make it with "
+                "Trainer(ema=0.999)."
+            )
+
+    def _evaluator(self, form: Forms | None, ema: bool) -> Evaluator:
+        self._check_averages(ema)
+        if (form, ema) not in self._evaluators:
             objective = self.objective
             if self._in_inference is None:
                 self._in_inference = objective
                 if objective.modes.training:
                     specification, copies, table = self.specification, objective.copies, objective.table
                     self._in_inference = prepare(specification, modes=Modes(), copies=copies, table=table)
-            self._evaluators[form] = Evaluator(
-                self._in_inference.with_form(form).weighting(False), self.states, self.options
+            self._evaluators[form, ema] = Evaluator(
+                self._in_inference.with_form(form).weighting(False),
+                self.states,
+                self.options,
+                self._averages if ema else None,
             )
-        return self._evaluators[form]
+        return self._evaluators[form, ema]
 
     def trained_values(self) -> dict[str, np.ndarray]:
         """The live values of what is trained: parameters and running statistics by name."""
         return dict(self.trained)
 
-    def saved_values(self) -> dict[str, np.ndarray]:
+    def saved_values(self, ema: bool = False) -> dict[str, np.ndarray]:
         """What :meth:`save` writes: :meth:`trained_values`, and the copies that are tied to parameters."""
-        return with_copies(self.trained_values(), self.objective.copies)
+        self._check_averages(ema)
+        averages = {name: self.states[average] for name, average in self._averages.items()} if ema else {}
+        return with_copies(self.trained_values() | averages, self.objective.copies)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, ema: bool = False) -> None:
         """Write the model with its trained weights; nothing else differs from the model given.
+
+        With ``ema`` the weights are the moving averages (``Trainer(ema=...)``); running statistics are the live ones.
 
         Where targets were texts, their order goes to a file beside it: ``tuned.labels.json`` for ``tuned.onnx``.
 
         Raises:
             ModelError: The path cannot be written; nothing is left half written.
         """
-        self.file.save(path, self.saved_values())
+        self.file.save(path, self.saved_values(ema))
         if self.labels is not None:
             text = json.dumps(list(self.labels), ensure_ascii=False, indent=1)
             with AtomicFiles() as files, files.create(labels_file(Path(path))) as file:
                 file.write(f"{text}\n".encode())
 
-    def model(self) -> onnx.ModelProto:
+    def model(self, *, ema: bool = False) -> onnx.ModelProto:
         """What :meth:`save` writes, in memory: the model with its trained weights and all its data."""
-        values = self.saved_values()
+        values = self.saved_values(ema)
         proto = self.file.dense().inlined(without=values)
         for tensor in proto.graph.initializer:
             if tensor.name in values:

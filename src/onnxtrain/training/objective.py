@@ -249,6 +249,7 @@ class Objective:
             options=specification.gradients,
             weights=own.weights,
             rules=self.rules(specification),
+            averaging=specification.ema,
         )
 
     def rules(self, specification: Specification) -> dict[str, UpdateRule]:

@@ -17,6 +17,7 @@ from onnxtrain.model.file import ModelFile
 from onnxtrain.operators import Adam
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.runtime.options import RuntimeOptions
+from onnxtrain.training.ema import EMA, choose_ema
 from onnxtrain.training.groups import Group, listed_groups
 from onnxtrain.training.joint_loss import Forms, JointLoss
 from onnxtrain.training.loss import Loss, TargetKind
@@ -51,6 +52,7 @@ class Options(TypedDict, total=False):
     masks: Mapping[str, np.ndarray] | None
     sparsify: Patterns | None
     accumulate: int
+    ema: float | EMA | None
     straight_through: bool
     recompute: Patterns
     seed: int
@@ -125,6 +127,7 @@ class Specification:
     masks: Masks = field(default_factory=Masks)
     sparsify: tuple[str, ...] | None = None
     accumulate: int = 1
+    ema: EMA | None = None
     straight_through: bool = False
     recompute: tuple[str, ...] = ()
     seed: int = 0
@@ -181,6 +184,7 @@ class Specification:
             masks=Masks(options.get("masks")),
             sparsify=_patterns(options.get("sparsify")),
             accumulate=options.get("accumulate", 1),
+            ema=choose_ema(options.get("ema")),
             straight_through=options.get("straight_through", False),
             recompute=_tuple(options.get("recompute", ())),
             seed=options.get("seed", 0),

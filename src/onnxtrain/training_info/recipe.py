@@ -91,6 +91,21 @@ class UpdateRule:
     rate_scale: float = 1.0
 
 
+@dataclass(frozen=True)
+class Averaging:
+    """An exponential moving average of the parameters, beside them; see :class:`onnxtrain.EMA`.
+
+    Attributes:
+        decay: The weight of the old average.
+        start: How many updates the average follows at once.
+        warmup: Whether the decay grows from 2/11 to its value.
+    """
+
+    decay: float
+    start: int = 0
+    warmup: bool = False
+
+
 @dataclass
 class Recipe:
     """All that a training model is made from.
@@ -102,6 +117,7 @@ class Recipe:
         weights: The input for one weight per example; ``None`` where all count alike.
         parameters: Names of the initializers that are trained.
         optimizer: Update rule with its attributes.
+        averaging: The moving average that is kept of the parameters; ``None`` for none.
         rules: Update rules of the parameters that have one of their own, of the same operator.
         clipping: What is done to gradients.
         micro_batches: Write two entries: one that adds a micro-batch's gradients up, one that applies them.
@@ -126,6 +142,7 @@ class Recipe:
     options: GradientOptions = field(default_factory=GradientOptions)
     weights: ir.Value | None = None
     rules: Mapping[str, UpdateRule] = field(default_factory=dict)
+    averaging: Averaging | None = None
 
     def rule_of(self, parameter: str) -> UpdateRule:
         """How a parameter is updated."""
