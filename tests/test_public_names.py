@@ -22,6 +22,7 @@ PUBLIC = {
     "EMA",
     "Group",
     "Lion",
+    "Lora",
     "RMSprop",
     "SGD",
     "Momentum",
@@ -51,6 +52,7 @@ PUBLIC = {
     "lower",
     "no_gradient",
     "operators",
+    "parallel",
     "predict",
     "prune",
     "replace_head",
@@ -120,12 +122,15 @@ FIT = {
     "metrics": (),
     "shuffle": True,
     "callbacks": (),
+    "progress": "auto",
     "checkpoint": None,
     "checkpoint_every": None,
     "keep": 3,
     "save_best": None,
     "resume": False,
     "change": (),
+    "run": None,
+    "prefetch": True,
 }
 
 RETURNS = {

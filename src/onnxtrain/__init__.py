@@ -14,13 +14,14 @@ from onnxtrain.version import __version__ as __version__
 defer_imports()
 
 if TYPE_CHECKING:
-    from onnxtrain import backend, errors, examples, kernels, operators, pruning, testing
+    from onnxtrain import backend, errors, examples, kernels, operators, parallel, pruning, testing
     from onnxtrain import callbacks as callbacks
     from onnxtrain import data as data
     from onnxtrain import layers as layers
     from onnxtrain import losses as losses
     from onnxtrain import metrics as metrics
     from onnxtrain import schedules as schedules
+    from onnxtrain.adapters.lora import Lora
     from onnxtrain.autodiff import no_gradient, register_gradient, unregister_gradient
     from onnxtrain.edit.append import append
     from onnxtrain.edit.cut import cut
@@ -49,6 +50,7 @@ _HOMES = {
     "Group": "onnxtrain.training.groups",
     "Momentum": "onnxtrain.operators",
     "Lion": "onnxtrain.operators",
+    "Lora": "onnxtrain.adapters.lora",
     "RMSprop": "onnxtrain.operators",
     "SGD": "onnxtrain.operators",
     "SSGD": "onnxtrain.operators",
@@ -73,8 +75,8 @@ _HOMES = {
     "unregister_gradient": "onnxtrain.autodiff",
 }
 _MODULES = frozenset(
-    {"backend", "callbacks", "data", "errors", "examples", "kernels", "layers", "losses", "metrics", "operators"}
-    | {"pruning", "schedules", "sklearn", "testing"}
+    {"backend", "callbacks", "data", "errors", "examples", "flower", "kernels", "layers", "losses", "metrics"}
+    | {"operators", "parallel", "pruning", "schedules", "sklearn", "testing"}
 )
 
 __all__ = [
@@ -86,6 +88,7 @@ __all__ = [
     "AdamW",
     "Group",
     "Lion",
+    "Lora",
     "Momentum",
     "RMSprop",
     "RuntimeOptions",
@@ -111,6 +114,7 @@ __all__ = [
     "metrics",
     "no_gradient",
     "operators",
+    "parallel",
     "predict",
     "prune",
     "pruning",

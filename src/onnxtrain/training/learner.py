@@ -35,6 +35,7 @@ from onnxtrain.training.masks import check_masks, set_to_zero
 from onnxtrain.training.objective import Objective, prepare
 from onnxtrain.training.opening import open_with_targets, targets_by_output
 from onnxtrain.training.parameters import Initializer
+from onnxtrain.training.showing import html_facts, plural
 from onnxtrain.training.specification import Masks, Specification
 from onnxtrain.training.steps import Steps
 from onnxtrain.training.targets import Targets, tensor_spec
@@ -94,6 +95,19 @@ class Learner:
             f"<{type(self).__name__}: {name}loss {shown}, {self.optimizer}, {len(self.parameters)} parameters of "
             f"{count:,} elements>"
         )
+
+    def _repr_html_(self) -> str:
+        objective, counts = self.objective, [array.size for array in self.parameters.values()]
+        loss = "an output of the model" if objective.loss is None else objective.loss.name
+        rows = {
+            "model": "in memory" if self.file.path is None else str(self.file.path),
+            "inputs": ", ".join(f"{spec.name} {spec.dtype} {spec.describe_shape()}" for spec in self._inputs),
+            "trained on": f"{objective.prediction.name}, {loss}",
+            "optimizer": repr(self.optimizer),
+            "learning rate": f"{self.learning_rate:g}",
+            "parameters": f"{plural(sum(counts), 'element')} in {plural(len(counts), 'array')}",
+        }
+        return html_facts(rows, notes=self.hints)
 
     @property
     def specification(self) -> Specification:
@@ -458,7 +472,7 @@ class Learner:
             objective = self.objective
             if self._in_inference is None:
                 self._in_inference = objective
-                if objective.modes.training:
+                if objective.modes.training or (self.specification.lora is not None and self.specification.lora.drops):
                     specification, copies, table = self.specification, objective.copies, objective.table
                     self._in_inference = prepare(specification, modes=Modes(), copies=copies, table=table)
             self._evaluators[form, ema] = Evaluator(
@@ -474,22 +488,46 @@ class Learner:
         return dict(self.trained)
 
     def saved_values(self, ema: bool = False) -> dict[str, np.ndarray]:
-        """What :meth:`save` writes: :meth:`trained_values`, and the copies that are tied to parameters."""
+        """What :meth:`save` writes: :meth:`trained_values`, and the copies that are tied to parameters.
+
+        In the place of adapters it has the weights that they are merged into.
+
+        Args:
+            ema: Whether to take the moving averages of parameters.
+
+        Raises:
+            OptionError: Adapters cannot be merged, since weights are quantized, or shared; no averages are kept.
+        """
+        values, adapted = with_copies(self._trained_or_averaged(ema), self.objective.copies), self.objective.adapted
+        if adapted is None:
+            return values
+        own = {name: array for name, array in values.items() if name not in adapted.parameters}
+        return own | adapted.merged(self.file, values)
+
+    def _trained_or_averaged(self, ema: bool) -> dict[str, np.ndarray]:
         self._check_averages(ema)
         averages = {name: self.states[average] for name, average in self._averages.items()} if ema else {}
-        return with_copies(self.trained_values() | averages, self.objective.copies)
+        return self.trained_values() | averages
 
     def save(self, path: str | os.PathLike[str], *, ema: bool = False) -> None:
         """Write the model with its trained weights; nothing else differs from the model given.
 
         With ``ema`` the weights are the moving averages (``Trainer(ema=...)``); running statistics are the live ones.
 
+        With ``lora``, a path that ends in ``.onnx_adapter`` gets the adapters alone, as ONNX Runtime loads them, and a
+        folder, or a path without an ending, gets them as PEFT reads them. A model gets them merged into its weights.
+
         Where targets were texts, their order goes to a file beside it: ``tuned.labels.json`` for ``tuned.onnx``.
 
         Raises:
             ModelError: The path cannot be written; nothing is left half written.
+            OptionError: Adapters cannot be merged, since weights are quantized, or shared.
         """
-        self.file.save(path, self.saved_values(ema))
+        adapted = self.objective.adapted
+        if adapted is not None and adapted.writes(path):
+            adapted.write(path, self.file, self._trained_or_averaged(ema))
+        else:
+            self.file.save(path, self.saved_values(ema))
         if self.labels is not None:
             text = json.dumps(list(self.labels), ensure_ascii=False, indent=1)
             with AtomicFiles() as files, files.create(labels_file(Path(path))) as file:
@@ -497,7 +535,16 @@ class Learner:
 
     def model(self, *, ema: bool = False) -> onnx.ModelProto:
         """What :meth:`save` writes, in memory: the model with its trained weights and all its data."""
-        values = self.saved_values(ema)
+        return self._with(self.saved_values(ema))
+
+    def _base(self) -> onnx.ModelProto:
+        """The model as it is, with what was added to it left out."""
+        adapted = self.objective.adapted
+        if adapted is None:
+            return self.model()
+        return self._with({n: a for n, a in self.trained_values().items() if n not in adapted.parameters})
+
+    def _with(self, values: Mapping[str, np.ndarray]) -> onnx.ModelProto:
         proto = self.file.dense().inlined(without=values)
         for tensor in proto.graph.initializer:
             if tensor.name in values:
@@ -550,7 +597,7 @@ class Learner:
         """All that another process needs to go on: the model with its weights as they are, and all states."""
         fields = {name: value for name, value in vars(self.specification).items() if name != "model"}
         states = {name: np.array(array) for name, array in self.states.items()}
-        return {"model": self.model().SerializeToString(), "fields": fields, "states": states, "rate": self.rate}
+        return {"model": self._base().SerializeToString(), "fields": fields, "states": states, "rate": self.rate}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Go on as where it was pickled, with a session of this process."""

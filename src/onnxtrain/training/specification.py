@@ -17,6 +17,7 @@ from onnxtrain.model.file import ModelFile
 from onnxtrain.operators import Adam
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.runtime.options import RuntimeOptions
+from onnxtrain.training.adaptation import Adaptation
 from onnxtrain.training.ema import EMA, choose_ema
 from onnxtrain.training.groups import Group, listed_groups
 from onnxtrain.training.joint_loss import Forms, JointLoss
@@ -55,6 +56,7 @@ class Options(TypedDict, total=False):
     ema: float | EMA | None
     straight_through: bool
     recompute: Patterns
+    lora: Adaptation | None
     seed: int
     threads: int | None
     options: RuntimeOptions | None
@@ -130,6 +132,7 @@ class Specification:
     ema: EMA | None = None
     straight_through: bool = False
     recompute: tuple[str, ...] = ()
+    lora: Adaptation | None = None
     seed: int = 0
     options: RuntimeOptions = field(default_factory=RuntimeOptions)
     form: Forms | None = None
@@ -187,6 +190,7 @@ class Specification:
             ema=choose_ema(options.get("ema")),
             straight_through=options.get("straight_through", False),
             recompute=_tuple(options.get("recompute", ())),
+            lora=_adaptation(options.get("lora")),
             seed=options.get("seed", 0),
             options=runtime if threads is None else dataclasses.replace(runtime, threads=threads),
         )
@@ -213,3 +217,9 @@ def _tuple(patterns: Patterns) -> tuple[str, ...]:
 
 def _patterns(given: Patterns | None) -> tuple[str, ...] | None:
     return None if given is None else _tuple(given)
+
+
+def _adaptation(given: object) -> Adaptation | None:
+    if given is None or isinstance(given, Adaptation):
+        return given
+    raise OptionError(f"lora is {given!r}; it needs settings, such as onnxtrain.Lora(rank=8).")

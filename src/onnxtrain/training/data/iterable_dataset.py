@@ -52,6 +52,7 @@ class IterableDataset(Dataset):
     ) -> None:
         self._source = source
         self._others = {name: TensorSpec(name, np.dtype(np.float32)) for name in others}
+        self.name = getattr(source, "__name__", "") if callable(source) else f"the {type(source).__name__}"
         self._specs = {spec.name: spec for spec in specs}
         self._target = target
         self._target_specs: dict[str | None, TensorSpec | None] = {None: target_spec}
