@@ -25,7 +25,7 @@ from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.training.data import Batch, Dataset, TensorSpec, open_dataset
 from onnxtrain.training.data.conversion import kind_of, symbol_sizes
 from onnxtrain.training.evaluation import Evaluator
-from onnxtrain.training.feeding import Parameters, by_input_name, check_targets, check_weights, cut, fill, fit_to_spec
+from onnxtrain.training.feeding import Parameters, by_input_name, check_targets, check_weights, cut, fit_to_spec
 from onnxtrain.training.labels import labels_file, learn_labels, read_labels
 from onnxtrain.training.learning_rate import LearningRate
 from onnxtrain.training.loss import TargetForm
@@ -452,12 +452,7 @@ class Learner:
 
     def model(self) -> onnx.ModelProto:
         """What :meth:`save` writes, in memory: the model with its trained weights and all its data."""
-        values = self.saved_values()
-        proto = self.file.dense().inlined(without=values)
-        for tensor in proto.graph.initializer:
-            if tensor.name in values:
-                fill(tensor, values[tensor.name])
-        return proto
+        return self.file.filled(self.saved_values())
 
     @overload
     def get_weights(self, *, flat: Literal[False] = False) -> dict[str, np.ndarray]: ...
