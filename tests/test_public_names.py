@@ -19,7 +19,9 @@ PUBLIC = {
     "Adagrad",
     "Adam",
     "AdamW",
+    "Group",
     "Lion",
+    "Lora",
     "RMSprop",
     "SGD",
     "Momentum",
@@ -40,6 +42,7 @@ PUBLIC = {
     "cut",
     "data",
     "kernels",
+    "layer_decay",
     "layers",
     "losses",
     "metrics",
@@ -48,6 +51,7 @@ PUBLIC = {
     "lower",
     "no_gradient",
     "operators",
+    "parallel",
     "predict",
     "prune",
     "replace_head",
@@ -124,6 +128,8 @@ FIT = {
     "save_best": None,
     "resume": False,
     "change": (),
+    "run": None,
+    "prefetch": True,
 }
 
 RETURNS = {

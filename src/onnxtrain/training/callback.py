@@ -24,6 +24,9 @@ class TrainingState:
         learning_rate: of the last step. Setting it is setting that of the trainer: it decides from the next step on,
             instead of the schedule, until it is set again or the training ends.
         batch_size: how many examples the last step had; before the first one how many steps are to have.
+        waited: seconds that steps have waited for data since this training, or its resumption, began.
+        data: what to call the data.
+        batch: these examples, a :class:`~onnxtrain.training.data.Batch`; None before the first step.
         metrics: what was measured, by name, at the end of the epoch; empty before.
         epochs: how many epochs are planned; None when not known.
         steps_per_epoch: how many steps an epoch has; None when not known.
@@ -44,6 +47,9 @@ class TrainingState:
     stop: bool = False
     stop_reason: str | None = None
     trainer: Any = field(default=None, repr=False, compare=False)
+    waited: float = 0.0
+    data: str = "the data"
+    batch: Any = field(default=None, repr=False, compare=False)
     weights: MutableMapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
     _choose_rate: Callable[[float], None] | None = field(default=None, init=False, repr=False, compare=False)
     _step_rate: float | None = field(default=None, init=False, repr=False, compare=False)
