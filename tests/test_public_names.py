@@ -35,6 +35,7 @@ PUBLIC = {
     "errors",
     "evaluate",
     "examples",
+    "free_batch",
     "gradient",
     "inspect",
     "append",

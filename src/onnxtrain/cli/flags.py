@@ -161,6 +161,9 @@ class Training:
             help="Compute what nodes of such names give again in the backward pass: saves memory. May be repeated."
         ),
     ] = None
+    free_batch: Annotated[
+        bool, SWITCH, Parameter(help="Train a model of a fixed batch size on batches of --batch-size.")
+    ] = False
     seed: Annotated[int, Parameter(help="Seed of the order of the data and of dropout.")] = 0
 
     def arguments(self) -> dict[str, Any]:

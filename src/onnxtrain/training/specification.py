@@ -53,6 +53,7 @@ class Options(TypedDict, total=False):
     accumulate: int
     straight_through: bool
     recompute: Patterns
+    free_batch: bool
     lora: Adaptation | None
     seed: int
     threads: int | None
@@ -128,6 +129,7 @@ class Specification:
     accumulate: int = 1
     straight_through: bool = False
     recompute: tuple[str, ...] = ()
+    free_batch: bool = False
     lora: Adaptation | None = None
     seed: int = 0
     options: RuntimeOptions = field(default_factory=RuntimeOptions)
@@ -178,6 +180,7 @@ class Specification:
             accumulate=options.get("accumulate", 1),
             straight_through=options.get("straight_through", False),
             recompute=_tuple(options.get("recompute", ())),
+            free_batch=options.get("free_batch", False),
             lora=_adaptation(options.get("lora")),
             seed=options.get("seed", 0),
             options=runtime if threads is None else dataclasses.replace(runtime, threads=threads),
