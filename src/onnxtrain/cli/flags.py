@@ -68,6 +68,13 @@ class LossFlags:
     ignore_index: Annotated[
         int | None, Parameter(help="Label that does not count, for softmax_cross_entropy.  [default: -100]")
     ] = None
+    class_weights: Annotated[
+        str | None,
+        Parameter(metavar="NUMBERS", help="One weight per class, for softmax_cross_entropy: 1,1,3."),
+    ] = None
+    label_smoothing: Annotated[
+        float | None, Parameter(help="Share of every label that is spread over all classes, in [0, 1).  [default: 0]")
+    ] = None
     check_targets: Annotated[
         bool, Parameter(help="Refuse targets outside of 0 to 1, and distributions that do not sum to 1.")
     ] = True
@@ -79,6 +86,8 @@ class LossFlags:
             OptionError: It has no such argument.
         """
         given: dict[str, Any] = {"axis": self.axis, "ignore_index": self.ignore_index}
+        given["class_weights"] = None if self.class_weights is None else _numbers(self.class_weights)
+        given["label_smoothing"] = self.label_smoothing
         given["check_targets"] = None if self.check_targets else False
         options = {name: value for name, value in given.items() if value is not None}
         if not options:
@@ -86,6 +95,13 @@ class LossFlags:
         from onnxtrain.training.loss_choice import resolve_loss
 
         return resolve_loss(loss, **options)
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise OptionError(f"--class-weights is {text!r}; it needs numbers with commas between them: 1,1,3.") from None
 
 
 Prediction = Annotated[
