@@ -36,6 +36,7 @@ PUBLIC = {
     "errors",
     "evaluate",
     "examples",
+    "free_batch",
     "gradient",
     "inspect",
     "append",

@@ -96,9 +96,7 @@ def test_the_bell_rings() -> None:
 
 def test_the_book_is_complete() -> None:
     names = [entry.name for entry in BOOK]
-    in_browsers = {
-        entry.name for entry in BOOK if entry.package == "onnxruntime-web"
-    }  # shown in languages/
+    in_browsers = {entry.name for entry in BOOK if entry.package == "onnxruntime-web"}  # shown in languages/
     assert set(SHOWN) == set(names) - in_browsers
     assert len(names) == len(set(names))
     for entry in BOOK:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from onnxtrain.autodiff import no_gradient, register_gradient, unregister_gradient
     from onnxtrain.edit.append import append
     from onnxtrain.edit.cut import cut
+    from onnxtrain.edit.free_batch import free_batch
     from onnxtrain.edit.head import replace_head
     from onnxtrain.lowering.lower import lower
     from onnxtrain.operators import SGD, SSGD, Adagrad, Adam, AdamW, Lion, Momentum, RMSprop
@@ -62,6 +63,7 @@ _HOMES = {
     "custom_ops_library": "onnxtrain.runtime.native",
     "cut": "onnxtrain.edit.cut",
     "evaluate": "onnxtrain.training.forward",
+    "free_batch": "onnxtrain.edit.free_batch",
     "gradient": "onnxtrain.training.gradient",
     "inspect": "onnxtrain.training.inspection",
     "layer_decay": "onnxtrain.training.layer_decay",
@@ -104,6 +106,7 @@ __all__ = [
     "errors",
     "evaluate",
     "examples",
+    "free_batch",
     "gradient",
     "inspect",
     "kernels",

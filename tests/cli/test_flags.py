@@ -27,11 +27,10 @@ ELSEWHERE = {
     "prefetch": "Python only: for iterables that only one thread may read",
     "masks": "Python only: what prune makes",
     "sparsify": "Python only: what prune makes",
+    "groups": "Python only: each has settings of its own",
     "trainer": "fit's own",
     "lora": "a rank here, with a flag for each setting",
     "y": "Python only: --data has the targets",
-    "sample_weight": "Python only",
-    "save_best": "Python only",
 }
 
 

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -29,6 +29,7 @@ from onnxtrain.cli.wording import in_flags
 from onnxtrain.errors import DataError, OptionError, TrainingHint
 
 if TYPE_CHECKING:
+    import numpy as np
     from onnx import ModelProto
 
     from onnxtrain.training.callbacks import Callback
@@ -98,6 +99,12 @@ class Course:
         int | None, Parameter(metavar="STEPS", help="Steps between checkpoints.  [default: an epoch]")
     ] = None
     keep: Annotated[int, Parameter(help="How many checkpoints to keep.")] = 3
+    save_best: Annotated[
+        str | None,
+        Parameter(
+            metavar="METRIC", help="Keep the best epoch's model as best.onnx in that folder, by validation_accuracy."
+        ),
+    ] = None
     resume: Annotated[
         bool,
         SWITCH,
@@ -154,6 +161,14 @@ def command(
         ),
     ] = None,
     target: flags.Target = None,
+    sample_weight: Annotated[
+        Path | None,
+        Parameter(
+            group=DATA,
+            metavar="FILE",
+            help="A .npy or text file with one number of at least 0 per example, which multiplies its loss.",
+        ),
+    ] = None,
     metrics: flags.Metrics = None,
     new_head: Annotated[
         int | None,
@@ -172,6 +187,10 @@ def command(
     course: Course = Course(),
     results: Results = Results(),
     threads: flags.Threads = None,
+    progress: Annotated[
+        Literal["auto", "lines"],
+        Parameter(group=RUNNING, help="Lines in a terminal, too, instead of a bar.", show_default=False),
+    ] = "auto",
     quiet: Annotated[bool, SWITCH, Parameter(group=RUNNING, help="Print the results only.")] = False,
     config: Config = None,
     debug: flags.Debug = False,
@@ -190,6 +209,7 @@ def command(
             paths.MODEL: paths.model(model),
             "--data": paths.data(data),
             "--validation": paths.data(validation),
+            "--sample-weight": paths.data(None if sample_weight is None else str(sample_weight)),
             "--loss": paths.loss(loss),
             "--checkpoint": paths.Given(course.checkpoint, written=True, files="checkpoint-*"),
             "--output": paths.output(output, is_model=True),
@@ -213,36 +233,38 @@ def command(
     run = None if folder is None else _run_folder(folder, model, arguments, settings, resume=course.resume)
     if output.parent.is_dir() or folder is None:  # else the run makes it
         trainer.file.check_writable(output)
-    held_out = _validation(validation)
-    progress = Progress(trainer, name=model.name, quiet=quiet)
-    with _interruptible(trainer, output, course), contextlib.closing(progress):
+    held_out, weights = _validation(validation), _sample_weight(sample_weight)
+    shown = Progress(trainer, name=model.name, display=progress, quiet=quiet)
+    with _interruptible(trainer, output, course), contextlib.closing(shown):
         history = trainer.fit(
             data,
             validation=held_out,
             target=target,
+            sample_weight=weights,
             epochs=course.epochs,
             batch_size=course.batch_size,
             schedule=course.schedule,
             metrics=metrics or (),
             shuffle=course.shuffle,
-            callbacks=[progress, *_early_stopping(course)],
+            callbacks=[shown, *_early_stopping(course)],
             checkpoint=course.checkpoint,
             checkpoint_every=course.checkpoint_every,
             keep=course.keep,
+            save_best=course.save_best,
             resume=course.resume,
             change=",".join(course.change or ()),
             run=run,
         )
     trainer.save(output, ema=ema is not None)
-    progress.written("model", output)
+    shown.written("model", output)
     if results.history is not None:
         history.save(results.history)
-        progress.written("history", results.history)
+        shown.written("history", results.history)
     if results.curve is not None:
-        progress.curve(history.rows, results.curve, title=model.name)
+        shown.curve(history.rows, results.curve, title=model.name)
     if run is not None:
-        progress.written("report", run.report)
-    progress.summary(history.rows)
+        shown.written("report", run.report)
+    shown.summary(history.rows)
 
 
 def _run_folder(
@@ -285,6 +307,8 @@ def _check_paths(results: Results, course: Course, output: Path, *, validated: b
         check_writable(existing / "checkpoint")
     if results.history is not None and results.history.suffix not in (".json", ".csv"):
         raise OptionError(f"--history is {str(results.history)!r}; it needs a file that ends in .json or .csv.")
+    if course.save_best is not None and not course.checkpoint:
+        raise OptionError("--save-best needs the folder of the checkpoints; give --checkpoint.")
     if course.early_stopping is not None and not validated:
         raise OptionError("--early-stopping watches the validation loss; give --validation a file or a fraction.")
 
@@ -293,6 +317,25 @@ def _early_stopping(course: Course) -> list[Callback]:
     from onnxtrain.training.callbacks import EarlyStopping
 
     return [] if course.early_stopping is None else [EarlyStopping(patience=course.early_stopping)]
+
+
+def _sample_weight(path: Path | None) -> np.ndarray | None:
+    """The weights of the examples.
+
+    Raises:
+        DataError: The file cannot be read.
+    """
+    if path is None:
+        return None
+    import numpy as np
+
+    try:
+        weights: np.ndarray = np.load(path, allow_pickle=False) if path.suffix == ".npy" else np.loadtxt(path, ndmin=1)
+    except FileNotFoundError:
+        raise DataError(f"There is no file {str(path)!r}; --sample-weight needs a .npy or a text file.") from None
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"--sample-weight is {str(path)!r}, which cannot be read ({error}).") from error
+    return weights
 
 
 def _validation(given: str | None) -> str | float | None:

@@ -26,7 +26,7 @@ from onnxtrain.training.data import Batch, Dataset, TensorSpec, open_dataset
 from onnxtrain.training.data.conversion import kind_of, symbol_sizes
 from onnxtrain.training.ema import average_name
 from onnxtrain.training.evaluation import Evaluator
-from onnxtrain.training.feeding import Parameters, by_input_name, check_targets, check_weights, cut, fill, fit_to_spec
+from onnxtrain.training.feeding import Parameters, by_input_name, check_targets, check_weights, cut, fit_to_spec
 from onnxtrain.training.heads import Metrics
 from onnxtrain.training.joint_loss import Forms
 from onnxtrain.training.labels import labels_file, learn_labels, read_labels
@@ -535,21 +535,14 @@ class Learner:
 
     def model(self, *, ema: bool = False) -> onnx.ModelProto:
         """What :meth:`save` writes, in memory: the model with its trained weights and all its data."""
-        return self._with(self.saved_values(ema))
+        return self.file.filled(self.saved_values(ema))
 
     def _base(self) -> onnx.ModelProto:
         """The model as it is, with what was added to it left out."""
         adapted = self.objective.adapted
         if adapted is None:
             return self.model()
-        return self._with({n: a for n, a in self.trained_values().items() if n not in adapted.parameters})
-
-    def _with(self, values: Mapping[str, np.ndarray]) -> onnx.ModelProto:
-        proto = self.file.dense().inlined(without=values)
-        for tensor in proto.graph.initializer:
-            if tensor.name in values:
-                fill(tensor, values[tensor.name])
-        return proto
+        return self.file.filled({n: a for n, a in self.trained_values().items() if n not in adapted.parameters})
 
     @overload
     def get_weights(self, *, flat: Literal[False] = False) -> dict[str, np.ndarray]: ...

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff.expand import is_expanded
 from onnxtrain.autodiff.missing import missing_rules, missing_rules_message
 from onnxtrain.autodiff.path import Forward, Route
+from onnxtrain.edit.free_batch import free_batch, free_batch_axis
 from onnxtrain.errors import GradientError, OptionError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.collection import collection_paused
@@ -381,6 +382,11 @@ def prepare(
     modes = specification.modes if modes is None else modes
     copies = choose_copies(file, specification.tie) if copies is None else copies
     model = infer_shapes(file.training_model())
+    if specification.free_batch:
+        if table is None:
+            free_batch(file.inlined())  # which finds out whether it can be
+        free_batch_axis(model)
+        infer_shapes(model)
     set_accuracy(model, specification.options.accuracy_level)
     layers = find_layers(model)
     compute_copies(model, copies)

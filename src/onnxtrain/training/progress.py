@@ -81,7 +81,7 @@ class Bar(Display):
     def __init__(self, console: Console | None = None) -> None:
         from rich.console import Console
 
-        self._console = console or Console(stderr=True, highlight=False, markup=False, emoji=False)
+        self._console = console or Console(stderr=True, force_terminal=True, highlight=False, markup=False, emoji=False)
         self._bar: RichBar | None = None
 
     def begin(self, status: Status) -> None:
