@@ -129,6 +129,7 @@ FIT = {
     "change": (),
     "run": None,
     "prefetch": True,
+    "augment": None,
 }
 
 RETURNS = {

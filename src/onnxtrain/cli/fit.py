@@ -13,6 +13,7 @@ from cyclopts import Parameter
 
 from onnxtrain.cli import flags, paths
 from onnxtrain.cli.configuration import Config, as_toml, command_line
+from onnxtrain.cli.data_flags import ReaderFlags
 from onnxtrain.cli.flags import (
     COURSE,
     DATA,
@@ -154,6 +155,7 @@ def command(
         ),
     ] = None,
     target: flags.Target = None,
+    reading: ReaderFlags = ReaderFlags(),  # noqa: B008 - frozen
     metrics: flags.Metrics = None,
     new_head: Annotated[
         int | None,
@@ -211,11 +213,12 @@ def command(
     run = None if folder is None else _run_folder(folder, model, arguments, settings, resume=course.resume)
     if output.parent.is_dir() or folder is None:  # else the run makes it
         trainer.file.check_writable(output)
-    held_out = _validation(validation)
+    source, held_out = reading.source(data), _validation(validation)
+    held_out = reading.source(held_out) if isinstance(held_out, str) else held_out
     progress = Progress(trainer, name=model.name, quiet=quiet)
     with _interruptible(trainer, output, course), contextlib.closing(progress):
         history = trainer.fit(
-            data,
+            source,
             validation=held_out,
             target=target,
             epochs=course.epochs,

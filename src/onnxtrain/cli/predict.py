@@ -9,6 +9,7 @@ import numpy as np
 from cyclopts import Parameter
 
 from onnxtrain.cli import flags, paths, terminal
+from onnxtrain.cli.data_flags import ReaderFlags
 from onnxtrain.errors import OptionError
 
 HELP = "Write the outputs of a model for data; a target in the data is not looked at."
@@ -27,6 +28,7 @@ def command(
     *,
     data: flags.Data,
     target: flags.Target = None,
+    reading: ReaderFlags = ReaderFlags(),  # noqa: B008 - frozen
     output: Annotated[
         Path,
         Parameter(
@@ -50,7 +52,9 @@ def command(
         raise OptionError(f"--output is {str(output)!r}; it needs a file that ends in .npz or .npy.")
     paths.check_paths({paths.MODEL: paths.model(model), "--data": paths.data(data), "--output": paths.output(output)})
     check_writable(output)
-    arrays = outputs(model, data, target=target, batch_size=batch_size, options=RuntimeOptions(threads=threads))
+    arrays = outputs(
+        model, reading.source(data), target=target, batch_size=batch_size, options=RuntimeOptions(threads=threads)
+    )
     if output.suffix == ".npy" and len(arrays) > 1:
         raise OptionError(
             f"--output is {str(output)!r}, but the model has {len(arrays)} outputs ({', '.join(arrays)}); "

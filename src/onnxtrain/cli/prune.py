@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Group, Parameter
 
 from onnxtrain.cli import flags, paths, terminal
+from onnxtrain.cli.data_flags import ReaderFlags
 from onnxtrain.cli.flags import COURSE, DATA, RESULTS, RUNNING, SWITCH, PruningOptimizer, Training
 from onnxtrain.cli.streams import unattended
 from onnxtrain.operators.optimizer import Optimizer
@@ -100,6 +101,7 @@ def command(
         Parameter(group=DATA, metavar="PATH", help="Data to measure on, or the fraction to hold out: 0.1."),
     ] = None,
     target: flags.Target = None,
+    reading: ReaderFlags = ReaderFlags(),  # noqa: B008 - frozen
     pruning: Pruning = Pruning(),
     training: Training = Training(),  # noqa: B008 - frozen
     settings: PruningOptimizer = PruningOptimizer(),  # noqa: B008 - frozen
@@ -146,9 +148,9 @@ def command(
     )
     result = prune(
         model,
-        data,
+        reading.source(data),
         loss=loss_flags.of(loss),
-        validation=_validation(validation),
+        validation=_measured(validation, reading),
         target=target,
         optimizer=_optimizer(settings),
         storage=storage,
@@ -178,6 +180,12 @@ def _optimizer(settings: PruningOptimizer) -> Optimizer:
         return built
     given = [field.name for field in dataclasses.fields(built) if getattr(settings, field.name) is not None]
     return dataclasses.replace(DEFAULT_OPTIMIZER, **{name: getattr(built, name) for name in given})
+
+
+def _measured(given: str | None, reading: ReaderFlags) -> Any:
+    """Data to measure on, or the fraction to hold out."""
+    found = _validation(given)
+    return reading.source(found) if isinstance(found, str) else found
 
 
 def _validation(given: str | None) -> str | float | None:
