@@ -21,6 +21,7 @@ PUBLIC = {
     "AdamW",
     "Group",
     "Lion",
+    "Lora",
     "RMSprop",
     "SGD",
     "Momentum",

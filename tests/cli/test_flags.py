@@ -29,6 +29,7 @@ ELSEWHERE = {
     "masks": "Python only: what prune makes",
     "sparsify": "Python only: what prune makes",
     "trainer": "fit's own",
+    "lora": "a rank here, with a flag for each setting",
     "y": "Python only: --data has the targets",
     "sample_weight": "Python only",
     "save_best": "Python only",

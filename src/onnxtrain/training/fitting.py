@@ -158,7 +158,9 @@ def fit(
     loop = Loop(trainer, dataset, held_out, measured, rate, listeners, store)
     loop.prefetch, loop.augment = Prefetch(threaded=prefetch), augment
     loop.batch_size, loop.shuffle, loop.every = size, shuffle, checkpoint_every
-    loop.state = TrainingState(epochs=epochs, steps_per_epoch=per_epoch, learning_rate=trainer.learning_rate)
+    loop.state = TrainingState(
+        epochs=epochs, steps_per_epoch=per_epoch, learning_rate=trainer.learning_rate, batch_size=size
+    )
     with contextlib.ExitStack() as stack:
         if store is not None:
             stack.enter_context(store.reserved())
@@ -185,8 +187,7 @@ def fit(
                     f"{store.latest()}); resume it, or give another folder."
                 )
         stack.enter_context(trainer.rate.training())
-        for one in shown:
-            stack.callback(one.close)
+        stack.callback(listeners.close)
         if resume:
             loop.resume(changes)
         loop.run(epochs)

@@ -167,10 +167,10 @@ class Notebook(Display):
 
     def begin(self, status: Status) -> None:
         """Show the bar."""
-        from IPython.display import display  # type: ignore[import-not-found,unused-ignore]
+        from IPython.display import display
 
         self._status = status
-        self._handle = display(self, display_id=True)  # type: ignore[no-untyped-call,unused-ignore]
+        self._handle = display(self, display_id=True)
 
     def step(self, status: Status) -> None:
         """Move the bar."""
