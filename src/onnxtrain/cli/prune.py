@@ -6,7 +6,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
@@ -15,6 +15,11 @@ from onnxtrain.cli.data_flags import ReaderFlags
 from onnxtrain.cli.flags import COURSE, DATA, RESULTS, RUNNING, SWITCH, PruningOptimizer, Training
 from onnxtrain.cli.streams import unattended
 from onnxtrain.operators.optimizer import Optimizer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from onnxtrain.training.progress import Display
 
 HELP = "Train, cut and fine-tune a model; the result differs from it in its weights, of which many are zero."
 
@@ -156,7 +161,7 @@ def command(
         storage=storage,
         save=path,
         report=report,
-        progress=None if silent else lambda line: console.print(line, soft_wrap=True),
+        progress=None if silent else _display(console),
         threads=threads,
         **arguments,
         **training.arguments(),
@@ -165,10 +170,10 @@ def command(
         print(json.dumps(result.as_dict()))  # noqa: T201
         return
     console.print(result.table())
-    console.print(result.summary().rstrip(), soft_wrap=True)
-    console.print(f"model: {path} ({terminal.file_size(path)})", soft_wrap=True)
+    terminal.lines(console, result.summary().rstrip())
+    terminal.lines(console, f"model: {path} ({terminal.file_size(path)})")
     if report is not None:
-        console.print(f"report: {', '.join(sorted(str(path) for path in report.glob('report.*')))}", soft_wrap=True)
+        terminal.lines(console, f"report: {', '.join(sorted(str(path) for path in report.glob('report.*')))}")
 
 
 def _optimizer(settings: PruningOptimizer) -> Optimizer:
@@ -180,6 +185,13 @@ def _optimizer(settings: PruningOptimizer) -> Optimizer:
         return built
     given = [field.name for field in dataclasses.fields(built) if getattr(settings, field.name) is not None]
     return dataclasses.replace(DEFAULT_OPTIMIZER, **{name: getattr(built, name) for name in given})
+
+
+def _display(console: Console) -> Display:
+    """A bar for those who watch, with the lines of epochs and cuts above it; only these elsewhere."""
+    from onnxtrain.training.progress import Bar, Lines
+
+    return Bar(console) if console.is_terminal else Lines(lambda line: terminal.lines(console, line))
 
 
 def _measured(given: str | None, reading: ReaderFlags) -> Any:

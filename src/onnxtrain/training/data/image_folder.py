@@ -74,8 +74,11 @@ class ImageFolder:
         classes = [files[index].relative_to(folder).parts[0] for index in kept] if need_target else None
         return {specs[0].name: pixels}, None if classes is None else np.array(classes)
 
+    def files(self) -> list[Path]:
+        """All pictures, in the order of their paths, in which predictions are."""
+        return self._files(need_target=False)
+
     def _files(self, need_target: bool) -> list[Path]:
-        """All pictures, in the order of their paths."""
         folder = Path(self.path)
         if not folder.is_dir():
             raise DataError(f"'{folder}' is not a folder; pictures lie in one folder for each class.")
