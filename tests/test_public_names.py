@@ -132,6 +132,7 @@ FIT = {
     "change": (),
     "run": None,
     "prefetch": True,
+    "augment": None,
 }
 
 RETURNS = {

@@ -13,6 +13,7 @@ from cyclopts import Parameter
 
 from onnxtrain.cli import flags, paths
 from onnxtrain.cli.configuration import Config, as_toml, command_line
+from onnxtrain.cli.data_flags import ReaderFlags
 from onnxtrain.cli.flags import (
     COURSE,
     DATA,
@@ -169,6 +170,7 @@ def command(
             help="A .npy or text file with one number of at least 0 per example, which multiplies its loss.",
         ),
     ] = None,
+    reading: ReaderFlags = ReaderFlags(),  # noqa: B008 - frozen
     metrics: flags.Metrics = None,
     new_head: Annotated[
         int | None,
@@ -233,11 +235,13 @@ def command(
     run = None if folder is None else _run_folder(folder, model, arguments, settings, resume=course.resume)
     if output.parent.is_dir() or folder is None:  # else the run makes it
         trainer.file.check_writable(output)
-    held_out, weights = _validation(validation), _sample_weight(sample_weight)
+    source, held_out = reading.source(data), _validation(validation)
+    held_out = reading.source(held_out) if isinstance(held_out, str) else held_out
+    weights = _sample_weight(sample_weight)
     shown = Progress(trainer, name=model.name, display=progress, quiet=quiet)
     with _interruptible(trainer, output, course), contextlib.closing(shown):
         history = trainer.fit(
-            data,
+            source,
             validation=held_out,
             target=target,
             sample_weight=weights,
