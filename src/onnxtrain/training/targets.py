@@ -186,7 +186,10 @@ class Targets:
         """
         reading = self._whole_loss.reading(wrapped(self.prediction), wrapped(self.value))
         reading = replace(reading, probabilities=self.from_probabilities)
-        return [reading.metric(metric) for metric in ([metrics] if isinstance(metrics, str) else metrics)]
+        return [
+            reading.metric(metric)
+            for metric in ([metrics] if isinstance(metrics, str) or callable(metrics) else metrics)
+        ]
 
 
 def target_input(loss: Loss, prediction: ir.Value, kind: TargetKind, name: str) -> ir.Value:
