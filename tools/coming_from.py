@@ -42,8 +42,8 @@ def generated() -> str:
     offered = [task for task in tasks if task.there]
     here, there = (sum(lines(getattr(task, name)) for task in offered) for name in ("here", "there"))
     total = (
-        f"{len(tasks)} tasks; the {len(offered)} that others offer, too, take {here} lines here and {there} in the peer "
-        "that needs the fewest."
+        f"{len(tasks)} tasks; the {len(offered)} that others offer, too, take {here} lines here and {there} in the "
+        "peer that needs the fewest."
     )
     return "\n\n".join([total, *(section(heading, group) for heading, group in TASKS.items())])
 
