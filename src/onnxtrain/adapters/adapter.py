@@ -23,6 +23,7 @@ class Entry:
         magnitude: Of DoRA, the norm that each column of the weight gets [outputs].
         gain: Of DoRA, as files without the weights have it: the magnitude over the norm that there would be [outputs].
         embedding: Whether the layer looks rows up.
+        alias: What the checkpoint calls the layer, where that is another name.
     """
 
     a: Array
@@ -31,6 +32,7 @@ class Entry:
     magnitude: Array | None = None
     gain: Array | None = None
     embedding: bool = False
+    alias: str = ""
 
     @property
     def is_convolution(self) -> bool:
