@@ -14,7 +14,7 @@ from onnxtrain.version import __version__ as __version__
 defer_imports()
 
 if TYPE_CHECKING:
-    from onnxtrain import backend, errors, examples, kernels, operators, pruning, testing
+    from onnxtrain import backend, errors, examples, kernels, operators, parallel, pruning, testing
     from onnxtrain import callbacks as callbacks
     from onnxtrain import data as data
     from onnxtrain import layers as layers
@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from onnxtrain.runtime.session import TrainingSession
     from onnxtrain.training.forward import evaluate, predict
     from onnxtrain.training.gradient import gradient
+    from onnxtrain.training.groups import Group
     from onnxtrain.training.inspection import inspect
+    from onnxtrain.training.layer_decay import layer_decay
     from onnxtrain.training.trainer import Trainer
     from onnxtrain.training.training_model import training_model
 
@@ -43,6 +45,7 @@ _HOMES = {
     "Adagrad": "onnxtrain.operators",
     "Adam": "onnxtrain.operators",
     "AdamW": "onnxtrain.operators",
+    "Group": "onnxtrain.training.groups",
     "Momentum": "onnxtrain.operators",
     "Lion": "onnxtrain.operators",
     "Lora": "onnxtrain.adapters.lora",
@@ -59,6 +62,7 @@ _HOMES = {
     "evaluate": "onnxtrain.training.forward",
     "gradient": "onnxtrain.training.gradient",
     "inspect": "onnxtrain.training.inspection",
+    "layer_decay": "onnxtrain.training.layer_decay",
     "lower": "onnxtrain.lowering.lower",
     "no_gradient": "onnxtrain.autodiff",
     "predict": "onnxtrain.training.forward",
@@ -69,8 +73,8 @@ _HOMES = {
     "unregister_gradient": "onnxtrain.autodiff",
 }
 _MODULES = frozenset(
-    {"backend", "callbacks", "data", "errors", "examples", "kernels", "layers", "losses", "metrics", "operators"}
-    | {"pruning", "schedules", "sklearn", "testing"}
+    {"backend", "callbacks", "data", "errors", "examples", "flower", "kernels", "layers", "losses", "metrics"}
+    | {"operators", "parallel", "pruning", "schedules", "sklearn", "testing"}
 )
 
 __all__ = [
@@ -79,6 +83,7 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdamW",
+    "Group",
     "Lion",
     "Lora",
     "Momentum",
@@ -99,12 +104,14 @@ __all__ = [
     "gradient",
     "inspect",
     "kernels",
+    "layer_decay",
     "layers",
     "losses",
     "lower",
     "metrics",
     "no_gradient",
     "operators",
+    "parallel",
     "predict",
     "prune",
     "pruning",

@@ -45,3 +45,7 @@ class StepError(OnnxTrainError):
 
 class TrainingHint(OnnxTrainError, UserWarning):  # noqa: N818 - it is a warning
     """Training will do something else than its caller may expect: a warning, and an error where Python is told so."""
+
+
+class ParallelError(OnnxTrainError):
+    """Processes that train together do not: one ended, hangs, or has another model or other settings."""

@@ -159,6 +159,9 @@ class _Worker:
                     return compare_with_plain(found, self._folder / "case") if found.kind == "memory" else found
                 operation = message["operation"]
         except TimeoutError:
+            process.send_signal(signal.SIGABRT)  # faulthandler prints where it hangs
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(5)
             self._stop()
             hang = Outcome("hang", operation, operation, self._errors())
             return compare_with_plain(hang, self._folder / "case")

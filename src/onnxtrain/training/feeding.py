@@ -153,7 +153,8 @@ def check_targets(targets: np.ndarray, check: TargetCheck | None) -> np.ndarray:
         DataError: They hold NaN or infinity, or fail the loss's check.
     """
     examples = range(len(targets)) if targets.ndim else [0]
-    check_finite(np.atleast_1d(targets), "the target array", examples)
+    if targets.dtype.kind not in "iu":
+        check_finite(np.atleast_1d(targets), "the target array", examples)
     if check is not None:
         check(targets, "the target array", examples)
     return targets

@@ -32,6 +32,7 @@ from onnxtrain.training.loss import TargetForm
 from onnxtrain.training.masks import check_masks, set_to_zero
 from onnxtrain.training.objective import Objective, prepare
 from onnxtrain.training.parameters import Initializer
+from onnxtrain.training.showing import html_facts, plural
 from onnxtrain.training.specification import Masks, Specification
 from onnxtrain.training.steps import Steps
 from onnxtrain.training.targets import Targets, tensor_spec
@@ -62,12 +63,12 @@ class Learner:
     ) -> None:
         if objective is None:
             objective = prepare(specification, ignoring=False, differentiable=True)
-        check_masks(specification.masks, objective.shapes, specification.optimizer)
+        check_masks(specification.masks, objective.shapes, objective.optimizers(specification))
         self._steps = Steps(objective, specification, values=values)
         set_to_zero(self.states, specification.masks)
         self._inputs = objective.inputs
         self.rate = LearningRate(specification.optimizer.learning_rate)
-        self._hints = objective.hints(specification.model)
+        self._hints = objective.hints(specification)
         self._evaluators: dict[TargetForm | None, Evaluator] = {}
         self._in_inference: Objective | None = None
         self._last_shapes: tuple[Any, ...] = ()  # of train_step; of the same shapes targets mean the same
@@ -88,6 +89,19 @@ class Learner:
             f"<{type(self).__name__}: {name}loss {shown}, {self.optimizer}, {len(self.parameters)} parameters of "
             f"{count:,} elements>"
         )
+
+    def _repr_html_(self) -> str:
+        objective, counts = self.objective, [array.size for array in self.parameters.values()]
+        loss = "an output of the model" if objective.loss is None else objective.loss.name
+        rows = {
+            "model": "in memory" if self.file.path is None else str(self.file.path),
+            "inputs": ", ".join(f"{spec.name} {spec.dtype} {spec.describe_shape()}" for spec in self._inputs),
+            "trained on": f"{objective.prediction.name}, {loss}",
+            "optimizer": repr(self.optimizer),
+            "learning rate": f"{self.learning_rate:g}",
+            "parameters": f"{plural(sum(counts), 'element')} in {plural(len(counts), 'array')}",
+        }
+        return html_facts(rows, notes=self.hints)
 
     @property
     def specification(self) -> Specification:
@@ -210,7 +224,7 @@ class Learner:
             OptionError: A mask fits no parameter, or the optimizer's epsilon is 0, where 0 / 0 is no zero.
         """
         chosen = Masks(masks)
-        check_masks(chosen, self.objective.shapes, self.optimizer)
+        check_masks(chosen, self.objective.shapes, self.objective.optimizers(self.specification))
         self.change(dataclasses.replace(self.specification, masks=chosen))
         set_to_zero(self.states, chosen)
 
@@ -261,11 +275,15 @@ class Learner:
             raise DataError("This loss needs targets; give them to train_step(inputs, targets).")
         targets = wanted.adapt(np.asarray(targets), self.labels)
         shapes = (targets.dtype, targets.shape, *(feeds[spec.name].shape for spec in self._inputs))
-        if shapes != self._last_shapes or wanted.hold_ignored(targets):
+        classes = wanted.are_classes(targets)  # then nothing is ignored and nothing is wrong
+        if shapes != self._last_shapes or (not classes and wanted.hold_ignored(targets)):
             sizes = symbol_sizes((spec, feeds[spec.name].shape) for spec in self._inputs)
             wanted = self._expect(wanted.form_of(targets, sizes))
             self._last_shapes = shapes
-        feeds[wanted.name] = check_targets(fit_to_spec(targets, self._for_any_rows(wanted.spec)), wanted.check)
+            classes = wanted.are_classes(targets)
+        feeds[wanted.name] = fitted = fit_to_spec(targets, self._for_any_rows(wanted.spec))
+        if not classes:
+            check_targets(fitted, wanted.check)
         return feeds
 
     def _weigh(self, weighted: bool) -> None:

@@ -16,11 +16,14 @@ from onnxtrain.autodiff.missing import missing_rules, missing_rules_message
 from onnxtrain.autodiff.path import Forward, Route
 from onnxtrain.errors import GradientError, OptionError
 from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.collection import collection_paused
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import dimensions, is_float
-from onnxtrain.model.file import ModelFile
+from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.training.adaptation import Adapted
 from onnxtrain.training.data import Dataset, TensorSpec
+from onnxtrain.training.few_bits import set_accuracy
+from onnxtrain.training.groups import overlapping, update_rules
 from onnxtrain.training.hidden_weights import hidden_weights
 from onnxtrain.training.hints import Hint, find_hints
 from onnxtrain.training.loss import Loss, LossByExample, TargetForm, examples
@@ -34,7 +37,7 @@ from onnxtrain.training.targets import Targets, target_input, tensor_spec, wrapp
 from onnxtrain.training.ties import Copy, choose_copies, compute_copies, find_copies
 from onnxtrain.training.training_modes import Layers, Modes, find_layers, set_modes
 from onnxtrain.training.weights import product_weights
-from onnxtrain.training_info.recipe import LossTerms, Names, Recipe
+from onnxtrain.training_info.recipe import LossTerms, Names, Recipe, UpdateRule
 
 
 @dataclass(frozen=True)
@@ -109,10 +112,15 @@ class Objective:
         """Names of the parameters that are weights of products: what is pruned and sparsified by default."""
         return product_weights(self.model, self.parameters)
 
-    def hints(self, file: ModelFile) -> list[Hint]:
+    def optimizers(self, specification: Specification) -> list[Optimizer]:
+        """The update rules of all parameters."""
+        return [specification.optimizer, *(rule.optimizer for rule in self.rules(specification).values())]
+
+    def hints(self, specification: Specification) -> list[Hint]:
         """What is worth knowing about the model before it is trained; the values of the file are read."""
+        file = specification.model
         tied = {copy.original for copy in self.copies}  # on request
-        return find_hints(
+        found = find_hints(
             self.model,
             [name for name in self.parameters if name not in tied],
             self.layers,
@@ -120,6 +128,8 @@ class Objective:
             batch_norm=self.modes.batch_norm,
             dropout=self.modes.dropout,
         )
+        overlaps = overlapping(specification.groups, self.table, self.model)
+        return found + [Hint(text, surprising=False) for text in overlaps]
 
     def on_real_rows(self, rows: int) -> Objective:
         """The same with the loss on as many examples as there are targets, for a model of a fixed batch size.
@@ -198,7 +208,16 @@ class Objective:
             names=self.names,
             options=specification.gradients,
             weights=own.weights,
+            rules=self.rules(specification),
         )
+
+    def rules(self, specification: Specification) -> dict[str, UpdateRule]:
+        """How the parameters of groups are updated.
+
+        Raises:
+            OptionError: A group matches nothing, or has a setting that the optimizer has not.
+        """
+        return update_rules(specification.groups, specification.optimizer, self.table, self.model)
 
     def resolve_metrics(self, metrics: str | Sequence[Any]) -> list[Measure]:
         """Metrics by name or as functions, told how to read this model's predictions.
@@ -258,6 +277,7 @@ class Objective:
         return loss.build(op, prediction, target, op.wrap(self.weights))
 
 
+@collection_paused()
 def prepare(
     specification: Specification,
     *,
@@ -286,6 +306,7 @@ def prepare(
     modes = specification.modes if modes is None else modes
     copies = choose_copies(file, specification.tie) if copies is None else copies
     model = infer_shapes(file.training_model())
+    set_accuracy(model, specification.options.accuracy_level)
     layers = find_layers(model)
     compute_copies(model, copies)
     statistics = set_modes(model, modes)

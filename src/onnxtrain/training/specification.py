@@ -18,6 +18,7 @@ from onnxtrain.operators import Adam
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.training.adaptation import Adaptation
+from onnxtrain.training.groups import Group, listed_groups
 from onnxtrain.training.loss import Loss, TargetForm, TargetKind
 from onnxtrain.training.loss_choice import LossLike, resolve_loss
 from onnxtrain.training.optimizers import choose_optimizer
@@ -38,6 +39,7 @@ class Options(TypedDict, total=False):
 
     train: Patterns | None
     freeze: Patterns | None
+    groups: Sequence[Group]
     output: str | None
     targets: TargetKind | None
     batch_norm: str
@@ -112,6 +114,7 @@ class Specification:
     optimizer: Optimizer = field(default_factory=Adam)
     train: tuple[str, ...] | None = None
     freeze: tuple[str, ...] | None = None
+    groups: tuple[Group, ...] = ()
     output: str | None = None
     targets: TargetKind | None = None
     batch_norm: str = "frozen"
@@ -161,6 +164,7 @@ class Specification:
             optimizer=choose_optimizer(optimizer),
             train=_patterns(options.get("train")),
             freeze=_patterns(options.get("freeze")),
+            groups=listed_groups(options.get("groups", ())),
             output=options.get("output"),
             targets=options.get("targets"),
             batch_norm=options.get("batch_norm", "frozen"),

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 
 from onnxtrain.errors import DataError
+from onnxtrain.graph.collection import collection_paused
 from onnxtrain.model.validity import invalid_refused
 from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.runtime.states import StateBuffers
@@ -73,6 +74,7 @@ class Steps:
         }
         """Names of the inputs that have one row per example, in a model of a fixed batch size."""
 
+    @collection_paused()
     def _build(self, objective: Objective) -> tuple[list[Entry], FirstValues]:
         return build_entries(objective.recipe(self.specification))
 
@@ -84,6 +86,7 @@ class Steps:
             self._session = self._open(*built)
         return self._session
 
+    @collection_paused()
     def _open(self, entries: list[Entry], first_values: FirstValues) -> TrainingSession:
         specification = self.specification
         file = specification.model

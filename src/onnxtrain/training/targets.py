@@ -15,10 +15,12 @@ from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.value import Dimension, dimensions
 from onnxtrain.training.data import Dataset, TargetCheck, TensorSpec
 from onnxtrain.training.data.conversion import kind_of
+from onnxtrain.training.data.target_checks import none_negative_below
 from onnxtrain.training.labels import as_classes, as_numbers, to_indices
 from onnxtrain.training.loss import IgnoredWherePresent, Loss, LossByExample, TargetForm, TargetKind
 from onnxtrain.training.losses import CustomLoss, SoftmaxCrossEntropy
 from onnxtrain.training.metrics import Measure
+from onnxtrain.training.reading import Reading
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,15 @@ class Targets:
             return form
         return replace(form, ignoring=True)  # batches that nobody has seen may hold such labels
 
+    def are_classes(self, targets: np.ndarray) -> bool:
+        """Whether all of them name a class, so that there is nothing to ignore and nothing to refuse."""
+        return self._end is not None and none_negative_below(targets, self._end)
+
+    @cached_property
+    def _end(self) -> int | None:
+        """The number of classes, where targets are labels."""
+        return self.classes if self.form.kind == "indices" else None
+
     def hold_ignored(self, targets: np.ndarray) -> bool:
         """Whether there are labels to ignore, for which the loss is not built so far."""
         if self.form.ignoring or self._ignored is None or targets.dtype.kind not in "iu":
@@ -174,9 +185,13 @@ class Targets:
         Raises:
             OptionError: There is no such metric, or it is for other predictions.
         """
+        return [self.reading.metric(metric) for metric in ([metrics] if isinstance(metrics, str) else metrics)]
+
+    @cached_property
+    def reading(self) -> Reading:
+        """How predictions and targets are to be read, as the loss says."""
         reading = self._whole_loss.reading(wrapped(self.prediction), wrapped(self.value))
-        reading = replace(reading, probabilities=self.from_probabilities)
-        return [reading.metric(metric) for metric in ([metrics] if isinstance(metrics, str) else metrics)]
+        return replace(reading, probabilities=self.from_probabilities)
 
 
 def target_input(loss: Loss, prediction: ir.Value, kind: TargetKind, name: str) -> ir.Value:

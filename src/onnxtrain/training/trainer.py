@@ -13,6 +13,7 @@ from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.training.adaptation import Adaptation
 from onnxtrain.training.fitting import fit
+from onnxtrain.training.groups import Group
 from onnxtrain.training.hints import warn_of
 from onnxtrain.training.learner import Learner
 from onnxtrain.training.loss import TargetKind
@@ -37,6 +38,8 @@ class Trainer(Learner):
         train: Glob patterns of the initializers to train; by default all parameters
             (``onnxtrain inspect MODEL`` lists them).
         freeze: Glob patterns of those to keep; wins over ``train``.
+        groups: Parameters that are updated otherwise than the rest: a :class:`~onnxtrain.Group` each. A parameter
+            belongs to the first group that matches it, as in PyTorch.
         output: The output that the loss is built on, by default the first floating one.
         targets: ``"indices"`` or ``"values"`` (distributions over classes), where the loss takes both; by
             default what the first data hold.
@@ -110,6 +113,7 @@ class Trainer(Learner):
         threads: int | None = None,
         options: RuntimeOptions | None = None,
         tie: bool | str | Sequence[str] = False,
+        groups: Sequence[Group] = (),
     ) -> None:
         specification = Specification.of(
             model,
@@ -117,6 +121,7 @@ class Trainer(Learner):
             optimizer,
             train=train,
             freeze=freeze,
+            groups=groups,
             output=output,
             targets=targets,
             batch_norm=batch_norm,

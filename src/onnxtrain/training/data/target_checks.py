@@ -136,3 +136,14 @@ def check_labels(
     raise DataError(
         f"{what} {verb} label {targets[outside][0]} at example {example}, but labels must be {range_}{besides}."
     )
+
+
+def none_negative_below(targets: Array, end: int) -> bool:
+    """Whether all integers are from 0 to ``end - 1``, by one look at each: a negative one is huge without its sign.
+
+    >>> none_negative_below(np.array([0, 2]), 3), none_negative_below(np.array([-1, 2]), 3)
+    (True, False)
+    """
+    if targets.dtype.kind not in "iu":
+        return False
+    return bool(targets.view(f"u{targets.dtype.itemsize}").max(initial=0) < end)

@@ -1,0 +1,36 @@
+"""Python's search for circles of objects, paused while a graph is built."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_lock = threading.Lock()
+_pauses = 0
+
+
+@contextmanager
+def collection_paused() -> Iterator[None]:
+    """No collection of garbage inside: building makes some hundred thousand objects that stay.
+
+    Each full collection would look at all of them again, a sixth of the time to build a model of 2,000 nodes. Pauses
+    of several threads overlap; the last to end lets collections happen again. Where they were off before, they stay so.
+    """
+    global _pauses
+    with _lock:
+        if _pauses or gc.isenabled():
+            _pauses += 1
+            gc.disable()
+            counted = True
+        else:
+            counted = False
+    try:
+        yield
+    finally:
+        if counted:
+            with _lock:
+                _pauses -= 1
+                if not _pauses:
+                    gc.enable()

@@ -1,0 +1,17 @@
+"""More than one process on one training: what they say to each other, and the engines that carry it.
+
+>>> from onnxtrain.parallel import Single
+>>> import numpy as np
+>>> total = np.ones(3)
+>>> Single().all_reduce_(total)
+>>> total
+array([1., 1., 1.])
+"""
+
+from __future__ import annotations
+
+from onnxtrain.parallel.communicator import Communicator as Communicator
+from onnxtrain.parallel.mpi import MPI as MPI
+from onnxtrain.parallel.single import Single as Single
+
+__all__ = ["MPI", "Communicator", "Single"]

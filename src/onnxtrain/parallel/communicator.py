@@ -1,0 +1,76 @@
+"""What the processes of one training say to each other: a few operations that an engine has to have."""
+
+from __future__ import annotations
+
+import pickle
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+Result = TypeVar("Result")
+
+
+class Communicator(ABC):
+    """A group of processes, each with its rank, that call the same operations in the same order.
+
+    Arrays are C-contiguous and of the same type and shape in every rank; operations change them in place. An engine
+    needs :meth:`all_reduce_`, :meth:`broadcast_` and :meth:`all_gather_`; the rest is made of these, or better done by
+    an engine that can.
+
+    Attributes:
+        rank: The number of this process, from 0.
+        size: How many processes there are.
+    """
+
+    rank: int
+    size: int
+
+    @abstractmethod
+    def all_reduce_(self, array: np.ndarray) -> None:
+        """Replace every element by its sum over all ranks; all ranks get the same bits."""
+
+    @abstractmethod
+    def broadcast_(self, array: np.ndarray, root: int = 0) -> None:
+        """Replace all elements by those that the rank ``root`` has."""
+
+    @abstractmethod
+    def all_gather_(self, array: np.ndarray) -> None:
+        """Fill an array [size, ...] of which each rank has the row of its number with the rows of all others."""
+
+    def reduce_scatter_(self, array: np.ndarray) -> None:
+        """Replace the row of this rank, of an array [size, ...], by its sum over all ranks; other rows are lost."""
+        self.all_reduce_(array)
+
+    def fail(self, sentence: str) -> None:  # noqa: B027 - an engine that cannot has nothing to do
+        """Tell the other ranks that this one ends, and why, where the engine can: they raise ParallelError."""
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """What every rank gives, in the order of the ranks; anything that can be pickled."""
+        if self.size == 1:
+            return [value]
+        content = np.frombuffer(pickle.dumps(value), np.uint8)
+        sizes = np.zeros(self.size, np.int64)
+        sizes[self.rank] = content.size
+        self.all_gather_(sizes)
+        parts = np.zeros((self.size, int(sizes.max())), np.uint8)
+        parts[self.rank, : content.size] = content
+        self.all_gather_(parts)
+        return [pickle.loads(part[:count].tobytes()) for part, count in zip(parts, sizes, strict=True)]
+
+    def broadcast_object(self, value: Any, root: int = 0) -> Any:
+        """What the rank ``root`` gives; anything that can be pickled."""
+        if self.size == 1:
+            return value
+        content = np.frombuffer(pickle.dumps(value) if self.rank == root else b"", np.uint8).copy()
+        size = np.asarray([content.size], np.int64)
+        self.broadcast_(size, root)
+        if self.rank != root:
+            content = np.empty(int(size[0]), np.uint8)
+        self.broadcast_(content, root)
+        return value if self.rank == root else pickle.loads(content.tobytes())
+
+    def on_root(self, action: Callable[[], Result]) -> Result:
+        """What an action of rank 0 gives, in all ranks; the others do nothing meanwhile."""
+        return self.broadcast_object(action() if self.rank == 0 else None)  # type: ignore[no-any-return]

@@ -1,0 +1,318 @@
+"""MPI through mpi4py: the engine of every cluster, and of several processes on one machine."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import itertools
+import os
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+
+from onnxtrain.errors import OptionError, ParallelError
+from onnxtrain.parallel.communicator import Communicator
+
+_DATA, _FAILURE, _LEAVING = 7, 8, 9
+"""Tags of messages: parts of arrays; the last sentence of a rank; that it is about to leave."""
+
+_GRACE = 10.0
+"""Seconds that a rank leaves rank 0 to say what went wrong: a launcher ends all of them as soon as one has ended."""
+
+_AT_ONCE = 1 << 15
+"""Bytes up to which an array is summed from everybody's whole array: one exchange of messages instead of two."""
+
+_LOOKS = 256
+"""Looks at what has arrived between two looks at the clock and at sentences of others."""
+
+
+def environment_rank() -> int:
+    """The rank that a launcher (mpiexec, srun) has told this process, without MPI; 0 where there is none."""
+    for name in ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"):
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    return 0
+
+
+class MPI(Communicator):
+    """The processes that ``mpiexec`` or ``srun`` has started, through mpi4py (``pip install 'onnxtrain[mpi]'``).
+
+    Args:
+        order: ``"rank"``: sums are taken in the order of the ranks, so that their bits depend on nothing else, not on
+            the network, the library or the placement. Every rank adds up its share and hands it round, which moves
+            2 (N - 1) / N of the array, as the best algorithms do, in N - 1 messages each way. ``"fast"``: the library's
+            own sum, whose bits may differ from one cluster to another.
+        timeout: Seconds to wait for another rank before giving it up; the error names it. A rank that writes a
+            checkpoint makes the others wait.
+
+    Raises:
+        OptionError: mpi4py is not installed, or finds no MPI; an argument has a value that it cannot have.
+    """
+
+    def __init__(self, order: Literal["rank", "fast"] = "rank", *, timeout: float = 600.0) -> None:
+        if order not in ("rank", "fast"):
+            raise OptionError(f"order is {order!r}; it is 'rank' or 'fast'.")
+        if not timeout > 0:
+            raise OptionError(f"timeout is {timeout}; it needs a number of seconds above 0.")
+        self.order = order
+        self.timeout = float(timeout)
+        self._library = _library()
+        world = self._library.COMM_WORLD
+        self._world = world.Dup()  # messages of the program that uses this do not mix with ours
+        self.rank: int = world.Get_rank()
+        self.size: int = world.Get_size()
+        self._scratch = np.empty(0, np.uint8)
+        self._failed = False
+        self._lost: set[int] = set()
+        if self.size > 1:
+            atexit.register(self._leave)
+            self._tell_of_uncaught_errors()
+
+    def __repr__(self) -> str:
+        return f"MPI(order={self.order!r}, rank={self.rank}, size={self.size})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (self.order, self.timeout)
+
+    def all_reduce_(self, array: np.ndarray) -> None:
+        """Replace every element by its sum over all ranks; see :class:`MPI` for the order of the sum."""
+        if self.size == 1 or not array.size:
+            return
+        flat = _flat(array)
+        if self.order == "fast" and flat.dtype.char in _TYPES:
+            self._wait([self._world.Iallreduce(self._library.IN_PLACE, flat)], "all_reduce_")
+        elif flat.nbytes <= _AT_ONCE:
+            parts = self._room((self.size, flat.size), flat.dtype)
+            parts[self.rank] = flat
+            self._exchange([flat] * self.size, list(parts), "all_reduce_")
+            _add_in_order(parts, flat)
+        else:
+            shares = self._shares(flat)
+            self._reduce_share(shares, "all_reduce_")
+            self._exchange([shares[self.rank]] * self.size, shares, "all_reduce_")
+
+    def reduce_scatter_(self, array: np.ndarray) -> None:
+        """Replace the row of this rank by its sum over all ranks; other rows are lost."""
+        if self.size > 1 and array.size:
+            self._reduce_share(list(_rows(array, self.size)), "reduce_scatter_")
+
+    def all_gather_(self, array: np.ndarray) -> None:
+        """Fill the rows of the other ranks."""
+        if self.size > 1 and array.size:
+            rows = list(_rows(array, self.size))
+            self._exchange([rows[self.rank]] * self.size, rows, "all_gather_")
+
+    def broadcast_(self, array: np.ndarray, root: int = 0) -> None:
+        """Replace all elements by those of one rank: it sends everybody a share, which everybody hands on."""
+        if self.size == 1 or not array.size:
+            return
+        flat = _flat(array)
+        whole: Any = [None] * self.size
+        if flat.nbytes <= _AT_ONCE or self.size == 2:
+            sent, received = ([flat] * self.size, whole) if self.rank == root else (whole, list(whole))
+            if self.rank != root:
+                received[root] = flat
+            self._exchange(sent, received, "broadcast_")
+            return
+        shares = self._shares(flat)
+        received = list(whole)
+        if self.rank != root:
+            received[root] = shares[self.rank]
+        self._exchange(shares if self.rank == root else whole, received, "broadcast_")
+        self._exchange([shares[self.rank]] * self.size, shares, "broadcast_")
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank says what went wrong: rank 0, and the others where that does not answer."""
+        return self.rank == 0 or 0 in self._lost
+
+    def fail(self, sentence: str) -> None:
+        """Tell the other ranks that this one ends, and why: what they wait for raises ParallelError."""
+        if self.size == 1 or self._failed:
+            return
+        self._failed = True
+        content = f"Rank {self.rank} ended: {sentence}".encode()
+        requests = [self._world.Isend(bytearray(content), other, _FAILURE) for other in self._others() if other]
+        if self.rank:  # which is done when rank 0 has read it
+            requests.append(self._world.Issend(bytearray(content), 0, _FAILURE))
+        until = time.monotonic() + self.timeout
+        while not self._library.Request.Testall(requests) and time.monotonic() < until:
+            time.sleep(0.001)
+
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self.size) if rank != self.rank]
+
+    def _reduce_share(self, shares: Sequence[np.ndarray], what: str) -> None:
+        """Replace the share of this rank by its sum over all ranks."""
+        own = shares[self.rank]
+        parts = self._room((self.size, own.size), own.dtype)
+        self._exchange(shares, list(parts), what)
+        parts[self.rank] = own
+        _add_in_order(parts, own)
+
+    def _shares(self, flat: np.ndarray) -> list[np.ndarray]:
+        """An array in as many parts as there are ranks."""
+        bounds = [flat.size * rank // self.size for rank in range(self.size + 1)]
+        return [flat[start:stop] for start, stop in itertools.pairwise(bounds)]
+
+    def _room(self, shape: tuple[int, int], dtype: np.dtype[Any]) -> np.ndarray:
+        """Memory to receive in, the same every time."""
+        needed = shape[0] * shape[1] * dtype.itemsize
+        if self._scratch.size < needed:
+            self._scratch = np.empty(needed, np.uint8)
+        return self._scratch[:needed].view(dtype).reshape(shape)
+
+    def _exchange(self, sent: Sequence[np.ndarray | None], received: Sequence[np.ndarray | None], what: str) -> None:
+        """Send every other rank its part and receive one from each, where there are any."""
+        world, requests, waiting = self._world, [], []
+        for step in range(1, self.size):  # a different partner for everyone at a time
+            other = (self.rank - step) % self.size
+            array = received[other]
+            if array is not None and array.size:
+                requests.append(world.Irecv(_bytes(array), other, _DATA))
+                waiting.append(other)
+        for step in range(1, self.size):
+            other = (self.rank + step) % self.size
+            array = sent[other]
+            if array is not None and array.size:
+                requests.append(world.Isend(_bytes(array), other, _DATA))
+                waiting.append(other)
+        self._wait(requests, what, waiting)
+
+    def _wait(self, requests: list[Any], what: str, partners: Sequence[int] = ()) -> None:
+        """Wait until requests are done, and no longer than somebody is there to do them.
+
+        A process that looks without pause keeps others from the processor, the one it waits for among them where
+        there are fewer processors than ranks; so between two looks it lets them.
+
+        Raises:
+            ParallelError: Another rank has ended, or did not answer in time.
+        """
+        done, pause, until, looks = self._library.Request.Testall, time.sleep, 0.0, 0
+        while not done(requests):
+            pause(0)
+            looks += 1
+            if looks % _LOOKS:
+                continue
+            now = time.monotonic()
+            until = until or now + self.timeout
+            if self._world.Iprobe(self._library.ANY_SOURCE, _FAILURE):
+                self._give_up(self._last_words())
+            if now > until:
+                missing = sorted({p for p, request in zip(partners, requests, strict=False) if not request.Test()})
+                who = f"Rank {missing[0]}" if len(missing) == 1 else f"Ranks {', '.join(map(str, missing))}"
+                who = who if missing else "A rank"
+                self._give_up(f"{who} did not answer for {self.timeout:g} s, in {what}.", missing or self._others())
+
+    def _give_up(self, sentence: str, lost: Iterable[int] = ()) -> None:
+        self._failed = True  # the others know, or find out
+        self._lost.update(lost)
+        raise ParallelError(sentence)
+
+    def _last_words(self) -> str:
+        status = self._library.Status()
+        self._world.Probe(self._library.ANY_SOURCE, _FAILURE, status)
+        content = bytearray(status.Get_count(self._library.BYTE))
+        self._world.Recv(content, status.Get_source(), _FAILURE)
+        return content.decode(errors="replace")
+
+    def _tell_of_uncaught_errors(self) -> None:
+        """Let an error that nobody catches end the other ranks, too, instead of leaving them to wait."""
+        before = sys.excepthook
+
+        def end(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+            if self.speaks or not isinstance(error, ParallelError):
+                before(kind, error, traceback)
+                sys.stderr.flush()
+            self.fail(" ".join(str(error).split()) or kind.__name__)
+
+        sys.excepthook = end
+
+    def _leave(self) -> None:
+        """End MPI: together, where all ranks are there; otherwise so that rank 0 can say what went wrong.
+
+        A launcher ends all ranks as soon as one has ended with another status than 0. So rank 0 leaves last.
+        """
+        library, world = self._library, self._world
+        if library.Is_finalized():
+            return
+        if self._failed and self._lost:
+            if not self.speaks:
+                sys.stderr.flush()
+                time.sleep(_GRACE)
+                os._exit(1)
+            return
+        if self._failed and self.rank:
+            world.Isend(bytearray(1), 0, _LEAVING).Free()
+            library.Finalize()
+            sys.stderr.flush()
+            ctypes.CDLL(None).exit(0)  # and not os._exit, after which the launcher ends all others
+        if self._failed:
+            requests = [world.Irecv(bytearray(1), other, _LEAVING) for other in self._others()]
+            until = time.monotonic() + _GRACE
+            while not library.Request.Testall(requests):
+                if time.monotonic() > until:
+                    return
+                if world.Iprobe(library.ANY_SOURCE, _FAILURE):
+                    self._last_words()  # of one that fails at the same time, and waits for this
+                time.sleep(0.01)
+            time.sleep(0.2)
+        library.Finalize()
+
+
+_TYPES = "bBhHiIlLqQfd"
+"""Types that MPI itself can add."""
+
+
+def _library() -> Any:
+    try:
+        import mpi4py
+
+        mpi4py.rc.finalize = False  # `_leave` does, where the other ranks are there
+        from mpi4py import MPI as library  # noqa: N811 - a module with the name of a class
+    except ImportError as error:
+        raise OptionError(
+            f"MPI needs mpi4py, which cannot be imported ({error}); install it with pip install 'onnxtrain[mpi]'."
+        ) from error
+    except RuntimeError as error:  # "cannot load MPI library"
+        raise OptionError(
+            f"mpi4py finds no MPI library ({' '.join(str(error).split())}); install one, such as pip install mpich."
+        ) from error
+    return library
+
+
+def _again(order: Literal["rank", "fast"], timeout: float) -> MPI:
+    return MPI(order, timeout=timeout)
+
+
+def _flat(array: np.ndarray) -> np.ndarray:
+    """All elements of an array in one axis, in the memory that they are in.
+
+    Raises:
+        ParallelError: They are not one after the other, or cannot be written to.
+    """
+    if not (array.flags.c_contiguous and array.flags.writeable):
+        raise ParallelError(f"An array of shape {array.shape} is read-only or not contiguous; give a copy of it.")
+    return array.reshape(-1)
+
+
+def _rows(array: np.ndarray, size: int) -> np.ndarray:
+    """An array [size, ...] as [size, n]."""
+    if not array.ndim or len(array) != size:
+        raise ParallelError(f"An array of shape {array.shape} needs one row for each of {size} ranks.")
+    return _flat(array).reshape(size, -1)
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return array.view(np.uint8) if array.ndim else array.reshape(1).view(np.uint8)
+
+
+def _add_in_order(parts: np.ndarray, total: np.ndarray) -> None:
+    """The sum of the rows, the first two first."""
+    np.add(parts[0], parts[1], out=total)
+    for part in parts[2:]:
+        np.add(total, part, out=total)

@@ -1,0 +1,51 @@
+import gc
+import threading
+
+import pytest
+
+from onnxtrain.graph.collection import collection_paused
+
+
+@pytest.fixture(autouse=True)
+def _as_before():
+    yield
+    gc.enable()
+
+
+def test_nothing_is_collected_inside_also_after_an_error():
+    def fail():
+        with collection_paused():
+            with collection_paused():
+                assert not gc.isenabled()
+            assert not gc.isenabled()
+            raise ValueError("inside")
+
+    with pytest.raises(ValueError, match="inside"):
+        fail()
+    assert gc.isenabled()
+
+
+def test_collections_that_are_off_stay_off():
+    gc.disable()
+    with collection_paused():
+        pass
+    assert not gc.isenabled()
+
+
+def test_the_last_of_several_threads_ends_the_pause():
+    begun, may_end = threading.Event(), threading.Event()
+
+    def work():
+        with collection_paused():
+            begun.set()
+            may_end.wait(10)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    begun.wait(10)
+    with collection_paused():
+        pass
+    assert not gc.isenabled()
+    may_end.set()
+    thread.join()
+    assert gc.isenabled()

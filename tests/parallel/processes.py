@@ -1,0 +1,40 @@
+"""Run scripts in several processes, by a real mpiexec."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+
+needs_mpi = pytest.mark.skipif(
+    MPIEXEC is None or importlib.util.find_spec("mpi4py") is None,
+    reason="mpi4py or mpiexec is not installed: pip install mpi4py mpich",
+)
+
+
+def mpiexec(
+    ranks: int, *arguments: object, timeout: float = 120, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run Python with arguments in so many processes."""
+    assert MPIEXEC is not None
+    command = [MPIEXEC, "-n", str(ranks), sys.executable, *map(str, arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout, env={**os.environ, **environment}, check=False
+    )
+
+
+def run_script(folder: Path, ranks: int, text: str, *arguments: object, **options: str) -> str:
+    """Run a script in so many processes; returns what they printed."""
+    script = folder / "script.py"
+    script.write_text(textwrap.dedent(text))
+    done = mpiexec(ranks, script, *arguments, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
