@@ -30,6 +30,7 @@ PUBLIC = {
     "Sparsity",
     "Trainer",
     "TrainingSession",
+    "adapters",
     "backend",
     "custom_ops_library",
     "errors",

@@ -12,9 +12,8 @@ from safetensors.numpy import load_file, save_file
 import onnxtrain
 from adapters.decoder import batch, decoder, parsed
 from onnxtrain import Lora
-from onnxtrain.adapters.convert import adaptable_layers, convert_adapter, merge_adapter
+from onnxtrain.adapters import adaptable_layers, add_slots, convert_adapter, merge_adapter
 from onnxtrain.adapters.files import read_adapter
-from onnxtrain.adapters.slots import add_slots
 from onnxtrain.errors import ModelError, OptionError
 
 Q = "model.layers.0.self_attn.q_proj"

@@ -54,6 +54,11 @@ class Entry:
         """The size of what goes out."""
         return len(self.b) if self.is_convolution else int(self.b.shape[1])
 
+    @property
+    def size(self) -> int:
+        """The number of its elements."""
+        return sum(array.size for array in (self.a, self.b, self.magnitude, self.gain) if array is not None)
+
     def delta(self) -> Array:
         """scale A B, in float32 or wider: [inputs, outputs], of a convolution [outputs, inputs, *window]."""
         a, b = (array.astype(np.promote_types(array.dtype, np.float32)) for array in (self.a, self.b))

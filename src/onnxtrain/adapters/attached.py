@@ -15,7 +15,7 @@ from onnxtrain.adapters.files import is_adapter_path, write_adapter
 from onnxtrain.adapters.fitting import Place, gains, name_of
 from onnxtrain.adapters.layers import Layer, Part
 from onnxtrain.adapters.manifest import describe_base
-from onnxtrain.adapters.merging import merged_weights
+from onnxtrain.adapters.merging import check_mergeable, merged_weights
 from onnxtrain.model.file import ModelFile
 from onnxtrain.training.adaptation import Adapted
 
@@ -116,6 +116,11 @@ class Attached(Adapted):
         adapter = self.adapter(values, file)
         dtypes = {slot.name: slot.layer.y.dtype or ir.DataType.FLOAT for slot in self.slots}
         write_adapter(Path(path), adapter, dtypes, gains([slot.place for slot in self.slots], adapter))
+
+    def check_mergeable(self) -> None:
+        """Refuse adapters that cannot be merged."""
+        for slot in self.slots:
+            check_mergeable(slot.layer, requantize=False)
 
     def merged(self, file: ModelFile, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The weights that make the model compute the same without adapters."""

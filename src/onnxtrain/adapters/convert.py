@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -111,8 +112,44 @@ def convert_adapter(model: Model, adapter: AdapterPath, output: AdapterPath) -> 
         raise OptionError(f"output is {str(path)!r}; it must be a file that ends in .onnx_adapter, or a folder.")
     file = ModelFile.load(model)
     found, places = _fitted(file, adapter)
+    found = replace(found, base=describe_base(file, [layer for layer, _ in places]))
     dtypes = {name: layer.y.dtype or ir.DataType.FLOAT for name, (layer, _) in zip(found.entries, places, strict=True)}
     write_adapter(path, found, dtypes, gains(places, found))
+
+
+def describe_adapter(adapter: AdapterPath, *, model: Model | None = None) -> dict[str, Any]:
+    """What an adapter holds: its settings and its layers, each with rank, sizes and scale.
+
+    Args:
+        adapter: An ``.onnx_adapter`` file, or a folder of PEFT.
+        model: A model that it is to belong to.
+
+    Returns:
+        A mapping that JSON takes.
+
+    Raises:
+        ModelError: Something cannot be read; the adapter is for another model.
+    """
+    found = read_adapter(adapter) if model is None else _fitted(ModelFile.load(model), adapter)[0]
+    return {
+        "kind": "DoRA" if found.dora else "LoRA",
+        "rank": found.rank,
+        "alpha": found.alpha,
+        "rank_stabilized": found.rslora,
+        "dropout": found.dropout,
+        "parameters": sum(entry.size for entry in found.entries.values()),
+        "names_its_model": found.base is not None,
+        "layers": [
+            {
+                "name": name,
+                "rank": entry.rank,
+                "inputs": entry.inputs,
+                "outputs": entry.outputs,
+                "scale": entry.scale,
+            }
+            for name, entry in found.entries.items()
+        ],
+    }
 
 
 def _fitted(file: ModelFile, path: AdapterPath) -> tuple[Adapter, list[Place]]:
@@ -120,7 +157,7 @@ def _fitted(file: ModelFile, path: AdapterPath) -> tuple[Adapter, list[Place]]:
     found, places = fit(read_adapter(path), _layers(file), str(path))
     layers = [layer for layer, _ in places]
     check_base(found.base, file, layers, str(path))
-    return replace(found, base=describe_base(file, layers)), places
+    return found, places
 
 
 def _layers(file: ModelFile) -> list[Layer]:

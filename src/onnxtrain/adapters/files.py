@@ -1,9 +1,9 @@
 """Files of adapters: ``.onnx_adapter``, which ONNX Runtime loads into slots, and the folders of PEFT.
 
 An ``.onnx_adapter`` file has tensors by the names of a model's inputs, as Olive's converter writes them:
-``{layer}.lora_A.weight`` [inputs, rank] and ``{layer}.lora_B.weight`` [rank, outputs], which contains the scale; and for
-DoRA ``{layer}.lora_gain`` [outputs], the magnitudes over the norms. Beside it lies a manifest, with ``.json`` behind its
-name: the settings, and the model that the adapter is for.
+``{layer}.lora_A.weight`` [inputs, rank] and ``{layer}.lora_B.weight`` [rank, outputs], which contains the scale; for
+DoRA also ``{layer}.lora_gain`` [outputs], the magnitudes over the norms. Beside it lies a manifest, called like it with
+``.json`` behind: the settings, and the model that the adapter is for.
 """
 
 from __future__ import annotations

@@ -34,8 +34,7 @@ def fit(adapter: Adapter, layers: Sequence[Layer], label: str) -> tuple[Adapter,
             places.setdefault(name, []).append((layer, None))
         for part in layer.parts:
             places.setdefault(part.name, []).append((layer, part))
-    entries: dict[str, Entry] = {}
-    found = []
+    found: dict[str, tuple[Entry, Place]] = {}
     for name, entry in adapter.entries.items():
         place = _place(places, name)
         if place is None:
@@ -45,11 +44,18 @@ def fit(adapter: Adapter, layers: Sequence[Layer], label: str) -> tuple[Adapter,
             )
         _check_sizes(label, name, entry, *place)
         own = name_of(*place)
-        if own in entries:
+        if own in found:
             raise ModelError(f"{label!r} has two adapters for {own!r}; give one with one.")
-        entries[own] = replace(entry, alias=entry.alias or (name if name != own else ""))
-        found.append(place)
-    return _with_magnitudes(replace(adapter, entries=entries), found), found
+        found[own] = replace(entry, alias=entry.alias or (name if name != own else "")), place
+    order = {id(layer.node): index for index, layer in enumerate(layers)}
+    names = sorted(found, key=lambda own: (order[id(found[own][1][0].node)], _start(found[own][1])))
+    ordered = [found[own][1] for own in names]
+    return _with_magnitudes(replace(adapter, entries={own: found[own][0] for own in names}), ordered), ordered
+
+
+def _start(place: Place) -> int:
+    part = place[1]
+    return 0 if part is None else part.start
 
 
 def name_of(layer: Layer, part: Part | None) -> str:

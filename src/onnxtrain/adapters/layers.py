@@ -138,7 +138,7 @@ def choose_layers(layers: Sequence[Layer], targets: str | Sequence[str], output:
         if not found:
             shown = ", ".join(layer.name for layer in layers[:8]) + (", ..." if len(layers) > 8 else "")
             raise OptionError(
-                f"targets={pattern!r} matches no layer that can have an adapter; the model has {shown or 'none'}. "
+                f"The target {pattern!r} matches no layer that can have an adapter; the model has {shown or 'none'}. "
                 "`onnxtrain inspect MODEL --adaptable` lists them."
             )
         for layer in found:
@@ -383,6 +383,6 @@ def refuse_magnitudes(layers: Sequence[Layer]) -> None:
     for layer in layers:
         if layer.kind in ("Gather", "MatMulInteger", "DynamicQuantizeMatMul"):
             raise OptionError(
-                f"dora=True, but {layer.name!r} is a {layer.kind}, whose weight has no magnitudes to train; leave it "
-                "out of targets, or take dora=False."
+                f"DoRA trains magnitudes of columns, but {layer.name!r} is a {layer.kind}, whose weight has none; "
+                "leave it out of the targets, or go without DoRA."
             )

@@ -24,6 +24,7 @@ from onnxtrain.cli.flags import (
     OptimizerSettings,
     Training,
 )
+from onnxtrain.cli.lora_flags import LoraFlags, check_output
 from onnxtrain.cli.streams import unattended
 from onnxtrain.cli.wording import in_flags
 from onnxtrain.errors import DataError, OptionError, TrainingHint
@@ -53,6 +54,10 @@ Examples
   Other classes than the model was made for, the new last layer first:
     onnxtrain fit model.onnx --data train.npz --loss softmax_cross_entropy \\
         --new-head 7 --train 'head.*' --epochs 5
+
+  Adapters beside frozen weights, for ONNX Runtime or PEFT (see adapter --help):
+    onnxtrain fit model.onnx --data train.npz --loss softmax_cross_entropy \\
+        --lora 8 --lora-targets '*.{q,v}_proj' --output tuned.onnx_adapter
 
   Nesterov's momentum with a schedule and checkpoints; the same line goes on
   after an interruption:
@@ -121,7 +126,9 @@ class Results:
     output: Annotated[
         Path | None,
         Parameter(
-            name=["--output", "-o"], metavar="FILE", help="The trained model.  [default: MODEL-trained.onnx, here]"
+            name=["--output", "-o"],
+            metavar="FILE",
+            help="The trained model, or with --lora the adapter.  [default: MODEL-trained.onnx, here]",
         ),
     ] = None
     in_place: flags.InPlace = False
@@ -167,6 +174,7 @@ def command(
         int, Parameter(group=TRAINED, help="Micro-batches per step; their step equals that of the whole batch.")
     ] = 1,
     training: Training = Training(),  # noqa: B008 - frozen
+    adapters: LoraFlags = LoraFlags(),  # noqa: B008 - frozen
     settings: OptimizerSettings = OptimizerSettings(),  # noqa: B008 - frozen
     course: Course = Course(),
     results: Results = Results(),
@@ -181,7 +189,9 @@ def command(
     from onnxtrain.training.trainer import Trainer
 
     folder = results.run
-    default = f"{model.stem}-trained.onnx" if folder is None else str(folder / "model.onnx")
+    lora = adapters.build()
+    ending = ".onnx" if lora is None or results.in_place else ".onnx_adapter"
+    default = f"{model.stem}-trained{ending}" if folder is None else str(folder / f"model{ending}")
     output = paths.output_of(model, results.output, default, in_place=results.in_place)
     _check_paths(results, course, output, validated=validation is not None)
     paths.check_paths(
@@ -191,7 +201,8 @@ def command(
             "--validation": paths.data(validation),
             "--loss": paths.loss(loss),
             "--checkpoint": paths.Given(course.checkpoint, written=True, files="checkpoint-*"),
-            "--output": paths.output(output, is_model=True),
+            "--output": paths.output(output, is_model=output.suffix not in ("", ".onnx_adapter")),
+            "--lora-adapter": paths.Given(adapters.lora_adapter),
             "--curve": paths.output(results.curve),
             "--history": paths.output(results.history),
             "--run": paths.Given(folder, written=True, files=paths.RUN_FILES),
@@ -206,11 +217,12 @@ def command(
             optimizer=settings.build(),
             accumulate=accumulate,
             threads=threads,
+            lora=lora,
             **training.arguments(),
         )
     run = None if folder is None else _run_folder(folder, model, arguments, settings, resume=course.resume)
     if output.parent.is_dir() or folder is None:  # else the run makes it
-        trainer.file.check_writable(output)
+        check_output(trainer, output)
     held_out = _validation(validation)
     progress = Progress(trainer, name=model.name, quiet=quiet)
     with _interruptible(trainer, output, course), contextlib.closing(progress):
@@ -232,7 +244,7 @@ def command(
             run=run,
         )
     trainer.save(output)
-    progress.written("model", output)
+    progress.written("model" if lora is None or output.suffix == ".onnx" else "adapter", output)
     if results.history is not None:
         history.save(results.history)
         progress.written("history", results.history)
@@ -312,7 +324,8 @@ def _interruptible(trainer: Trainer, output: Path, course: Course) -> Iterator[N
         yield
     except KeyboardInterrupt as error:
         if error.args and not course.checkpoint:
-            path = output.with_name(f"{output.stem}-interrupted.onnx")
+            ending = ".onnx" if trainer.objective.adapted is None else output.suffix
+            path = output.with_name(f"{output.stem}-interrupted{ending}")
             trainer.save(path)
             raise KeyboardInterrupt(f"Interrupted; the model so far is in {str(path)!r}.") from None
         raise KeyboardInterrupt(in_flags(str(error)) or "Interrupted; nothing was written.") from None
