@@ -22,11 +22,11 @@ STEPS = 20
 
 
 def llama(seed=0):
-    """A Llama of 50,000 parameters."""
+    """A small Llama."""
     torch.manual_seed(seed)
     config = transformers.LlamaConfig(
         vocab_size=97,
-        hidden_size=48,
+        hidden_size=64,
         intermediate_size=80,
         num_hidden_layers=2,
         num_attention_heads=4,
