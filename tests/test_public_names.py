@@ -31,6 +31,7 @@ PUBLIC = {
     "Sparsity",
     "Trainer",
     "TrainingSession",
+    "adapters",
     "backend",
     "custom_ops_library",
     "errors",

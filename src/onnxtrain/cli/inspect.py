@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -24,6 +25,7 @@ Examples
 
     onnxtrain inspect model.onnx
     onnxtrain inspect model.onnx --train 'classifier.*'
+    onnxtrain inspect model.onnx --adaptable
     onnxtrain inspect model.onnx --json
 """
 
@@ -48,10 +50,18 @@ def command(
         Parameter(group=flags.TRAINED, negative=(), metavar="PATTERN", help="As in fit: keep what matches."),
     ] = None,
     prediction: flags.Prediction = None,
+    adaptable: Annotated[
+        bool,
+        flags.SWITCH,
+        Parameter(group=flags.TRAINED, help="List the layers that can have adapters (fit --lora) instead."),
+    ] = False,
     json_output: Annotated[flags.Json, Parameter(name="--json")] = False,
     debug: flags.Debug = False,
 ) -> None:
     """Run ``onnxtrain inspect``; the flags are described where they are declared."""
+    if adaptable:
+        _adaptable(model, as_json=json_output)
+        return
     from onnxtrain.training.inspection import inspect
 
     found = inspect(model, train=train, freeze=freeze, output=prediction)
@@ -84,6 +94,21 @@ def _initializers(console: Console, found: Inspection) -> None:
         name = row.name if not row.paths else f"{row.name} ({', '.join(row.paths)})"
         table.add_row(name, _shape(row.shape), row.dtype, size, zeros, trainable, in_flags(row.reason))
     console.print(table)
+
+
+def _adaptable(model: Path, *, as_json: bool) -> None:
+    """The layers that can have adapters."""
+    from onnxtrain.adapters import adaptable_layers
+
+    found = adaptable_layers(model)
+    if as_json:
+        print(json.dumps([dataclasses.asdict(row) for row in found]))  # noqa: T201
+        return
+    table = terminal.table("layer", "operator", "inputs", "outputs", "bits", right=("inputs", "outputs", "bits"))
+    for row in found:
+        name = row.name if not row.parts else f"{row.name} ({', '.join(part.split('.')[-1] for part in row.parts)})"
+        table.add_row(name, row.kind, terminal.count(row.inputs), terminal.count(row.outputs), str(row.bits))
+    terminal.console().print(table)
 
 
 def _operators(console: Console, found: Inspection) -> None:
