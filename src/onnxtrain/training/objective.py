@@ -29,6 +29,7 @@ from onnxtrain.training.masks import choose_tensors
 from onnxtrain.training.metrics import Measure
 from onnxtrain.training.parameters import Initializer, parameter_table
 from onnxtrain.training.partial import FixedBatch, on_real_rows
+from onnxtrain.training.pasts import leave_out_pasts
 from onnxtrain.training.prediction import before_activation, named_output, sums_to_one
 from onnxtrain.training.specification import Specification
 from onnxtrain.training.targets import Targets, target_input, tensor_spec, wrapped
@@ -300,7 +301,9 @@ def prepare(
     file, loss = specification.model, specification.loss
     modes = specification.modes if modes is None else modes
     copies = choose_copies(file, specification.tie) if copies is None else copies
-    model = infer_shapes(file.training_model())
+    model = file.training_model()
+    leave_out_pasts(model)
+    model = infer_shapes(model)
     set_accuracy(model, specification.options.accuracy_level)
     layers = find_layers(model)
     compute_copies(model, copies)
