@@ -97,6 +97,30 @@ def test_packed_weights_pasts_and_nodes_are_saved_as_they_were(tmp_path):
         assert list(getattr(saved.graph, field)) == list(getattr(model.graph, field))
 
 
+@pytest.mark.parametrize(("dtype", "bits"), [("float16", None), ("bfloat16", None), ("float16", 4), ("bfloat16", 4)])
+def test_half_precision_trains_in_single_precision_and_is_saved_in_its_own(dtype, bits, tmp_path):
+    model = language_model(dtype, bits)
+    made = trainer(model, optimizer="adam(lr=1e-2)", freeze="model.embed_tokens.weight")
+    losses = [made.train_step(FEEDS, TARGETS) for _ in range(10)]
+    if bits is None:
+        assert losses[0] == pytest.approx(loss_of_the_runtime(language_model(), PADDED), rel=1e-2)
+    assert losses[-1] < losses[0] - 0.05
+    assert {array.dtype for array in made.parameters.values()} == {np.dtype(np.float32)}
+    made.save(tmp_path / "tuned.onnx")
+    saved = onnx.load(tmp_path / "tuned.onnx")
+    for before, after in zip(model.graph.initializer, saved.graph.initializer, strict=True):
+        assert after.data_type == before.data_type
+        if before.name in made.parameters:
+            kept = made.parameters[before.name].astype(numpy_helper.to_array(before).dtype)
+            np.testing.assert_array_equal(numpy_helper.to_array(after), kept)
+        else:
+            assert before.SerializeToString() == after.SerializeToString()
+    for field in ("node", "input", "output"):
+        assert list(getattr(saved.graph, field)) == list(getattr(model.graph, field))
+    again = trainer(tmp_path / "tuned.onnx", optimizer="adam(lr=1e-2)")
+    assert again.evaluate((FEEDS, TARGETS))["loss"] == pytest.approx(made.evaluate((FEEDS, TARGETS))["loss"], rel=1e-2)
+
+
 def test_predictions_need_no_pasts():
     found = onnxtrain.predict(language_model(), FEEDS)
     assert found["logits"].shape == (3, 7, WORDS)

@@ -35,6 +35,7 @@ from onnxtrain.training.parameters import Initializer
 from onnxtrain.training.showing import html_facts, plural
 from onnxtrain.training.specification import Masks, Specification
 from onnxtrain.training.steps import Steps
+from onnxtrain.training.stored import with_stored
 from onnxtrain.training.targets import Targets, tensor_spec
 from onnxtrain.training.ties import with_copies
 from onnxtrain.training.training_modes import Modes
@@ -433,8 +434,8 @@ class Learner:
         return dict(self.trained)
 
     def saved_values(self) -> dict[str, np.ndarray]:
-        """What :meth:`save` writes: :meth:`trained_values`, and the copies that are tied to parameters."""
-        return with_copies(self.trained_values(), self.objective.copies)
+        """What :meth:`save` writes: :meth:`trained_values` in the file's form, and the copies that are tied to them."""
+        return with_stored(with_copies(self.trained_values(), self.objective.copies), self.objective.stored)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model with its trained weights; nothing else differs from the model given.

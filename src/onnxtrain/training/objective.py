@@ -32,10 +32,12 @@ from onnxtrain.training.partial import FixedBatch, on_real_rows
 from onnxtrain.training.pasts import leave_out_pasts
 from onnxtrain.training.prediction import before_activation, named_output, sums_to_one
 from onnxtrain.training.specification import Specification
+from onnxtrain.training.stored import Stored
 from onnxtrain.training.targets import Targets, target_input, tensor_spec, wrapped
 from onnxtrain.training.ties import Copy, choose_copies, compute_copies, find_copies
 from onnxtrain.training.training_modes import Layers, Modes, find_layers, set_modes
 from onnxtrain.training.weights import product_weights
+from onnxtrain.training.widening import in_file, keep_frozen, rounded, widen
 from onnxtrain.training_info.recipe import LossTerms, Names, Recipe, UpdateRule
 
 
@@ -55,6 +57,7 @@ class Objective:
         copies: Initializers that are computed from others, since they are copies of them.
         table: All initializers, trainable or not.
         weights: The input for one weight per example; ``None`` where all count alike.
+        stored: What the file holds in another form than it is trained in.
     """
 
     model: ir.Model
@@ -68,6 +71,7 @@ class Objective:
     copies: Sequence[Copy] = ()
     table: Sequence[Initializer] = ()
     weights: ir.Value | None = None
+    stored: Sequence[Stored] = ()
 
     @property
     def loss(self) -> Loss | None:
@@ -303,6 +307,7 @@ def prepare(
     copies = choose_copies(file, specification.tie) if copies is None else copies
     model = file.training_model()
     leave_out_pasts(model)
+    halves = widen(model)
     model = infer_shapes(model)
     set_accuracy(model, specification.options.accuracy_level)
     layers = find_layers(model)
@@ -330,8 +335,11 @@ def prepare(
             form = replace(first, ignoring=ignoring)
         objective = _with_targets(objective, loss, form)
     if table is None:
-        return replace(objective, table=_table(objective, specification, differentiable=differentiable))
-    return objective
+        table = in_file(_table(objective, specification, differentiable=differentiable), halves)
+        objective = replace(objective, table=table)
+    trained = {*objective.parameters, *statistics, *(copy.name for copy in copies)}
+    keep_frozen(model, halves, trained)
+    return replace(objective, stored=rounded(halves, trained))
 
 
 def of_model(model: ir.Model) -> Objective:

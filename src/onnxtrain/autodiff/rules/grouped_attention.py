@@ -51,8 +51,8 @@ class _Sizes:
 def group_query_attention(node: Node) -> list[Value | None]:
     """y = softmax(cap(scale Q Kᵀ) + mask) V per head; keys are seen up to a query's own place, in a window behind it.
 
-    Query, key and value are [b, s, heads n], or packed in the query, [b, s, (heads + 2 kv_heads) n]. They are rotated by
-    their places where the node says so. A past [b, kv_heads, p, n] comes in front; of it a sequence has
+    Query, key and value are [b, s, heads n], or packed in the query, [b, s, (heads + 2 kv_heads) n]. They are rotated
+    by their places where the node says so. A past [b, kv_heads, p, n] comes in front; of it a sequence has
     seqlens_k + 1 - s rows.
 
     Raises:
