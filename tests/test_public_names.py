@@ -21,6 +21,7 @@ PUBLIC = {
     "AdamW",
     "Group",
     "Lion",
+    "Lora",
     "RMSprop",
     "SGD",
     "Momentum",
@@ -127,6 +128,8 @@ FIT = {
     "save_best": None,
     "resume": False,
     "change": (),
+    "run": None,
+    "prefetch": True,
 }
 
 RETURNS = {

@@ -8,6 +8,7 @@
 #include "attention/node.h"
 #include "convolution/node.h"
 #include "dropout/node.h"
+#include "exported.h"
 #include "gather/node.h"
 #include "normalization/node.h"
 #include "operators/fused_node.h"
@@ -265,8 +266,7 @@ void add_to(OrtSessionOptions* options, const OrtApi* api) {
 }  // namespace
 }  // namespace onnxtrain
 
-extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(OrtSessionOptions* options,
-                                                                                 const OrtApiBase* base) {
+ONNXTRAIN_API OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) {
   const OrtApi* api = base->GetApi(onnxtrain::ort::kApiVersion);
   if (api != nullptr) {
     onnxtrain::use_version(api, base->GetVersionString());

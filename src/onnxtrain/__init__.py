@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from onnxtrain import losses as losses
     from onnxtrain import metrics as metrics
     from onnxtrain import schedules as schedules
+    from onnxtrain.adapters.lora import Lora
     from onnxtrain.autodiff import no_gradient, register_gradient, unregister_gradient
     from onnxtrain.edit.append import append
     from onnxtrain.edit.cut import cut
@@ -47,6 +48,7 @@ _HOMES = {
     "Group": "onnxtrain.training.groups",
     "Momentum": "onnxtrain.operators",
     "Lion": "onnxtrain.operators",
+    "Lora": "onnxtrain.adapters.lora",
     "RMSprop": "onnxtrain.operators",
     "SGD": "onnxtrain.operators",
     "SSGD": "onnxtrain.operators",
@@ -71,8 +73,8 @@ _HOMES = {
     "unregister_gradient": "onnxtrain.autodiff",
 }
 _MODULES = frozenset(
-    {"backend", "callbacks", "data", "errors", "examples", "kernels", "layers", "losses", "metrics", "operators"}
-    | {"parallel", "pruning", "schedules", "sklearn", "testing"}
+    {"backend", "callbacks", "data", "errors", "examples", "flower", "kernels", "layers", "losses", "metrics"}
+    | {"operators", "parallel", "pruning", "schedules", "sklearn", "testing"}
 )
 
 __all__ = [
@@ -83,6 +85,7 @@ __all__ = [
     "AdamW",
     "Group",
     "Lion",
+    "Lora",
     "Momentum",
     "RMSprop",
     "RuntimeOptions",

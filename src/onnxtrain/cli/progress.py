@@ -64,6 +64,9 @@ class Progress(progress.Progress):
         super().on_fit_end(state)
         self._stop_reason = state.stop_reason
 
+    def note_waiting(self) -> None:
+        """The summary says it."""
+
     def written(self, what: str, path: Path) -> None:
         """Remember a file for the summary."""
         self._written[what] = f"{path} ({terminal.file_size(path)})"
@@ -88,6 +91,7 @@ class Progress(progress.Progress):
         took = f"{terminal.plural(steps, 'step')}, {terminal.duration(self.seconds)}"
         if self.seconds and self.examples:
             took += f", {terminal.count(self.examples / self.seconds)} examples/s"
+        took += f", {self.waiting}" if self.waiting else ""
         parts.append(terminal.facts({"trained": took, **self._written}))
         self._console.print(Group(*parts))
 

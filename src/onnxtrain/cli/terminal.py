@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import stat
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from onnxtrain.report.visible import visible
 from onnxtrain.training.showing import count as count
 from onnxtrain.training.showing import duration as duration
 from onnxtrain.training.showing import number as number
@@ -21,31 +21,6 @@ from onnxtrain.training.showing import plural as plural
 
 _PLAIN_WIDTH = 200
 """Columns where the output is a file or a pipe, so that no table is cut."""
-
-
-_HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
-"""Unicode's categories of what a terminal obeys, or does not show, instead of showing it: control characters, marks
-that turn the direction of writing, halves of characters, separators of lines and paragraphs."""
-
-_JOINERS = "\u200c\u200d"
-"""Between letters and within emoji: they change how their neighbours look, and nothing else."""
-
-
-def visible(text: str) -> str:
-    """A text whose every character is shown and none is obeyed; lines and tabs stay.
-
-    Names in models, data and checkpoints are other people's. Printed as they are, they could write anywhere on the
-    terminal, set its title, or show one thing and mean another.
-    """
-    if text.isprintable():
-        return text
-    return "".join(_visible_character(character) for character in text)
-
-
-def _visible_character(character: str) -> str:
-    if character in "\n\t" or character in _JOINERS or unicodedata.category(character) not in _HIDDEN:
-        return character
-    return character.encode("unicode_escape").decode("ascii")
 
 
 class _PlainConsole(Console):

@@ -29,7 +29,8 @@ def spread_updates(graph: ir.Graph) -> None:
 
     Each gets its learning rate through ``After`` where something that is no ancestor of its gradients reads its
     weights, such as the product for the gradient of a layer's input: it may then write the weights where they stand.
-    Each part stands where it can run first, for ONNX Runtime keeps the order of a graph as far as it can. Nodes whose gradients have a factor in common are left: that is the norm of all of them.
+    Each part stands where it can run first, for ONNX Runtime keeps the order of a graph as far as it can. Nodes whose
+    gradients have a factor in common are left: that is the norm of all of them.
 
     Requires: a sorted graph. Ensures: the same.
     """
@@ -75,7 +76,8 @@ def _split(graph: ir.Graph, node: ir.Node, parts: Sequence[Sequence[Variable]]) 
     ancestors, readers, nodes = Ancestors(graph), Readers(graph), list(graph)
     substitutes: dict[ir.Value, ir.Value] = {}
     rate, count = node.inputs[:2]
-    assert rate is not None and count is not None
+    assert rate is not None
+    assert count is not None
     for number, part in enumerate(parts):
         waiting = _unordered(part, node, readers, ancestors)
         read = [rate, count, *waiting, *(value for variable in part for value in variable.inputs)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,10 @@ class TrainingState:
         loss: of the last step; at the end of an epoch the mean over its examples. NaN before the first step.
         learning_rate: of the last step. Setting it is setting that of the trainer: it decides from the next step on,
             instead of the schedule, until it is set again or the training ends.
-        batch_size: how many examples the last step had.
+        batch_size: how many examples the last step had; before the first one how many steps are to have.
+        waited: seconds that steps have waited for data since this training, or its resumption, began.
+        data: what to call the data.
+        batch: these examples, a :class:`~onnxtrain.training.data.Batch`; None before the first step.
         metrics: what was measured, by name, at the end of the epoch; empty before.
         epochs: how many epochs are planned; None when not known.
         steps_per_epoch: how many steps an epoch has; None when not known.
@@ -43,6 +47,9 @@ class TrainingState:
     stop: bool = False
     stop_reason: str | None = None
     trainer: Any = field(default=None, repr=False, compare=False)
+    waited: float = 0.0
+    data: str = "the data"
+    batch: Any = field(default=None, repr=False, compare=False)
     weights: MutableMapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
     _choose_rate: Callable[[float], None] | None = field(default=None, init=False, repr=False, compare=False)
     _step_rate: float | None = field(default=None, init=False, repr=False, compare=False)
@@ -104,6 +111,9 @@ class Callback:
     def on_fit_end(self, state: TrainingState) -> None:
         """Called once, after the last step, also when training was stopped."""
 
+    def close(self) -> None:
+        """Called last in any case, also after an error: give back what is held open."""
+
     def record(self) -> dict[str, Any]:
         """What a checkpoint keeps of this callback: values that JSON can hold."""
         return {}
@@ -164,6 +174,13 @@ class CallbackList(Callback):
     def on_fit_end(self, state: TrainingState) -> None:
         """Pass on to all."""
         self._call("on_fit_end", state)
+
+    def close(self) -> None:
+        """Pass on to all that are of the class `Callback`; what `close` means to others nobody knows."""
+        with contextlib.ExitStack() as stack:
+            for callback in self.callbacks:
+                if isinstance(callback, Callback):
+                    stack.callback(callback.close)
 
     def record(self) -> dict[str, Any]:
         """The records of all that keep something, by position, class and setting."""

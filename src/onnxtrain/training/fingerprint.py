@@ -148,6 +148,11 @@ def describe_data(dataset: Dataset | None) -> JSON:
 
 def describe_model(file: ModelFile) -> dict[str, JSON]:
     """Hashes of the graph and of the initial values, which are not known if the file has changed since it was read."""
+    return {"model": describe_graph(file), "weights": describe_weights(file)}
+
+
+def describe_graph(file: ModelFile) -> str:
+    """A hash of the graph, without the values of its initializers."""
     graph = GraphProto()
     graph.CopyFrom(file.proto.graph)
     for tensor in graph.initializer:
@@ -159,7 +164,7 @@ def describe_model(file: ModelFile) -> dict[str, JSON]:
     structure = Fingerprint()
     for part in (graph, *file.proto.functions, *file.proto.opset_import):
         structure.add_bytes(part.SerializeToString(deterministic=True))
-    return {"model": structure.digest(), "weights": describe_weights(file)}
+    return structure.digest()
 
 
 def describe_weights(file: ModelFile, *, without: Collection[str] = ()) -> JSON:

@@ -19,12 +19,14 @@ from onnxtrain.training.fingerprint import (
 )
 from onnxtrain.training.learner import Learner, Source
 from onnxtrain.training.loop import Loop
+from onnxtrain.training.prefetch import Prefetch
 from onnxtrain.training.progress import Progress, ProgressLike, display_for
 from onnxtrain.training.schedules import Schedule, resolve_schedule
 from onnxtrain.training.watching import SaveBest
 
 if TYPE_CHECKING:
     from onnxtrain.training.checkpoint import CheckpointStore
+    from onnxtrain.training.run_folder import RunFolder
 
 
 def fit(
@@ -48,6 +50,8 @@ def fit(
     save_best: str | None = None,
     resume: bool = False,
     change: str | Sequence[str] = (),
+    run: str | os.PathLike[str] | RunFolder | None = None,
+    prefetch: bool = True,
 ) -> History:
     """Train for some epochs.
 
@@ -91,6 +95,10 @@ def fit(
         change: Names of what may differ from the checkpoint all the same, as a list or separated by commas, such as
             ``"epochs,learning_rate"``. The training goes on at its step with the new settings: a schedule is
             followed as if it had been this one from the first step.
+        run: Folder for ``metrics.csv``, ``curves.svg`` and ``report.html``: curves, mistakes or residuals on the
+            validation data (the training data where there are none), parameters, gradients, sparsity.
+        prefetch: Whether the next batch is prepared in a thread while a step runs, where that takes time; results are
+            the same. An iterable that only the main thread may read needs ``False``.
 
     Returns:
         One row per epoch: loss, learning rate, validation loss and metrics.
@@ -114,6 +122,7 @@ def fit(
     if save_best is not None and checkpoint is None:
         raise OptionError("save_best needs the folder of the checkpoints; give checkpoint=.")
     changes = names_to_change(change)
+    folder = None if run is None else _run_folder(run, resume=resume)
     if changes and not resume:
         raise OptionError("change names what a resumed training may have otherwise; give resume=True, too.")
     store = None if checkpoint is None else _store(checkpoint, keep)
@@ -137,10 +146,16 @@ def fit(
     history = History()
     if save_best is not None and checkpoint is not None:
         callbacks = [*callbacks, SaveBest(os.path.join(checkpoint, "best.onnx"), save_best)]
+    if folder is not None:
+        callbacks = [*callbacks, folder]
+        folder.describe(history, trainer, dataset, held_out, size, schedule)
     listeners = CallbackList([history, *callbacks, *shown])
     loop = Loop(trainer, dataset, held_out, measured, rate, listeners, store)
+    loop.prefetch = Prefetch(threaded=prefetch)
     loop.batch_size, loop.shuffle, loop.every = size, shuffle, checkpoint_every
-    loop.state = TrainingState(epochs=epochs, steps_per_epoch=per_epoch, learning_rate=trainer.learning_rate)
+    loop.state = TrainingState(
+        epochs=epochs, steps_per_epoch=per_epoch, learning_rate=trainer.learning_rate, batch_size=size
+    )
     with contextlib.ExitStack() as stack:
         if store is not None:
             stack.enter_context(store.reserved())
@@ -166,11 +181,12 @@ def fit(
                     f"{store.latest()}); resume it, or give another folder."
                 )
         stack.enter_context(trainer.rate.training())
-        for one in shown:
-            stack.callback(one.close)
+        stack.callback(listeners.close)
         if resume:
             loop.resume(changes)
         loop.run(epochs)
+    if folder is not None:
+        folder.finish(trainer)
     return history
 
 
@@ -188,6 +204,14 @@ def _store(folder: str | os.PathLike[str], keep: int) -> CheckpointStore:
     if not os.fspath(folder):
         raise OptionError("checkpoint is '', which names no folder; give the name of one, such as 'checkpoints'.")
     return CheckpointStore(folder, keep)
+
+
+def _run_folder(run: str | os.PathLike[str] | RunFolder, *, resume: bool) -> RunFolder:
+    from onnxtrain.training.run_folder import RunFolder  # imports what draws
+
+    folder = run if isinstance(run, RunFolder) else RunFolder(run)
+    folder.check(resume=resume)
+    return folder
 
 
 def _examples_per_step(trainer: Learner, dataset: Dataset, batch_size: int) -> int:

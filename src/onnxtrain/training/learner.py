@@ -421,7 +421,7 @@ class Learner:
             objective = self.objective
             if self._in_inference is None:
                 self._in_inference = objective
-                if objective.modes.training:
+                if objective.modes.training or (self.specification.lora is not None and self.specification.lora.drops):
                     specification, copies, table = self.specification, objective.copies, objective.table
                     self._in_inference = prepare(specification, modes=Modes(), copies=copies, table=table)
             self._evaluators[form] = Evaluator(
@@ -434,18 +434,36 @@ class Learner:
         return dict(self.trained)
 
     def saved_values(self) -> dict[str, np.ndarray]:
-        """What :meth:`save` writes: :meth:`trained_values` in the file's form, and the copies that are tied to them."""
-        return with_stored(with_copies(self.trained_values(), self.objective.copies), self.objective.stored)
+        """What :meth:`save` writes: :meth:`trained_values` in the file's form, and the copies that are tied to them.
+
+        In the place of adapters it has the weights that they are merged into.
+
+        Raises:
+            OptionError: Adapters cannot be merged, since weights are quantized, or shared.
+        """
+        values, adapted = with_copies(self.trained_values(), self.objective.copies), self.objective.adapted
+        if adapted is None:
+            return with_stored(values, self.objective.stored)
+        own = {name: array for name, array in values.items() if name not in adapted.parameters}
+        return with_stored(own, self.objective.stored) | adapted.merged(self.file, values)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model with its trained weights; nothing else differs from the model given.
+
+        With ``lora``, a path that ends in ``.onnx_adapter`` gets the adapters alone, as ONNX Runtime loads them, and a
+        folder, or a path without an ending, gets them as PEFT reads them. A model gets them merged into its weights.
 
         Where targets were texts, their order goes to a file beside it: ``tuned.labels.json`` for ``tuned.onnx``.
 
         Raises:
             ModelError: The path cannot be written; nothing is left half written.
+            OptionError: Adapters cannot be merged, since weights are quantized, or shared.
         """
-        self.file.save(path, self.saved_values())
+        adapted = self.objective.adapted
+        if adapted is not None and adapted.writes(path):
+            adapted.write(path, self.file, self.trained_values())
+        else:
+            self.file.save(path, self.saved_values())
         if self.labels is not None:
             text = json.dumps(list(self.labels), ensure_ascii=False, indent=1)
             with AtomicFiles() as files, files.create(labels_file(Path(path))) as file:
@@ -453,7 +471,16 @@ class Learner:
 
     def model(self) -> onnx.ModelProto:
         """What :meth:`save` writes, in memory: the model with its trained weights and all its data."""
-        values = self.saved_values()
+        return self._with(self.saved_values())
+
+    def _base(self) -> onnx.ModelProto:
+        """The model as it is, with what was added to it left out."""
+        adapted = self.objective.adapted
+        if adapted is None:
+            return self.model()
+        return self._with({n: a for n, a in self.trained_values().items() if n not in adapted.parameters})
+
+    def _with(self, values: Mapping[str, np.ndarray]) -> onnx.ModelProto:
         proto = self.file.dense().inlined(without=values)
         for tensor in proto.graph.initializer:
             if tensor.name in values:
@@ -506,7 +533,7 @@ class Learner:
         """All that another process needs to go on: the model with its weights as they are, and all states."""
         fields = {name: value for name, value in vars(self.specification).items() if name != "model"}
         states = {name: np.array(array) for name, array in self.states.items()}
-        return {"model": self.model().SerializeToString(), "fields": fields, "states": states, "rate": self.rate}
+        return {"model": self._base().SerializeToString(), "fields": fields, "states": states, "rate": self.rate}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Go on as where it was pickled, with a session of this process."""

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from onnxtrain.errors import CheckpointError, DataError, ModelError
 from onnxtrain.training.callbacks import CallbackList, TrainingState
-from onnxtrain.training.data import Batch, Dataset
+from onnxtrain.training.data import Batch, Dataset, IterableDataset
 from onnxtrain.training.fingerprint import JSON, describe_masks, describe_weights, differences
 from onnxtrain.training.learner import Learner
 from onnxtrain.training.masks import set_to_zero
 from onnxtrain.training.metrics import MeanAccumulator, Measure
 from onnxtrain.training.partial import part
+from onnxtrain.training.prefetch import Prefetch
 from onnxtrain.training.schedules import Schedule
 from onnxtrain.training.stopping import Stopping
 from onnxtrain.version import __version__
@@ -70,6 +72,7 @@ class Loop:
         self.callbacks = callbacks
         self.store = store
         self.position = Position()
+        self.prefetch = Prefetch()
         self.stopping = Stopping()
 
     def run(self, epochs: int) -> None:
@@ -77,6 +80,7 @@ class Loop:
         state = self.state
         state.bind_rate(self.trainer.rate.choose)
         state.trainer, state.weights = self.trainer, self.trainer.trained
+        state.data = self.dataset.name
         try:
             with self.stopping:
                 self.callbacks.on_fit_begin(state)
@@ -90,10 +94,17 @@ class Loop:
             raise KeyboardInterrupt(f"Interrupted; {where}") from None
 
     def _epoch(self) -> None:
-        trainer, state, position = self.trainer, self.state, self.position
-        state.epoch, state.metrics = position.epoch + 1, {}
+        state = self.state
+        state.epoch, state.metrics = self.position.epoch + 1, {}
         self.callbacks.on_epoch_begin(state)
-        for batch in self._batches():
+        with contextlib.closing(self._batches()) as batches:
+            if self._steps(batches):
+                self._end_epoch()
+
+    def _steps(self, batches: Iterator[Batch]) -> bool:
+        """A step on each batch; returns whether all were taken."""
+        trainer, state, position = self.trainer, self.state, self.position
+        for batch in batches:
             position.batch += 1
             if not batch.size:
                 continue
@@ -105,6 +116,7 @@ class Loop:
             position.examples += batch.size
             position.last_rate = rate
             state.note_step(step=position.step, loss=loss, learning_rate=rate, batch_size=batch.size)
+            state.batch, state.waited = batch, self.prefetch.waited
             self.callbacks.on_step_end(state)
             asked = self.stopping.signal is not None
             if asked or (self.every is not None and position.step % self.every == 0):
@@ -112,10 +124,10 @@ class Loop:
             if asked:
                 raise self.stopping.exception(f"Interrupted; {self._where_to_go_on() or self._what_is_kept()}")
             if state.stop:
-                return
-        self._end_epoch()
+                return False
+        return True
 
-    def _batches(self) -> Iterator[Batch]:
+    def _batches(self) -> Generator[Batch]:
         """The batches of this epoch that are left. What cannot be padded is left out: see `on_real_rows`.
 
         Raises:
@@ -123,17 +135,19 @@ class Loop:
         """
         position, trainer = self.position, self.trainer
         try:
-            for batch in self.dataset.batches(
+            read = self.dataset.batches(
                 self.batch_size,
                 shuffle=self.shuffle,
                 seed=trainer.seed,
                 epoch=position.epoch,
                 start=position.batch,
-            ):
-                fixed = trainer.objective.fixed_batch
-                if fixed is not None and trainer.objective.loss is None:
-                    batch = part(batch, 0, batch.size // fixed.size * fixed.size)
-                yield batch
+            )
+            with contextlib.closing(self.prefetch(read, copies=isinstance(self.dataset, IterableDataset))) as batches:
+                for batch in batches:
+                    fixed = trainer.objective.fixed_batch
+                    if fixed is not None and trainer.objective.loss is None:
+                        batch = part(batch, 0, batch.size // fixed.size * fixed.size)
+                    yield batch
         except DataError as error:
             where = self._where_to_go_on()
             raise DataError(f"{error} ({where})" if where else str(error)) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,6 +20,7 @@ from onnxtrain.graph.collection import collection_paused
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import dimensions, is_float
 from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.training.adaptation import Adapted
 from onnxtrain.training.data import Dataset, TensorSpec
 from onnxtrain.training.few_bits import set_accuracy
 from onnxtrain.training.groups import overlapping, update_rules
@@ -56,6 +58,7 @@ class Objective:
         modes: How they are run.
         copies: Initializers that are computed from others, since they are copies of them.
         table: All initializers, trainable or not.
+        adapted: What was added to the model, to be trained beside its weights.
         weights: The input for one weight per example; ``None`` where all count alike.
         stored: What the file holds in another form than it is trained in.
     """
@@ -70,6 +73,7 @@ class Objective:
     modes: Modes = field(default_factory=Modes)
     copies: Sequence[Copy] = ()
     table: Sequence[Initializer] = ()
+    adapted: Adapted | None = None
     weights: ir.Value | None = None
     stored: Sequence[Stored] = ()
 
@@ -303,16 +307,21 @@ def prepare(
         GradientError: Operators between parameters and prediction have no gradient; all are listed.
     """
     file, loss = specification.model, specification.loss
+    training = modes is None
     modes = specification.modes if modes is None else modes
     copies = choose_copies(file, specification.tie) if copies is None else copies
     model = file.training_model()
     leave_out_pasts(model)
-    halves = widen(model)
+    halves = widen(model) if specification.lora is None else {}  # adapters have the types of their layers
     model = infer_shapes(model)
     set_accuracy(model, specification.options.accuracy_level)
     layers = find_layers(model)
     compute_copies(model, copies)
     statistics = set_modes(model, modes)
+    adapted = None
+    if specification.lora is not None:
+        output_name, seed = specification.output, specification.seed
+        adapted = specification.lora.attach(model, file, output=output_name, seed=seed, training=training)
     if isinstance(loss, str):
         output = _loss_output(model.graph, loss)
     else:
@@ -327,6 +336,7 @@ def prepare(
         modes=modes,
         copies=copies,
         table=table or (),
+        adapted=adapted,
     )
     if not isinstance(loss, str):
         form = specification.form
@@ -379,7 +389,7 @@ def _table(objective: Objective, specification: Specification, *, differentiable
     rows = parameter_table(
         copy,
         _values(graph)[name],
-        train=specification.train,
+        train=_trained(objective.adapted, specification.train),
         freeze=specification.freeze,
         straight_through=straight_through,
     )
@@ -389,6 +399,11 @@ def _table(objective: Objective, specification: Specification, *, differentiable
         if missing := missing_rules(forward, _values(graph)[name], trained):
             raise GradientError(missing_rules_message(missing, graph.opset_imports))
     return rows + [_copied_row(objective.model.graph, tied) for tied in objective.copies]
+
+
+def _trained(adapted: Adapted | None, train: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """The patterns of what is trained: where something was added to the model, that first."""
+    return train if adapted is None else (*map(glob.escape, adapted.parameters), *(train or ()))
 
 
 def _copied_row(graph: ir.Graph, copy: Copy) -> Initializer:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from onnxtrain.errors import OptionError
 from onnxtrain.training.callback import Callback, TrainingState
-from onnxtrain.training.showing import count, duration, html_table, number, plural
+from onnxtrain.training.showing import count, duration, html_table, number, plural, waiting
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,6 +61,9 @@ class Display:
 
     def end(self, summary: str) -> None:
         """Called after the last step."""
+
+    def note(self, text: str) -> None:
+        """Called after the last step where something is worth a line of its own."""
 
     def close(self) -> None:
         """Give back what was taken; called in any case, also after an error."""
@@ -114,6 +117,10 @@ class Bar(Display):
         """Add the epoch's line."""
         self._console.print(str(status))
 
+    def note(self, text: str) -> None:
+        """Add the line."""
+        self._console.print(text)
+
     def close(self) -> None:
         """Take the bar down."""
         if self._bar is not None:
@@ -142,6 +149,10 @@ class Lines(Display):
         """Say what came of it."""
         self._write(str(status))
 
+    def note(self, text: str) -> None:
+        """Add the line."""
+        self._write(text)
+
 
 class Notebook(Display):
     """A bar and a table of the epochs in a notebook, which needs nothing but its own display."""
@@ -156,10 +167,10 @@ class Notebook(Display):
 
     def begin(self, status: Status) -> None:
         """Show the bar."""
-        from IPython.display import display  # type: ignore[import-not-found,unused-ignore]
+        from IPython.display import display
 
         self._status = status
-        self._handle = display(self, display_id=True)  # type: ignore[no-untyped-call,unused-ignore]
+        self._handle = display(self, display_id=True)
 
     def step(self, status: Status) -> None:
         """Move the bar."""
@@ -209,6 +220,8 @@ class Progress(Callback):
         """How many examples were trained on so far."""
         self.seconds = 0.0
         """How long the training took, once it has ended."""
+        self.waiting = ""
+        """How much of it went by waiting for data, in words, where that was much."""
 
     def on_fit_begin(self, state: TrainingState) -> None:
         """Put the display up."""
@@ -254,9 +267,17 @@ class Progress(Callback):
         parts = [plural(state.epoch, "epoch"), plural(state.step, "step"), duration(self.seconds)]
         if self.examples and self.seconds:
             parts.append(f"{count(self.examples / self.seconds)} examples/s")
+        self.waiting = waiting(state.waited, self.seconds, state.data)
+        if self.waiting:
+            parts.append(self.waiting)
+            self.note_waiting()
         stopped = f". Stopped early: {state.stop_reason}" if state.stop_reason else ""
         self._show(lambda: self._display.end(", ".join(parts) + stopped + "."))
         self.close()
+
+    def note_waiting(self) -> None:
+        """Say that the data are slow."""
+        self._show(lambda: self._display.note(self.waiting))
 
     def close(self) -> None:
         """Give the terminal back, also after an error."""

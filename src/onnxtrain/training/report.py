@@ -5,13 +5,16 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnxtrain.errors import OptionError
 from onnxtrain.model.writing import AtomicFiles, check_writable
+from onnxtrain.report.axes import spans_orders
+from onnxtrain.report.colours import colours
+from onnxtrain.report.record import measured_columns
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,11 +24,6 @@ Rows = Sequence[dict[str, float]]
 """One row per epoch, as in :class:`~onnxtrain.training.callbacks.History`."""
 
 MISSING = "There is no PNG of the training curve, because matplotlib is not installed: pip install 'onnxtrain[report]'."
-
-_NOT_MEASURED = ("epoch", "step", "learning_rate")
-_TRAINING, _VALIDATION, _OTHERS = "#2563eb", "#ea580c", ("#059669", "#7c3aed")
-_LOGARITHMIC_FROM = 30.0
-"""A loss that falls by more than this factor is drawn on a logarithmic axis."""
 
 
 def matplotlib_available() -> bool:
@@ -92,22 +90,17 @@ class Panel:
 def panels(rows: Rows) -> list[Panel]:
     """What there is to draw: losses and, where there are any, metrics."""
     losses, metrics = _series(rows)
-    values = [value for column in losses.values() for value in column if math.isfinite(value)]
-    logarithmic = bool(values) and min(values) > 0 and max(values) > _LOGARITHMIC_FROM * min(values)
-    found = [Panel("loss", losses, _cycle([_TRAINING, _VALIDATION, *_OTHERS], losses), logarithmic)]
+    logarithmic = spans_orders(value for column in losses.values() for value in column)
+    found = [Panel("loss", losses, colours(len(losses)), logarithmic)]
     if metrics:
         title = next(iter(metrics)) if len(metrics) == 1 else "on validation data"
-        found.append(Panel(title, metrics, _cycle([_VALIDATION, *_OTHERS], metrics)))
+        found.append(Panel(title, metrics, colours(1 + len(metrics))[1:]))
     return found
-
-
-def _cycle(colours: Sequence[str], columns: Collection[str]) -> list[str]:
-    return [colours[index % len(colours)] for index in range(len(columns))]
 
 
 def _series(rows: Rows) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """Measured values by what a reader calls them: losses, other metrics."""
-    names = dict.fromkeys(name for row in rows for name in row if name not in _NOT_MEASURED)
+    names = measured_columns(rows)
     columns = {name: [row.get(name, math.nan) for row in rows] for name in names}
     short = {"loss": "training", "validation_loss": "validation"}
     words = {name: short.get(name, name.replace("_", " ")) for name in names}
@@ -139,7 +132,7 @@ def _draw(axes: Axes, epochs: Sequence[float], panel: Panel) -> None:
     if panel.logarithmic:
         axes.set_yscale("log")
     if len(panel.columns) > 1:
-        axes.legend(frameon=False, fontsize=9)
+        axes.legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2)
 
 
 def text_curve(rows: Rows, *, width: int = 60, height: int = 12) -> str:

@@ -22,6 +22,20 @@ def count(value: float) -> str:
     return f"{round(value):,}"
 
 
+WAITING_FROM = 0.05
+"""The share of the time that a training may wait for its data before that is said."""
+
+
+def waiting(waited: float, seconds: float, data: str) -> str:
+    """That data are slow, where a training waited for them for more than a twentieth of its time, or "".
+
+    >>> waiting(3.0, 10.0, "a DataLoader"), waiting(0.1, 10.0, "a DataLoader")
+    ('30 % of the time waiting for a DataLoader', '')
+    """
+    share = waited / seconds if seconds > 0 else 0.0
+    return f"{share:.0%} of the time waiting for ".replace("%", " %") + data if share > WAITING_FROM else ""
+
+
 def duration(seconds: float) -> str:
     """Seconds as a person reads them."""
     if seconds < 60:

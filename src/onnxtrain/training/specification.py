@@ -17,6 +17,7 @@ from onnxtrain.model.file import ModelFile
 from onnxtrain.operators import Adam
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.runtime.options import RuntimeOptions
+from onnxtrain.training.adaptation import Adaptation
 from onnxtrain.training.groups import Group, listed_groups
 from onnxtrain.training.loss import Loss, TargetForm, TargetKind
 from onnxtrain.training.loss_choice import LossLike, resolve_loss
@@ -52,6 +53,7 @@ class Options(TypedDict, total=False):
     accumulate: int
     straight_through: bool
     recompute: Patterns
+    lora: Adaptation | None
     seed: int
     threads: int | None
     options: RuntimeOptions | None
@@ -126,6 +128,7 @@ class Specification:
     accumulate: int = 1
     straight_through: bool = False
     recompute: tuple[str, ...] = ()
+    lora: Adaptation | None = None
     seed: int = 0
     options: RuntimeOptions = field(default_factory=RuntimeOptions)
     form: TargetForm | None = None
@@ -175,6 +178,7 @@ class Specification:
             accumulate=options.get("accumulate", 1),
             straight_through=options.get("straight_through", False),
             recompute=_tuple(options.get("recompute", ())),
+            lora=_adaptation(options.get("lora")),
             seed=options.get("seed", 0),
             options=runtime if threads is None else dataclasses.replace(runtime, threads=threads),
         )
@@ -201,3 +205,9 @@ def _tuple(patterns: Patterns) -> tuple[str, ...]:
 
 def _patterns(given: Patterns | None) -> tuple[str, ...] | None:
     return None if given is None else _tuple(given)
+
+
+def _adaptation(given: object) -> Adaptation | None:
+    if given is None or isinstance(given, Adaptation):
+        return given
+    raise OptionError(f"lora is {given!r}; it needs settings, such as onnxtrain.Lora(rank=8).")

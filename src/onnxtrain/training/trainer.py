@@ -11,6 +11,7 @@ import onnx
 from onnxtrain.model.validity import refuses_invalid
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.runtime.options import RuntimeOptions
+from onnxtrain.training.adaptation import Adaptation
 from onnxtrain.training.fitting import fit
 from onnxtrain.training.groups import Group
 from onnxtrain.training.hints import warn_of
@@ -61,6 +62,8 @@ class Trainer(Learner):
             (quantization-aware training); see :func:`onnxtrain.gradient`.
         recompute: Glob patterns of names of nodes whose results are computed again in the backward pass instead
             of being kept: takes time, saves memory, changes no number.
+        lora: Adapters to train beside frozen weights, :class:`onnxtrain.Lora`. Then ``train`` names what is trained
+            whole beside them, by default nothing.
         seed: Seed of the order of the data and of dropout.
         threads: Threads within an operator; default one per core.
         options: All other options of the sessions.
@@ -105,6 +108,7 @@ class Trainer(Learner):
         accumulate: int = 1,
         straight_through: bool = False,
         recompute: str | Sequence[str] = (),
+        lora: Adaptation | None = None,
         seed: int = 0,
         threads: int | None = None,
         options: RuntimeOptions | None = None,
@@ -131,6 +135,7 @@ class Trainer(Learner):
             accumulate=accumulate,
             straight_through=straight_through,
             recompute=recompute,
+            lora=lora,
             seed=seed,
             threads=threads,
             options=options,

@@ -10,6 +10,7 @@ import onnx
 from onnxtrain.model.validity import refuses_invalid
 from onnxtrain.model.whole import with_external_data
 from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.training.adaptation import Adaptation
 from onnxtrain.training.groups import Group
 from onnxtrain.training.hints import warn_of
 from onnxtrain.training.loss import TargetKind
@@ -39,6 +40,7 @@ def training_model(
     accumulate: bool = False,
     straight_through: bool = False,
     recompute: str | Sequence[str] = (),
+    lora: Adaptation | None = None,
     tie: bool | str | Sequence[str] = False,
     groups: Sequence[Group] = (),
 ) -> onnx.ModelProto:
@@ -72,6 +74,7 @@ def training_model(
             Gradient node cannot say so: the training model's metadata entry ``onnxtrain.straight_through`` does.
         recompute: Glob patterns of names of nodes to compute again in the backward pass; likewise the entry
             ``onnxtrain.recompute``, a JSON list.
+        lora: Adapters to train beside frozen weights; they are initializers of the main graph.
 
     Returns:
         The training model: valid ONNX that can be saved, sent, lowered and resumed; it holds all its data.
@@ -103,6 +106,7 @@ def training_model(
         accumulate=2 if accumulate else 1,  # any number of micro-batches makes the same model
         straight_through=straight_through,
         recompute=recompute,
+        lora=lora,
     )
     file, objective = specification.model, prepare(specification)
     warn_of(objective.hints(specification), stacklevel=3)  # the decorator is one of them

@@ -65,6 +65,7 @@ class ArrayDataset(Dataset):
         self._targets = None if targets is None else Column.checked(targets, target_spec, "the target array")
         self._indices: Array | None = None
         self._validated: tuple[TensorSpec | None, TargetCheck | None] | None = None
+        self.name = name
         self.size = check_columns(self._columns, name)
 
     @property
