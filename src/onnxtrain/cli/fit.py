@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -20,6 +20,7 @@ from onnxtrain.errors import DataError, OptionError, TrainingHint
 if TYPE_CHECKING:
     from onnx import ModelProto
 
+    from onnxtrain.parallel.communicator import Communicator
     from onnxtrain.training.callbacks import Callback
     from onnxtrain.training.trainer import Trainer
 
@@ -114,6 +115,44 @@ class Results:
     history: Annotated[Path | None, Parameter(metavar="FILE", help="One row per epoch, as .json or .csv.")] = None
 
 
+@Parameter(name="*", group=RUNNING)
+@dataclass(frozen=True)
+class Together:
+    """Several processes on one training."""
+
+    parallel: Annotated[
+        Literal["mpi"] | None,
+        Parameter(help="Train in the processes that mpiexec or srun has started, each on its part of every batch."),
+    ] = None
+    processes: Annotated[int | None, Parameter(help="Start that many processes here, with mpiexec.")] = None
+    restarts: Annotated[
+        int, Parameter(help="With --processes: go on from the last checkpoint that often, where a process is lost.")
+    ] = 0
+    sum_order: Annotated[
+        Literal["rank", "fast"],
+        Parameter(help="rank: the same bits on every network. fast: MPI's own sums."),
+    ] = "rank"
+    wait: Annotated[float, Parameter(help="Seconds to wait for another process before giving it up.")] = 600.0
+
+    def communicator(self) -> Communicator | None:
+        """The processes, where there are several."""
+        if self.parallel is None:
+            return None
+        from onnxtrain.parallel.mpi import MPI
+
+        return MPI(self.sum_order, timeout=self.wait)
+
+    def launch(self, checkpoint: str | None) -> int:
+        """Start the processes; returns the exit code."""
+        if self.parallel is None:
+            raise OptionError("--processes and --restarts start several processes; give --parallel mpi, too.")
+        if self.processes is None:
+            raise OptionError("--restarts starts the processes again; give --processes, too.")
+        from onnxtrain.cli.launching import launch
+
+        return launch(self.processes, self.restarts, checkpoint=checkpoint)
+
+
 @unattended()
 def command(
     model: flags.TunedModelPath,
@@ -146,15 +185,20 @@ def command(
     course: Course = Course(),
     results: Results = Results(),
     threads: flags.Threads = None,
+    together: Together = Together(),
     quiet: Annotated[bool, SWITCH, Parameter(group=RUNNING, help="Print the results only.")] = False,
     debug: flags.Debug = False,
-) -> None:
+) -> int:
     """Run ``onnxtrain fit``; the flags are described where they are declared."""
     from onnxtrain.cli.progress import Progress
     from onnxtrain.training.trainer import Trainer
 
+    if together.processes is not None or together.restarts:
+        return together.launch(course.checkpoint)
+    parallel = together.communicator()
+    root = parallel is None or parallel.rank == 0
     output = paths.output_of(model, results.output, f"{model.stem}-trained.onnx", in_place=results.in_place)
-    _check_paths(results, course, output, validated=validation is not None)
+    _check_paths(results, course, output, validated=validation is not None, root=root)
     paths.check_paths(
         {
             paths.MODEL: paths.model(model),
@@ -176,9 +220,11 @@ def command(
             optimizer=settings.build(),
             accumulate=accumulate,
             threads=threads,
+            parallel=parallel,
             **training.arguments(),
         )
-    trainer.file.check_writable(output)
+    if root:
+        trainer.file.check_writable(output)
     held_out = _validation(validation)
     progress = Progress(trainer, name=model.name, quiet=quiet)
     with _interruptible(trainer, output, course), contextlib.closing(progress):
@@ -198,6 +244,8 @@ def command(
             resume=course.resume,
             change=",".join(course.change or ()),
         )
+    if not root:
+        return 0
     trainer.save(output)
     progress.written("model", output)
     if results.history is not None:
@@ -206,6 +254,7 @@ def command(
     if results.curve is not None:
         progress.curve(history.rows, results.curve, title=model.name)
     progress.summary(history.rows)
+    return 0
 
 
 def _with_head(model: Path, classes: int | None, output: str | None, seed: int) -> Path | ModelProto:
@@ -217,10 +266,12 @@ def _with_head(model: Path, classes: int | None, output: str | None, seed: int) 
     return replace_head(model, classes, output=output, seed=seed)
 
 
-def _check_paths(results: Results, course: Course, output: Path, *, validated: bool) -> None:
+def _check_paths(results: Results, course: Course, output: Path, *, validated: bool, root: bool) -> None:
     """Find out before training what would fail after it."""
     from onnxtrain.model.file import check_writable
 
+    if not root:  # which writes nothing
+        return
     for path in (output, results.curve, results.history):
         if path is not None:
             check_writable(path)

@@ -16,6 +16,7 @@ from onnxtrain.errors import OptionError
 from onnxtrain.model.file import ModelFile
 from onnxtrain.operators import Adam
 from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.parallel.communicator import Communicator
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.training.loss import Loss, TargetForm, TargetKind
 from onnxtrain.training.loss_choice import LossLike, resolve_loss
@@ -53,6 +54,7 @@ class Options(TypedDict, total=False):
     seed: int
     threads: int | None
     options: RuntimeOptions | None
+    parallel: Communicator | None
 
 
 class Masks(Mapping[str, np.ndarray]):
@@ -125,6 +127,7 @@ class Specification:
     recompute: tuple[str, ...] = ()
     seed: int = 0
     options: RuntimeOptions = field(default_factory=RuntimeOptions)
+    parallel: Communicator | None = None
     form: TargetForm | None = None
     weighted: bool = False
 
@@ -173,12 +176,21 @@ class Specification:
             recompute=_tuple(options.get("recompute", ())),
             seed=options.get("seed", 0),
             options=runtime if threads is None else dataclasses.replace(runtime, threads=threads),
+            parallel=options.get("parallel"),
         )
 
     @property
     def modes(self) -> Modes:
-        """How layers are run that behave differently in training."""
-        return Modes(self.batch_norm, self.dropout, self.seed)
+        """How layers are run that behave differently in training; each process draws masks of its own."""
+        seed = self.seed
+        if self.parallel is not None and self.parallel.rank:
+            seed = int(np.random.SeedSequence((seed % (1 << 63), self.parallel.rank)).generate_state(1, np.uint32)[0])
+        return Modes(self.batch_norm, self.dropout, seed)
+
+    @property
+    def divided(self) -> bool:
+        """Whether several processes train together."""
+        return self.parallel is not None and self.parallel.size > 1
 
     @property
     def clipping(self) -> Clipping:
