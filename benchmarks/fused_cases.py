@@ -266,6 +266,27 @@ def linears() -> list[Case]:
                 {"transB": int(transposed)},
             ),
         ]
+    return found + few_bits()
+
+
+def few_bits() -> list[Case]:
+    """The gradient of products with weights of 4 bits, beside PyTorch's product with the weight in single precision."""
+    import torch
+
+    found = []
+    for rows, inputs, outputs in ((128, 1024, 1024), (512, 2048, 2048)):
+        block, blocks = 32, inputs // 32
+        integers = np.random.default_rng(0).integers(0, 256, (outputs, blocks, block // 2), np.uint8)
+        arrays = [normal(rows, outputs), integers, np.abs(normal(outputs, blocks))]
+
+        def product(dy: Any, integers: Any, scales: Any) -> Run:
+            parts = torch.stack([integers & 15, integers >> 4], dim=-1).flatten(2)
+            weight = ((parts.float() - 8) * scales[..., None]).flatten(1)
+            return lambda: dy @ weight
+
+        attributes = {"K": inputs, "N": outputs, "bits": 4, "block_size": block}
+        layer = f"{rows} x {outputs}, {inputs} inputs, 4 bits"
+        found.append(Case("MatMulNBitsGradient", layer, arrays, [(rows, inputs)], product, attributes, (1, 2)))
     return found
 
 

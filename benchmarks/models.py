@@ -127,7 +127,7 @@ class BenchmarkModel:
             )
 
 
-def _architecture(name: str, *arguments: Any, **keywords: Any) -> Callable[[], torch.nn.Module]:
+def architecture(name: str, *arguments: Any, **keywords: Any) -> Callable[[], torch.nn.Module]:
     """Builds a module of tests/zoo/architectures.py, which the tests and the benchmarks share."""
 
     def build() -> torch.nn.Module:
@@ -144,60 +144,61 @@ def _architecture(name: str, *arguments: Any, **keywords: Any) -> Callable[[], t
 def _mlp() -> torch.nn.Module:
     from torch import nn
 
-    return _architecture("Mlp", (784, 512, 512, 10), nn.ReLU)()
+    return architecture("Mlp", (784, 512, 512, 10), nn.ReLU)()
 
 
 _IMAGE = {"image": (3, 32, 32)}
-_TEXT = {"input_ids": (128,), "attention_mask": (128,)}
-_VOCABULARY = 30522
+TEXT = {"input_ids": (128,), "attention_mask": (128,)}
+VOCABULARY = 30522
 
 MODELS: dict[str, BenchmarkModel] = {
     model.name: model
     for model in (
         BenchmarkModel("mlp", "MLP 784-512-512-10", _mlp, {"image": (784,)}),
-        BenchmarkModel("lenet5", "LeNet-5, 28x28", _architecture("LeNet5"), {"image": (1, 28, 28)}),
-        BenchmarkModel("conv6", "six convolutions with strides, 32x32", _architecture("StridedConvNet"), _IMAGE),
-        BenchmarkModel("resnet18", "ResNet-18, 32x32", _architecture("ResNet"), _IMAGE),
-        BenchmarkModel("mobilenet_v2", "MobileNetV2, 32x32", _architecture("MobileNetV2"), _IMAGE),
+        BenchmarkModel("lenet5", "LeNet-5, 28x28", architecture("LeNet5"), {"image": (1, 28, 28)}),
+        BenchmarkModel("conv6", "six convolutions with strides, 32x32", architecture("StridedConvNet"), _IMAGE),
+        BenchmarkModel("resnet18", "ResNet-18, 32x32", architecture("ResNet"), _IMAGE),
+        BenchmarkModel("mobilenet_v2", "MobileNetV2, 32x32", architecture("MobileNetV2"), _IMAGE),
         BenchmarkModel(
             "bert_mini",
             "BERT-mini, 4 layers, 256 wide, sequences of 128",
-            _architecture("bert", vocabulary=_VOCABULARY),
-            _TEXT,
-            vocabulary=_VOCABULARY,
+            architecture("bert", vocabulary=VOCABULARY),
+            TEXT,
+            vocabulary=VOCABULARY,
         ),
         BenchmarkModel(
             "unet",
             "U-Net, two levels, 32 wide, 64x64",
-            _architecture("UNet", "transpose", channels=3, width=32, classes=10),
+            architecture("UNet", "transpose", channels=3, width=32, classes=10),
             {"image": (3, 64, 64)},
             labels=(64, 64),
         ),
         BenchmarkModel(
             "distilbert",
             "DistilBERT, 3 layers, 128 wide, sequences of 64",
-            _architecture("distilbert", vocabulary=5000, width=128, layers=3, length=64, classes=10),
+            architecture("distilbert", vocabulary=5000, width=128, layers=3, length=64, classes=10),
             {"input_ids": (64,), "attention_mask": (64,)},
             vocabulary=5000,
         ),
         BenchmarkModel(
             "gpt2",
             "GPT-2, 3 layers, 128 wide, sequences of 64",
-            _architecture("gpt2", vocabulary=1000, width=128, layers=3, length=64, tied=False),
+            architecture("gpt2", vocabulary=1000, width=128, layers=3, length=64, tied=False),
             {"input_ids": (64,), "attention_mask": (64,)},
             classes=1000,
             vocabulary=1000,
             labels=(64,),
         ),
-        BenchmarkModel("vit_tiny", "ViT-tiny, 12 layers, 192 wide, patch 4 on 32x32", _architecture("vit"), _IMAGE),
+        BenchmarkModel("vit_tiny", "ViT-tiny, 12 layers, 192 wide, patch 4 on 32x32", architecture("vit"), _IMAGE),
     )
 }
 
 
 def find_model(name: str) -> BenchmarkModel:
-    """A model of ``MODELS`` or of ``recurrent_models.py``."""
+    """A model of ``MODELS``, of ``real_models.py`` or of ``recurrent_models.py``."""
     if name in MODELS:
         return MODELS[name]
+    from real_models import REAL
     from recurrent_models import RECURRENT
 
-    return RECURRENT[name]
+    return (REAL | RECURRENT)[name]

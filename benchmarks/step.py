@@ -2,6 +2,7 @@
 
     python benchmarks/step.py --output build/benchmarks/step.md
     python benchmarks/step.py --models mlp,lenet5 --peers onnxtrain,torch --quick
+    python benchmarks/step.py --models bert_base,gpt2_small,vit_b16 --batch 8
     python benchmarks/step.py --peers onnxtrain,earlier --reference earlier --environment earlier=PYTHON
 
 Every peer runs in a process of its own with the same number of threads. The peers take turns in short rounds;
@@ -34,6 +35,7 @@ from harness import (
 )
 from models import MODELS, BenchmarkModel, find_model
 from peers import PEERS, Task
+from real_models import REAL
 
 REFERENCE = "torch"
 BATCHES = (8, 32)  # where the overhead of a step weighs, and where arithmetic does
@@ -68,7 +70,8 @@ def parse(
 ) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = ", ".join
-    parser.add_argument("--models", type=listed(known), default=list(known), help=names(known))
+    all_known = {**known, **REAL} if known is MODELS else known
+    parser.add_argument("--models", type=listed(all_known), default=list(known), help=names(all_known))
     parser.add_argument("--peers", type=listed(PEERS), default=list(peers), help=names(PEERS))
     parser.add_argument("--reference", choices=PEERS, default=REFERENCE, help=f"whom ratios are against ({REFERENCE})")
     parser.add_argument("--batch", type=lambda text: [int(part) for part in text.split(",")], help="batch sizes")

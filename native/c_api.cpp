@@ -13,10 +13,9 @@
 #include <thread>
 #include <vector>
 
+#include "exported.h"
 #include "optimizers/optimizers.h"
 #include "threads.h"
-
-#define ONNXTRAIN_API extern "C" __attribute__((visibility("default")))
 
 // One parameter with its gradient and states, all of `count` contiguous elements of one type.
 struct OnnxtrainTensors {

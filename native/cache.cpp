@@ -1,6 +1,8 @@
 #include "cache.h"
 
+#if !defined(_WIN32)
 #include <unistd.h>
+#endif
 
 #include <algorithm>
 #include <cstdlib>

@@ -91,6 +91,7 @@ inline constexpr int kStatusInvalidArgument = 2;
 
 inline constexpr int kTypeUndefined = 0;  // as an operator's input or output type: any
 inline constexpr int kTypeFloat = 1;
+inline constexpr int kTypeUint8 = 2;
 inline constexpr int kTypeInt32 = 6;
 inline constexpr int kTypeInt64 = 7;
 inline constexpr int kTypeBool = 9;

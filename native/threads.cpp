@@ -1,6 +1,8 @@
 #include "threads.h"
 
+#if !defined(_WIN32)
 #include <unistd.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -28,17 +30,26 @@ inline void pause() {
 #endif
 }
 
+// Windows has no fork: there a process is the same one for as long as the library is loaded.
+inline long this_process() {
+#if defined(_WIN32)
+  return 0;
+#else
+  return static_cast<long>(getpid());
+#endif
+}
+
 class Helpers {
  public:
   // Those of this process: a fork has none of its parent's threads, so that it starts with new ones.
   static Helpers& of_process() {
     static std::mutex guard;
     static Helpers* helpers = nullptr;
-    static pid_t owner = 0;
+    static long owner = 0;
     const std::lock_guard<std::mutex> lock(guard);
-    if (helpers == nullptr || owner != getpid()) {
+    if (helpers == nullptr || owner != this_process()) {
       helpers = new Helpers;  // never deleted: its threads live as long as the process
-      owner = getpid();
+      owner = this_process();
     }
     return *helpers;
   }

@@ -19,7 +19,9 @@ PUBLIC = {
     "Adagrad",
     "Adam",
     "AdamW",
+    "Group",
     "Lion",
+    "Lora",
     "RMSprop",
     "SGD",
     "Momentum",
@@ -40,6 +42,7 @@ PUBLIC = {
     "cut",
     "data",
     "kernels",
+    "layer_decay",
     "layers",
     "losses",
     "metrics",
@@ -118,12 +121,15 @@ FIT = {
     "metrics": (),
     "shuffle": True,
     "callbacks": (),
+    "progress": "auto",
     "checkpoint": None,
     "checkpoint_every": None,
     "keep": 3,
     "save_best": None,
     "resume": False,
     "change": (),
+    "run": None,
+    "prefetch": True,
 }
 
 RETURNS = {

@@ -67,6 +67,8 @@ std::string type_name(int type) {
       return "float";
     case ort::kTypeDouble:
       return "double";
+    case ort::kTypeUint8:
+      return "uint8";
     case ort::kTypeInt64:
       return "int64";
     case ort::kTypeBool:

@@ -8,9 +8,11 @@
 #include "attention/node.h"
 #include "convolution/node.h"
 #include "dropout/node.h"
+#include "exported.h"
 #include "gather/node.h"
 #include "normalization/node.h"
 #include "operators/fused_node.h"
+#include "optimizers/after_node.h"
 #include "optimizers/node.h"
 #include "pooling/node.h"
 #include "products/node.h"
@@ -165,6 +167,34 @@ OptimizerOperator* optimizer_operator(const OrtApi* api, const Optimizer& optimi
   return made;
 }
 
+// `After`: the number that is its first input, once all others are there; it reads none of them.
+Operator after_operator(const OrtApi* api) {
+  Operator op = {};
+  describe(op, api);
+  op.GetName = [](const OrtCustomOp*) { return "After"; };
+  op.CreateKernelV2 = [](const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo*, void** kernel) {
+    return named_status_of(api, "After", [&] { *kernel = new Kernel<AfterNode>{api, AfterNode()}; });
+  };
+  op.KernelComputeV2 = [](void* kernel, OrtKernelContext* context) {
+    const auto& instance = *static_cast<const Kernel<AfterNode>*>(kernel);
+    return named_status_of(instance.api, "After", [&] { instance.node.compute(Call(instance.api, context)); });
+  };
+  op.KernelDestroy = [](void* kernel) { delete static_cast<Kernel<AfterNode>*>(kernel); };
+  op.GetInputTypeCount = [](const OrtCustomOp*) { return std::size_t{2}; };
+  op.GetInputType = [](const OrtCustomOp*, std::size_t index) {
+    return index == 0 ? ort::kTypeFloat : ort::kTypeUndefined;
+  };
+  op.GetInputCharacteristic = [](const OrtCustomOp*, std::size_t index) {
+    return index == 0 ? ort::kRequired : ort::kVariadic;
+  };
+  op.GetVariadicInputMinArity = [](const OrtCustomOp*) { return 1; };
+  op.GetVariadicInputHomogeneity = [](const OrtCustomOp*) { return 0; };
+  op.GetOutputTypeCount = [](const OrtCustomOp*) { return std::size_t{1}; };
+  op.GetOutputType = [](const OrtCustomOp*, std::size_t) { return ort::kTypeFloat; };
+  op.GetOutputCharacteristic = [](const OrtCustomOp*, std::size_t) { return ort::kRequired; };
+  return op;
+}
+
 // Sessions keep pointers to domains and operators, so both live as long as the process.
 struct Domains {
   OrtCustomOpDomain* training = nullptr;
@@ -192,6 +222,7 @@ Domains create_domains(const OrtApi* api) {
   require(api, ort::CreateCustomOpDomain::call(api, kTrainingDomain, &domains.training));
   require(api, ort::CreateCustomOpDomain::call(api, kOwnDomain, &domains.own));
   add_optimizers(api, domains);
+  require(api, ort::CustomOpDomain_Add::call(api, domains.own, new Operator(after_operator(api))));
   add_operator<AttentionNode>(api, domains.own);
   add_operator<AttentionGradientNode>(api, domains.own);
   add_operator<BatchNormalizationGradientNode>(api, domains.own);
@@ -206,6 +237,7 @@ Domains create_domains(const OrtApi* api) {
   add_operator<LinearNode>(api, domains.own);
   add_operator<LinearWeightGradientNode>(api, domains.own);
   add_operator<LogSoftmaxGradientNode>(api, domains.own);
+  add_operator<MatMulNBitsGradientNode>(api, domains.own);
   add_operator<MaxPoolGradientNode>(api, domains.own);
   add_operator<RMSNormalizationGradientNode>(api, domains.own);
   add_operator<ReluGradientNode>(api, domains.own);
@@ -234,8 +266,7 @@ void add_to(OrtSessionOptions* options, const OrtApi* api) {
 }  // namespace
 }  // namespace onnxtrain
 
-extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(OrtSessionOptions* options,
-                                                                                 const OrtApiBase* base) {
+ONNXTRAIN_API OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) {
   const OrtApi* api = base->GetApi(onnxtrain::ort::kApiVersion);
   if (api != nullptr) {
     onnxtrain::use_version(api, base->GetVersionString());

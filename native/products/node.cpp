@@ -1,5 +1,7 @@
 #include "products/node.h"
 
+#include <utility>
+
 #include "operators/shapes.h"
 #include "products/products.h"
 #include "scratch.h"
@@ -69,6 +71,66 @@ void LinearWeightGradientNode::compute(const Call& call) const {
   void* db = with_bias_ ? call.output(1, {out}) : nullptr;
   linear_weight_gradient(type, {x.count, x.size, dy.size, transposed_}, inputs[0].data, inputs[1].data, dw, db,
                          call.parallel_for());
+}
+
+const Signature MatMulNBitsGradientNode::kSignature = {
+    "MatMulNBitsGradient",
+    {"dy", "integers", "scales", "packed_zeros", "zeros"},
+    3,
+    1,
+    {-1},
+    {},
+    {ort::kTypeUndefined, ort::kTypeUint8, ort::kTypeUndefined, ort::kTypeUint8}};
+
+MatMulNBitsGradientNode::MatMulNBitsGradientNode(const Attributes& attributes)
+    : inputs_(attributes.integer("K")),
+      outputs_(attributes.integer("N")),
+      bits_(attributes.integer("bits", 4)),
+      block_(attributes.integer("block_size")) {
+  for (const auto& [name, size] : {std::pair("K", inputs_), {"N", outputs_}}) {
+    if (size < 0) {
+      throw std::invalid_argument(std::string("attribute '") + name + "' is " + std::to_string(size) +
+                                  ": no size may be negative.");
+    }
+  }
+  if (bits_ != 2 && bits_ != 4 && bits_ != 8) {
+    throw std::invalid_argument("attribute 'bits' is " + std::to_string(bits_) + ": it must be 2, 4 or 8.");
+  }
+  if (block_ < 16 || (block_ & (block_ - 1)) != 0) {
+    throw std::invalid_argument("attribute 'block_size' is " + std::to_string(block_) +
+                                ": it must be a power of two from 16 on.");
+  }
+}
+
+void MatMulNBitsGradientNode::compute(const Call& call) const {
+  const Inputs inputs(kSignature, call);
+  const ElementType type = inputs.element_type(0);
+  const Rows dy(inputs, 0, "dy");
+  std::vector<std::int64_t> shape = inputs[0].shape;
+  shape.back() = outputs_;
+  inputs.require_shape(0, shape);
+  const std::int64_t blocks = inputs_ / block_ + (inputs_ % block_ != 0 ? 1 : 0);
+  inputs.require_shape(1, {outputs_, blocks, block_ / 8 * bits_});
+  inputs.require_same_type(2, 0);
+  inputs.require_shape(2, {outputs_, blocks});
+  PackedWeights weights = {};
+  weights.integers = static_cast<const std::uint8_t*>(inputs[1].data);
+  weights.scales = inputs[2].data;
+  if (inputs.has(3)) {
+    inputs.require_shape(3, {outputs_, (checked_product(blocks, bits_) + 7) / 8});
+    weights.packed_zeros = static_cast<const std::uint8_t*>(inputs[3].data);
+  }
+  if (inputs.has(4)) {
+    inputs.require_same_type(4, 0);
+    inputs.require_shape(4, {outputs_, blocks});
+    weights.zeros = inputs[4].data;
+  }
+  weights.bits = static_cast<std::size_t>(bits_);
+  weights.block = static_cast<std::size_t>(block_);
+  weights.rows = static_cast<std::size_t>(outputs_);
+  weights.columns = static_cast<std::size_t>(inputs_);
+  shape.back() = inputs_;
+  multiply_few_bits(type, dy.count, inputs[0].data, weights, call.output(0, shape), call.parallel_for());
 }
 
 }  // namespace onnxtrain

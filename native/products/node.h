@@ -31,4 +31,17 @@ class LinearWeightGradientNode final : public FusedNode {
   bool transposed_, with_bias_;
 };
 
+// dx [..., K] = dy [..., N] w for the packed weights [N, K] of ONNX Runtime's MatMulNBits. Attributes: K, N, bits (2, 4 or
+// 8), block_size. Zero points are packed, or numbers, or left out: then they are the middle of the integers.
+class MatMulNBitsGradientNode final : public FusedNode {
+ public:
+  static const Signature kSignature;
+
+  explicit MatMulNBitsGradientNode(const Attributes& attributes);
+  void compute(const Call& call) const override;
+
+ private:
+  std::int64_t inputs_, outputs_, bits_, block_;
+};
+
 }  // namespace onnxtrain

@@ -84,7 +84,8 @@ void multiply(const Product<T>& whole, const ParallelFor& parallel_for) {
     part.columns = begin_of(column_part + 1, cut.columns, whole.columns, kUnit) - column;
     if ((part.rows == 0 || part.columns == 0) && !sums) return;
     part.left.data += static_cast<std::ptrdiff_t>(row) * part.left.row;
-    part.right.data += static_cast<std::ptrdiff_t>(column) * part.right.column;
+    part.first_column = column;
+    if (part.few_bits == nullptr) part.right.data += static_cast<std::ptrdiff_t>(column) * part.right.column;
     part.target += static_cast<std::ptrdiff_t>(row) * part.target_row + static_cast<std::ptrdiff_t>(column);
     if (part.bias != nullptr) part.bias += column;
     part.left_sums = column_part == 0 && whole.left_sums != nullptr ? whole.left_sums + row : nullptr;
@@ -111,6 +112,22 @@ void linear_as(const Linear& sizes, const void* x, const void* w, const void* bi
   product.bias = static_cast<const T*>(bias);
   product.target = static_cast<T*>(y);
   product.target_row = outputs;
+  multiply(product, parallel_for);
+}
+
+template <typename T>
+void multiply_few_bits_as(std::size_t rows, const void* dy, const PackedWeights& w, void* dx,
+                          const ParallelFor& parallel_for) {
+  const FewBits<T> weights = {w.integers, static_cast<const T*>(w.scales), w.packed_zeros,
+                              static_cast<const T*>(w.zeros), w.bits, w.block, divided_up(w.columns, w.block)};
+  Product<T> product = {};
+  product.left = {static_cast<const T*>(dy), static_cast<std::ptrdiff_t>(w.rows), 1};
+  product.few_bits = &weights;
+  product.rows = rows;
+  product.columns = w.columns;
+  product.depth = w.rows;
+  product.target = static_cast<T*>(dx);
+  product.target_row = static_cast<std::ptrdiff_t>(w.columns);
   multiply(product, parallel_for);
 }
 
@@ -160,6 +177,11 @@ void weight_gradient(ElementType type, std::size_t rows, const Columns& left, co
                      void* left_sums, const ParallelFor& parallel_for) {
   (type == kFloat ? weight_gradient_as<float> : weight_gradient_as<double>)(rows, left, right, target, left_sums,
                                                                              parallel_for);
+}
+
+void multiply_few_bits(ElementType type, std::size_t rows, const void* dy, const PackedWeights& w, void* dx,
+                       const ParallelFor& parallel_for) {
+  (type == kFloat ? multiply_few_bits_as<float> : multiply_few_bits_as<double>)(rows, dy, w, dx, parallel_for);
 }
 
 void linear(ElementType type, const Linear& sizes, const void* x, const void* w, const void* bias, void* y,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "kernels/kernel_table.h"
 #include "parallel.h"
@@ -18,6 +19,19 @@ struct Linear {
 // y = x w + bias (null: none).
 void linear(ElementType type, const Linear& sizes, const void* x, const void* w, const void* bias, void* y,
             const ParallelFor& parallel_for);
+
+// Weights of a few bits, as `FewBits` has them, whose numbers are of the product's element type.
+struct PackedWeights {
+  const std::uint8_t* integers;
+  const void* scales;
+  const std::uint8_t* packed_zeros;
+  const void* zeros;
+  std::size_t bits, block, rows, columns;
+};
+
+// dx [rows of dy, columns of w] = dy w; what is read of the weights becomes numbers part by part.
+void multiply_few_bits(ElementType type, std::size_t rows, const void* dy, const PackedWeights& w, void* dx,
+                       const ParallelFor& parallel_for);
 
 // dw = xᵀ dy, in the order of w, and dbias (null: not wanted) = the sum of dy over its rows.
 void linear_weight_gradient(ElementType type, const Linear& sizes, const void* dy, const void* x, void* dw,

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "kernels/by_type.h"
 
@@ -30,11 +31,26 @@ struct Packing {
   const std::size_t* places = nullptr;  // of a column's elements in a panel: [depth], or null for their order
 };
 
+// A matrix of integers of a few bits, [rows][blocks][block], of which `block` side by side share a scale and a zero point:
+// an element is (integer - zero) * scale. The integers of a block begin with a byte, those of a byte with its lowest bits;
+// the last block of a row may reach beyond the matrix.
+template <typename T>
+struct FewBits {
+  const std::uint8_t* integers;
+  const T* scales;  // [rows][blocks]
+  // Zero points: packed like the integers, rows beginning with a byte; or numbers; or, where both are null, the middle.
+  const std::uint8_t* packed_zeros;
+  const T* zeros;  // [rows][blocks]
+  std::size_t bits, block, blocks;
+};
+
 // A part of a product: target[row, column] = bias[column] + sum over the depth of left[row, depth] *
 // right[depth, column].
 template <typename T>
 struct Product {
   Strided<T> left, right;
+  const FewBits<T>* few_bits;  // takes the place of the right matrix, from column `first_column` on; null: none
+  std::size_t first_column;
   const T* right_end;  // behind the last element of the whole matrix
   std::size_t rows, columns, depth;
   const T* bias;  // null: zero

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from onnxtrain import losses as losses
     from onnxtrain import metrics as metrics
     from onnxtrain import schedules as schedules
+    from onnxtrain.adapters.lora import Lora
     from onnxtrain.autodiff import no_gradient, register_gradient, unregister_gradient
     from onnxtrain.edit.append import append
     from onnxtrain.edit.cut import cut
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
     from onnxtrain.runtime.session import TrainingSession
     from onnxtrain.training.forward import evaluate, predict
     from onnxtrain.training.gradient import gradient
+    from onnxtrain.training.groups import Group
     from onnxtrain.training.inspection import inspect
+    from onnxtrain.training.layer_decay import layer_decay
     from onnxtrain.training.trainer import Trainer
     from onnxtrain.training.training_model import training_model
 
@@ -42,8 +45,10 @@ _HOMES = {
     "Adagrad": "onnxtrain.operators",
     "Adam": "onnxtrain.operators",
     "AdamW": "onnxtrain.operators",
+    "Group": "onnxtrain.training.groups",
     "Momentum": "onnxtrain.operators",
     "Lion": "onnxtrain.operators",
+    "Lora": "onnxtrain.adapters.lora",
     "RMSprop": "onnxtrain.operators",
     "SGD": "onnxtrain.operators",
     "SSGD": "onnxtrain.operators",
@@ -57,6 +62,7 @@ _HOMES = {
     "evaluate": "onnxtrain.training.forward",
     "gradient": "onnxtrain.training.gradient",
     "inspect": "onnxtrain.training.inspection",
+    "layer_decay": "onnxtrain.training.layer_decay",
     "lower": "onnxtrain.lowering.lower",
     "no_gradient": "onnxtrain.autodiff",
     "predict": "onnxtrain.training.forward",
@@ -67,8 +73,8 @@ _HOMES = {
     "unregister_gradient": "onnxtrain.autodiff",
 }
 _MODULES = frozenset(
-    {"backend", "callbacks", "data", "errors", "examples", "kernels", "layers", "losses", "metrics", "operators"}
-    | {"parallel", "pruning", "schedules", "sklearn", "testing"}
+    {"backend", "callbacks", "data", "errors", "examples", "flower", "kernels", "layers", "losses", "metrics"}
+    | {"operators", "parallel", "pruning", "schedules", "sklearn", "testing"}
 )
 
 __all__ = [
@@ -77,7 +83,9 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdamW",
+    "Group",
     "Lion",
+    "Lora",
     "Momentum",
     "RMSprop",
     "RuntimeOptions",
@@ -96,6 +104,7 @@ __all__ = [
     "gradient",
     "inspect",
     "kernels",
+    "layer_decay",
     "layers",
     "losses",
     "lower",

@@ -158,6 +158,7 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]
             batch_size=self.batch_size,
             schedule=self.schedule,
             shuffle=self.shuffle,
+            progress=False,
         )
 
     def _outputs(self, X: Any) -> np.ndarray:

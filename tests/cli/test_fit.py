@@ -113,7 +113,7 @@ def test_plain_lines_where_nobody_watches(files, success):
 def test_a_bar_on_a_terminal(files, success, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setattr("onnxtrain.cli.progress._REFRESH", 0.0)
+    monkeypatch.setattr("onnxtrain.training.progress.Bar.interval", 0.0)
     out = success(*FIT, "--epochs", "2").out
     assert "━" in out
     assert re.search(r"epoch 2/2 .*loss [\d.]+  [\d,]+ examples/s", out)
@@ -136,7 +136,7 @@ def test_holds_a_fraction_out(files, success):
 def test_history_as_json(files, success):
     success(*FIT, "--epochs", "2", "--history", "rows.json")
     rows = json.loads((files / "rows.json").read_text())
-    assert [row["epoch"] for row in rows] == [0, 1]
+    assert [row["epoch"] for row in rows] == [1, 2]
     assert {"loss", "learning_rate", "step"} <= set(rows[0])
 
 

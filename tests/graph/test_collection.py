@@ -13,11 +13,15 @@ def _as_before():
 
 
 def test_nothing_is_collected_inside_also_after_an_error():
-    with pytest.raises(ValueError, match="inside"), collection_paused():
+    def fail():
         with collection_paused():
+            with collection_paused():
+                assert not gc.isenabled()
             assert not gc.isenabled()
-        assert not gc.isenabled()
-        raise ValueError("inside")
+            raise ValueError("inside")
+
+    with pytest.raises(ValueError, match="inside"):
+        fail()
     assert gc.isenabled()
 
 

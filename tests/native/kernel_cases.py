@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import attention_reference
+import few_bits_reference
 import gradient_reference
 import numpy as np
 from convolution_reference import Convolution
@@ -376,6 +377,34 @@ def linear(rng: np.random.Generator) -> Case:
     return Case("Linear", feeds, {"transB": transposed}, expected=None if huge else expected)
 
 
+def few_bits(rng: np.random.Generator) -> Case:
+    """The gradient of a product with a weight of a few bits; some attributes do not fit."""
+    dtype, bits, block = _element_type(rng), pick(rng, 2, 4, 8), pick(rng, 16, 32, 64)
+    rows, inputs, outputs = some(rng, 0 if rng.random() < 0.2 else 1, 70, 3)
+    blocks = -(-inputs // block)
+    integers = rng.integers(0, 256, (outputs, blocks, block * bits // 8), np.uint8)
+    dy, scales = floating(rng, (rows, outputs), dtype), floating(rng, (outputs, blocks), dtype)
+    feeds: dict[str, np.ndarray | None] = {"dy": dy, "integers": integers, "scales": scales}
+    kind = pick(rng, "middle", "packed", "numbers")
+    points = np.full((outputs, blocks), 2.0 ** (bits - 1))
+    if kind == "packed":
+        zeros = rng.integers(0, 256, (outputs, -(-blocks * bits // 8)), np.uint8)
+        feeds["packed_zeros"] = zeros
+        points = few_bits_reference.unpacked(zeros, bits)[:, :blocks]
+    elif kind == "numbers":
+        points = floating(rng, (outputs, blocks), dtype)
+        feeds |= {"packed_zeros": None, "zeros": points}
+    attributes = {"K": inputs, "N": outputs, "bits": bits, "block_size": block}
+    if rng.random() < 0.2:
+        attributes[pick(rng, *attributes)] = pick(rng, *EXTREMES)
+        return Case("MatMulNBitsGradient", feeds, attributes)
+
+    def expected() -> list[np.ndarray]:
+        return [dy.astype(np.float64) @ few_bits_reference.weight(integers, scales, points, bits, inputs)]
+
+    return Case("MatMulNBitsGradient", feeds, attributes, expected=expected)
+
+
 def recurrent(rng: np.random.Generator) -> Case:
     """A recurrent operator or its gradient; some shapes, lengths and attributes do not fit."""
     operator, dtype = pick(rng, "LSTM", "GRU", "RNN"), _element_type(rng)
@@ -466,8 +495,8 @@ def optimizer(rng: np.random.Generator) -> Case:
 
 DRAWS: tuple[Callable[[np.random.Generator], Case], ...] = (
     convolution, convolution, convolution, max_pool, max_pool_same, gather, softmax, cross_entropy, elementwise,
-    normalization, batch_normalization, attention, attention_gradient, wide_attention, linear, optimizer, recurrent,
-    recurrent,
+    normalization, batch_normalization, attention, attention_gradient, wide_attention, linear, few_bits, optimizer,
+    recurrent, recurrent,
 )  # fmt: skip
 
 

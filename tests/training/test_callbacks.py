@@ -18,12 +18,12 @@ from onnxtrain.training.callbacks import (
 )
 
 
-def run(callback, values, name="validation_loss", first_epoch=0, weights=None):
+def run(callback, values, name="validation_loss", first_epoch=1, weights=None):
     """Play epochs with these values of one metric; return the state at the end."""
     state = TrainingState(epoch=first_epoch, weights={} if weights is None else weights)
     callback.on_fit_begin(state)
     for epoch, value in enumerate(values, first_epoch):
-        state.epoch, state.step, state.loss, state.learning_rate = epoch, 10 * (epoch + 1), value / 2, 0.1
+        state.epoch, state.step, state.loss, state.learning_rate = epoch, 10 * epoch, value / 2, 0.1
         state.metrics = {name: value}
         callback.on_epoch_end(state)
         if state.stop:
@@ -36,9 +36,9 @@ def test_stops_after_patience_epochs_without_improvement():
     stopping = EarlyStopping(patience=2)
     state = run(stopping, [3.0, 2.0, 2.5, 2.0, 1.0])
     assert state.stop
-    assert state.epoch == 3
+    assert state.epoch == 4
     assert state.stop_reason == "validation_loss has not improved for 2 epochs (best 2 in epoch 2)"  # as people count
-    assert (stopping.best, stopping.best_epoch) == (2.0, 1)
+    assert (stopping.best, stopping.best_epoch) == (2.0, 2)
 
 
 def test_an_improvement_starts_the_count_again():
@@ -101,8 +101,8 @@ def test_a_resumed_early_stopping_goes_on_counting():
     run(first, [1.0, 2.0, 2.0])
     second = EarlyStopping(patience=3)
     second.resume(json.loads(json.dumps(first.record())))
-    state = run(second, [2.0, 2.0], first_epoch=3)
-    assert (state.stop, state.epoch) == (True, 3)
+    state = run(second, [2.0, 2.0], first_epoch=4)
+    assert (state.stop, state.epoch) == (True, 4)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_history_rows_and_files(tmp_path):
     history = History()
     run(history, [4.0, math.nan])
     assert history.rows[0] == {
-        "epoch": 0,
+        "epoch": 1,
         "step": 10,
         "loss": 2.0,
         "learning_rate": 0.1,
@@ -187,15 +187,15 @@ def test_history_rows_and_files(tmp_path):
 def test_csv_log_is_complete_after_every_epoch(tmp_path):
     path = tmp_path / "log.csv"
     logger = CsvLogger(path)
-    state = TrainingState(loss=0.5, learning_rate=0.1)
+    state = TrainingState(epoch=1, loss=0.5, learning_rate=0.1)
     logger.on_fit_begin(state)
     assert path.read_text() == ""
     logger.on_epoch_end(state)
-    assert path.read_text() == "epoch,step,loss,learning_rate\n0,0,0.5,0.1\n"
-    state.epoch, state.metrics = 1, {"accuracy": 0.9}
+    assert path.read_text() == "epoch,step,loss,learning_rate\n1,0,0.5,0.1\n"
+    state.epoch, state.metrics = 2, {"accuracy": 0.9}
     logger.on_epoch_end(state)
     lines = path.read_text().splitlines()
-    assert lines == ["epoch,step,loss,learning_rate,accuracy", "0,0,0.5,0.1,", "1,0,0.5,0.1,0.9"]
+    assert lines == ["epoch,step,loss,learning_rate,accuracy", "1,0,0.5,0.1,", "2,0,0.5,0.1,0.9"]
     assert [entry.name for entry in tmp_path.iterdir()] == ["log.csv"]
     resumed = CsvLogger(path)
     resumed.resume(logger.record())

@@ -70,6 +70,7 @@ def test_training_on_a_file_equals_training_on_its_arrays(tmp_path):
         {"delimiter": "|"},
         {"encoding": "utf-8-sig"},
         {"encoding": "utf-16"},
+        {"encoding": "utf-32"},
         {"encoding": "latin-1"},
         {"lineterminator": "\n\n"},
         {"quoting": csv.QUOTE_ALL},
@@ -188,6 +189,14 @@ def test_bad_files(tmp_path, content, message):
     path = tmp_path / "d.csv"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(DataError, match=message):
+        trainer().fit(path, target="y")
+
+
+@pytest.mark.parametrize("content", [b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "a,b,c,d,y\n1,2,3,4,0\n".encode("utf-16-le")])
+def test_files_that_are_no_text(tmp_path, content):
+    path = tmp_path / "d.csv"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"holds bytes of value 0, so it is no text in UTF-8; .* name it: .*utf-16-le"):
         trainer().fit(path, target="y")
 
 

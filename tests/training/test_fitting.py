@@ -164,7 +164,7 @@ def test_callbacks_see_every_step_and_epoch() -> None:
             seen.append("done")
 
     trainer().fit(data(20), epochs=2, batch_size=16, callbacks=[Recorder()])
-    steps = ["fit", "epoch 0", "step 1", "step 2", "end 0", "epoch 1", "step 3", "step 4", "end 1", "done"]
+    steps = ["fit", "epoch 1", "step 1", "step 2", "end 1", "epoch 2", "step 3", "step 4", "end 2", "done"]
     assert seen == steps
 
 

@@ -9,10 +9,9 @@ from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.training import report
 
 ROWS = [
-    {"epoch": e, "step": 10 * (e + 1), "learning_rate": 0.1, "loss": 2.0 / (e + 1), "validation_loss": 2.5 / (e + 1)}
-    for e in range(6)
+    {"epoch": e, "step": 10 * e, "learning_rate": 0.1, "loss": 2.0 / e, "validation_loss": 2.5 / e} for e in range(1, 7)
 ]
-MEASURED = [row | {"validation_accuracy": 0.1 * row["epoch"]} for row in ROWS]
+MEASURED = [row | {"validation_accuracy": 0.1 * (row["epoch"] - 1)} for row in ROWS]
 
 
 @pytest.fixture(autouse=True)
@@ -47,15 +46,15 @@ def test_one_panel_without_metrics():
 
 @pytest.mark.parametrize(("factor", "scale"), [(10, "linear"), (1000, "log")])
 def test_a_loss_that_falls_far_is_drawn_on_a_logarithmic_axis(factor, scale):
-    rows = [{"epoch": 0, "loss": 1.0}, {"epoch": 1, "loss": 1.0 / factor}]
+    rows = [{"epoch": 1, "loss": 1.0}, {"epoch": 2, "loss": 1.0 / factor}]
     assert report.draw(rows).axes[0].get_yscale() == scale
 
 
 def test_survives_one_epoch_and_nan(tmp_path):
-    report.save_curve([{"epoch": 0, "loss": 1.0}], tmp_path / "one.png")
-    report.save_curve([{"epoch": 0, "loss": 1.0}, {"epoch": 1, "loss": math.nan}], tmp_path / "nan.png")
-    assert "nan" not in report.text_curve([{"epoch": 0, "loss": 1.0}, {"epoch": 1, "loss": math.nan}])
-    assert report.text_curve([{"epoch": 0, "loss": math.nan}])
+    report.save_curve([{"epoch": 1, "loss": 1.0}], tmp_path / "one.png")
+    report.save_curve([{"epoch": 1, "loss": 1.0}, {"epoch": 2, "loss": math.nan}], tmp_path / "nan.png")
+    assert "nan" not in report.text_curve([{"epoch": 1, "loss": 1.0}, {"epoch": 2, "loss": math.nan}])
+    assert report.text_curve([{"epoch": 1, "loss": math.nan}])
 
 
 def test_text_curve_goes_from_the_first_to_the_last_value():

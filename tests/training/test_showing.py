@@ -1,5 +1,7 @@
 """What a trainer, its parameters and a history show of themselves."""
 
+import html
+
 import numpy as np
 import onnx
 
@@ -25,6 +27,17 @@ def test_parameters_are_a_table():
     assert len(lines) == 1 + len(parameters)
     assert all(name in line and "float32" in line for name, line in zip(parameters, lines[1:], strict=True))
     assert parameters._repr_html_().count("<tr>") == 1 + len(parameters)
+
+
+def test_a_trainer_shows_what_matters_in_a_notebook():
+    model = examples.small_resnet()
+    trainer = onnxtrain.Trainer(model, loss="cross_entropy", optimizer="sgd(lr=0.5)")
+    assert trainer.hints
+    shown = trainer._repr_html_()
+    trained = sum(array.size for array in trainer.parameters.values())
+    for part in ("image float32 (batch, ", "softmax_cross_entropy", "SGD(", "0.5", f"{trained:,} elements in "):
+        assert part in shown, part
+    assert all(html.escape(hint) in shown for hint in trainer.hints)
 
 
 def test_a_history_counts_epochs_from_one():

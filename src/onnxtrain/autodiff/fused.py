@@ -32,19 +32,20 @@ class FusedOperator:
     Attributes:
         name: Its name.
         domain: Its domain: ``onnxtrain``, or that of ONNX Runtime's own operators, whose kernels it has itself.
-        has_kernel: Whether the kernel can run a node, beyond float and double being the only types it has.
+        has_kernel: Whether the kernel can run a node, beyond float and double being the only types it has; ``None``
+            for an operator without a kernel, whose body always takes its place.
     """
 
     name: str
     domain: str
-    has_kernel: Callable[[ir.Node], bool]
+    has_kernel: Callable[[ir.Node], bool] | None
 
 
 _operators: dict[tuple[str, str], FusedOperator] = {}
 
 
 def register_fused(
-    name: str, *, domain: str = ONNXTRAIN_DOMAIN, has_kernel: Callable[[ir.Node], bool] = lambda node: True
+    name: str, *, domain: str = ONNXTRAIN_DOMAIN, has_kernel: Callable[[ir.Node], bool] | None = lambda node: True
 ) -> Callable[[Body], Body]:
     """Register the body of an operator that has a native kernel, too.
 
@@ -54,7 +55,8 @@ def register_fused(
     Args:
         name: The operator's name.
         domain: Its domain.
-        has_kernel: Which nodes the kernel can run, where it is not all of type float or double.
+        has_kernel: Which nodes the kernel can run, where it is not all of type float or double; ``None`` where there
+            is no kernel.
     """
     _operators[domain, name] = FusedOperator(name, domain, has_kernel)
     return register_body(name, domain=domain)
@@ -63,7 +65,7 @@ def register_fused(
 def fused_operators() -> list[FusedOperator]:
     """All operators with a native kernel of this project that gradient rules, and passes over a model, emit."""
     find_registered_body("", ONNXTRAIN_DOMAIN)  # loads the rules
-    return [operator for operator in _operators.values() if operator.domain == ONNXTRAIN_DOMAIN]
+    return [one for one in _operators.values() if one.domain == ONNXTRAIN_DOMAIN and one.has_kernel is not None]
 
 
 def emit(
@@ -94,6 +96,6 @@ def find_fused(node: ir.Node) -> FusedOperator | None:
 
 def has_kernel(node: ir.Node) -> bool:
     """Whether a native kernel can run a node of a fused operator."""
-    operator = _operators[node.domain, node.op_type]
+    runs = _operators[node.domain, node.op_type].has_kernel
     floating = [value.dtype for value in node.inputs if value is not None and is_float(value)]
-    return all(dtype in KERNEL_TYPES for dtype in floating) and operator.has_kernel(node)
+    return runs is not None and all(dtype in KERNEL_TYPES for dtype in floating) and runs(node)

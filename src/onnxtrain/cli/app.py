@@ -15,14 +15,16 @@ from rich.text import Text
 
 import onnxtrain
 from onnxtrain.cli import wording
+from onnxtrain.cli.configuration import remember, with_file
 from onnxtrain.cli.interruption import interrupted
 from onnxtrain.cli.launching import LOST, after_error, one_voice
 from onnxtrain.cli.notices import notices
 from onnxtrain.cli.streams import quiet_streams
-from onnxtrain.cli.terminal import console, visible
+from onnxtrain.cli.terminal import console
 from onnxtrain.errors import OnnxTrainError, OptionError, ParallelError
+from onnxtrain.report.visible import visible
 
-COMMANDS = ("fit", "prune", "evaluate", "predict", "inspect", "doctor", "export", "import-states", "demo")
+COMMANDS = ("fit", "prune", "evaluate", "predict", "inspect", "doctor", "export", "import-states", "runs", "demo")
 """Each is a module of this package, with underscores for hyphens, that has a function ``command``, its ``HELP`` and its
 ``EXAMPLES``.
 
@@ -79,7 +81,9 @@ def run(tokens: Sequence[str]) -> int:
 def _attempt(tokens: Sequence[str]) -> int:
     try:
         _check_not_empty(tokens)
-        result = build()(tokens, exit_on_error=False, print_error=False)
+        remember(tokens)
+        app, tokens = with_file(build(), tokens)
+        result = app(tokens, exit_on_error=False, print_error=False)
         return result if isinstance(result, int) else 0
     except (Exception, KeyboardInterrupt) as error:
         if "--debug" in tokens:

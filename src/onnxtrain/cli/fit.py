@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from onnxtrain.cli import flags, paths
-from onnxtrain.cli.flags import COURSE, DATA, RESULTS, RUNNING, SWITCH, TRAINED, OptimizerSettings, Training
+from onnxtrain.cli.configuration import Config, as_toml, command_line
+from onnxtrain.cli.flags import (
+    COURSE,
+    DATA,
+    RESULTS,
+    RUNNING,
+    SWITCH,
+    TRAINED,
+    OptimizerFlags,
+    OptimizerSettings,
+    Training,
+)
 from onnxtrain.cli.streams import unattended
 from onnxtrain.cli.wording import in_flags
 from onnxtrain.errors import DataError, OptionError, TrainingHint
@@ -22,6 +33,7 @@ if TYPE_CHECKING:
 
     from onnxtrain.parallel.communicator import Communicator
     from onnxtrain.training.callbacks import Callback
+    from onnxtrain.training.run_folder import RunFolder
     from onnxtrain.training.trainer import Trainer
 
 HELP = "Train a model on data; the result differs from it in the trained weights and in nothing else."
@@ -48,6 +60,11 @@ Examples
     onnxtrain fit model.onnx --data train.npz --loss mean_squared_error \\
         --optimizer momentum --mode nesterov --learning-rate 0.1 \\
         --schedule 'warmup(100)+cosine' --checkpoint checkpoints --resume
+
+  Everything in one folder, and the same again, bit for bit:
+    onnxtrain fit model.onnx --data train.npz --loss softmax_cross_entropy \\
+        --run runs/first
+    onnxtrain fit --config runs/first/config.toml --run runs/again
 
   Longer than planned at first; the terminal may be closed meanwhile:
     onnxtrain fit model.onnx --data train.npz --loss mean_squared_error \\
@@ -113,6 +130,14 @@ class Results:
         None
     )
     history: Annotated[Path | None, Parameter(metavar="FILE", help="One row per epoch, as .json or .csv.")] = None
+    run: Annotated[
+        Path | None,
+        Parameter(
+            metavar="FOLDER",
+            help="Write metrics.csv, curves.svg, report.html and config.toml there, and the model where --output does "
+            "not say otherwise.",
+        ),
+    ] = None
 
 
 @Parameter(name="*", group=RUNNING)
@@ -187,9 +212,11 @@ def command(
     threads: flags.Threads = None,
     together: Together = Together(),
     quiet: Annotated[bool, SWITCH, Parameter(group=RUNNING, help="Print the results only.")] = False,
+    config: Config = None,
     debug: flags.Debug = False,
 ) -> int:
     """Run ``onnxtrain fit``; the flags are described where they are declared."""
+    arguments = dict(locals())
     from onnxtrain.cli.progress import Progress
     from onnxtrain.training.trainer import Trainer
 
@@ -197,7 +224,9 @@ def command(
         return together.launch(course.checkpoint)
     parallel = together.communicator()
     root = parallel is None or parallel.rank == 0
-    output = paths.output_of(model, results.output, f"{model.stem}-trained.onnx", in_place=results.in_place)
+    folder = results.run
+    default = f"{model.stem}-trained.onnx" if folder is None else str(folder / "model.onnx")
+    output = paths.output_of(model, results.output, default, in_place=results.in_place)
     _check_paths(results, course, output, validated=validation is not None, root=root)
     paths.check_paths(
         {
@@ -209,6 +238,7 @@ def command(
             "--output": paths.output(output, is_model=True),
             "--curve": paths.output(results.curve),
             "--history": paths.output(results.history),
+            "--run": paths.Given(folder, written=True, files=paths.RUN_FILES),
         },
         in_place=results.in_place,
     )
@@ -223,7 +253,8 @@ def command(
             parallel=parallel,
             **training.arguments(),
         )
-    if root:
+    run = None if folder is None else _run_folder(folder, model, arguments, settings, resume=course.resume)
+    if root and (output.parent.is_dir() or folder is None):  # else the run makes it
         trainer.file.check_writable(output)
     held_out = _validation(validation)
     progress = Progress(trainer, name=model.name, quiet=quiet)
@@ -243,6 +274,7 @@ def command(
             keep=course.keep,
             resume=course.resume,
             change=",".join(course.change or ()),
+            run=run,
         )
     if not root:
         return 0
@@ -253,8 +285,25 @@ def command(
         progress.written("history", results.history)
     if results.curve is not None:
         progress.curve(history.rows, results.curve, title=model.name)
+    if run is not None:
+        progress.written("report", run.report)
     progress.summary(history.rows)
     return 0
+
+
+def _run_folder(
+    path: Path, model: Path, arguments: Mapping[str, Any], settings: OptimizerFlags, *, resume: bool
+) -> RunFolder:
+    """The folder of a run, which keeps all that would repeat it: every flag, also those left at their defaults."""
+    from onnxtrain.training.run_folder import RunFolder
+
+    optimizer = settings.build()
+    known = {"learning_rate": optimizer.learning_rate, **optimizer.node_attributes()}
+    resolved = {name: value for name, value in known.items() if hasattr(settings, name)}
+    text = as_toml({**arguments, **resolved})
+    folder = RunFolder(path, title=model.name, command=command_line(), settings=text)
+    folder.check(resume=resume)
+    return folder
 
 
 def _with_head(model: Path, classes: int | None, output: str | None, seed: int) -> Path | ModelProto:
@@ -273,7 +322,8 @@ def _check_paths(results: Results, course: Course, output: Path, *, validated: b
     if not root:  # which writes nothing
         return
     for path in (output, results.curve, results.history):
-        if path is not None:
+        in_run = results.run is not None and path is not None and path.parent == results.run
+        if path is not None and not (in_run and not path.parent.exists()):  # the run makes its folder
             check_writable(path)
     if course.checkpoint:
         folder = Path(course.checkpoint)

@@ -10,14 +10,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextvars import ContextVar
 from pathlib import Path
 
+from onnxtrain.cli.configuration import given_tokens
 from onnxtrain.errors import OptionError
 from onnxtrain.parallel.mpi import environment_rank, tell_ranks
-
-arguments: ContextVar[Sequence[str]] = ContextVar("arguments", default=())
-"""What follows ``onnxtrain`` in the command that runs."""
 
 LOST = 3
 """Exit code: a process of several was lost, or does not answer."""
@@ -36,15 +33,11 @@ def _is_silent(tokens: Sequence[str]) -> bool:
 @contextlib.contextmanager
 def one_voice(tokens: Sequence[str]) -> Iterator[None]:
     """Let only rank 0 print, where the command is one of several processes."""
-    reset = arguments.set(tuple(tokens))
-    try:
-        if not _is_silent(tokens):
-            yield
-            return
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        arguments.reset(reset)
+    if not _is_silent(tokens):
+        yield
+        return
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
 
 
 def after_error(tokens: Sequence[str], error: BaseException) -> None:
@@ -77,7 +70,7 @@ def launch(processes: int, restarts: int, *, checkpoint: str | None) -> int:
     mpiexec = shutil.which("mpiexec", path=places)
     if mpiexec is None:
         raise OptionError("--processes needs mpiexec, which is not there; install an MPI, such as pip install mpich.")
-    tokens = _without(arguments.get(), "--processes", "--restarts")
+    tokens = _without(given_tokens(), "--processes", "--restarts")
     for start in range(restarts + 1):
         again = ["--resume"] if start and "--resume" not in tokens else []
         code = subprocess.run(

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import onnxtrain
-from onnxtrain.cli.terminal import visible
 from onnxtrain.cli.wording import in_flags
 from onnxtrain.errors import TrainingHint
+from onnxtrain.report.visible import visible
 
 _OURS = str(Path(onnxtrain.__file__).parent) + os.sep
 

@@ -14,6 +14,9 @@ from onnxtrain.model.references import data_files_of
 MODEL = "MODEL"
 """What messages call the model, which has no flag."""
 
+RUN_FILES = ("metrics.csv", "curves.svg", "report.html", "run.json", "config.toml")
+"""What ``--run`` writes into its folder."""
+
 Key = tuple[int, int] | str
 """Tells files apart: device and inode, for a file that is not there yet the path behind all links."""
 

@@ -1,30 +1,25 @@
-"""What a training shows: a bar for those who watch, a line per epoch, the results at the end."""
+"""What a training on the command line shows: what is trained, its progress, the results at the end."""
 
 from __future__ import annotations
 
 import math
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
 from onnxtrain.cli import terminal
 from onnxtrain.cli.wording import in_flags
-from onnxtrain.training.callbacks import Callback, EarlyStopping, TrainingState
+from onnxtrain.training import progress
+from onnxtrain.training.callbacks import EarlyStopping, TrainingState
 
 if TYPE_CHECKING:
     from onnxtrain.training.trainer import Trainer
 
-_REFRESH = 0.1
-"""Seconds between two looks at the bar."""
 
-
-class Progress(Callback):
+class Progress(progress.Progress):
     """Shows a training on the terminal.
 
     Args:
@@ -34,38 +29,24 @@ class Progress(Callback):
     """
 
     def __init__(self, trainer: Trainer, *, name: str, quiet: bool = False) -> None:
+        self._console = terminal.console()
         self._trainer = trainer
         self._name = name
         self._quiet = quiet
-        self._console = terminal.console()
-        self._bar: Bar | None = None
-        self._began = self._epoch_began = self._looked = 0.0
-        self._seconds = 0.0
-        self._total = 0.0
-        self._steps = self._epoch_examples = self._examples = 0
         self._stop_reason: str | None = None
         self._written: dict[str, str] = {}
+        super().__init__(self._found_display())
+
+    def _found_display(self) -> progress.Display:
+        if self._quiet:
+            return progress.Display()
+        return progress.Bar(self._console) if self._console.is_terminal else progress.Lines(self._console.print)
 
     def on_fit_begin(self, state: TrainingState) -> None:
         """Say what is trained, and put up the bar."""
-        self._began = time.perf_counter()
-        if self._quiet:
-            return
-        self._introduce()
-        if self._console.is_terminal:
-            self._bar = Bar(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=None),
-                TextColumn("{task.fields[status]}"),
-                TimeRemainingColumn(compact=True),
-                console=self._console,
-                transient=True,
-                expand=True,
-            )
-            steps = state.steps_per_epoch
-            total = None if steps is None or state.epochs is None else steps * state.epochs
-            self._bar.add_task("", total=total, completed=state.step, status="")
-            self._bar.start()
+        if not self._quiet:
+            self._introduce()
+        super().on_fit_begin(state)
 
     def _introduce(self) -> None:
         trainer = self._trainer
@@ -78,50 +59,13 @@ class Progress(Callback):
         for hint in trainer.hints:
             self._console.print(Text.assemble(("hint: ", "yellow"), in_flags(hint)))
 
-    def on_epoch_begin(self, state: TrainingState) -> None:
-        """Start counting."""
-        self._epoch_began = time.perf_counter()
-        self._total, self._steps, self._epoch_examples = 0.0, 0, 0
-
-    def on_step_end(self, state: TrainingState) -> None:
-        """Move the bar, at most ten times a second."""
-        self._total += state.loss
-        self._steps += 1
-        self._epoch_examples += state.batch_size
-        now = time.perf_counter()
-        if self._bar is not None and now - self._looked > _REFRESH:
-            self._looked = now
-            speed = self._epoch_examples / (now - self._epoch_began)
-            self._bar.update(
-                self._bar.task_ids[0],
-                completed=state.step,
-                description=_epoch(state),
-                status=f"loss {terminal.number(self._total / self._steps)}  {terminal.count(speed)} examples/s",
-            )
-
-    def on_epoch_end(self, state: TrainingState) -> None:
-        """Add the epoch's line."""
-        seconds = time.perf_counter() - self._epoch_began
-        self._examples += self._epoch_examples
-        self._stop_reason = state.stop_reason
-        if self._quiet:
-            return
-        values = {"loss": state.loss, **state.metrics}
-        parts = [f"{_words(name)} {terminal.number(value)}" for name, value in values.items()]
-        speed = f"{terminal.count(self._epoch_examples / seconds)} examples/s"
-        self._console.print("  ".join([_epoch(state), *parts, speed]))
-
     def on_fit_end(self, state: TrainingState) -> None:
         """Take the bar down."""
-        self._stop_reason = state.stop_reason or self._stop_reason
-        self._seconds = time.perf_counter() - self._began
-        self.close()
+        super().on_fit_end(state)
+        self._stop_reason = state.stop_reason
 
-    def close(self) -> None:
-        """Give the terminal back, also after an error."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+    def note_waiting(self) -> None:
+        """The summary says it."""
 
     def written(self, what: str, path: Path) -> None:
         """Remember a file for the summary."""
@@ -144,9 +88,10 @@ class Progress(Callback):
             self._console.print(f"Stopped early: {self._stop_reason}.")
         parts: list[Any] = [measured(rows)] if rows else []
         steps = round(rows[-1]["step"]) if rows else 0
-        took = f"{terminal.plural(steps, 'step')}, {terminal.duration(self._seconds)}"
-        if self._seconds and self._examples:
-            took += f", {terminal.count(self._examples / self._seconds)} examples/s"
+        took = f"{terminal.plural(steps, 'step')}, {terminal.duration(self.seconds)}"
+        if self.seconds and self.examples:
+            took += f", {terminal.count(self.examples / self.seconds)} examples/s"
+        took += f", {self.waiting}" if self.waiting else ""
         parts.append(terminal.facts({"trained": took, **self._written}))
         self._console.print(Group(*parts))
 
@@ -161,16 +106,6 @@ def measured(rows: list[dict[str, float]]) -> Table:
         known = [(value, index) for index, value in enumerate(values) if not math.isnan(value)]
         mode = max if EarlyStopping(name).mode == "max" else min
         best, index = mode(known, key=lambda pair: pair[0]) if known else (math.nan, 0)
-        where = str(round(rows[index]["epoch"]) + 1)
-        table.add_row(_words(name), terminal.number(values[-1]), terminal.number(best), where)
+        where = str(round(rows[index]["epoch"]))
+        table.add_row(name.replace("_", " "), terminal.number(values[-1]), terminal.number(best), where)
     return table
-
-
-def _epoch(state: TrainingState) -> str:
-    total = "" if state.epochs is None else f"/{state.epochs}"
-    width = len(total) - 1
-    return f"epoch {state.epoch + 1:{max(width, 1)}d}{total}"
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import stat
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,33 +13,14 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from onnxtrain.report.visible import visible
+from onnxtrain.training.showing import count as count
+from onnxtrain.training.showing import duration as duration
+from onnxtrain.training.showing import number as number
+from onnxtrain.training.showing import plural as plural
+
 _PLAIN_WIDTH = 200
 """Columns where the output is a file or a pipe, so that no table is cut."""
-
-
-_HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
-"""Unicode's categories of what a terminal obeys, or does not show, instead of showing it: control characters, marks
-that turn the direction of writing, halves of characters, separators of lines and paragraphs."""
-
-_JOINERS = "\u200c\u200d"
-"""Between letters and within emoji: they change how their neighbours look, and nothing else."""
-
-
-def visible(text: str) -> str:
-    """A text whose every character is shown and none is obeyed; lines and tabs stay.
-
-    Names in models, data and checkpoints are other people's. Printed as they are, they could write anywhere on the
-    terminal, set its title, or show one thing and mean another.
-    """
-    if text.isprintable():
-        return text
-    return "".join(_visible_character(character) for character in text)
-
-
-def _visible_character(character: str) -> str:
-    if character in "\n\t" or character in _JOINERS or unicodedata.category(character) not in _HIDDEN:
-        return character
-    return character.encode("unicode_escape").decode("ascii")
 
 
 class _PlainConsole(Console):
@@ -89,27 +68,6 @@ def facts(rows: Mapping[str, str]) -> Table:
     return result
 
 
-def number(value: float) -> str:
-    """A measured value: four significant digits; fractions of accuracy as they are."""
-    if not math.isfinite(value):
-        return "nan" if math.isnan(value) else str(value)
-    return f"{value:.4f}" if 0.001 <= abs(value) < 1000 or value == 0 else f"{value:.3e}"
-
-
-def count(value: float) -> str:
-    """A number of things."""
-    return f"{round(value):,}"
-
-
-def duration(seconds: float) -> str:
-    """Seconds as a person reads them."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
-
-
 def file_size(path: Path) -> str:
     """The size of a file in units of a thousand."""
     status = path.stat()
@@ -121,8 +79,3 @@ def file_size(path: Path) -> str:
             return f"{size:.0f} {unit}"
         size /= 1000
     return f"{size:.1f} GB"
-
-
-def plural(amount: int, word: str) -> str:
-    """A number with its noun."""
-    return f"{count(amount)} {word}{'' if amount == 1 else 's'}"

@@ -62,7 +62,7 @@ def in_place_states(graph: ir.Graph, states: Mapping[str, str | None]) -> set[st
     """
     inputs = {value.name: value for value in graph.inputs}
     outputs = {value.name: value for value in graph.outputs}
-    ancestors, readers = _Ancestors(graph), _Readers(graph)
+    ancestors, readers = Ancestors(graph), Readers(graph)
     proved = set()
     for state, new_name in states.items():
         if new_name is None:
@@ -73,7 +73,7 @@ def in_place_states(graph: ir.Graph, states: Mapping[str, str | None]) -> set[st
     return proved
 
 
-def _is_safe(value: ir.Value, new: ir.Value, readers: _Readers, ancestors: _Ancestors) -> bool:
+def _is_safe(value: ir.Value, new: ir.Value, readers: Readers, ancestors: Ancestors) -> bool:
     writer = _Writer(value, new)
     root = new.producer()
     if root is None or not writer.computes or value in readers.outputs:
@@ -90,7 +90,7 @@ def _is_safe(value: ir.Value, new: ir.Value, readers: _Readers, ancestors: _Ance
 
 
 @dataclass(frozen=True)
-class _Reading:
+class Reading:
     """One node that reads a value, perhaps through others.
 
     Attributes:
@@ -138,7 +138,7 @@ class _Writer:
                 waiting += [(item, keeps, is_last and _is_moving(node)) for item in node.inputs if item is not None]
         self.computes = bool(self._last)
 
-    def may_read(self, reading: _Reading) -> bool:
+    def may_read(self, reading: Reading) -> bool:
         """Whether one of these nodes may read the buffer that is written."""
         node = reading.node
         if node.op_type in _IN_PLACE_KERNELS:
@@ -152,7 +152,7 @@ class _Writer:
         return in_order and _is_pointwise(node)
 
 
-class _Readers:
+class Readers:
     """Which nodes of the main graph read a value: by themselves, in subgraphs, or through what need not be stored."""
 
     def __init__(self, graph: ir.Graph) -> None:
@@ -162,13 +162,14 @@ class _Readers:
             for value in _read(node):
                 self._by_value.setdefault(value, {})[node] = None
 
-    def of(self, value: ir.Value) -> Iterator[_Reading]:
+    def of(self, value: ir.Value) -> Iterator[Reading]:
+        """All who read a value."""
         waiting, seen = [(value, True)], {value}
         while waiting:
             operand, as_it_is = waiting.pop()
             for node in self._by_value.get(operand, ()):
                 shared = _not_stored(node, operand)
-                yield _Reading(node, operand, as_it_is, tuple(output for output in shared if output in self.outputs))
+                yield Reading(node, operand, as_it_is, tuple(output for output in shared if output in self.outputs))
                 keeps = as_it_is and (_is_in_order(node) or _is_pointwise(node))
                 waiting += [(output, keeps) for output in shared if output not in seen]
                 seen.update(shared)
@@ -224,7 +225,7 @@ def _is_constant(value: ir.Value | None) -> bool:
     return value.const_value is not None or (node is not None and node.op_type == "Constant")
 
 
-class _Ancestors:
+class Ancestors:
     """Which nodes are certain to have run before a node: bit sets over the graph's order."""
 
     def __init__(self, graph: ir.Graph) -> None:
@@ -236,6 +237,10 @@ class _Ancestors:
                 if predecessor in self._before:
                     before |= self._before[predecessor]
             self._before[node] = before | (1 << position)
+
+    def position(self, node: ir.Node) -> int:
+        """The place of a node in the graph's order."""
+        return self._index[node]
 
     def includes(self, node: ir.Node, candidate: ir.Node) -> bool:
         """Whether ``candidate`` is an ancestor of ``node``."""

@@ -20,6 +20,7 @@ from onnxtrain.lowering.optimizer_nodes import lower_optimizers
 from onnxtrain.lowering.recompute import check_patterns, recompute
 from onnxtrain.lowering.resolve_fused import resolve_fused
 from onnxtrain.lowering.reuse_activations import reuse_activations
+from onnxtrain.lowering.spread_updates import spread_updates
 from onnxtrain.lowering.use_convolution_kernels import use_convolution_kernels
 
 
@@ -62,6 +63,7 @@ def lower_graph(model: ir.Model, *, kernels: bool = False, derivative: Derivativ
         reuse_activations(graph, backward)  # activations that their gradient gives once more
         use_convolution_kernels(model)
         remove_unused(model)
+        spread_updates(graph)  # an update for every few layers, in the backward pass
         fuse_updates(model)  # clipping and masks inside the update
     else:
         lower_optimizers(model)  # optimizers become their bodies

@@ -189,6 +189,7 @@ class Job:
                 batch_size=plan.batch_size,
                 schedule=plan.schedule,
                 callbacks=[cutter],
+                progress=False,
             )
         return cutter.accuracy
 
@@ -205,6 +206,7 @@ class Job:
             batch_size=plan.batch_size,
             schedule=plan.fine_tune_schedule,
             callbacks=[_Lines(self, "fine-tuning")],
+            progress=False,
         )
 
     def _weights(self) -> dict[str, np.ndarray]:
@@ -277,7 +279,7 @@ class _Lines(Callback):
         self.job, self.phase = job, phase
 
     def on_epoch_end(self, state: TrainingState) -> None:
-        self.job.say(f"{self.phase}: epoch {state.epoch + 1} of {state.epochs}, loss {state.loss:.4f}")
+        self.job.say(f"{self.phase}: epoch {state.epoch} of {state.epochs}, loss {state.loss:.4f}")
 
 
 class _Cutter(_Lines):
@@ -292,7 +294,7 @@ class _Cutter(_Lines):
     def on_epoch_end(self, state: TrainingState) -> None:
         super().on_epoch_end(state)
         plan = self.job.plan
-        due = (state.epoch + 1) * plan.rounds // plan.epochs
+        due = state.epoch * plan.rounds // plan.epochs
         if due > self.done:
             self.cut(due)
             self.done = due

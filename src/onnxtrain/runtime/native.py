@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 import warnings
 from pathlib import Path
 
 from onnxtrain.errors import OnnxTrainError
 
-_LIBRARY = Path(__file__).resolve().parent.parent / "lib" / "libonnxtrain_kernels.so"
+
+def library_name(platform: str) -> str:
+    """The library's file name on a platform, as ``sys.platform`` calls it; CMakeLists.txt has the same names."""
+    return "libonnxtrain_kernels" + {"darwin": ".dylib", "win32": ".dll"}.get(platform, ".so")
+
+
+_LIBRARY = Path(__file__).resolve().parent.parent / "lib" / library_name(sys.platform)
 
 
 class Tensors(ctypes.Structure):
@@ -71,12 +78,14 @@ def _loaded() -> tuple[ctypes.CDLL | None, str]:
     try:
         return load(_LIBRARY), ""
     except (OSError, AttributeError, OnnxTrainError) as error:
+        # A build without a C++ compiler leaves the library out: see pyproject.toml.
+        reason = str(error) if _LIBRARY.exists() else f"{_LIBRARY} is missing: this installation was built without it"
         warnings.warn(
-            f"onnxtrain's native kernels cannot be loaded, training runs on slower standard operators: {error}",
+            f"onnxtrain's native kernels cannot be loaded, training runs on slower standard operators: {reason}",
             RuntimeWarning,
             stacklevel=3,
         )
-        return None, str(error)
+        return None, reason
 
 
 def kernels_available() -> bool:
@@ -97,7 +106,7 @@ def library() -> ctypes.CDLL:
     if loaded is None:
         raise OnnxTrainError(
             f"The native kernels cannot be loaded ({reason}): install a wheel of onnxtrain that was built "
-            "for this system, or build it with `pip install .`."
+            "for this system, or install a C++ compiler and build it with `pip install .`."
         )
     return loaded
 

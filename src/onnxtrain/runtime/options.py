@@ -29,6 +29,9 @@ class RuntimeOptions:
             arena that the first step filled: up to a half more memory at no measured gain in time.
         kernels: Whether native kernels are used: ``None`` where the library can be loaded, else as said.
         profile: Prefix of a profile that onnxruntime writes; ``None`` for none.
+        accuracy_level: In what products with weights of a few bits (MatMulNBits) compute while the model is trained
+            and evaluated: 0, the default, is the type of their input, 4 is int8, as such models often have it;
+            ``None`` leaves what the model says. In the file it stays.
     """
 
     threads: int | None = None
@@ -36,10 +39,16 @@ class RuntimeOptions:
     memory_pattern: bool = False
     kernels: bool | None = None
     profile: str | None = None
+    accuracy_level: int | None = 0
 
     def __post_init__(self) -> None:
         if self.threads is not None and self.threads < 1:
             raise OptionError(f"threads is {self.threads}; it needs a number of at least 1.")
+        if self.accuracy_level not in (None, *range(5)):
+            raise OptionError(
+                f"accuracy_level is {self.accuracy_level!r}; it is a number from 0 to 4, as MatMulNBits of ONNX "
+                "Runtime has it, or None for what the model says."
+            )
         if self.threads is not None and self.threads > (most := most_threads()):
             raise OptionError(
                 f"threads is {self.threads}; it needs a number from 1 to {most}, since more would only wait for each "

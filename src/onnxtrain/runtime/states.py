@@ -139,8 +139,11 @@ class StateBuffers(MutableMapping[str, np.ndarray]):
 def _aligned(value: np.ndarray) -> np.ndarray:
     """A writable copy that starts on a cache line, as vector loops like it."""
     value = np.asarray(value)
-    raw = np.empty(value.nbytes + _ALIGNMENT, dtype=np.uint8)
+    # Of memory that is to be zero, as states of an optimizer are at first, the system gives none before it is written.
+    zero = value.size > 1 and not any(value.strides) and not any(value.flat[:1].tobytes())
+    raw = (np.zeros if zero else np.empty)(value.nbytes + _ALIGNMENT, dtype=np.uint8)
     start = -raw.ctypes.data % _ALIGNMENT
     buffer = raw[start : start + value.nbytes].view(value.dtype).reshape(value.shape)
-    buffer[...] = value
+    if not zero:
+        buffer[...] = value
     return buffer

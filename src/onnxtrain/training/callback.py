@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
@@ -17,12 +18,15 @@ class TrainingState:
     """Where a training stands; callbacks read it, may ask to stop, and may set the learning rate.
 
     Attributes:
-        epoch: number of the current epoch, from 0; what people read counts from 1.
+        epoch: number of the current epoch, from 1; 0 before the first.
         step: optimizer steps done since the training began.
         loss: of the last step; at the end of an epoch the mean over its examples. NaN before the first step.
         learning_rate: of the last step. Setting it is setting that of the trainer: it decides from the next step on,
             instead of the schedule, until it is set again or the training ends.
-        batch_size: how many examples the last step had.
+        batch_size: how many examples the last step had; before the first one how many steps are to have.
+        waited: seconds that steps have waited for data since this training, or its resumption, began.
+        data: what to call the data.
+        batch: these examples, a :class:`~onnxtrain.training.data.Batch`; None before the first step.
         metrics: what was measured, by name, at the end of the epoch; empty before.
         epochs: how many epochs are planned; None when not known.
         steps_per_epoch: how many steps an epoch has; None when not known.
@@ -43,6 +47,9 @@ class TrainingState:
     stop: bool = False
     stop_reason: str | None = None
     trainer: Any = field(default=None, repr=False, compare=False)
+    waited: float = 0.0
+    data: str = "the data"
+    batch: Any = field(default=None, repr=False, compare=False)
     weights: MutableMapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
     _choose_rate: Callable[[float], None] | None = field(default=None, init=False, repr=False, compare=False)
     _step_rate: float | None = field(default=None, init=False, repr=False, compare=False)
@@ -103,6 +110,9 @@ class Callback:
 
     def on_fit_end(self, state: TrainingState) -> None:
         """Called once, after the last step, also when training was stopped."""
+
+    def close(self) -> None:
+        """Called last in any case, also after an error: give back what is held open."""
 
     def record(self) -> dict[str, Any]:
         """What a checkpoint keeps of this callback: values that JSON can hold."""
@@ -175,8 +185,15 @@ class CallbackList(Callback):
         """Pass on to all."""
         self._call("on_fit_end", state)
 
+    def close(self) -> None:
+        """Pass on to all that are of the class `Callback`; what `close` means to others nobody knows."""
+        with contextlib.ExitStack() as stack:
+            for callback in self.callbacks:
+                if isinstance(callback, Callback):
+                    stack.callback(callback.close)
+
     def record(self) -> dict[str, Any]:
-        """The records of all, by position, class and setting."""
+        """The records of all that keep something, by position, class and setting."""
         return {key: _returned(callback, "record") for key, callback in self._keys().items()}
 
     def record_arrays(self) -> dict[str, np.ndarray]:
@@ -228,12 +245,22 @@ class CallbackList(Callback):
                 callback.resume(record[old])
 
     def _keys(self) -> dict[str, Any]:
-        """The callbacks by what a checkpoint calls them."""
+        """The callbacks by what a checkpoint calls them; those that keep nothing may come and go."""
         found = {}
         for index, callback in enumerate(self.callbacks):
+            if not _keeps_something(callback):
+                continue
             setting = getattr(callback, "setting", None)
             found[" ".join(filter(None, (str(index), type(callback).__name__, setting)))] = callback
         return found
+
+
+def _keeps_something(callback: Any) -> bool:
+    """Whether a checkpoint has something of a callback: it has a `record`, `record_arrays` or `setting` of its own."""
+    return getattr(callback, "setting", None) is not None or any(
+        getattr(type(callback), name, None) not in (None, getattr(Callback, name))
+        for name in ("record", "record_arrays")
+    )
 
 
 def _returned(callback: Any, method: str) -> dict[str, Any]:

@@ -1,21 +1,15 @@
-"""Callbacks: what runs at the ends of steps and epochs; early stopping, history and log files."""
+"""Callbacks: what runs at the ends of steps and epochs; early stopping, history, progress, and what keeps logs."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-import math
-import os
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
-
-from onnxtrain.errors import ModelError, OptionError
-from onnxtrain.model.places import explained
-from onnxtrain.model.writing import AtomicFiles
 from onnxtrain.training.callback import Callback, CallbackList, TrainingState
-from onnxtrain.training.showing import html_table, text_table
+from onnxtrain.training.history import History
+from onnxtrain.training.loggers.csv_file import CsvLogger
+from onnxtrain.training.loggers.json_lines import JsonLinesLogger
+from onnxtrain.training.loggers.mlflow import MLflowLogger
+from onnxtrain.training.loggers.tensorboard import TensorBoardLogger
+from onnxtrain.training.loggers.wandb import WandbLogger
+from onnxtrain.training.progress import Progress
 from onnxtrain.training.watching import EarlyStopping, ReduceOnPlateau, SaveBest, Watch
 
 __all__ = [
@@ -24,122 +18,13 @@ __all__ = [
     "CsvLogger",
     "EarlyStopping",
     "History",
+    "JsonLinesLogger",
+    "MLflowLogger",
+    "Progress",
     "ReduceOnPlateau",
     "SaveBest",
+    "TensorBoardLogger",
     "TrainingState",
+    "WandbLogger",
     "Watch",
 ]
-
-
-class History(Callback):
-    """One row per epoch: epoch (from 0), step, loss, learning rate and all metrics.
-
-    Attributes:
-        rows: the rows, oldest first.
-    """
-
-    def __init__(self) -> None:
-        self.rows: list[dict[str, float]] = []
-
-    def on_epoch_end(self, state: TrainingState) -> None:
-        """Add a row."""
-        self.rows.append(_row(state))
-
-    def record(self) -> dict[str, Any]:
-        """All rows."""
-        return {"rows": [dict(row) for row in self.rows]}
-
-    def resume(self, record: dict[str, Any]) -> None:
-        """Go on with the rows of the checkpoint."""
-        self.rows = [dict(row) for row in record["rows"]]
-
-    def __repr__(self) -> str:
-        """A table; epochs count from one, as in everything that is printed."""
-        return text_table(self._shown()) if self.rows else "History of no epochs"
-
-    def _repr_html_(self) -> str:
-        return html_table(self._shown())
-
-    def _shown(self) -> list[dict[str, float]]:
-        return [{**row, "epoch": int(row["epoch"]) + 1} for row in self.rows]
-
-    def column(self, name: str) -> list[float]:
-        """One value over all epochs; NaN where an epoch has none."""
-        return [row.get(name, math.nan) for row in self.rows]
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the rows to a ``.json`` or ``.csv`` file. JSON has no NaN and no infinity: they become null.
-
-        Raises:
-            OptionError: the path has another ending or cannot be written.
-        """
-        path = Path(path)
-        if path.suffix == ".json":
-            rows = [{name: value if math.isfinite(value) else None for name, value in row.items()} for row in self.rows]
-            _write(path, json.dumps(rows, indent=1) + "\n")
-        elif path.suffix == ".csv":
-            _write_csv(path, self.rows)
-        else:
-            raise OptionError(f"a history is saved as .json or .csv, not as '{path}'.")
-
-
-class CsvLogger(Callback):
-    """Keeps a ``.csv`` file up to date with one row per epoch, in the columns of `History`.
-
-    The file is complete after every epoch. A column that appears later is added to all rows. A resumed
-    training goes on with the rows that it had.
-
-    Args:
-        path: the file; what it held before is replaced.
-    """
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        self._history = History()
-
-    def on_fit_begin(self, state: TrainingState) -> None:
-        """Write what there is, so that a path that cannot be written is known before the first step."""
-        _write_csv(self.path, self._history.rows)
-
-    def on_epoch_end(self, state: TrainingState) -> None:
-        """Add a row to the file."""
-        self._history.on_epoch_end(state)
-        _write_csv(self.path, self._history.rows)
-
-    def record(self) -> dict[str, Any]:
-        """All rows."""
-        return self._history.record()
-
-    def resume(self, record: dict[str, Any]) -> None:
-        """Go on with the rows of the checkpoint."""
-        self._history.resume(record)
-
-
-def _row(state: TrainingState) -> dict[str, float]:
-    values = {"loss": state.loss, "learning_rate": state.rate_of_last_step, **state.metrics}
-    return {
-        "epoch": state.epoch,
-        "step": state.step,
-        **{name: float(value) for name, value in values.items()},
-    }
-
-
-def _write_csv(path: Path, rows: Sequence[dict[str, float]]) -> None:
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    if columns:
-        writer.writeheader()
-    writer.writerows(rows)
-    _write(path, text.getvalue())
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace a file as a whole: who reads it meanwhile sees the old or the new rows."""
-    try:
-        with explained(path):
-            path.parent.stat()  # else it would be made
-        with AtomicFiles() as files, files.create(path) as file:
-            file.write(text.encode())
-    except ModelError as error:
-        raise OptionError(str(error)) from error

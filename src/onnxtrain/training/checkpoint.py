@@ -429,7 +429,10 @@ def _checksum(path: Path) -> int:
 
 def _flush(path: Path) -> None:
     """Wait until a file's bytes, or a folder's names, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    writable = os.name == "nt"  # Windows flushes what is open for writing only, and no folders
+    if writable and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDWR if writable else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -22,6 +22,7 @@ from onnxtrain.training.data.hashing import Fingerprint
 from onnxtrain.training.objective import Objective
 from onnxtrain.training.schedules import Schedule, resolve_schedule
 from onnxtrain.training.specification import Specification
+from onnxtrain.training_info.recipe import UpdateRule
 
 JSON = None | bool | int | float | str | list[Any] | dict[str, Any]
 
@@ -36,6 +37,7 @@ CHANGEABLE: Final = (
     "dropout",
     "early_stopping",
     "epochs",
+    "groups",
     "learning_rate",
     "loss",
     "masks",
@@ -60,7 +62,9 @@ def describe_settings(specification: Specification, objective: Objective) -> dic
     """What the trainer was given, apart from the model."""
     optimizer, loss, form = specification.optimizer, objective.loss, objective.form
     sparsified = sorted(objective.sparsified(specification.sparsify))
+    groups = {name: _describe_rule(rule) for name, rule in objective.rules(specification).items()}
     return {
+        **({"groups": groups} if groups else {}),
         "loss": describe(loss) if loss is not None else f"output:{objective.prediction.name}",
         "output": str(objective.prediction.name),
         "targets": None if form is None else form.kind,
@@ -77,6 +81,11 @@ def describe_settings(specification: Specification, objective: Objective) -> dic
         "straight_through": specification.straight_through,
         "seed": specification.seed,
     }
+
+
+def _describe_rule(rule: UpdateRule) -> dict[str, JSON]:
+    """What of a parameter's update a group says."""
+    return {"learning_rate": rule.rate_scale, **rule.optimizer.node_attributes()}
 
 
 def describe_masks(masks: Mapping[str, np.ndarray]) -> dict[str, JSON]:
@@ -139,6 +148,11 @@ def describe_data(dataset: Dataset | None) -> JSON:
 
 def describe_model(file: ModelFile) -> dict[str, JSON]:
     """Hashes of the graph and of the initial values, which are not known if the file has changed since it was read."""
+    return {"model": describe_graph(file), "weights": describe_weights(file)}
+
+
+def describe_graph(file: ModelFile) -> str:
+    """A hash of the graph, without the values of its initializers."""
     graph = GraphProto()
     graph.CopyFrom(file.proto.graph)
     for tensor in graph.initializer:
@@ -150,7 +164,7 @@ def describe_model(file: ModelFile) -> dict[str, JSON]:
     structure = Fingerprint()
     for part in (graph, *file.proto.functions, *file.proto.opset_import):
         structure.add_bytes(part.SerializeToString(deterministic=True))
-    return {"model": structure.digest(), "weights": describe_weights(file)}
+    return structure.digest()
 
 
 def describe_weights(file: ModelFile, *, without: Collection[str] = ()) -> JSON:

@@ -19,11 +19,14 @@ from onnxtrain.training.fingerprint import (
 )
 from onnxtrain.training.learner import Learner, Source
 from onnxtrain.training.loop import Loop
+from onnxtrain.training.prefetch import Prefetch
+from onnxtrain.training.progress import Progress, ProgressLike, display_for
 from onnxtrain.training.schedules import Schedule, resolve_schedule
 from onnxtrain.training.watching import SaveBest
 
 if TYPE_CHECKING:
     from onnxtrain.training.checkpoint import CheckpointStore
+    from onnxtrain.training.run_folder import RunFolder
 
 
 def fit(
@@ -40,12 +43,15 @@ def fit(
     metrics: str | Sequence[Any] = (),
     shuffle: bool = True,
     callbacks: Sequence[Callback] = (),
+    progress: ProgressLike = "auto",
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: int | None = None,
     keep: int = 3,
     save_best: str | None = None,
     resume: bool = False,
     change: str | Sequence[str] = (),
+    run: str | os.PathLike[str] | RunFolder | None = None,
+    prefetch: bool = True,
 ) -> History:
     """Train for some epochs.
 
@@ -74,6 +80,9 @@ def fit(
         metrics: What to measure on the validation data: names or functions of (y_true, y_pred).
         shuffle: Whether to take the examples in a new order every epoch (by the trainer's seed).
         callbacks: Called at the ends of steps and epochs.
+        progress: Shows loss, metrics, examples per second and time left: a table in a notebook, a bar in a terminal,
+            else a line per epoch on the standard error; ``"notebook"``, ``"bar"`` or ``"lines"`` to say which,
+            ``False`` for nothing.
         checkpoint: Folder of checkpoints; none by default.
         checkpoint_every: Steps between checkpoints; by default one per epoch.
         keep: How many checkpoints to keep.
@@ -86,6 +95,10 @@ def fit(
         change: Names of what may differ from the checkpoint all the same, as a list or separated by commas, such as
             ``"epochs,learning_rate"``. The training goes on at its step with the new settings: a schedule is
             followed as if it had been this one from the first step.
+        run: Folder for ``metrics.csv``, ``curves.svg`` and ``report.html``: curves, mistakes or residuals on the
+            validation data (the training data where there are none), parameters, gradients, sparsity.
+        prefetch: Whether the next batch is prepared in a thread while a step runs, where that takes time; results are
+            the same. An iterable that only the main thread may read needs ``False``.
 
     Returns:
         One row per epoch: loss, learning rate, validation loss and metrics.
@@ -109,6 +122,7 @@ def fit(
     if save_best is not None and checkpoint is None:
         raise OptionError("save_best needs the folder of the checkpoints; give checkpoint=.")
     changes = names_to_change(change)
+    folder = None if run is None else _run_folder(run, resume=resume)
     if changes and not resume:
         raise OptionError("change names what a resumed training may have otherwise; give resume=True, too.")
     together = trainer.communicator
@@ -128,16 +142,24 @@ def fit(
         total_steps=None if per_epoch is None else per_epoch * epochs,
         steps_per_epoch=per_epoch,
     )
+    shown = _progress(progress, callbacks)
     measured = trainer.objective.resolve_metrics(metrics)
     history = History()
     if save_best is not None and checkpoint is not None:
         callbacks = [*callbacks, SaveBest(os.path.join(checkpoint, "best.onnx"), save_best)]
-    listeners = CallbackList([history, *callbacks])
+    if folder is not None:
+        callbacks = [*callbacks, folder]
+        folder.writes = not together.rank
+        folder.describe(history, trainer, dataset, held_out, size, schedule)
+    listeners = CallbackList([history, *callbacks, *shown])
     loop = Loop(
         trainer, trainer.steps.share(dataset), held_out, measured, rate, listeners, None if together.rank else store
     )
+    loop.prefetch = Prefetch(threaded=prefetch)
     loop.batch_size, loop.shuffle, loop.every = size, shuffle, checkpoint_every
-    loop.state = TrainingState(epochs=epochs, steps_per_epoch=per_epoch, learning_rate=trainer.learning_rate)
+    loop.state = TrainingState(
+        epochs=epochs, steps_per_epoch=per_epoch, learning_rate=trainer.learning_rate, batch_size=size
+    )
     with contextlib.ExitStack() as stack:
         if loop.store is not None:
             stack.enter_context(loop.store.reserved())
@@ -166,10 +188,21 @@ def fit(
                 f"{newest}); resume it, or give another folder."
             )
         stack.enter_context(trainer.rate.training())
+        stack.callback(listeners.close)
         if resume:
             loop.resume(changes)
         loop.run(epochs)
+    if folder is not None:
+        folder.finish(trainer)
     return history
+
+
+def _progress(progress: ProgressLike, callbacks: Sequence[Callback]) -> list[Progress]:
+    """What shows the training, where no callback does already."""
+    display = display_for(progress)
+    if display is None or any(isinstance(callback, Progress) for callback in callbacks):
+        return []
+    return [Progress(display)]
 
 
 def _store(folder: str | os.PathLike[str], keep: int) -> CheckpointStore:
@@ -178,6 +211,14 @@ def _store(folder: str | os.PathLike[str], keep: int) -> CheckpointStore:
     if not os.fspath(folder):
         raise OptionError("checkpoint is '', which names no folder; give the name of one, such as 'checkpoints'.")
     return CheckpointStore(folder, keep)
+
+
+def _run_folder(run: str | os.PathLike[str] | RunFolder, *, resume: bool) -> RunFolder:
+    from onnxtrain.training.run_folder import RunFolder  # imports what draws
+
+    folder = run if isinstance(run, RunFolder) else RunFolder(run)
+    folder.check(resume=resume)
+    return folder
 
 
 def _examples_per_step(trainer: Learner, dataset: Dataset, batch_size: int) -> int:

@@ -35,6 +35,7 @@ from onnxtrain.training.masks import check_masks, set_to_zero
 from onnxtrain.training.objective import Objective, prepare
 from onnxtrain.training.parallel_steps import ParallelSteps
 from onnxtrain.training.parameters import Initializer
+from onnxtrain.training.showing import html_facts, plural
 from onnxtrain.training.specification import Masks, Specification
 from onnxtrain.training.steps import Steps
 from onnxtrain.training.targets import Targets, tensor_spec
@@ -70,12 +71,12 @@ class Learner:
     ) -> None:
         if objective is None:
             objective = prepare(specification, ignoring=False, differentiable=True)
-        check_masks(specification.masks, objective.shapes, specification.optimizer)
+        check_masks(specification.masks, objective.shapes, objective.optimizers(specification))
         self._steps = _steps(objective, specification, values=values)
         set_to_zero(self.states, specification.masks)
         self._inputs = objective.inputs
         self.rate = LearningRate(specification.optimizer.learning_rate)
-        self._hints = objective.hints(specification.model)
+        self._hints = objective.hints(specification)
         self._evaluators: dict[TargetForm | None, Evaluator] = {}
         self._in_inference: Objective | None = None
         self._last_shapes: tuple[Any, ...] = ()  # of train_step; of the same shapes targets mean the same
@@ -96,6 +97,19 @@ class Learner:
             f"<{type(self).__name__}: {name}loss {shown}, {self.optimizer}, {len(self.parameters)} parameters of "
             f"{count:,} elements>"
         )
+
+    def _repr_html_(self) -> str:
+        objective, counts = self.objective, [array.size for array in self.parameters.values()]
+        loss = "an output of the model" if objective.loss is None else objective.loss.name
+        rows = {
+            "model": "in memory" if self.file.path is None else str(self.file.path),
+            "inputs": ", ".join(f"{spec.name} {spec.dtype} {spec.describe_shape()}" for spec in self._inputs),
+            "trained on": f"{objective.prediction.name}, {loss}",
+            "optimizer": repr(self.optimizer),
+            "learning rate": f"{self.learning_rate:g}",
+            "parameters": f"{plural(sum(counts), 'element')} in {plural(len(counts), 'array')}",
+        }
+        return html_facts(rows, notes=self.hints)
 
     @property
     def specification(self) -> Specification:
@@ -228,7 +242,7 @@ class Learner:
             OptionError: A mask fits no parameter, or the optimizer's epsilon is 0, where 0 / 0 is no zero.
         """
         chosen = Masks(masks)
-        check_masks(chosen, self.objective.shapes, self.optimizer)
+        check_masks(chosen, self.objective.shapes, self.objective.optimizers(self.specification))
         self.change(dataclasses.replace(self.specification, masks=chosen))
         set_to_zero(self.states, chosen)
 
@@ -424,7 +438,7 @@ class Learner:
             objective = self.objective
             if self._in_inference is None:
                 self._in_inference = objective
-                if objective.modes.training:
+                if objective.modes.training or (self.specification.lora is not None and self.specification.lora.drops):
                     specification, copies, table = self.specification, objective.copies, objective.table
                     self._in_inference = prepare(specification, modes=Modes(), copies=copies, table=table)
             self._evaluators[form] = Evaluator(
@@ -437,11 +451,24 @@ class Learner:
         return dict(self.trained)
 
     def saved_values(self) -> dict[str, np.ndarray]:
-        """What :meth:`save` writes: :meth:`trained_values`, and the copies that are tied to parameters."""
-        return with_copies(self.trained_values(), self.objective.copies)
+        """What :meth:`save` writes: :meth:`trained_values`, and the copies that are tied to parameters.
+
+        In the place of adapters it has the weights that they are merged into.
+
+        Raises:
+            OptionError: Adapters cannot be merged, since weights are quantized, or shared.
+        """
+        values, adapted = with_copies(self.trained_values(), self.objective.copies), self.objective.adapted
+        if adapted is None:
+            return values
+        own = {name: array for name, array in values.items() if name not in adapted.parameters}
+        return own | adapted.merged(self.file, values)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model with its trained weights; nothing else differs from the model given.
+
+        With ``lora``, a path that ends in ``.onnx_adapter`` gets the adapters alone, as ONNX Runtime loads them, and a
+        folder, or a path without an ending, gets them as PEFT reads them. A model gets them merged into its weights.
 
         Where targets were texts, their order goes to a file beside it: ``tuned.labels.json`` for ``tuned.onnx``.
 
@@ -449,10 +476,15 @@ class Learner:
 
         Raises:
             ModelError: The path cannot be written; nothing is left half written.
+            OptionError: Adapters cannot be merged, since weights are quantized, or shared.
         """
         if self.communicator.rank:
             return
-        self.file.save(path, self.saved_values())
+        adapted = self.objective.adapted
+        if adapted is not None and adapted.writes(path):
+            adapted.write(path, self.file, self.trained_values())
+        else:
+            self.file.save(path, self.saved_values())
         if self.labels is not None:
             text = json.dumps(list(self.labels), ensure_ascii=False, indent=1)
             with AtomicFiles() as files, files.create(labels_file(Path(path))) as file:
@@ -460,7 +492,16 @@ class Learner:
 
     def model(self) -> onnx.ModelProto:
         """What :meth:`save` writes, in memory: the model with its trained weights and all its data."""
-        values = self.saved_values()
+        return self._with(self.saved_values())
+
+    def _base(self) -> onnx.ModelProto:
+        """The model as it is, with what was added to it left out."""
+        adapted = self.objective.adapted
+        if adapted is None:
+            return self.model()
+        return self._with({n: a for n, a in self.trained_values().items() if n not in adapted.parameters})
+
+    def _with(self, values: Mapping[str, np.ndarray]) -> onnx.ModelProto:
         proto = self.file.dense().inlined(without=values)
         for tensor in proto.graph.initializer:
             if tensor.name in values:
@@ -513,7 +554,7 @@ class Learner:
         """All that another process needs to go on: the model with its weights as they are, and all states."""
         fields = {name: value for name, value in vars(self.specification).items() if name != "model"}
         states = {name: np.array(array) for name, array in self.states.items()}
-        return {"model": self.model().SerializeToString(), "fields": fields, "states": states, "rate": self.rate}
+        return {"model": self._base().SerializeToString(), "fields": fields, "states": states, "rate": self.rate}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Go on as where it was pickled, with a session of this process."""

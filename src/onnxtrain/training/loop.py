@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from onnxtrain.errors import CheckpointError, DataError, ModelError
 from onnxtrain.training.callbacks import CallbackList, TrainingState
-from onnxtrain.training.data import Batch, Dataset
+from onnxtrain.training.data import ArrayDataset, Batch, Dataset
 from onnxtrain.training.data.shares import share
 from onnxtrain.training.fingerprint import JSON, describe_masks, describe_weights, differences
 from onnxtrain.training.learner import Learner
 from onnxtrain.training.masks import set_to_zero
 from onnxtrain.training.metrics import MeanAccumulator, Measure
+from onnxtrain.training.prefetch import Prefetch
 from onnxtrain.training.schedules import Schedule
 from onnxtrain.training.stopping import Stopping
 from onnxtrain.version import __version__
@@ -29,8 +31,8 @@ if TYPE_CHECKING:
 class Position:
     """Where a training stands, in what a checkpoint keeps: the next batch, the mean so far, why it stopped.
 
-    ``learning_rate`` is what a callback set, where one did: it decides instead of the schedule. ``last_rate`` is that
-    of the last step.
+    ``epoch`` and ``batch`` count what is done. ``learning_rate`` is what a callback set, where one did: it decides
+    instead of the schedule. ``last_rate`` is that of the last step.
     """
 
     epoch: int = 0
@@ -71,6 +73,7 @@ class Loop:
         self.store = store
         self.identity = {}
         self.position = Position()
+        self.prefetch = Prefetch()
         self.stopping = Stopping()
 
     def run(self, epochs: int) -> None:
@@ -78,6 +81,7 @@ class Loop:
         state = self.state
         state.bind_rate(self.trainer.rate.choose)
         state.trainer, state.weights = self.trainer, self.trainer.trained
+        state.data = self.dataset.name
         try:
             with self.stopping:
                 self.callbacks.on_fit_begin(state)
@@ -91,10 +95,17 @@ class Loop:
             raise KeyboardInterrupt(f"Interrupted; {where}") from None
 
     def _epoch(self) -> None:
-        trainer, state, position = self.trainer, self.state, self.position
-        state.epoch, state.metrics = position.epoch, {}
+        state = self.state
+        state.epoch, state.metrics = self.position.epoch + 1, {}
         self.callbacks.on_epoch_begin(state)
-        for batch in self._batches():
+        with contextlib.closing(self._batches()) as batches:
+            if self._steps(batches):
+                self._end_epoch()
+
+    def _steps(self, batches: Iterator[Batch]) -> bool:
+        """A step on each batch; returns whether all were taken."""
+        trainer, state, position = self.trainer, self.state, self.position
+        for batch in batches:
             position.batch += 1
             if not batch.total:
                 continue
@@ -107,6 +118,7 @@ class Loop:
             position.examples += batch.total
             position.last_rate = rate
             state.note_step(step=position.step, loss=loss, learning_rate=rate, batch_size=batch.total)
+            state.batch, state.waited = batch, self.prefetch.waited
             self.callbacks.on_step_end(state)
             if self.callbacks.decide_by_step:
                 self._decide_once()
@@ -116,10 +128,10 @@ class Loop:
             if asked:
                 raise self.stopping.exception(f"Interrupted; {self._where_to_go_on() or self._what_is_kept()}")
             if state.stop:
-                return
-        self._end_epoch()
+                return False
+        return True
 
-    def _batches(self) -> Iterator[Batch]:
+    def _batches(self) -> Generator[Batch]:
         """The batches of this epoch that are left. What cannot be padded is left out: see `on_real_rows`.
 
         Raises:
@@ -127,18 +139,20 @@ class Loop:
         """
         position, trainer = self.position, self.trainer
         try:
-            for batch in self.dataset.batches(
+            read = self.dataset.batches(
                 self.batch_size,
                 shuffle=self.shuffle,
                 seed=trainer.seed,
                 epoch=position.epoch,
                 start=position.batch,
-            ):
-                fixed = trainer.objective.fixed_batch
-                if fixed is not None and trainer.objective.loss is None:
-                    whole = batch.total // fixed.size * fixed.size
-                    batch = share(batch, slice(0, batch.size // fixed.size * fixed.size), whole)
-                yield batch
+            )
+            with contextlib.closing(self.prefetch(read, copies=not isinstance(self.dataset, ArrayDataset))) as batches:
+                for batch in batches:
+                    fixed = trainer.objective.fixed_batch
+                    if fixed is not None and trainer.objective.loss is None:
+                        whole = batch.total // fixed.size * fixed.size
+                        batch = share(batch, slice(0, batch.size // fixed.size * fixed.size), whole)
+                    yield batch
         except DataError as error:
             where = self._where_to_go_on()
             raise DataError(f"{error} ({where})" if where else str(error)) from error

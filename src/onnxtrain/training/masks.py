@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,8 +49,10 @@ def choose_tensors(
     return [name for name in shapes if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
 
 
-def check_masks(masks: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]], optimizer: Optimizer) -> None:
-    """Refuse masks that do not fit their parameters, of these shapes.
+def check_masks(
+    masks: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]], optimizers: Iterable[Optimizer]
+) -> None:
+    """Refuse masks that do not fit their parameters, of these shapes, or one of the optimizers.
 
     Raises:
         OptionError: A mask fits no parameter, or the optimizer divides 0 by 0 where a mask is false.
@@ -63,11 +65,12 @@ def check_masks(masks: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int,
             raise OptionError(
                 f"The mask of {name!r} is {mask.dtype} of shape {mask.shape}; it needs to be bool of shape {wanted}."
             )
-    if masks and optimizer.schema.name != "SSGD" and optimizer.node_attributes().get("epsilon") == 0:
-        raise OptionError(
-            f"{optimizer.schema.name} has epsilon 0, with which the step of a masked weight is 0 / 0; "
-            "give an epsilon above 0."
-        )
+    for optimizer in optimizers if masks else ():
+        if optimizer.schema.name != "SSGD" and optimizer.node_attributes().get("epsilon") == 0:
+            raise OptionError(
+                f"{optimizer.schema.name} has epsilon 0, with which the step of a masked weight is 0 / 0; "
+                "give an epsilon above 0."
+            )
 
 
 def set_to_zero(states: MutableMapping[str, np.ndarray], masks: Mapping[str, np.ndarray]) -> None:

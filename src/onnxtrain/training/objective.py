@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,8 +19,11 @@ from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.collection import collection_paused
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import dimensions, is_float
-from onnxtrain.model.file import ModelFile
+from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.training.adaptation import Adapted
 from onnxtrain.training.data import Dataset, TensorSpec
+from onnxtrain.training.few_bits import set_accuracy
+from onnxtrain.training.groups import overlapping, update_rules
 from onnxtrain.training.hidden_weights import hidden_weights
 from onnxtrain.training.hints import Hint, find_hints
 from onnxtrain.training.loss import Loss, LossByExample, TargetForm, examples
@@ -33,7 +37,7 @@ from onnxtrain.training.targets import Targets, target_input, tensor_spec, wrapp
 from onnxtrain.training.ties import Copy, choose_copies, compute_copies, find_copies
 from onnxtrain.training.training_modes import Layers, Modes, find_layers, set_modes
 from onnxtrain.training.weights import product_weights
-from onnxtrain.training_info.recipe import LossTerms, Names, Recipe
+from onnxtrain.training_info.recipe import LossTerms, Names, Recipe, UpdateRule
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class Objective:
         modes: How they are run.
         copies: Initializers that are computed from others, since they are copies of them.
         table: All initializers, trainable or not.
+        adapted: What was added to the model, to be trained beside its weights.
         weights: The input for one weight per example; ``None`` where all count alike.
     """
 
@@ -64,6 +69,7 @@ class Objective:
     modes: Modes = field(default_factory=Modes)
     copies: Sequence[Copy] = ()
     table: Sequence[Initializer] = ()
+    adapted: Adapted | None = None
     weights: ir.Value | None = None
 
     @property
@@ -106,10 +112,15 @@ class Objective:
         """Names of the parameters that are weights of products: what is pruned and sparsified by default."""
         return product_weights(self.model, self.parameters)
 
-    def hints(self, file: ModelFile) -> list[Hint]:
+    def optimizers(self, specification: Specification) -> list[Optimizer]:
+        """The update rules of all parameters."""
+        return [specification.optimizer, *(rule.optimizer for rule in self.rules(specification).values())]
+
+    def hints(self, specification: Specification) -> list[Hint]:
         """What is worth knowing about the model before it is trained; the values of the file are read."""
+        file = specification.model
         tied = {copy.original for copy in self.copies}  # on request
-        return find_hints(
+        found = find_hints(
             self.model,
             [name for name in self.parameters if name not in tied],
             self.layers,
@@ -117,6 +128,8 @@ class Objective:
             batch_norm=self.modes.batch_norm,
             dropout=self.modes.dropout,
         )
+        overlaps = overlapping(specification.groups, self.table, self.model)
+        return found + [Hint(text, surprising=False) for text in overlaps]
 
     def on_real_rows(self, rows: int) -> Objective:
         """The same with the loss on as many examples as there are targets, for a model of a fixed batch size.
@@ -197,7 +210,16 @@ class Objective:
             names=self.names,
             options=specification.gradients,
             weights=own.weights,
+            rules=self.rules(specification),
         )
+
+    def rules(self, specification: Specification) -> dict[str, UpdateRule]:
+        """How the parameters of groups are updated.
+
+        Raises:
+            OptionError: A group matches nothing, or has a setting that the optimizer has not.
+        """
+        return update_rules(specification.groups, specification.optimizer, self.table, self.model)
 
     def resolve_metrics(self, metrics: str | Sequence[Any]) -> list[Measure]:
         """Metrics by name or as functions, told how to read this model's predictions.
@@ -282,12 +304,18 @@ def prepare(
         GradientError: Operators between parameters and prediction have no gradient; all are listed.
     """
     file, loss = specification.model, specification.loss
+    training = modes is None
     modes = specification.modes if modes is None else modes
     copies = choose_copies(file, specification.tie) if copies is None else copies
     model = infer_shapes(file.training_model())
+    set_accuracy(model, specification.options.accuracy_level)
     layers = find_layers(model)
     compute_copies(model, copies)
     statistics = set_modes(model, modes)
+    adapted = None
+    if specification.lora is not None:
+        output_name, seed = specification.output, specification.seed
+        adapted = specification.lora.attach(model, file, output=output_name, seed=seed, training=training)
     if isinstance(loss, str):
         output = _loss_output(model.graph, loss)
     else:
@@ -302,6 +330,7 @@ def prepare(
         modes=modes,
         copies=copies,
         table=table or (),
+        adapted=adapted,
     )
     if not isinstance(loss, str):
         form = specification.form
@@ -351,7 +380,7 @@ def _table(objective: Objective, specification: Specification, *, differentiable
     rows = parameter_table(
         copy,
         _values(graph)[name],
-        train=specification.train,
+        train=_trained(objective.adapted, specification.train),
         freeze=specification.freeze,
         straight_through=straight_through,
     )
@@ -361,6 +390,11 @@ def _table(objective: Objective, specification: Specification, *, differentiable
         if missing := missing_rules(forward, _values(graph)[name], trained):
             raise GradientError(missing_rules_message(missing, graph.opset_imports))
     return rows + [_copied_row(objective.model.graph, tied) for tied in objective.copies]
+
+
+def _trained(adapted: Adapted | None, train: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """The patterns of what is trained: where something was added to the model, that first."""
+    return train if adapted is None else (*map(glob.escape, adapted.parameters), *(train or ()))
 
 
 def _copied_row(graph: ir.Graph, copy: Copy) -> Initializer:

@@ -95,7 +95,8 @@ def parameter_table(
         loss: The value to train on; ``None`` takes every floating output.
         train: Glob patterns: only matching initializers are trained; a constant named here without a wildcard is
             trained, too. A pattern matches the name of an initializer or its module path (``layer.1.query.weight``
-            for ``val_92``), and where it matches none of these, the nodes that read it.
+            for ``val_92``), and where it matches none of these, the nodes that read it. ``|`` stands between
+            alternatives.
         freeze: Glob patterns of what stays as it is; wins over ``train``.
         straight_through: Whether gradients pass through operators that round or quantize.
 
@@ -105,7 +106,7 @@ def parameter_table(
     graph = model.graph
     paths = {name: module_paths(value, model.functions) for name, value in graph.initializers.items()}
     chosen = {
-        option: None if given is None else _matching(option, _listed(given), paths, model)
+        option: None if given is None else matching(option, _listed(given), paths, model)
         for option, given in (("train", train), ("freeze", freeze))
     }
     named = () if train is None else _listed(train)
@@ -131,20 +132,29 @@ def _listed(given: str | Sequence[str]) -> list[str]:
     return [given] if isinstance(given, str) else list(given)
 
 
-def _matching(option: str, patterns: list[str], paths: Mapping[str, tuple[str, ...]], model: ir.Model) -> set[str]:
+def matching(option: str, patterns: Sequence[str], paths: Mapping[str, tuple[str, ...]], model: ir.Model) -> set[str]:
     """The names of the initializers that patterns match, by name, by module path, else by the nodes that read them.
+
+    Args:
+        option: What a message calls the patterns.
+        patterns: Glob patterns, each perhaps of several alternatives with ``|`` between them.
+        paths: The names of the initializers, and their module paths.
+        model: A working copy whose functions are not expanded.
 
     Raises:
         OptionError: A pattern matches none.
     """
     found: set[str] = set()
     for pattern in patterns:
-        matched = {
-            name for name, others in paths.items() if any(fnmatch.fnmatchcase(n, pattern) for n in (name, *others))
-        }
+        alternatives = [pattern] if pattern in paths else pattern.split("|")
+
+        def matches(names: Iterable[str], alternatives: Sequence[str] = alternatives) -> bool:
+            return any(fnmatch.fnmatchcase(name, one) for name in names for one in alternatives)
+
+        matched = {name for name, others in paths.items() if name == pattern or matches((name, *others))}
         if not matched:
             nodes = {name: node_names(model.graph.initializers[name], model.functions) for name in paths}
-            matched = {name for name, others in nodes.items() if any(fnmatch.fnmatchcase(n, pattern) for n in others)}
+            matched = {name for name, others in nodes.items() if matches(others)}
         if not matched:
             known = [others[0] if others else name for name, others in paths.items()]
             shown = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")

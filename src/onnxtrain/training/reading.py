@@ -48,7 +48,7 @@ class Reading:
             return cast("Measure", metric)
         whole = find_whole_metric(metric)
         if whole is not None:
-            return self._whole(whole)
+            return self.whole(whole)
         wanted = ALIASES.get(metric, metric) if isinstance(metric, str) else metric
         name = next((name for name, entry in BUILT_IN.items() if wanted in (name, entry.function)), None)
         if name is None and isinstance(metric, str):
@@ -62,7 +62,7 @@ class Reading:
             return NamedMetric(shown, lambda y_true, y_pred: terms(y_true, y_pred, **options))
         return NamedMetric(shown, lambda y_true, y_pred: terms(y_true, _log(y_pred), **options))
 
-    def _whole(self, metric: WholeMetric) -> MeasuredWhole:
+    def whole(self, metric: WholeMetric) -> MeasuredWhole:
         """A metric of a whole data set told how to read this loss's predictions.
 
         Raises:

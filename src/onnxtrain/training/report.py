@@ -6,11 +6,15 @@ import importlib.util
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from onnxtrain.errors import OptionError
 from onnxtrain.model.writing import AtomicFiles, check_writable
+from onnxtrain.report.axes import spans_orders
+from onnxtrain.report.colours import colours
+from onnxtrain.report.record import measured_columns
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,11 +24,6 @@ Rows = Sequence[dict[str, float]]
 """One row per epoch, as in :class:`~onnxtrain.training.callbacks.History`."""
 
 MISSING = "There is no PNG of the training curve, because matplotlib is not installed: pip install 'onnxtrain[report]'."
-
-_NOT_MEASURED = ("epoch", "step", "learning_rate")
-_TRAINING, _VALIDATION = "#2563eb", "#ea580c"
-_LOGARITHMIC_FROM = 30.0
-"""A loss that falls by more than this factor is drawn on a logarithmic axis."""
 
 
 def matplotlib_available() -> bool:
@@ -62,37 +61,57 @@ def draw(rows: Rows, *, title: str = "") -> Figure:
 
     if not rows:
         raise OptionError("A training curve needs at least one epoch.")
-    losses, metrics = _series(rows)
-    panels = 2 if metrics else 1
-    figure = Figure(figsize=(4.6 * panels + 0.4, 3.6), layout="constrained")
-    axes = figure.subplots(1, panels, squeeze=False)[0]
-    _panel(axes[0], rows, losses, "loss")
-    values = [value for series in losses.values() for value in series if math.isfinite(value)]
-    if values and min(values) > 0 and max(values) > _LOGARITHMIC_FROM * min(values):
-        axes[0].set_yscale("log")
-    if metrics:
-        _panel(axes[1], rows, metrics, next(iter(metrics)) if len(metrics) == 1 else "on validation data")
+    found = panels(rows)
+    figure = Figure(figsize=(4.6 * len(found) + 0.4, 3.6), layout="constrained")
+    for axes, panel in zip(figure.subplots(1, len(found), squeeze=False)[0], found, strict=True):
+        _draw(axes, [row["epoch"] for row in rows], panel)
     if title:
         figure.suptitle(title, fontsize=11, fontweight="bold", x=0.02, ha="left")
     return figure
 
 
+@dataclass(frozen=True)
+class Panel:
+    """One of the pictures side by side that a training curve is made of.
+
+    Attributes:
+        title: What is drawn.
+        columns: The values over the epochs, by what a reader calls them.
+        colours: A colour for each, as in HTML.
+        logarithmic: Whether the axis of the values is.
+    """
+
+    title: str
+    columns: dict[str, list[float]]
+    colours: list[str]
+    logarithmic: bool = False
+
+
+def panels(rows: Rows) -> list[Panel]:
+    """What there is to draw: losses and, where there are any, metrics."""
+    losses, metrics = _series(rows)
+    logarithmic = spans_orders(value for column in losses.values() for value in column)
+    found = [Panel("loss", losses, colours(len(losses)), logarithmic)]
+    if metrics:
+        title = next(iter(metrics)) if len(metrics) == 1 else "on validation data"
+        found.append(Panel(title, metrics, colours(1 + len(metrics))[1:]))
+    return found
+
+
 def _series(rows: Rows) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """Measured values by what a reader calls them: losses, other metrics."""
-    names = dict.fromkeys(name for row in rows for name in row if name not in _NOT_MEASURED)
+    names = measured_columns(rows)
     columns = {name: [row.get(name, math.nan) for row in rows] for name in names}
-    losses = {"training" if n == "loss" else "validation": c for n, c in columns.items() if n.endswith("loss")}
-    others = {n.replace("_", " "): c for n, c in columns.items() if not n.endswith("loss")}
-    return losses, others
+    short = {"loss": "training", "validation_loss": "validation"}
+    words = {name: short.get(name, name.replace("_", " ")) for name in names}
+    losses = {words[name]: column for name, column in columns.items() if name.endswith("loss")}
+    return losses, {words[name]: column for name, column in columns.items() if not name.endswith("loss")}
 
 
-def _panel(axes: Axes, rows: Rows, series: dict[str, list[float]], label: str) -> None:
+def _draw(axes: Axes, epochs: Sequence[float], panel: Panel) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    epochs = [row["epoch"] + 1 for row in rows]
-    colours: list[Any] = [_TRAINING, _VALIDATION] if "training" in series else [_VALIDATION, "#059669", "#7c3aed"]
-    for index, (name, values) in enumerate(series.items()):
-        colour = colours[index % len(colours)]
+    for (name, values), colour in zip(panel.columns.items(), panel.colours, strict=True):
         axes.plot(epochs, values, color=colour, label=name, linewidth=1.8, marker="o", markersize=3)
         if math.isfinite(values[-1]):
             axes.annotate(
@@ -105,13 +124,15 @@ def _panel(axes: Axes, rows: Rows, series: dict[str, list[float]], label: str) -
                 va="center",
             )
     axes.set_xlabel("epoch")
-    axes.set_title(label, fontsize=10, loc="left")
+    axes.set_title(panel.title, fontsize=10, loc="left")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.margins(x=0.12)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    if len(series) > 1:
-        axes.legend(frameon=False, fontsize=9)
+    if panel.logarithmic:
+        axes.set_yscale("log")
+    if len(panel.columns) > 1:
+        axes.legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2)
 
 
 def text_curve(rows: Rows, *, width: int = 60, height: int = 12) -> str:
@@ -126,7 +147,7 @@ def text_curve(rows: Rows, *, width: int = 60, height: int = 12) -> str:
         OptionError: There is no row.
 
     Example:
-        >>> print(text_curve([{"epoch": 0, "loss": 4.0}, {"epoch": 1, "loss": 1.0}], width=9, height=3))
+        >>> print(text_curve([{"epoch": 1, "loss": 4.0}, {"epoch": 2, "loss": 1.0}], width=9, height=3))
              4 |*
                |
              1 |        *
@@ -148,7 +169,7 @@ def text_curve(rows: Rows, *, width: int = 60, height: int = 12) -> str:
     labels = {0: f"{high:.4g}", height - 1: f"{low:.4g}"}
     lines = [f"{labels.get(index, ''):>6} |{''.join(row)}".rstrip() for index, row in enumerate(cells)]
     legend = ", ".join(f"{mark} {name} loss" for mark, name in zip("*o", losses, strict=False))
-    first, last = round(rows[0]["epoch"]) + 1, round(rows[-1]["epoch"]) + 1
+    first, last = round(rows[0]["epoch"]), round(rows[-1]["epoch"])
     lines.append(f"{'':>6} +{'-' * width}")
     lines.append(f"{'':>8}{first}{last:>{width - len(str(first))}}  epoch, {legend}")
     return "\n".join(lines)

@@ -1,12 +1,53 @@
-"""How things show themselves in a terminal and in a notebook: tables of plain text and of HTML."""
+"""How things show themselves in a terminal and in a notebook: numbers in words, tables of plain text and of HTML."""
 
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
 
 Row = Mapping[str, object]
+
+
+def number(value: float) -> str:
+    """A measured value: four significant digits; fractions of accuracy as they are."""
+    if not math.isfinite(value):
+        return "nan" if math.isnan(value) else str(value)
+    return f"{value:.4f}" if 0.001 <= abs(value) < 1000 or value == 0 else f"{value:.3e}"
+
+
+def count(value: float) -> str:
+    """A number of things."""
+    return f"{round(value):,}"
+
+
+WAITING_FROM = 0.05
+"""The share of the time that a training may wait for its data before that is said."""
+
+
+def waiting(waited: float, seconds: float, data: str) -> str:
+    """That data are slow, where a training waited for them for more than a twentieth of its time, or "".
+
+    >>> waiting(3.0, 10.0, "a DataLoader"), waiting(0.1, 10.0, "a DataLoader")
+    ('30 % of the time waiting for a DataLoader', '')
+    """
+    share = waited / seconds if seconds > 0 else 0.0
+    return f"{share:.0%} of the time waiting for ".replace("%", " %") + data if share > WAITING_FROM else ""
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person reads them."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def plural(amount: int, word: str) -> str:
+    """A number with its noun."""
+    return f"{count(amount)} {word}{'' if amount == 1 else 's'}"
 
 
 def text_table(rows: Sequence[Row], *, most: int = 20) -> str:
@@ -23,6 +64,17 @@ def html_table(rows: Sequence[Row], *, most: int = 60) -> str:
     head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
     body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in cells)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def html_facts(rows: Mapping[str, str], *, notes: Sequence[str] = ()) -> str:
+    """Names and what they are, and notes below, for a notebook."""
+    body = "".join(
+        f'<tr><th style="text-align: left">{html.escape(name)}</th>'
+        f'<td style="text-align: left">{html.escape(value)}</td></tr>'
+        for name, value in rows.items()
+    )
+    below = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
+    return f"<table><tbody>{body}</tbody></table>" + (f"<ul>{below}</ul>" if notes else "")
 
 
 def _cells(rows: Sequence[Row], most: int) -> tuple[list[str], list[list[str]]]:

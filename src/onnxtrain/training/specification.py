@@ -18,6 +18,8 @@ from onnxtrain.operators import Adam
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.parallel.communicator import Communicator
 from onnxtrain.runtime.options import RuntimeOptions
+from onnxtrain.training.adaptation import Adaptation
+from onnxtrain.training.groups import Group, listed_groups
 from onnxtrain.training.loss import Loss, TargetForm, TargetKind
 from onnxtrain.training.loss_choice import LossLike, resolve_loss
 from onnxtrain.training.optimizers import choose_optimizer
@@ -38,6 +40,7 @@ class Options(TypedDict, total=False):
 
     train: Patterns | None
     freeze: Patterns | None
+    groups: Sequence[Group]
     output: str | None
     targets: TargetKind | None
     batch_norm: str
@@ -51,6 +54,7 @@ class Options(TypedDict, total=False):
     accumulate: int
     straight_through: bool
     recompute: Patterns
+    lora: Adaptation | None
     seed: int
     threads: int | None
     options: RuntimeOptions | None
@@ -112,6 +116,7 @@ class Specification:
     optimizer: Optimizer = field(default_factory=Adam)
     train: tuple[str, ...] | None = None
     freeze: tuple[str, ...] | None = None
+    groups: tuple[Group, ...] = ()
     output: str | None = None
     targets: TargetKind | None = None
     batch_norm: str = "frozen"
@@ -125,6 +130,7 @@ class Specification:
     accumulate: int = 1
     straight_through: bool = False
     recompute: tuple[str, ...] = ()
+    lora: Adaptation | None = None
     seed: int = 0
     options: RuntimeOptions = field(default_factory=RuntimeOptions)
     parallel: Communicator | None = None
@@ -161,6 +167,7 @@ class Specification:
             optimizer=choose_optimizer(optimizer),
             train=_patterns(options.get("train")),
             freeze=_patterns(options.get("freeze")),
+            groups=listed_groups(options.get("groups", ())),
             output=options.get("output"),
             targets=options.get("targets"),
             batch_norm=options.get("batch_norm", "frozen"),
@@ -174,6 +181,7 @@ class Specification:
             accumulate=options.get("accumulate", 1),
             straight_through=options.get("straight_through", False),
             recompute=_tuple(options.get("recompute", ())),
+            lora=_adaptation(options.get("lora")),
             seed=options.get("seed", 0),
             options=runtime if threads is None else dataclasses.replace(runtime, threads=threads),
             parallel=options.get("parallel"),
@@ -209,3 +217,9 @@ def _tuple(patterns: Patterns) -> tuple[str, ...]:
 
 def _patterns(given: Patterns | None) -> tuple[str, ...] | None:
     return None if given is None else _tuple(given)
+
+
+def _adaptation(given: object) -> Adaptation | None:
+    if given is None or isinstance(given, Adaptation):
+        return given
+    raise OptionError(f"lora is {given!r}; it needs settings, such as onnxtrain.Lora(rank=8).")

@@ -20,6 +20,7 @@ from onnxtrain.training.labels import as_classes, as_numbers, to_indices
 from onnxtrain.training.loss import IgnoredWherePresent, Loss, LossByExample, TargetForm, TargetKind
 from onnxtrain.training.losses import CustomLoss, SoftmaxCrossEntropy
 from onnxtrain.training.metrics import Measure
+from onnxtrain.training.reading import Reading
 
 
 @dataclass(frozen=True)
@@ -184,9 +185,13 @@ class Targets:
         Raises:
             OptionError: There is no such metric, or it is for other predictions.
         """
+        return [self.reading.metric(metric) for metric in ([metrics] if isinstance(metrics, str) else metrics)]
+
+    @cached_property
+    def reading(self) -> Reading:
+        """How predictions and targets are to be read, as the loss says."""
         reading = self._whole_loss.reading(wrapped(self.prediction), wrapped(self.value))
-        reading = replace(reading, probabilities=self.from_probabilities)
-        return [reading.metric(metric) for metric in ([metrics] if isinstance(metrics, str) else metrics)]
+        return replace(reading, probabilities=self.from_probabilities)
 
 
 def target_input(loss: Loss, prediction: ir.Value, kind: TargetKind, name: str) -> ir.Value:

@@ -12,7 +12,9 @@ from onnxtrain.model.validity import refuses_invalid
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.parallel.communicator import Communicator
 from onnxtrain.runtime.options import RuntimeOptions
+from onnxtrain.training.adaptation import Adaptation
 from onnxtrain.training.fitting import fit
+from onnxtrain.training.groups import Group
 from onnxtrain.training.hints import warn_of
 from onnxtrain.training.learner import Learner
 from onnxtrain.training.loss import TargetKind
@@ -37,6 +39,8 @@ class Trainer(Learner):
         train: Glob patterns of the initializers to train; by default all parameters
             (``onnxtrain inspect MODEL`` lists them).
         freeze: Glob patterns of those to keep; wins over ``train``.
+        groups: Parameters that are updated otherwise than the rest: a :class:`~onnxtrain.Group` each. A parameter
+            belongs to the first group that matches it, as in PyTorch.
         output: The output that the loss is built on, by default the first floating one.
         targets: ``"indices"`` or ``"values"`` (distributions over classes), where the loss takes both; by
             default what the first data hold.
@@ -59,6 +63,8 @@ class Trainer(Learner):
             (quantization-aware training); see :func:`onnxtrain.gradient`.
         recompute: Glob patterns of names of nodes whose results are computed again in the backward pass instead
             of being kept: takes time, saves memory, changes no number.
+        lora: Adapters to train beside frozen weights, :class:`onnxtrain.Lora`. Then ``train`` names what is trained
+            whole beside them, by default nothing.
         seed: Seed of the order of the data and of dropout.
         threads: Threads within an operator; default one per core.
         options: All other options of the sessions.
@@ -105,11 +111,13 @@ class Trainer(Learner):
         accumulate: int = 1,
         straight_through: bool = False,
         recompute: str | Sequence[str] = (),
+        lora: Adaptation | None = None,
         seed: int = 0,
         threads: int | None = None,
         options: RuntimeOptions | None = None,
         tie: bool | str | Sequence[str] = False,
         parallel: Communicator | None = None,
+        groups: Sequence[Group] = (),
     ) -> None:
         specification = Specification.of(
             model,
@@ -117,6 +125,7 @@ class Trainer(Learner):
             optimizer,
             train=train,
             freeze=freeze,
+            groups=groups,
             output=output,
             targets=targets,
             batch_norm=batch_norm,
@@ -130,6 +139,7 @@ class Trainer(Learner):
             accumulate=accumulate,
             straight_through=straight_through,
             recompute=recompute,
+            lora=lora,
             seed=seed,
             threads=threads,
             options=options,

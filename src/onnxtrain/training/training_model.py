@@ -10,6 +10,8 @@ import onnx
 from onnxtrain.model.validity import refuses_invalid
 from onnxtrain.model.whole import with_external_data
 from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.training.adaptation import Adaptation
+from onnxtrain.training.groups import Group
 from onnxtrain.training.hints import warn_of
 from onnxtrain.training.loss import TargetKind
 from onnxtrain.training.loss_choice import LossLike
@@ -38,7 +40,9 @@ def training_model(
     accumulate: bool = False,
     straight_through: bool = False,
     recompute: str | Sequence[str] = (),
+    lora: Adaptation | None = None,
     tie: bool | str | Sequence[str] = False,
+    groups: Sequence[Group] = (),
 ) -> onnx.ModelProto:
     """Write down the training of a model as the standard does: a model with ``training_info``.
 
@@ -53,6 +57,7 @@ def training_model(
         optimizer: ``Adam(...)``, ``AdamW(...)`` or another, or its name, ``"adamw(lr=3e-4)"``.
         train: As all that is not described here, see :class:`onnxtrain.Trainer`.
         freeze: What not to train.
+        groups: Parameters that are updated otherwise than the rest; each rule gets an optimizer node of its own.
         output: The output that the loss is built on.
         targets: "indices" or "values", where the loss takes both; by default indices.
         batch_norm: "frozen" or "train".
@@ -69,6 +74,7 @@ def training_model(
             Gradient node cannot say so: the training model's metadata entry ``onnxtrain.straight_through`` does.
         recompute: Glob patterns of names of nodes to compute again in the backward pass; likewise the entry
             ``onnxtrain.recompute``, a JSON list.
+        lora: Adapters to train beside frozen weights; they are initializers of the main graph.
 
     Returns:
         The training model: valid ONNX that can be saved, sent, lowered and resumed; it holds all its data.
@@ -86,6 +92,7 @@ def training_model(
         optimizer,
         train=train,
         freeze=freeze,
+        groups=groups,
         output=output,
         targets=targets,
         batch_norm=batch_norm,
@@ -99,7 +106,8 @@ def training_model(
         accumulate=2 if accumulate else 1,  # any number of micro-batches makes the same model
         straight_through=straight_through,
         recompute=recompute,
+        lora=lora,
     )
     file, objective = specification.model, prepare(specification)
-    warn_of(objective.hints(file), stacklevel=3)  # the decorator is one of them
+    warn_of(objective.hints(specification), stacklevel=3)  # the decorator is one of them
     return with_external_data(build_training_model(objective.recipe(specification)), file.folder)

@@ -290,11 +290,11 @@ def train_dropout(model: ir.Model, seed: int) -> int:
         if len(node.inputs) < 3:
             node.resize_inputs(3)
         node.replace_input_with(2, true)
-        node.attributes.add(ir.AttrInt64("seed", _seed_of_node(seed, position)))
+        node.attributes.add(ir.AttrInt64("seed", seed_of_node(seed, position)))
     return len(nodes)
 
 
-def _seed_of_node(seed: int, position: int) -> int:
+def seed_of_node(seed: int, position: int) -> int:
     """The seed of one Dropout node.
 
     ONNX Runtime 1.32 draws with the minimal standard generator, seeded with this number plus the number of the run,

@@ -10,10 +10,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from onnxtrain.errors import OptionError
+from onnxtrain.report.record import large_is_good
 from onnxtrain.training.callback import Callback, TrainingState
-
-_GROWING = ("accuracy", "precision", "recall", "f1", "iou", "auc", "r2", "top_")
-"""Parts of the names of metrics of which large values are good."""
 
 
 class Watch(Callback):
@@ -39,7 +37,7 @@ class Watch(Callback):
             raise OptionError(f"mode of {what} is '{mode}'; it must be 'min', 'max' or None.")
         self.monitor = monitor
         self.minimum_delta = minimum_delta
-        self.mode = mode or ("max" if any(part in monitor for part in _GROWING) else "min")
+        self.mode = mode or ("max" if large_is_good(monitor) else "min")
         self.best: float | None = None
         self.best_epoch: int | None = None
         self._what = what
@@ -128,7 +126,7 @@ class EarlyStopping(Watch):
             return
         self.waited += 1
         if self.waited >= self.patience:
-            best = "" if self.best is None else f" (best {self.best:.6g} in epoch {(self.best_epoch or 0) + 1})"
+            best = "" if self.best is None else f" (best {self.best:.6g} in epoch {self.best_epoch})"
             state.request_stop(f"{self.monitor} has not improved for {self.waited} epochs{best}")
 
     def on_fit_end(self, state: TrainingState) -> None:

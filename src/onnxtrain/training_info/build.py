@@ -257,22 +257,25 @@ class _Writer:
         return builder.state(self.recipe.names.count, np.asarray(self.schema.first_count, np.int64))
 
     def _update(self, builder: Algorithm, gradients: Sequence[Value]) -> None:
-        """One optimizer node over all parameters (two where only some are sparsified), and T + 1."""
+        """One optimizer node over all parameters that are updated alike, two where only some are sparsified; T + 1."""
         op = builder.op
         rate = builder.input(self.recipe.names.learning_rate, ir.DataType.FLOAT, ())
         count = self._count(builder)
         xs = {name: op.wrap(value) for name, value in builder.parameters.items()}
         states: dict[str, list[Value]] = {name: [] for name in xs}
-        for role in self.recipe.optimizer.states:
+        rules = {name: self.recipe.rule_of(name) for name in xs}
+        for role in self.schema.states:
             for name, value in builder.parameters.items():
-                states[name].append(builder.state(f"{name}/{role.name}", _repeated(role.initial, value)))
+                if role in rules[name].optimizer.states:
+                    states[name].append(builder.state(f"{name}/{role.name}", _repeated(role.initial, value)))
         op.scope = "update"
         variables = {name: (xs[name], gradient, *states[name]) for name, gradient in zip(xs, gradients, strict=True)}
         sparsified = self.recipe.sparsified
         if sparsified is None:
             sparsified = [name for name, value in builder.parameters.items() if len(_shape(value)) >= 2]
-        for name, news in optimizer_nodes(op, self.recipe.optimizer, rate, count, variables, sparsified).items():
-            for old, new in zip((xs[name], *states[name]), news, strict=True):
+        news = optimizer_nodes(op, rules, rate, count, variables, sparsified)
+        for name, own in news.items():
+            for old, new in zip((xs[name], *states[name]), own, strict=True):
                 new.ir.type, new.ir.shape = old.ir.type, old.ir.shape
                 builder.update(old, new)
         builder.update(count, count + 1)

@@ -65,6 +65,19 @@ class Clipping:
                 raise OptionError(f"clip_{name} is {bound}; it needs a finite number above 0.")
 
 
+@dataclass(frozen=True)
+class UpdateRule:
+    """How a parameter is updated.
+
+    Attributes:
+        optimizer: The update rule with its attributes.
+        rate_scale: What the learning rate is multiplied by.
+    """
+
+    optimizer: Optimizer
+    rate_scale: float = 1.0
+
+
 @dataclass
 class Recipe:
     """All that a training model is made from.
@@ -76,6 +89,7 @@ class Recipe:
         weights: The input for one weight per example; ``None`` where all count alike.
         parameters: Names of the initializers that are trained.
         optimizer: Update rule with its attributes.
+        rules: Update rules of the parameters that have one of their own, of the same operator.
         clipping: What is done to gradients.
         micro_batches: Write two entries: one that adds a micro-batch's gradients up, one that applies them.
         alone: Every update has one micro-batch: its gradients take the place of what is accumulated.
@@ -102,3 +116,8 @@ class Recipe:
     sparsified: Collection[str] | None = None
     options: GradientOptions = field(default_factory=GradientOptions)
     weights: ir.Value | None = None
+    rules: Mapping[str, UpdateRule] = field(default_factory=dict)
+
+    def rule_of(self, parameter: str) -> UpdateRule:
+        """How a parameter is updated."""
+        return self.rules.get(parameter) or UpdateRule(self.optimizer)

@@ -7,19 +7,42 @@ from collections.abc import Collection, Mapping
 from onnxtrain.graph import Builder, Value
 from onnxtrain.operators.arithmetic import Tensor
 from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.training_info.recipe import UpdateRule
 
 Variables = Mapping[str, tuple[Value, ...]]
 """X, G and the states of parameters by name."""
 
 
 def optimizer_nodes(
-    op: Builder, optimizer: Optimizer, rate: Value, count: Value, variables: Variables, sparsified: Collection[str]
+    op: Builder,
+    rules: Mapping[str, UpdateRule],
+    rate: Value,
+    count: Value,
+    variables: Variables,
+    sparsified: Collection[str],
 ) -> dict[str, tuple[Value, ...]]:
     """Emit the update of all parameters: their new values and states by name.
 
-    One node updates all parameters, unless the optimizer promotes sparsity: then it does so for those in
-    ``sparsified``, and a second node takes plain steps for the others.
+    One node updates all parameters of one rule, whatever group they are in. Where its optimizer promotes sparsity, it
+    does so for those in ``sparsified``, and a second node takes plain steps for the others.
     """
+    alike: list[tuple[UpdateRule, dict[str, tuple[Value, ...]]]] = []
+    for name, own in variables.items():
+        found = next((members for rule, members in alike if rule == rules[name]), None)
+        if found is None:
+            found = {}
+            alike.append((rules[name], found))
+        found[name] = own
+    news: dict[str, tuple[Value, ...]] = {}
+    for rule, members in alike:
+        scaled = rate if rule.rate_scale == 1.0 else rate * rule.rate_scale
+        news |= _nodes(op, rule.optimizer, scaled, count, members, sparsified)
+    return {name: news[name] for name in variables}
+
+
+def _nodes(
+    op: Builder, optimizer: Optimizer, rate: Value, count: Value, variables: Variables, sparsified: Collection[str]
+) -> dict[str, tuple[Value, ...]]:
     if not optimizer.promotes_sparsity:
         return _node(op, optimizer, rate, count, variables)
     chosen = {name: own for name, own in variables.items() if name in sparsified}
@@ -30,7 +53,7 @@ def optimizer_nodes(
         news |= promote(op, optimizer, rate, count, chosen)
     if others:
         news |= _node(op, optimizer.plain(), rate, count, others)
-    return {name: news[name] for name in variables}
+    return news
 
 
 def _node(

@@ -67,6 +67,7 @@ class ArrayDataset(Dataset):
         self._indices: Array | None = None
         self._divide: Divide | None = None
         self._validated: tuple[TensorSpec | None, TargetCheck | None] | None = None
+        self.name = name
         self.size = check_columns(self._columns, name)
 
     @property

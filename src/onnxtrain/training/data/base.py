@@ -56,9 +56,11 @@ class Dataset(ABC):
 
     Attributes:
         size: how many examples; None when not known.
+        name: what messages call it.
     """
 
     size: int | None = None
+    name: str = "the data"
 
     @property
     def targets(self) -> Array | None:

@@ -27,7 +27,15 @@ _logger = logging.getLogger(__name__)
 CSV_SUFFIXES: Final = (".csv", ".tsv")
 
 _SEPARATORS: Final = (",", ";", "\t", "|")
-_BOMS: Final = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+_BOMS: Final = {  # that of UTF-32 begins like that of UTF-16
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+# How much is looked at to tell text from anything else.
+_START_BYTES: Final = 4096
 _TRUTH: Final = {"0": False, "1": True, "false": False, "true": True}
 _LINE_BREAK: Final = re.compile(r"\r\n|\r|\n")
 # How many cells are converted at a time.
@@ -105,7 +113,7 @@ class CsvFile:
         try:
             check_regular(path)
             with path.open("rb") as file:
-                start = file.read(3)
+                start = file.read(_START_BYTES)
         except FileNotFoundError as error:
             raise DataError(
                 f"{self.name} does not exist; give a CSV file with column names in the first line."
@@ -115,6 +123,11 @@ class CsvFile:
         if self.encoding is not None:
             return [self.encoding]
         marked = next((encoding for mark, encoding in _BOMS.items() if start.startswith(mark)), None)
+        if marked is None and b"\0" in start:
+            raise DataError(
+                f"{self.name} holds bytes of value 0, so it is no text in UTF-8; where it is text in another encoding, "
+                "name it: onnxtrain.data.CsvFile(path, encoding='utf-16-le')."
+            )
         return [marked] if marked else ["utf-8", "latin-1"]
 
     def _read_open(

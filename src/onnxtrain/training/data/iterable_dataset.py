@@ -47,6 +47,7 @@ class IterableDataset(Dataset):
         validate: bool = True,
     ) -> None:
         self._source = source
+        self.name = getattr(source, "__name__", "") if callable(source) else f"the {type(source).__name__}"
         self._specs = {spec.name: spec for spec in specs}
         self._target = target
         self._target_spec = target_spec

@@ -1,0 +1,8 @@
+// How a function is seen from outside of the library; everything else is hidden.
+#pragma once
+
+#if defined(_WIN32)
+#define ONNXTRAIN_API extern "C" __declspec(dllexport)
+#else
+#define ONNXTRAIN_API extern "C" __attribute__((visibility("default")))
+#endif

@@ -1,0 +1,117 @@
+"""Adapters that were added to a working copy: what is written of them, and what weights they make."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.adapters.adapter import Adapter, Entry
+from onnxtrain.adapters.files import is_adapter_path, write_adapter
+from onnxtrain.adapters.fitting import Place, gains
+from onnxtrain.adapters.layers import Layer, Part
+from onnxtrain.adapters.manifest import describe_base
+from onnxtrain.adapters.merging import merged_weights
+from onnxtrain.model.file import ModelFile
+from onnxtrain.training.adaptation import Adapted
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where the adapter of a layer, or of a part of a packed one, is in a graph.
+
+    Attributes:
+        name: Of the layer or part.
+        layer: The layer.
+        part: The part; ``None`` for a layer by itself.
+        scale: What x A B is multiplied with.
+        magnitude: Whether it has magnitudes.
+    """
+
+    name: str
+    layer: Layer
+    part: Part | None
+    scale: float
+    magnitude: bool
+
+    @property
+    def a(self) -> str:
+        """The name of A."""
+        return f"{self.name}.lora_A.weight"
+
+    @property
+    def b(self) -> str:
+        """The name of B."""
+        return f"{self.name}.lora_B.weight"
+
+    @property
+    def m(self) -> str:
+        """The name of the magnitudes."""
+        return f"{self.name}.lora_magnitude_vector"
+
+    @property
+    def place(self) -> Place:
+        """The layer and the part."""
+        return self.layer, self.part
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all of its tensors."""
+        return [self.a, self.b, *([self.m] if self.magnitude else [])]
+
+
+@dataclass(frozen=True)
+class Attached(Adapted):
+    """The adapters of a working copy.
+
+    Attributes:
+        slots: Where they are.
+        settings: An adapter without entries: their rank, and how they are scaled.
+    """
+
+    slots: tuple[Slot, ...]
+    settings: Adapter
+
+    @property
+    def parameters(self) -> Sequence[str]:
+        """The names of A, B and magnitudes."""
+        return [name for slot in self.slots for name in slot.names]
+
+    def adapter(self, values: Mapping[str, np.ndarray], file: ModelFile | None = None) -> Adapter:
+        """The adapters as a value.
+
+        Args:
+            values: Current values by name.
+            file: The model that they are for, where the manifest is to say so.
+        """
+        entries = {
+            slot.name: Entry(
+                np.array(values[slot.a]),
+                np.array(values[slot.b]),
+                slot.scale,
+                np.array(values[slot.m]) if slot.magnitude else None,
+                embedding=slot.layer.is_embedding,
+            )
+            for slot in self.slots
+        }
+        base = None if file is None else describe_base(file, [slot.layer for slot in self.slots])
+        return replace(self.settings, entries=entries, base=base)
+
+    def writes(self, path: str | os.PathLike[str]) -> bool:
+        """Whether a path names an adapter: a file that ends so, or a folder."""
+        return is_adapter_path(Path(path))
+
+    def write(self, path: str | os.PathLike[str], file: ModelFile, values: Mapping[str, np.ndarray]) -> None:
+        """Write the adapters: an ``.onnx_adapter`` file, or a folder of PEFT."""
+        adapter = self.adapter(values, file)
+        dtypes = {slot.name: slot.layer.y.dtype or ir.DataType.FLOAT for slot in self.slots}
+        write_adapter(Path(path), adapter, dtypes, gains([slot.place for slot in self.slots], adapter))
+
+    def merged(self, file: ModelFile, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The weights that make the model compute the same without adapters."""
+        entries = self.adapter(values).entries
+        return merged_weights([(slot.layer, slot.part, entries[slot.name]) for slot in self.slots])

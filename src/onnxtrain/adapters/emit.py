@@ -1,0 +1,243 @@
+"""The nodes of an adapter, beside those of the layer that it adapts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.adapters.layers import Layer, Part
+from onnxtrain.autodiff.rules.stop import stopped
+from onnxtrain.errors import OptionError
+from onnxtrain.graph.builder import Builder
+from onnxtrain.graph.value import Value
+
+_INNER_BIAS = {"Gemm": 2, "Conv": 2, "MatMulNBits": 5, "DynamicQuantizeMatMul": 4}
+"""Operators that add a bias themselves, and the input that it is."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The matrices of a layer, or of a part of a packed one, in a graph.
+
+    Attributes:
+        a: A [inputs, rank]; of a convolution [rank, inputs, *window].
+        b: B [rank, outputs]; of a convolution [outputs, rank, 1, 1].
+        scale: What x A B is multiplied with.
+        part: The part; ``None`` for a layer.
+        gain: What each column of the adapted weight is multiplied with [outputs]; ``None`` for nothing.
+    """
+
+    a: Value
+    b: Value
+    scale: float
+    part: Part | None = None
+    gain: Value | None = None
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Dropout of what an adapter reads: the probability, and the seed."""
+
+    ratio: float
+    seed: int
+
+
+class Emitter:
+    """Writes the adapters of layers into a graph.
+
+    Args:
+        graph: The graph.
+        opset: Its version of ONNX's operators.
+    """
+
+    def __init__(self, graph: ir.Graph, opset: int) -> None:
+        self.graph = graph
+        self._main = Builder(graph, opset)
+        nodes = list(graph)
+        self._next = dict(zip(nodes, [*nodes[1:], None], strict=True))
+
+    def builder(self, layer: Layer) -> Builder:
+        """Emits behind the layer, and before what reads its result."""
+        producer = layer.y.producer()
+        assert producer is not None
+        behind = self._next[producer]
+        op = self._main if behind is None else self._main.before(behind)
+        op.scope = f"{layer.name}/lora"
+        return op
+
+    def add(self, op: Builder, layer: Layer, pairs: Sequence[Pair], *, dropout: Dropout | None = None) -> None:
+        """Let all readers of a layer's result have the adapted one."""
+        readers = list(layer.y.uses())
+        like = pairs[0].a
+        if any(pair.gain is None for pair in pairs):
+            added = self._low_rank(op, layer, pairs, dropout)
+        else:
+            product, low = self._product(op, layer, like.dtype), self._low_rank(op, layer, pairs, dropout)
+            added = (product + low) * self._gain(op, layer, pairs) - product
+        y = op.wrap(layer.y)
+        result = op.cast(added, y.dtype).with_shape(y.shape)
+        result = y + result
+        _take_place(self.graph, layer.y, result.ir, readers)
+        self._main.scope = ""
+
+    def _low_rank(self, op: Builder, layer: Layer, pairs: Sequence[Pair], dropout: Dropout | None) -> Value:
+        """scale x A B; of a packed layer with zeros where a part has no adapter."""
+        x = self._x(op, layer, pairs[0].a.dtype, dropout)
+        if pairs[0].part is None:
+            return _between(op, layer, x, pairs[0].a, _scaled(pairs[0]))
+        missing = layer.outputs - sum(pair.part.size for pair in pairs if pair.part is not None)
+        if missing == 0 and all(pair.a.static_shape is None for pair in pairs):  # of any rank, each its own
+            return op.Concat(*(_between(op, layer, x, pair.a, _scaled(pair)) for pair in pairs), axis=-1)
+        a = op.Concat(*(pair.a for pair in pairs), axis=1)
+        return _between(op, layer, x, a, op.Concat(*(_block(op, layer, pair) for pair in pairs), axis=0))
+
+    def _x(self, op: Builder, layer: Layer, dtype: ir.DataType, dropout: Dropout | None) -> Value:
+        x = op.wrap(layer.x)
+        if layer.is_embedding:
+            return x
+        x = op.cast(x, dtype).with_shape(x.shape)
+        if dropout is None:
+            return x
+        ratio, training = op.scalar(dropout.ratio, x), op.constant(True)
+        (dropped,) = op.several("Dropout", x, ratio, training, outputs=1, seed=dropout.seed)
+        return dropped.with_shape(x.shape)
+
+    def _product(self, op: Builder, layer: Layer, dtype: ir.DataType) -> Value:
+        """x W without a bias."""
+        product = op.wrap(layer.product)
+        place = _INNER_BIAS.get(layer.kind)
+        bias = layer.node.inputs[place] if place is not None and place < len(layer.node.inputs) else None
+        if bias is not None:
+            added = op.wrap(bias)
+            beta = layer.node.attributes.get("beta")
+            if beta is not None:
+                added = added * beta.as_float()
+            product = product - (_over_window(op, layer, added) if layer.is_convolution else added)
+        return op.cast(product, dtype).with_shape(layer_shape(layer))
+
+    def _gain(self, op: Builder, layer: Layer, pairs: Sequence[Pair]) -> Value:
+        gains = {pair.part: pair.gain for pair in pairs if pair.gain is not None}
+        if pairs[0].part is None:
+            gain = gains[None]
+        else:
+            pieces, end = [], 0
+            for part, value in gains.items():
+                assert part is not None
+                pieces += [_ones(op, part.start - end, value), value]
+                end = part.start + part.size
+            pieces.append(_ones(op, layer.outputs - end, pairs[0].a))
+            gain = op.Concat(*(piece for piece in pieces if piece is not None), axis=0)
+        return _over_window(op, layer, gain) if layer.is_convolution else gain
+
+
+def column_norms(op: Builder, layer: Layer, pair: Pair, squares: Value) -> Value:
+    """‖W + scale A B‖ of each column [outputs], which gradients take for a constant.
+
+    From the squares of W's own columns: ‖w + d‖² = ‖w‖² + 2 w·d + ‖d‖², with the products of d = scale A b in the
+    order that needs no matrix of W's size: w·A by the layer's own operator, and AᵀA.
+    """
+    a, b = stopped(op, pair.a), stopped(op, _scaled(pair))
+    if layer.is_convolution:
+        rank = a.shape[0] if a.shape is not None else None
+        assert isinstance(rank, int)
+        rows = op.reshape(a, [rank, -1])
+        weight = op.reshape(op.cast(op.wrap(layer.node.inputs[1]), a.dtype), [layer.outputs, -1])  # type: ignore[arg-type]
+        through = rows @ op.Transpose(weight, perm=[1, 0])
+        b = op.Transpose(op.reshape(b, [layer.outputs, rank]), perm=[1, 0])
+    else:
+        rows = op.Transpose(a, perm=[1, 0])
+        through = _through(op, layer, rows)
+        if pair.part is not None:
+            through = op.Slice(through, op.ints(pair.part.start), op.ints(pair.part.start + pair.part.size), op.ints(1))
+    gram = rows @ op.Transpose(rows, perm=[1, 0])
+    mixed = op.ReduceSum(b * through, op.ints(0), keepdims=0)
+    own = op.ReduceSum(b * (gram @ b), op.ints(0), keepdims=0)
+    return stopped(op, op.Sqrt(squares + mixed * 2.0 + own).with_shape(squares.shape))
+
+
+def _through(op: Builder, layer: Layer, rows: Value) -> Value:
+    """rows W, by the layer's own operator."""
+    weight = layer.node.inputs[1]
+    assert weight is not None
+    if layer.kind == "MatMulNBits":
+        x = op.wrap(layer.x)
+        inputs = [None if value is None else op.wrap(value) for value in layer.node.inputs[1:4]]
+        attributes = {name: item.value for name, item in layer.node.attributes.items()}
+        (made,) = op.several(
+            layer.kind, op.cast(rows, x.dtype), *inputs, outputs=1, domain=layer.node.domain, **attributes
+        )
+        made.ir.dtype = x.dtype
+        return op.cast(made.with_shape((rows.shape[0] if rows.shape else None, layer.outputs)), rows.dtype)
+    transposed = "transB" in layer.node.attributes and layer.node.attributes["transB"].as_int() == 1
+    factor = op.cast(op.wrap(weight), rows.dtype)
+    return op.Gemm(rows, factor, transB=1) if transposed else rows @ factor
+
+
+def layer_shape(layer: Layer) -> tuple[int | str | None, ...] | None:
+    """The shape of a layer's product."""
+    shape = layer.product.shape
+    return None if shape is None else tuple(size if isinstance(size, int) else size.value for size in shape)
+
+
+def _scaled(pair: Pair) -> Value:
+    return (pair.b * pair.scale).with_shape(pair.b.shape)
+
+
+def _between(op: Builder, layer: Layer, x: Value, a: Value, b: Value) -> Value:
+    """x A B, by the operator of the layer."""
+    if layer.is_embedding:
+        return op.Gather(a, x, axis=0) @ b
+    if not layer.is_convolution:
+        return (x @ a) @ b
+    kept = {name: layer.node.attributes[name].value for name in _WINDOW if name in layer.node.attributes}
+    return op.Conv(op.Conv(x, a, **kept), b)
+
+
+_WINDOW = ("auto_pad", "dilations", "kernel_shape", "pads", "strides")
+
+
+def _block(op: Builder, layer: Layer, pair: Pair) -> Value:
+    """B of a part among the columns of all parts."""
+    assert pair.part is not None
+    behind = layer.outputs - pair.part.start - pair.part.size
+    return op.Pad(_scaled(pair), op.ints(0, pair.part.start, 0, behind))
+
+
+def _ones(op: Builder, count: int, like: Value) -> Value | None:
+    return op.constant(np.ones(count), like.dtype) if count else None
+
+
+def _over_window(op: Builder, layer: Layer, value: Value) -> Value:
+    """One number per channel, in a shape that broadcasts to images."""
+    return op.reshape(value, [layer.outputs, *(1,) * len(layer.window)])
+
+
+def _take_place(graph: ir.Graph, old: ir.Value, new: ir.Value, readers: Sequence[tuple[ir.Node, int]]) -> None:
+    """Let readers, and the graph's outputs, have a new value; an output keeps its name."""
+    for node, place in readers:
+        node.replace_input_with(place, new)
+    new.type, new.shape = old.type, old.shape
+    if old.is_graph_output():
+        name = old.name
+        for place, value in enumerate(list(graph.outputs)):
+            if value is old:
+                graph.outputs[place] = new
+        old.name = f"{name}/base"
+        new.name = name
+
+
+def refuse_magnitudes(layers: Sequence[Layer]) -> None:
+    """Refuse DoRA where columns of the weight have no norm of their own.
+
+    Raises:
+        OptionError: For an embedding, or a weight that is quantized together with what it multiplies.
+    """
+    for layer in layers:
+        if layer.kind in ("Gather", "MatMulInteger", "DynamicQuantizeMatMul"):
+            raise OptionError(
+                f"dora=True, but {layer.name!r} is a {layer.kind}, whose weight has no magnitudes to train; leave it "
+                "out of targets, or take dora=False."
+            )

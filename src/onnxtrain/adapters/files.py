@@ -1,0 +1,226 @@
+"""Files of adapters: ``.onnx_adapter``, which ONNX Runtime loads into slots, and the folders of PEFT.
+
+An ``.onnx_adapter`` file has tensors by the names of a model's inputs, as Olive's converter writes them:
+``{layer}.lora_A.weight`` [inputs, rank] and ``{layer}.lora_B.weight`` [rank, outputs], with the scale in B, and for DoRA
+``{layer}.lora_gain`` [outputs], the magnitudes over the norms. Beside it lies a manifest,
+``NAME.onnx_adapter.json``: the settings, and the model that the adapter is for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.adapters import peft
+from onnxtrain.adapters.adapter import Adapter, Array, Entry
+from onnxtrain.errors import ModelError
+from onnxtrain.model.writing import AtomicFiles
+
+SUFFIX = ".onnx_adapter"
+
+A, B, GAIN = ".lora_A.weight", ".lora_B.weight", ".lora_gain"
+"""What the names of an adapter's tensors end in."""
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """What an ``.onnx_adapter`` file holds.
+
+    Attributes:
+        arrays: Its tensors by name.
+        manifest: What lies beside it; empty where nothing does.
+    """
+
+    arrays: Mapping[str, Array]
+    manifest: Mapping[str, Any]
+
+
+def is_adapter_path(path: Path) -> bool:
+    """Whether a path names an adapter: a file of ONNX Runtime, or a folder of PEFT."""
+    return path.suffix == SUFFIX or path.is_dir() or not path.suffix
+
+
+def read_adapter(path: str | os.PathLike[str]) -> Adapter:
+    """An adapter from its file or folder.
+
+    The gains of DoRA become magnitudes only beside the weights; entries have them as they are.
+
+    Raises:
+        ModelError: It is none.
+    """
+    place = Path(path)
+    if place.is_dir():
+        return peft.read_folder(place)
+    return _adapter_of(str(place), read_tensors(place))
+
+
+def read_tensors(path: Path) -> Tensors:
+    """The tensors of an ``.onnx_adapter`` file.
+
+    Raises:
+        ModelError: It cannot be read.
+    """
+    import onnxruntime
+
+    if not path.exists():
+        raise ModelError(
+            f"{str(path)!r} does not exist; give an .onnx_adapter file, or a folder that PEFT has written."
+        )
+    try:
+        values = onnxruntime.AdapterFormat.read_adapter(str(path)).get_parameters()
+        arrays = {name: _array(value) for name, value in values.items()}
+    except Exception as error:  # of no type of its own
+        raise ModelError(f"{str(path)!r} is no .onnx_adapter file; give one, or a folder that PEFT has written.") from (
+            error
+        )
+    return Tensors(arrays, _read_manifest(_manifest_path(path)))
+
+
+def write_adapter(path: Path, adapter: Adapter, dtypes: Mapping[str, ir.DataType], gains: Mapping[str, Array]) -> None:
+    """Write an adapter: an ``.onnx_adapter`` file with its manifest, or a folder of PEFT.
+
+    Args:
+        path: The file, or the folder.
+        adapter: The adapter.
+        dtypes: The element type that each layer computes in.
+        gains: Of DoRA, magnitudes over norms by layer.
+
+    Raises:
+        ModelError: It cannot be written.
+    """
+    if path.suffix != SUFFIX:
+        peft.write_folder(path, adapter)
+        return
+    tensors: dict[str, tuple[Array, ir.DataType]] = {}
+    for name, entry in adapter.entries.items():
+        dtype = dtypes[name]
+        tensors[name + A] = entry.a, dtype
+        tensors[name + B] = entry.b * entry.b.dtype.type(entry.scale), dtype
+        if entry.magnitude is not None:
+            tensors[name + GAIN] = gains[name], dtype
+    manifest = {
+        "rank": adapter.rank,
+        "alpha": adapter.alpha,
+        "rslora": adapter.rslora,
+        "dropout": adapter.dropout,
+        "scales": {name: entry.scale for name, entry in adapter.entries.items()},
+        "base": adapter.base,
+    }
+    data = _exported(tensors)
+    with AtomicFiles() as files:
+        with files.create(path) as file:
+            file.write(data)
+        with files.create(_manifest_path(path)) as file:
+            file.write((json.dumps(manifest, indent=1) + "\n").encode())
+
+
+def _exported(tensors: Mapping[str, tuple[Array, ir.DataType]]) -> bytes:
+    """The bytes of an ``.onnx_adapter`` file, which ONNX Runtime writes to a path alone."""
+    import onnxruntime
+
+    make = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type
+    adapter = onnxruntime.AdapterFormat()
+    adapter.set_adapter_version(1)
+    adapter.set_model_version(1)
+    kept = {name: np.ascontiguousarray(array.astype(dtype.numpy())) for name, (array, dtype) in tensors.items()}
+    bits = {ir.DataType.FLOAT16: np.uint16, ir.DataType.BFLOAT16: np.uint16}
+    values = {
+        name: make(kept[name].view(bits.get(dtype, kept[name].dtype)), int(dtype))
+        for name, (_, dtype) in tensors.items()
+    }
+    adapter.set_parameters(values)
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "adapter")
+        adapter.export_adapter(path)
+        return Path(path).read_bytes()
+
+
+def _array(value: Any) -> Array:
+    """A tensor of an adapter as an array of its own."""
+    if "bfloat16" in value.data_type():
+        dtype = ir.DataType.BFLOAT16.numpy()
+        return _bits(value).view(dtype)
+    return np.array(value.numpy())
+
+
+def _bits(value: Any) -> Array:
+    """The elements of a tensor of 16 bits, as unsigned numbers."""
+    shape = tuple(value.shape())
+    size = int(np.prod(shape))
+    if not size:
+        return np.zeros(shape, np.uint16)
+    pointer = ctypes.cast(value.data_ptr(), ctypes.POINTER(ctypes.c_uint16))
+    return np.array(np.ctypeslib.as_array(pointer, (size,))).reshape(shape)
+
+
+def _manifest_path(path: Path) -> Path:
+    return path.with_name(path.name + ".json")
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest beside an adapter; empty where there is none.
+
+    Raises:
+        ModelError: It is damaged.
+    """
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (ValueError, OSError) as error:
+        raise ModelError(f"{str(path)!r} is no manifest of an adapter ({error}); remove it to go without.") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"{str(path)!r} is no manifest of an adapter; remove it to go without.")
+    return found
+
+
+def _adapter_of(label: str, tensors: Tensors) -> Adapter:
+    manifest, arrays = tensors.manifest, tensors.arrays
+    scales = manifest.get("scales") or {}
+    entries = {}
+    for name, a in arrays.items():
+        layer = name.removesuffix(A)
+        if layer == name:
+            continue
+        b = arrays.get(layer + B)
+        if b is None:
+            raise ModelError(f"{label!r} has {name!r}, but no {layer + B!r}; convert it again.")
+        scale = float(scales.get(layer, 1.0))
+        b = _in_float(b)
+        entries[layer] = Entry(_in_float(a), (b / b.dtype.type(scale)), scale, gain=_optional(arrays.get(layer + GAIN)))
+    others = [name for name in arrays if not name.endswith((A, B, GAIN))]
+    if others or not entries:
+        what = f"a tensor {others[0]!r}" if others else "no tensor"
+        raise ModelError(f"{label!r} has {what}; an adapter has pairs that end in {A!r} and {B!r}.")
+    rank = int(manifest.get("rank") or next(iter(entries.values())).rank)
+    alpha = float(manifest.get("alpha") or rank)
+    known = {"rslora": bool(manifest.get("rslora")), "dropout": float(manifest.get("dropout") or 0.0)}
+    return Adapter(entries, rank, alpha, **known, base=manifest.get("base"), folded=not scales)  # type: ignore[arg-type]
+
+
+def _in_float(array: Array) -> Array:
+    return array if array.dtype == np.float64 else array.astype(np.float32)
+
+
+def _optional(array: Array | None) -> Array | None:
+    return None if array is None else _in_float(array)
+
+
+def unfolded(adapter: Adapter, scale: float) -> Adapter:
+    """An adapter whose scale was folded into B, with another scale in front of B."""
+    if not adapter.folded:
+        return adapter
+    entries = {
+        name: replace(entry, b=entry.b / entry.b.dtype.type(scale), scale=scale)
+        for name, entry in adapter.entries.items()
+    }
+    return replace(adapter, entries=entries, folded=False)

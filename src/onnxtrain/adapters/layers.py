@@ -1,0 +1,369 @@
+"""Which layers of a model can have an adapter, and what each computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from onnxtrain.adapters.names import layer_names, matches
+from onnxtrain.errors import OptionError
+from onnxtrain.graph.domains import MICROSOFT_DOMAIN
+from onnxtrain.graph.value import dimensions, is_float
+from onnxtrain.training.readers import Functions, chooses_one
+
+ALL_LINEAR = "all-linear"
+"""Target that stands for all products but that of the output, as in PEFT."""
+
+_VIEWS = frozenset({"Identity", "Cast", "Transpose", "DequantizeLinear"})
+"""Operators between an initializer and the product that multiplies with it."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A layer of the checkpoint that an exporter has packed with others into one product.
+
+    Attributes:
+        name: Its name.
+        start: The first of its columns in the packed product.
+        size: How many it has.
+    """
+
+    name: str
+    start: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer y = x W that can have an adapter.
+
+    Attributes:
+        kind: ONNX's or ONNX Runtime's operator that multiplies.
+        node: The node that does.
+        x: The floating value that is multiplied; for embeddings the indices.
+        y: The floating result that an adapter's is added to.
+        product: x W without a bias, where that is a value; otherwise ``y``.
+        weight: The initializer that holds W.
+        names: What it is called, its own name first.
+        inputs: Size of x's axis that is summed over; for embeddings the number of rows.
+        outputs: Size of y's axis of features.
+        window: The window of a convolution, () elsewhere.
+        bits: Bits per weight.
+        parts: Layers that are packed into it; none where it is one by itself.
+        readers: In how many places the weight is read.
+    """
+
+    kind: str
+    node: ir.Node
+    x: ir.Value
+    y: ir.Value
+    product: ir.Value
+    weight: ir.Value
+    names: tuple[str, ...]
+    inputs: int
+    outputs: int
+    window: tuple[int, ...] = ()
+    bits: int = 32
+    parts: tuple[Part, ...] = ()
+    readers: int = 1
+
+    @property
+    def name(self) -> str:
+        """The name that its adapter gets."""
+        return self.names[0]
+
+    @property
+    def is_embedding(self) -> bool:
+        """Whether it looks rows up."""
+        return self.kind == "Gather"
+
+    @property
+    def is_convolution(self) -> bool:
+        """Whether it is a convolution."""
+        return self.kind == "Conv"
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """The sizes of W: rows of features that come in, columns of those that go out; and a convolution's window."""
+        return (self.inputs, self.outputs, *self.window)
+
+
+def find_layers(model: ir.Model) -> list[Layer]:
+    """The layers of a model's main graph that can have an adapter, in their order.
+
+    Args:
+        model: A copy with types and shapes.
+    """
+    found = []
+    for node in model.graph:
+        kind = _KINDS.get((node.domain, node.op_type))
+        layer = None if kind is None else kind(node, model.functions)
+        if layer is not None:
+            found.append(replace(layer, readers=_readers(layer)))
+    return _with_own_names(found)
+
+
+def _with_own_names(layers: list[Layer]) -> list[Layer]:
+    """The same with no name given twice: layers that share a weight are called like their nodes, or numbered."""
+    count: dict[str, int] = {}
+    found = []
+    for layer in layers:
+        own = next((name for name in layer.names if name not in count), "")
+        number = 2
+        while not own or own in count:
+            own, number = f"{layer.name}.{number}", number + 1
+        count[own] = 1
+        names = (own, *(name for name in layer.names if name != own))
+        found.append(replace(layer, names=names))
+    return found
+
+
+def choose_layers(layers: Sequence[Layer], targets: str | Sequence[str], output: ir.Value | None) -> list[Layer]:
+    """The layers that targets name; of packed ones with the parts that are named.
+
+    Args:
+        layers: Those that there are.
+        targets: Glob patterns, or "all-linear".
+        output: The model's output, whose own product "all-linear" leaves out.
+
+    Raises:
+        OptionError: A pattern matches none.
+    """
+    patterns = [targets] if isinstance(targets, str) else list(targets)
+    chosen: dict[str, Layer] = {}
+    for pattern in patterns:
+        found = [other for layer in layers if (other := _chosen(layer, pattern, output)) is not None]
+        if not found:
+            shown = ", ".join(layer.name for layer in layers[:8]) + (", ..." if len(layers) > 8 else "")
+            raise OptionError(
+                f"targets={pattern!r} matches no layer that can have an adapter; the model has {shown or 'none'}. "
+                "`onnxtrain inspect MODEL --adaptable` lists them."
+            )
+        for layer in found:
+            before = chosen.get(layer.name)
+            if before is not None and before.parts and layer.parts:
+                named = {part.name for part in (*before.parts, *layer.parts)}
+                whole = next(one for one in layers if one.node is layer.node)
+                layer = _with_parts(layer, [part for part in whole.parts if part.name in named])
+            elif before is not None:
+                layer = before if not before.parts else layer
+            chosen[layer.name] = layer
+    return [chosen[layer.name] for layer in layers if layer.name in chosen]
+
+
+def _chosen(layer: Layer, pattern: str, output: ir.Value | None) -> Layer | None:
+    if pattern == ALL_LINEAR:
+        return None if layer.is_embedding or layer.is_convolution or _gives(layer, output) else layer
+    parts = [part for part in layer.parts if matches(pattern, [part.name])]
+    if parts:
+        return _with_parts(layer, parts)
+    return _with_parts(layer, []) if matches(pattern, layer.names) else None
+
+
+def _with_parts(layer: Layer, parts: Sequence[Part]) -> Layer:
+    return replace(layer, parts=tuple(parts))
+
+
+def _gives(layer: Layer, output: ir.Value | None) -> bool:
+    """Whether a layer's result is the output, but for what changes its form or its type."""
+    value = layer.y
+    while value is not output:
+        readers = [node for node in value.consumers() if not node.domain]
+        if len(readers) != 1 or readers[0].op_type not in ("Identity", "Cast", "Reshape", "Softmax", "LogSoftmax"):
+            return False
+        value = readers[0].outputs[0]
+    return True
+
+
+def _readers(layer: Layer) -> int:
+    """In how many places a layer's weight is read, on its way to the layer."""
+    value = layer.weight if layer.kind == "MatMulNBits" else layer.node.inputs[0 if layer.is_embedding else 1]
+    most = 1
+    while value is not None:
+        most = max(most, len(value.uses()) + value.is_graph_output())
+        producer = value.producer()
+        value = None if producer is None else producer.inputs[0]
+    return most
+
+
+def source(value: ir.Value | None) -> ir.Value | None:
+    """The initializer that a value is a view of: through transpositions, casts and dequantization."""
+    while value is not None and not value.is_initializer():
+        node = value.producer()
+        if node is None or node.op_type not in _VIEWS or node.domain not in ("", MICROSOFT_DOMAIN) or not node.inputs:
+            return None
+        value = node.inputs[0]
+    return value if value is None or not value.is_graph_input() or value.const_value is not None else None
+
+
+def _sizes(value: ir.Value | None) -> tuple[int, ...] | None:
+    shape = None if value is None else dimensions(value)
+    if shape is None or not all(isinstance(size, int) for size in shape):
+        return None
+    return tuple(int(size) for size in shape if isinstance(size, int))
+
+
+def _integer(node: ir.Node, name: str, default: int) -> int:
+    return node.attributes[name].as_int() if name in node.attributes else default
+
+
+def _bits(weight: ir.Value) -> int:
+    return 32 if weight.dtype is None else weight.dtype.bitwidth
+
+
+def _behind_bias(product: ir.Value, outputs: int) -> ir.Value:
+    """The sum with a bias that follows a product, where it is all that reads it; else the product.
+
+    ONNX Runtime computes the two in one step, which an addition in between would prevent.
+    """
+    readers = list(product.consumers())
+    if product.is_graph_output() or len(readers) != 1 or readers[0].op_type != "Add" or readers[0].domain:
+        return product
+    other = readers[0].inputs[1] if readers[0].inputs[0] is product else readers[0].inputs[0]
+    bias = source(other)
+    return readers[0].outputs[0] if bias is not None and _sizes(bias) == (outputs,) else product
+
+
+def _product(node: ir.Node, functions: Functions, *, transposed: bool = False) -> Layer | None:
+    x, w = node.inputs[0], node.inputs[1]
+    weight, shape = source(w), _sizes(w)
+    if x is None or weight is None or shape is None or len(shape) != 2 or source(x) is not None:
+        return None
+    if not is_float(node.outputs[0]):
+        return None
+    inputs, outputs = shape[::-1] if transposed else shape
+    y = _behind_bias(node.outputs[0], outputs)
+    names = layer_names(weight, node, functions)
+    return Layer(
+        node.op_type, node, x, y, node.outputs[0], weight, names, inputs, outputs, bits=_bits(weight),
+        parts=_parts(names[0], y, outputs),
+    )  # fmt: skip
+
+
+def _gemm(node: ir.Node, functions: Functions) -> Layer | None:
+    if _integer(node, "transA", 0):
+        return None
+    return _product(node, functions, transposed=bool(_integer(node, "transB", 0)))
+
+
+def _fused_product(node: ir.Node, functions: Functions) -> Layer | None:
+    batched = ("transA", "transBatchA", "transBatchB")
+    if any(_integer(node, name, 0) for name in batched):
+        return None
+    return _product(node, functions, transposed=bool(_integer(node, "transB", 0)))
+
+
+def _convolution(node: ir.Node, functions: Functions) -> Layer | None:
+    x, w = node.inputs[0], node.inputs[1]
+    weight, shape = source(w), _sizes(w)
+    if x is None or weight is None or shape is None or _integer(node, "group", 1) != 1 or not is_float(node.outputs[0]):
+        return None
+    y = node.outputs[0]
+    names = layer_names(weight, node, functions)
+    return Layer("Conv", node, x, y, y, weight, names, shape[1], shape[0], shape[2:], _bits(weight))
+
+
+def _embedding(node: ir.Node, functions: Functions) -> Layer | None:
+    table, indices = node.inputs[0], node.inputs[1]
+    weight, shape = source(table), _sizes(table)
+    if indices is None or weight is None or shape is None or len(shape) != 2 or not is_float(node.outputs[0]):
+        return None
+    if _integer(node, "axis", 0) != 0 or chooses_one(node):
+        return None
+    y = node.outputs[0]
+    names = layer_names(weight, node, functions)
+    return Layer("Gather", node, indices, y, y, weight, names, shape[0], shape[1], bits=_bits(weight))
+
+
+def _of_bits(node: ir.Node, functions: Functions) -> Layer | None:
+    """MatMulNBits: a weight of blocks of few bits."""
+    x, weight = node.inputs[0], node.inputs[1]
+    if x is None or weight is None or not weight.is_initializer() or (len(node.inputs) > 4 and node.inputs[4]):
+        return None
+    inputs, outputs = node.attributes["K"].as_int(), node.attributes["N"].as_int()
+    y = _behind_bias(node.outputs[0], outputs)
+    names = layer_names(weight, node, functions)
+    return Layer(
+        "MatMulNBits", node, x, y, node.outputs[0], weight, names, inputs, outputs, bits=_integer(node, "bits", 4),
+        parts=_parts(names[0], y, outputs),
+    )  # fmt: skip
+
+
+def _dynamic(node: ir.Node, functions: Functions) -> Layer | None:
+    """MatMulInteger of what DynamicQuantizeLinear gives, with the product of scales behind it."""
+    quantized, weight = node.inputs[0], source(node.inputs[1])
+    giver = None if quantized is None else quantized.producer()
+    shape = _sizes(node.inputs[1])
+    if giver is None or giver.op_type != "DynamicQuantizeLinear" or weight is None or shape is None or len(shape) != 2:
+        return None
+    value = node.outputs[0]
+    for operator in ("Cast", "Mul"):
+        readers = list(value.consumers())
+        if len(readers) != 1 or readers[0].op_type != operator:
+            return None
+        value = readers[0].outputs[0]
+    x = giver.inputs[0]
+    if x is None or not is_float(value):
+        return None
+    names = layer_names(weight, node, functions)
+    y = _behind_bias(value, shape[1])
+    return Layer("MatMulInteger", node, x, y, value, weight, names, shape[0], shape[1], bits=_bits(weight))
+
+
+def _dynamic_fused(node: ir.Node, functions: Functions) -> Layer | None:
+    """DynamicQuantizeMatMul: the same in one node."""
+    x, weight, shape = node.inputs[0], source(node.inputs[1]), _sizes(node.inputs[1])
+    if x is None or weight is None or shape is None or len(shape) != 2:
+        return None
+    y = node.outputs[0]
+    names = layer_names(weight, node, functions)
+    return Layer("DynamicQuantizeMatMul", node, x, y, y, weight, names, shape[0], shape[1], bits=_bits(weight))
+
+
+_KINDS: dict[tuple[str, str], Callable[[ir.Node, Functions], Layer | None]] = {
+    ("", "MatMul"): _product,
+    ("", "Gemm"): _gemm,
+    ("", "Conv"): _convolution,
+    ("", "Gather"): _embedding,
+    ("", "MatMulInteger"): _dynamic,
+    (MICROSOFT_DOMAIN, "FusedMatMul"): _fused_product,
+    (MICROSOFT_DOMAIN, "MatMulNBits"): _of_bits,
+    (MICROSOFT_DOMAIN, "DynamicQuantizeMatMul"): _dynamic_fused,
+}
+
+_PACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+"""Layers that exporters pack into one product, and what checkpoints call them."""
+
+
+def _parts(name: str, y: ir.Value, outputs: int) -> tuple[Part, ...]:
+    path, dot, last = name.rpartition(".")
+    named = _PACKED.get(last)
+    sizes = None if named is None else _packed_sizes(y, outputs, len(named))
+    if named is None or sizes is None:
+        return ()
+    starts = [sum(sizes[:place]) for place in range(len(sizes))]
+    return tuple(
+        Part(f"{path}{dot}{other}", start, size) for other, start, size in zip(named, starts, sizes, strict=True)
+    )
+
+
+def _packed_sizes(y: ir.Value, outputs: int, count: int) -> list[int] | None:
+    """The columns of each part, as what reads the product tells."""
+    for reader, place in y.uses():
+        heads = reader.attributes.get("num_heads")
+        if reader.op_type == "GroupQueryAttention" and place == 0 and heads is not None:
+            queries, keys = heads.as_int(), _integer(reader, "kv_num_heads", heads.as_int())
+            head = outputs // (queries + 2 * keys)
+            return [queries * head, keys * head, keys * head]
+        if reader.op_type == "Split" and len(reader.outputs) == count and _integer(reader, "axis", 0) in (-1, _last(y)):
+            sizes = [shape[-1] for value in reader.outputs if (shape := dimensions(value)) is not None and shape]
+            known = [size for size in sizes if isinstance(size, int)]
+            if len(known) == count and sum(known) == outputs:
+                return known
+    return None
+
+
+def _last(value: ir.Value) -> int:
+    return -1 if value.shape is None else len(value.shape) - 1

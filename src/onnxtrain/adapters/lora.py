@@ -1,0 +1,207 @@
+"""Low-rank adaptation: y = x W + s x A B with a frozen W, and A and B that are trained."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from onnxtrain.adapters.adapter import Adapter, Entry
+from onnxtrain.adapters.attached import Attached, Slot
+from onnxtrain.adapters.emit import Dropout, Emitter, Pair, column_norms, refuse_magnitudes
+from onnxtrain.adapters.files import read_adapter, unfolded
+from onnxtrain.adapters.fitting import Place, chosen_layers, find_places, with_magnitudes
+from onnxtrain.adapters.layers import Layer, Part, choose_layers, find_layers
+from onnxtrain.adapters.manifest import check_base
+from onnxtrain.adapters.values import norms
+from onnxtrain.errors import OptionError
+from onnxtrain.graph.builder import Builder
+from onnxtrain.graph.value import Value, is_float
+from onnxtrain.model.file import ModelFile
+from onnxtrain.training.adaptation import Adaptation
+from onnxtrain.training.training_modes import seed_of_node
+
+TARGETS = "*.{q,k,v,o}_proj"
+"""The projections of attention, as most language models call them."""
+
+_INITS = ("kaiming", "gaussian")
+_APART = 1 << 20
+"""Seeds of an adapter's dropout are numbered from here, behind those of the model's own layers."""
+
+
+@dataclass(frozen=True)
+class Lora(Adaptation):
+    """Adapters for layers of a model: y = x W + b becomes y = x W + s · dropout(x) A B + b; only A and B are trained.
+
+    With W [in, out], A is [in, rank] and B [rank, out]; s = alpha / rank, with ``rslora`` alpha / sqrt(rank). B begins
+    with zeros, so that the adapted model begins as the model is. A convolution's A has its window, and B is 1x1; an
+    embedding's A has one row for each of its rows, and begins with zeros in place of B.
+
+    With ``dora`` each column of the weight keeps a magnitude m [out] of its own, which is trained, too:
+    y = x W' + b with W' = m (W + s A B) / ‖W + s A B‖, the norm of columns, which the gradient takes for a constant.
+    There, dropout acts on the low-rank part alone.
+
+    Attributes:
+        rank: Columns of A and rows of B, at least 1.
+        alpha: Weight of the adapter, above 0.
+        targets: Glob patterns of the layers, by the names of their weights, by their paths in the program that was
+            exported, or by their nodes; ``{q,v}`` stands for alternatives, a name without wildcards for the end of a
+            path, "all-linear" for all products but the output's. ``onnxtrain inspect MODEL --adaptable`` lists them.
+        dropout: Probability to drop an element of what the adapter reads, in training; at least 0, below 1.
+        dora: Whether magnitudes are trained, too. Not for embeddings.
+        rslora: Whether the rank-stabilized scale is taken.
+        init: First values of A: "kaiming", uniform within ±1 / sqrt(in), or "gaussian", with a deviation of 1 / rank.
+        adapter: A ``.onnx_adapter`` file, or a folder that PEFT has written, to begin with. It says which layers are
+            adapted, and has their ranks; a folder of PEFT the scale, too.
+
+    Raises:
+        OptionError: A field has a value that it cannot have.
+
+    Example:
+        >>> Lora(rank=16, targets=["q_proj", "v_proj"]).scale
+        1.0
+    """
+
+    rank: int = 8
+    alpha: float = 16
+    targets: str | Sequence[str] = TARGETS
+    dropout: float = 0.0
+    dora: bool = False
+    rslora: bool = False
+    init: str = "kaiming"
+    adapter: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rank, bool) or not isinstance(self.rank, int | np.integer) or self.rank < 1:
+            raise OptionError(f"rank of Lora is {self.rank!r}; it must be a whole number of at least 1.")
+        if not _is_number(self.alpha) or not 0 < self.alpha < math.inf:
+            raise OptionError(f"alpha of Lora is {self.alpha!r}; it must be a number above 0.")
+        if not _is_number(self.dropout) or not 0 <= self.dropout < 1:
+            raise OptionError(f"dropout of Lora is {self.dropout!r}; it must be at least 0 and below 1.")
+        if self.init not in _INITS:
+            raise OptionError(f"init of Lora is {self.init!r}; it is {' or '.join(map(repr, _INITS))}.")
+        if not self.targets or not all(isinstance(target, str) for target in self.targets):
+            raise OptionError(f"targets of Lora is {self.targets!r}; it must be a pattern, or a list of some.")
+        if not isinstance(self.targets, str):
+            object.__setattr__(self, "targets", tuple(self.targets))  # so that it is a value
+
+    @property
+    def scale(self) -> float:
+        """s: what x A B is multiplied with."""
+        return float(self.alpha / math.sqrt(self.rank) if self.rslora else self.alpha / self.rank)
+
+    @property
+    def drops(self) -> bool:
+        """Whether anything drops in training."""
+        return self.dropout > 0
+
+    def attach(self, model: ir.Model, file: ModelFile, *, output: str | None, seed: int, training: bool) -> Attached:
+        """Add adapters to a working copy; see :class:`~onnxtrain.training.adaptation.Adaptation`."""
+        graph = model.graph
+        layers = find_layers(model)
+        names: dict[str, str] = {}
+        given = self._given(layers, file)
+        if given is None:
+            ends = [value for value in graph.outputs if (value.name == output if output else is_float(value))]
+            chosen = choose_layers(layers, self.targets, ends[0] if ends else None)
+        else:
+            places = given[1]
+            named = chosen_layers(layers, places)
+            chosen = [layer for layer, _ in named]
+            names = {part or layer.name: name for layer, parts in named for part, name in parts.items()}
+        entries = {} if given is None else given[0].entries
+        if self.dora or any(entry.magnitude is not None for entry in entries.values()):
+            refuse_magnitudes(chosen)
+        emitter = Emitter(graph, graph.opset_imports[""])
+        random = np.random.default_rng([seed % (1 << 63), _APART])
+        slots: list[Slot] = []
+        for place, layer in enumerate(chosen):
+            op = emitter.builder(layer)
+            pairs = []
+            for part in layer.parts or (None,):
+                own = layer.name if part is None else part.name
+                name = names.get(own, own)
+                slot, pair = _slot(op, layer, part, name, self._first(layer, part, entries.get(name), random))
+                slots.append(slot)
+                pairs.append(pair)
+            dropout = Dropout(self.dropout, seed_of_node(seed, _APART + place)) if training and self.drops else None
+            emitter.add(op, layer, pairs, dropout=dropout)
+        return Attached(tuple(slots), Adapter({}, self.rank, self.alpha, self.rslora, self.dropout))
+
+    def _given(self, layers: Sequence[Layer], file: ModelFile) -> tuple[Adapter, dict[str, Place]] | None:
+        """The adapter to begin with, and where it belongs."""
+        if self.adapter is None:
+            return None
+        label = str(self.adapter)
+        found = read_adapter(self.adapter)
+        places = find_places(layers, found, label)
+        check_base(found.base, file, [layer for layer, _ in places.values()], label)
+        return unfolded(with_magnitudes(found, places), self.scale), places
+
+    def _first(self, layer: Layer, part: Part | None, given: Entry | None, random: np.random.Generator) -> Entry:
+        """The first values of a layer's adapter."""
+        entry = given
+        if entry is None:
+            a, b = self._matrices(layer, layer.outputs if part is None else part.size, random)
+            entry = Entry(a, b, self.scale)
+        if self.dora and entry.magnitude is None:
+            magnitude = norms(layer, entry, part).astype(entry.a.dtype)
+            entry = replace(entry, magnitude=magnitude)
+        return entry
+
+    def _matrices(
+        self, layer: Layer, outputs: int, random: np.random.Generator
+    ) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]]:
+        dtype = np.float64 if layer.y.dtype == ir.DataType.DOUBLE else np.float32
+        if layer.is_embedding:
+            a = np.zeros((layer.inputs, self.rank), dtype)
+            return a, random.standard_normal((self.rank, outputs)).astype(dtype)
+        shape = (self.rank, layer.inputs, *layer.window) if layer.window else (layer.inputs, self.rank)
+        if self.init == "gaussian":
+            a = (random.standard_normal(shape) / self.rank).astype(dtype)
+        else:
+            bound = 1 / math.sqrt(math.prod((layer.inputs, *layer.window)))
+            a = random.uniform(-bound, bound, shape).astype(dtype)
+        ones = (1,) * len(layer.window)
+        return a, np.zeros((outputs, self.rank, *ones) if layer.window else (self.rank, outputs), dtype)
+
+
+def _slot(op: Builder, layer: Layer, part: Part | None, name: str, entry: Entry) -> tuple[Slot, Pair]:
+    """The parameters of a layer's adapter in a graph."""
+    slot = Slot(name, layer, part, entry.scale, magnitude=entry.magnitude is not None)
+    a, b = _parameter(op, slot.a, entry.a), _parameter(op, slot.b, entry.b)
+    pair = Pair(a, b, entry.scale, part)
+    if entry.magnitude is not None:
+        squares = op.constant(norms(layer, None, part) ** 2, a.dtype)
+        gain = _parameter(op, slot.m, entry.magnitude) / column_norms(op, layer, pair, squares)
+        pair = Pair(a, b, entry.scale, part, gain.with_shape((layer.outputs if part is None else part.size,)))
+    return slot, pair
+
+
+def _parameter(op: Builder, name: str, array: npt.NDArray[np.generic]) -> Value:
+    """A new initializer of the main graph.
+
+    Raises:
+        OptionError: The model has something of this name.
+    """
+    graph = op.graph
+    if name in graph.initializers or any(value.name == name for value in graph.inputs):
+        raise OptionError(
+            f"The model has a tensor {name!r} already, so that it has adapters, or slots for them; give the model "
+            "without."
+        )
+    tensor = ir.tensor(np.ascontiguousarray(array), name=name)
+    value = ir.Value(
+        name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=tensor
+    )
+    graph.register_initializer(value)
+    return op.wrap(value)
+
+
+def _is_number(given: object) -> bool:
+    return isinstance(given, int | float | np.number) and not isinstance(given, bool)

@@ -1,0 +1,147 @@
+"""Adapters in the weights: a model that computes the same without them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.adapters.adapter import Array, Entry
+from onnxtrain.adapters.layers import Layer, Part
+from onnxtrain.adapters.values import evaluate, matrix, norms, of_bits, pack_bits, quantized
+from onnxtrain.errors import OptionError
+
+Adapted = tuple[Layer, Part | None, Entry]
+"""A layer, the part of it that has an adapter, and that."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What is lost where the weight of a layer is quantized anew.
+
+    Attributes:
+        layer: Its name.
+        lost: The norm of what the new weight lacks of weight and adapter, over the norm of what the adapter adds.
+    """
+
+    layer: str
+    lost: float
+
+
+def merged_weights(
+    adapted: Sequence[Adapted], *, requantize: bool = False, costs: list[Cost] | None = None
+) -> dict[str, Array]:
+    """The initializers that hold their adapters.
+
+    Args:
+        adapted: The layers with their adapters.
+        requantize: Whether quantized weights are quantized anew, with the scales that they have.
+        costs: Takes what that costs.
+
+    Returns:
+        New values by name.
+
+    Raises:
+        OptionError: A weight is quantized, and ``requantize`` is not given; or something else reads it, too.
+    """
+    layers = {id(layer.node): layer for layer, _, _ in adapted}
+    found = {}
+    for key, layer in layers.items():
+        check_mergeable(layer, requantize=requantize)
+        before = matrix(layer)
+        after = before.astype(np.promote_types(before.dtype, np.float32))
+        for other, part, entry in adapted:
+            if id(other.node) == key:
+                after = with_entry(layer, part, entry, after)
+        found[str(layer.weight.name)] = array = _stored(layer, after)
+        if costs is not None and is_quantized(layer):
+            costs.append(Cost(layer.name, _lost(layer, array, before, after)))
+    return found
+
+
+def with_entry(layer: Layer, part: Part | None, entry: Entry, weight: Array) -> Array:
+    """A weight with the adapter of a layer, or of a part of it."""
+    columns = slice(None) if part is None else slice(part.start, part.start + part.size)
+    place = (columns,) if layer.is_convolution else (..., columns)
+    delta = entry.delta()
+    alpha = layer.node.attributes.get("alpha")  # of Gemm: y = alpha x W
+    if alpha is not None and not layer.is_convolution:
+        delta = delta / delta.dtype.type(alpha.as_float())
+    changed = np.array(weight, order="C")
+    changed[place] += delta
+    if entry.magnitude is not None:
+        gain = entry.magnitude / norms(layer, entry, part)
+        changed[place] *= gain.reshape(-1, *(1,) * (weight.ndim - 1)) if layer.is_convolution else gain
+    return changed.astype(weight.dtype)
+
+
+def is_quantized(layer: Layer) -> bool:
+    """Whether a layer's weight is stored in integers."""
+    return layer.weight.dtype is not None and layer.weight.dtype.is_integer()
+
+
+def check_mergeable(layer: Layer, *, requantize: bool) -> None:
+    """Refuse a layer whose weight cannot hold its adapter.
+
+    Raises:
+        OptionError: It cannot.
+    """
+    name = str(layer.weight.name)
+    if is_quantized(layer) and not requantize:
+        raise OptionError(
+            f"The weight {name!r} of {layer.name!r} is quantized to {layer.bits} bits, which its adapter does not "
+            "fit into: save the adapter (.onnx_adapter) and run the model with slots, or merge with requantize."
+        )
+    if layer.kind in ("MatMulInteger", "DynamicQuantizeMatMul"):
+        raise OptionError(
+            f"The weight {name!r} of {layer.name!r} is quantized together with what it multiplies ({layer.kind}), so "
+            "that no adapter can be merged into it; save the adapter (.onnx_adapter) and run the model with slots."
+        )
+    if layer.readers > 1:
+        raise OptionError(
+            f"The weight {name!r} of {layer.name!r} is read in {layer.readers} places, so that an adapter of one "
+            "cannot be merged into it; save the adapter (.onnx_adapter) and run the model with slots."
+        )
+
+
+def _stored(layer: Layer, weight: Array) -> Array:
+    """A weight as its initializer holds it."""
+    if layer.kind == "MatMulNBits":
+        return pack_bits(layer.node, weight)
+    transposed = "transB" in layer.node.attributes and layer.node.attributes["transB"].as_int() == 1
+    value = layer.node.inputs[0 if layer.is_embedding else 1]
+    assert value is not None
+    return _back(value, weight.T if transposed else weight)
+
+
+def _back(value: ir.Value, array: Array) -> Array:
+    """The initializer that a value is a view of, for a new value."""
+    node = value.producer()
+    if node is None:
+        assert value.const_value is not None
+        return np.ascontiguousarray(array.astype(value.const_value.numpy().dtype))
+    first = node.inputs[0]
+    assert first is not None
+    if node.op_type == "Transpose":
+        order = node.attributes["perm"].as_ints() if "perm" in node.attributes else range(array.ndim)[::-1]
+        array = array.transpose(np.argsort(list(order)))
+    elif node.op_type == "DequantizeLinear":
+        assert first.dtype is not None
+        array = quantized(node, array, first.dtype)
+    return _back(first, array)
+
+
+def _lost(layer: Layer, stored: Array, before: Array, after: Array) -> float:
+    """The norm of what quantization takes away, over that of what the adapter adds."""
+    if layer.kind == "MatMulNBits":
+        now = of_bits(layer.node, stored)
+    else:
+        value = layer.node.inputs[0 if layer.is_embedding else 1]
+        assert value is not None
+        now = evaluate(value, stored)
+        transposed = "transB" in layer.node.attributes and layer.node.attributes["transB"].as_int() == 1
+        now = now.T if transposed else now
+    added = float(np.linalg.norm(after - before))
+    return float(np.linalg.norm(after - now)) / added if added else 0.0

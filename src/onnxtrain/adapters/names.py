@@ -1,0 +1,86 @@
+"""What layers are called: in the file, in the program that was exported, and in the checkpoint that it came from."""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import re
+from collections.abc import Iterable, Sequence
+
+import onnx_ir as ir
+
+from onnxtrain.training.module_paths import module_paths, node_names
+from onnxtrain.training.names import Origin, origin_of
+from onnxtrain.training.readers import Functions
+
+_OPERATOR = r"(MatMul|MatMulNBits|Gemm|Conv|Gather)"
+_WEIGHT = re.compile(rf"([./]{_OPERATOR}\w*)?[./](q?weight|kernel|embeddings?|W)(_\w+)?(:0)?$")
+_NODE = re.compile(rf"[./]{_OPERATOR}\w*$")
+
+_FAMILIES = (
+    # (as ONNX Runtime's generative models have it, as checkpoints have it)
+    (re.compile(r"(?<=^model\.layers\.)(\d+)\.attn\.(?=(q|k|v|o|qkv)_proj$)"), r"\1.self_attn."),
+)
+"""Names of layers that exporters of a family of models change."""
+
+_BRACES = re.compile(r"\{([^{}]*)\}")
+
+
+def layer_names(weight: ir.Value, node: ir.Node, functions: Functions | None = None) -> tuple[str, ...]:
+    """The names of a layer, the one that its adapter gets first.
+
+    They are taken from its weight, from the path of its module in the program that was exported, and from its node, in
+    this order. Where a family of models has another name in checkpoints, that comes before it.
+
+    Example:
+        >>> weight, x = ir.Value(name="model.layers.0.attn.q_proj.MatMul.weight"), ir.Value(name="x")
+        >>> layer_names(weight, ir.Node("", "MatMul", [x, weight], name="/model/layers.0/attn/q_proj/MatMul"))
+        ('model.layers.0.self_attn.q_proj', 'model.layers.0.attn.q_proj')
+    """
+    name = weight.name or ""
+    found = [] if origin_of(name) is Origin.EXPORTER else [_WEIGHT.sub("", name)]
+    found += [_WEIGHT.sub("", path) for path in module_paths(weight, functions)]
+    found += [_NODE.sub("", other) for other in node_names(weight, functions) if "/" not in other]
+    own = (node.name or "").strip("/").replace("/", ".")
+    found += [_NODE.sub("", own)] if own else []
+    found += [name] if not found else []
+    return tuple(dict.fromkeys(other for one in found for other in (in_checkpoints(one), one) if other))
+
+
+def in_checkpoints(name: str) -> str:
+    """The name that a layer has in the checkpoint, by what is known of families of models.
+
+    Example:
+        >>> in_checkpoints("model.layers.3.attn.qkv_proj")
+        'model.layers.3.self_attn.qkv_proj'
+    """
+    for pattern, replacement in _FAMILIES:
+        name = pattern.sub(replacement, name)
+    return name
+
+
+def matches(pattern: str, names: Iterable[str]) -> bool:
+    """Whether a pattern matches one of a layer's names.
+
+    A pattern without wildcards also matches the end of a path; braces hold alternatives.
+
+    Example:
+        >>> [matches(pattern, ["a.b.q_proj"]) for pattern in ("*.{q,v}_proj", "q_proj", "proj", "a.*.k_proj")]
+        [True, True, False, False]
+    """
+    found = tuple(names)
+    return any(
+        fnmatch.fnmatchcase(name, one) or name.endswith(f".{one}") for one in alternatives(pattern) for name in found
+    )
+
+
+def alternatives(pattern: str) -> Sequence[str]:
+    """What braces stand for.
+
+    Example:
+        >>> alternatives("*.{q,v}_proj")
+        ['*.q_proj', '*.v_proj']
+    """
+    parts = _BRACES.split(pattern)
+    choices = [part.split(",") if place % 2 else [part] for place, part in enumerate(parts)]
+    return ["".join(chosen) for chosen in itertools.product(*choices)]

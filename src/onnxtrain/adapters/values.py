@@ -1,0 +1,155 @@
+"""The weights of layers as arrays of floats, whatever form the file has them in."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.adapters.adapter import Array, Entry
+from onnxtrain.adapters.layers import Layer, Part
+from onnxtrain.errors import OptionError
+
+_BELOW_BYTE = {"int4": np.int8, "int2": np.int8, "uint4": np.uint8, "uint2": np.uint8}
+
+
+def matrix(layer: Layer) -> Array:
+    """The weight of a layer as it multiplies: [inputs, outputs], in float32 or wider; a convolution's [outputs, ...].
+
+    Raises:
+        OptionError: It is quantized together with what it multiplies.
+    """
+    if layer.kind == "MatMulNBits":
+        return of_bits(layer.node)
+    if layer.kind in ("MatMulInteger", "DynamicQuantizeMatMul"):
+        raise OptionError(f"The weight of {layer.name!r} is quantized together with what it multiplies ({layer.kind}).")
+    value = layer.node.inputs[0 if layer.is_embedding else 1]
+    assert value is not None
+    found = evaluate(value)
+    transposed = "transB" in layer.node.attributes and layer.node.attributes["transB"].as_int() == 1
+    return found.T if transposed else found
+
+
+def norms(layer: Layer, entry: Entry | None, part: Part | None) -> Array:
+    """The norm of each column of a layer's weight, with an adapter or without [outputs], in float64."""
+    weight = matrix(layer)
+    columns = slice(None) if part is None else slice(part.start, part.start + part.size)
+    weight = (weight[columns] if layer.is_convolution else weight[:, columns]).astype(np.float64)
+    if entry is not None:
+        weight = weight + entry.delta()
+    flat = weight.reshape(len(weight), -1).T if layer.is_convolution else weight
+    return np.asarray(np.sqrt(np.einsum("ij,ij->j", flat, flat)))
+
+
+def evaluate(value: ir.Value, initializer: Array | None = None) -> Array:
+    """What a value is that is a view of an initializer, in float32 or wider.
+
+    Args:
+        value: The value.
+        initializer: What the initializer is taken to hold; by default what it holds.
+    """
+    node = value.producer()
+    if node is None:
+        assert value.const_value is not None
+        array = np.asarray(value.const_value.numpy()) if initializer is None else initializer
+        if array.dtype.name in _BELOW_BYTE:
+            return array.astype(_BELOW_BYTE[array.dtype.name])
+        return array if array.dtype == np.float64 or array.dtype.kind in "iu" else array.astype(np.float32, copy=False)
+    first = node.inputs[0]
+    assert first is not None
+    array = evaluate(first, initializer)
+    if node.op_type == "Transpose":
+        return array.transpose(node.attributes["perm"].as_ints() if "perm" in node.attributes else None)
+    return dequantized(node, array) if node.op_type == "DequantizeLinear" else array
+
+
+def dequantized(node: ir.Node, array: Array) -> Array:
+    """What DequantizeLinear makes of numbers: (x - zero point) scale."""
+    scale, zero = _spread(node, 1, array), _spread(node, 2, array)
+    assert scale is not None
+    return (array.astype(np.float32) - (0 if zero is None else zero)) * scale
+
+
+def quantized(node: ir.Node, array: Array, dtype: ir.DataType) -> Array:
+    """The numbers of a type of which DequantizeLinear makes what comes nearest to an array."""
+    scale, zero = _spread(node, 1, array), _spread(node, 2, array)
+    assert scale is not None
+    numbers = np.rint(array / scale) + (0 if zero is None else zero)
+    low, high = (0, (1 << dtype.bitwidth) - 1)
+    if dtype.is_signed():
+        low, high = -(1 << (dtype.bitwidth - 1)), (1 << (dtype.bitwidth - 1)) - 1
+    return np.clip(numbers, low, high)
+
+
+def _spread(node: ir.Node, place: int, array: Array) -> Array | None:
+    """Scales or zero points in a shape that broadcasts to the quantized tensor's: one, one per index, or per block."""
+    value = node.inputs[place] if place < len(node.inputs) else None
+    if value is None:
+        return None
+    given = evaluate(value).astype(np.float32)
+    axis = (node.attributes["axis"].as_int() if "axis" in node.attributes else 1) % max(array.ndim, 1)
+    block = node.attributes["block_size"].as_int() if "block_size" in node.attributes else 0
+    if block:
+        return np.repeat(given, block, axis=axis)[tuple(slice(size) for size in array.shape)]
+    if given.size == 1:
+        return given.reshape(())
+    return given.reshape([-1 if index == axis else 1 for index in range(array.ndim)])
+
+
+def of_bits(node: ir.Node, stored: Array | None = None) -> Array:
+    """The weight of a MatMulNBits node [inputs, outputs]; by default of the numbers that it has."""
+    rows, columns, block, bits = _bit_sizes(node)
+    weight = node.inputs[1]
+    assert weight is not None
+    scales, zeros = _bit_scales(node)
+    numbers = evaluate(weight) if stored is None else stored
+    dense = (unpacked(numbers.reshape(columns, -1, block * bits // 8), bits).astype(np.float32) - zeros) * scales
+    return dense.reshape(columns, -1)[:, :rows].T
+
+
+def pack_bits(node: ir.Node, dense: Array) -> Array:
+    """The numbers of which a MatMulNBits node makes what comes nearest to a weight [inputs, outputs]."""
+    rows, columns, block, bits = _bit_sizes(node)
+    weight = node.inputs[1]
+    assert weight is not None
+    assert weight.const_value is not None
+    scales, zeros = _bit_scales(node)
+    blocks = -(-rows // block)
+    whole = np.zeros((columns, blocks * block), np.float32)
+    whole[:, :rows] = dense.T
+    with np.errstate(divide="ignore", invalid="ignore"):
+        numbers = np.nan_to_num(np.rint(whole.reshape(columns, blocks, block) / scales)) + zeros
+    found = np.clip(np.rint(numbers), 0, (1 << bits) - 1).astype(np.uint8)
+    return packed(found, bits).reshape(tuple(weight.const_value.shape.numpy()))
+
+
+def _bit_sizes(node: ir.Node) -> tuple[int, int, int, int]:
+    bits = node.attributes["bits"].as_int() if "bits" in node.attributes else 4
+    return *(node.attributes[name].as_int() for name in ("K", "N", "block_size")), bits  # type: ignore[return-value]
+
+
+def _bit_scales(node: ir.Node) -> tuple[Array, Array]:
+    """Scales and zero points of a MatMulNBits node [columns, blocks, 1]."""
+    rows, columns, block, bits = _bit_sizes(node)
+    blocks = -(-rows // block)
+    scale, zero = node.inputs[2], node.inputs[3] if len(node.inputs) > 3 else None
+    assert scale is not None
+    scales = evaluate(scale).astype(np.float32).reshape(columns, blocks, 1)
+    if zero is None:
+        return scales, np.full((columns, blocks, 1), 1 << (bits - 1), np.float32)
+    zeros = evaluate(zero)
+    if zero.dtype == ir.DataType.UINT8:
+        zeros = unpacked(zeros.reshape(columns, -1), bits)[:, :blocks]
+    return scales, zeros.astype(np.float32).reshape(columns, blocks, 1)
+
+
+def unpacked(array: Array, bits: int) -> Array:
+    """The numbers that bytes hold along the last axis, the lowest bits first."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    return ((array[..., None] >> shifts) & np.uint8((1 << bits) - 1)).reshape(*array.shape[:-1], -1)
+
+
+def packed(numbers: Array, bits: int) -> Array:
+    """The reverse of :func:`unpacked`."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    grouped = numbers.reshape(*numbers.shape[:-1], -1, len(shifts))
+    return np.asarray(np.bitwise_or.reduce(grouped << shifts, axis=-1), np.uint8)

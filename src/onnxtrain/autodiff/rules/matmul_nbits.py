@@ -1,0 +1,220 @@
+"""MatMulNBits of ONNX Runtime: products with weights of 2, 4 or 8 bits, which stay as they are.
+
+The weight w [N, K] is stored as integers, N rows of blocks of ``block_size`` along K, the last of which may reach
+beyond K: w = (integer - zero point) * scale, with one scale and zero point for each block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.autodiff.fused import KERNEL_TYPES, emit, register_fused
+from onnxtrain.autodiff.node import Node, describe
+from onnxtrain.autodiff.registry import Gradients, register_body, register_gradient
+from onnxtrain.autodiff.rules.matmul import rows
+from onnxtrain.errors import GradientError
+from onnxtrain.graph import Value
+from onnxtrain.graph.domains import MICROSOFT_DOMAIN
+
+GRADIENT = "MatMulNBitsGradient"
+
+_KERNEL_BITS = (2, 4, 8)
+_LEAST_BLOCK = 16
+_GROUP_INDEX = 4  # the input
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """How the integers of a weight [outputs, inputs] lie in bytes, the lowest bits first.
+
+    Attributes:
+        inputs: K.
+        outputs: N.
+        bits: Of an integer: 2, 4 or 8.
+        block: Elements along K that share a scale and a zero point.
+    """
+
+    inputs: int
+    outputs: int
+    bits: int
+    block: int
+
+    @classmethod
+    def of(cls, node: ir.Node) -> PackedWeight:
+        """What the attributes of a node say.
+
+        Raises:
+            GradientError: An attribute is missing, or has a value that it cannot have.
+        """
+        found = {
+            name: node.attributes[name].as_int() for name in ("K", "N", "bits", "block_size") if name in node.attributes
+        }
+        size = cls(found.get("K", -1), found.get("N", -1), found.get("bits", 4), found.get("block_size", 0))
+        if min(size.inputs, size.outputs) < 0 or size.bits not in _KERNEL_BITS or size.block < _LEAST_BLOCK:
+            raise GradientError(
+                f"{describe(node)} has {', '.join(f'{name} = {number}' for name, number in found.items())}; it needs "
+                f"K and N, bits of 2, 4 or 8, and a block_size that is a power of two, at least {_LEAST_BLOCK}."
+            )
+        return size
+
+    @property
+    def attributes(self) -> dict[str, int]:
+        """The attributes of a node."""
+        return {"K": self.inputs, "N": self.outputs, "bits": self.bits, "block_size": self.block}
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of a row."""
+        return -(-self.inputs // self.block)
+
+    def steps(self, packed: Value, zeros: Value | None, dtype: ir.DataType) -> Value:
+        """Integer - zero point [N, blocks, block] in a floating type.
+
+        Args:
+            packed: The integers.
+            zeros: Zero points, as the node has them: packed, floating, or none for the middle of the integers.
+            dtype: Of the result.
+        """
+        op, integers = packed.op, self._integers(packed, dtype)
+        if zeros is None:
+            return integers - float(1 << (self.bits - 1))
+        return integers - op.reshape(self._zero_points(zeros, dtype), (self.outputs, self.blocks, 1))
+
+    def weight(self, packed: Value, scales: Value, zeros: Value | None, groups: Value | None = None) -> Value:
+        """w [N, K], of the type of the scales; ``groups`` [K] names the block of each column."""
+        op, dtype = packed.op, scales.dtype
+        if groups is None:
+            blocks = self.steps(packed, zeros, dtype) * op.reshape(scales, (self.outputs, self.blocks, 1))
+            return self._columns(blocks)
+        points = op.scalar(1 << (self.bits - 1), scales) if zeros is None else self._zero_points(zeros, dtype)
+        points, factors = (
+            op.Gather(value, groups, axis=1) if value.rank else value
+            for value in (points, op.reshape(scales, (self.outputs, self.blocks)))
+        )
+        w = (self._columns(self._integers(packed, dtype)) - points) * factors
+        return w.with_shape((self.outputs, self.inputs))
+
+    def _integers(self, packed: Value, dtype: ir.DataType) -> Value:
+        shape = (self.outputs, self.blocks, self.block)
+        return packed.op.cast(packed.op.reshape(self._unpacked(packed), shape), dtype)
+
+    def _zero_points(self, zeros: Value, dtype: ir.DataType) -> Value:
+        """[N, blocks], of packed or floating ones."""
+        op = zeros.op
+        if zeros.dtype == ir.DataType.UINT8:
+            listed = op.reshape(self._unpacked(zeros), (self.outputs, -1))
+            zeros = op.Slice(listed, op.ints(0), op.ints(self.blocks), op.ints(1))
+        return op.cast(op.reshape(zeros, (self.outputs, self.blocks)), dtype)
+
+    def _columns(self, blocks: Value) -> Value:
+        """[N, blocks, block] as [N, K]."""
+        op = blocks.op
+        padded = op.reshape(blocks, (self.outputs, self.blocks * self.block))
+        if self.blocks * self.block == self.inputs:
+            return padded
+        cut = op.Slice(padded, op.ints(0), op.ints(self.inputs), op.ints(1))
+        return cut.with_shape((self.outputs, self.inputs))
+
+    def by_block(self, w: Value) -> Value:
+        """[N, K] as [N, blocks, block], filled up with zeros."""
+        op, rest = w.op, self.blocks * self.block - self.inputs
+        padded = op.Pad(w, op.ints(0, 0, 0, rest)) if rest else w
+        return op.reshape(padded, (self.outputs, self.blocks, self.block))
+
+    def _unpacked(self, packed: Value) -> Value:
+        """All integers in their order, each in a byte."""
+        op, per_byte = packed.op, 8 // self.bits
+        if per_byte == 1:
+            return packed
+        shifts = op.constant(np.arange(per_byte) * self.bits, np.uint8)
+        parts = op.BitShift(op.Unsqueeze(op.reshape(packed, [-1]), op.ints(1)), shifts, direction="RIGHT")
+        return op.BitwiseAnd(parts, op.constant((1 << self.bits) - 1, np.uint8))
+
+
+@register_body("MatMulNBits", domain=MICROSOFT_DOMAIN)
+def matmul_nbits_body(node: Node) -> list[Value | None]:
+    """y = x wᵀ + bias; with ``g_idx`` the scale and the zero point of a column are those of the block that it names."""
+    size = PackedWeight.of(node.ir)
+    w = size.weight(node.input_required(1), node.input_required(2), node.input(3), node.input(_GROUP_INDEX))
+    y, bias = node.x @ node.op.Transpose(w, perm=[1, 0]), node.input(5)
+    return [y if bias is None else y + bias]
+
+
+@register_gradient("MatMulNBits", domain=MICROSOFT_DOMAIN)
+def matmul_nbits(node: Node, dy: Value) -> Gradients:
+    """y = x wᵀ + b: dx = dy w, db = dy summed over all rows; ds = dw (integer - zero), dz = -dw s with dw = dyᵀ x.
+
+    Half precision is multiplied in single precision.
+
+    Raises:
+        GradientError: The node has groups by index (``g_idx``).
+    """
+    _refuse_group_index(node)
+    op, x, scales, zeros, bias = node.op, node.x, node.input_required(2), node.input(3), node.input(5)
+    size = PackedWeight.of(node.ir)
+    dx = dscales = dzeros = None
+    if node.wants(x):
+        dx = op.cast(_times_weight(node, size, dy), x.dtype).with_shape(x.shape)
+    wants_zeros = zeros is not None and zeros.is_float and node.wants(zeros)
+    if node.wants(scales) or wants_zeros:
+        dw = op.Gemm(*(rows(op, op.cast(value, _wide(value))) for value in (dy, x)), transA=1)
+        by_block = size.by_block(dw)
+        steps = size.steps(node.input_required(1), zeros, dw.dtype)
+        last = op.ints(2)
+        dscales = op.reshape_like(op.cast(op.ReduceSum(by_block * steps, last, keepdims=0), scales.dtype), scales)
+        if zeros is not None and wants_zeros:
+            factors = op.cast(op.reshape(scales, (size.outputs, size.blocks)), dw.dtype)
+            products = op.ReduceSum(by_block, last, keepdims=0) * factors
+            dzeros = op.reshape_like(op.cast(-products, zeros.dtype), zeros)
+    dbias = None if bias is None or not node.wants(bias) else op.reduce_to(dy, bias)
+    return [dx, None, dscales, dzeros, None, dbias][: len(node.inputs)]
+
+
+def _times_weight(node: Node, size: PackedWeight, dy: Value) -> Value:
+    """dy w, in single precision or more."""
+    op, wide = node.op, _wide(dy)
+    by_block = (size.outputs, size.blocks)
+    packed = op.reshape(node.input_required(1), (*by_block, size.block * size.bits // 8))
+    scales = op.reshape(op.cast(node.input_required(2), wide), by_block)
+    zeros, packed_zeros, floating_zeros = node.input(3), None, None
+    if zeros is not None and zeros.is_float:
+        floating_zeros = op.reshape(op.cast(zeros, wide), by_block)
+    elif zeros is not None:
+        packed_zeros = op.reshape(zeros, (size.outputs, -(-size.blocks * size.bits // 8)))
+    dy = op.cast(dy, wide)
+    (dx,) = emit(op, GRADIENT, dy, packed, scales, packed_zeros, floating_zeros, like=[None], **size.attributes)
+    dx.ir.dtype = dy.dtype
+    return dx.with_shape(node.x.shape)
+
+
+def _wide(value: Value) -> ir.DataType:
+    return value.dtype if value.dtype in KERNEL_TYPES else ir.DataType.FLOAT
+
+
+def _refuse_group_index(node: Node) -> None:
+    if node.input(_GROUP_INDEX) is not None:
+        raise GradientError(
+            f"{describe(node.ir)} has an input g_idx, which puts the columns of its weight into groups in another "
+            "order; its gradient needs groups that lie side by side: quantize the model without act_order (desc_act)."
+        )
+
+
+def _has_kernel(node: ir.Node) -> bool:
+    block = node.attributes["block_size"].as_int()
+    return block >= _LEAST_BLOCK and block & (block - 1) == 0
+
+
+@register_fused(GRADIENT, has_kernel=_has_kernel)
+def matmul_nbits_gradient(node: Node) -> Sequence[Value]:
+    """From dy [..., N], integers, scales, packed_zeros? and zeros?: dx [..., K] = dy w."""
+    op, dy = node.op, node.x
+    # The runtime would compute a weight that follows from constants once, and keep it.
+    never = op.cast(op.IsNaN(op.ReduceSum(dy, keepdims=0)), ir.DataType.UINT8)
+    late = op.BitwiseAnd(never, op.constant(0, np.uint8))
+    packed = op.BitwiseOr(node.input_required(1), late).with_shape(node.input_required(1).shape)
+    zeros = node.input(3) if node.input(4) is None else node.input(4)
+    return [dy @ PackedWeight.of(node.ir).weight(packed, node.input_required(2), zeros)]

@@ -1,0 +1,143 @@
+"""``--config run.toml``: flags from a file, and the flags of a run as such a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import shlex
+import tomllib
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
+from cyclopts.config import Dict
+
+from onnxtrain.cli.flags import RUNNING
+from onnxtrain.errors import OptionError
+
+Config = Annotated[
+    Path | None,
+    Parameter(
+        group=RUNNING,
+        metavar="FILE",
+        help="Take flags from a .toml file, as MODEL and flags without their hyphens: epochs = 5. What the command "
+        "line says as well, it decides.",
+    ),
+]
+
+_MODEL: Final = "model"
+_OF_ONE_CALL: Final = (
+    *("config", "run", "debug", "quiet", "resume", "change", "json_output"),
+    *("parallel", "processes", "restarts", "sum_order", "wait"),
+)
+"""What a configuration file leaves out: what belongs to one call, and not to what is computed."""
+
+_tokens: ContextVar[tuple[str, ...]] = ContextVar("tokens", default=())
+
+
+def command_line() -> str:
+    """The command that runs, as one would type it."""
+    return shlex.join(["onnxtrain", *_tokens.get()])
+
+
+def given_tokens() -> tuple[str, ...]:
+    """What follows ``onnxtrain`` in the command that runs."""
+    return _tokens.get()
+
+
+def remember(tokens: Sequence[str]) -> None:
+    """Note the command that runs."""
+    _tokens.set(tuple(tokens))
+
+
+def with_file(app: App, tokens: Sequence[str]) -> tuple[App, list[str]]:
+    """The application with the flags of the file that ``--config`` names, and the tokens with its model.
+
+    Raises:
+        OptionError: The file cannot be read.
+    """
+    path = _path(tokens)
+    if path is None:
+        return app, list(tokens)
+    given = _read(path)
+    model = given.pop(_MODEL, None)
+    app.config = (Dict(given, use_commands_as_keys=False, allow_unknown=False, source=str(path)),)
+    if model is not None and _lacks_model(app, tokens):
+        return app, [*tokens[:1], str(model), *tokens[1:]]
+    return app, list(tokens)
+
+
+def _path(tokens: Sequence[str]) -> Path | None:
+    for before, token in itertools.pairwise(["", *tokens]):
+        if before == "--config":
+            return Path(token)
+        if token.startswith("--config="):
+            return Path(token.partition("=")[2])
+    return None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise OptionError(f"There is no file {str(path)!r}; --config needs a .toml file.") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise OptionError(f"--config is {str(path)!r}, which cannot be read as TOML: {error}.") from error
+    table = next((name for name, value in found.items() if isinstance(value, dict)), None)
+    if table is not None:
+        raise OptionError(f"{str(path)!r} has a table [{table}]; it needs flags only, such as epochs = 5.")
+    return found
+
+
+def _lacks_model(app: App, tokens: Sequence[str]) -> bool:
+    try:
+        app.parse_args(list(tokens), exit_on_error=False, print_error=False)
+    except MissingArgumentError as error:
+        names = [] if error.argument is None else [str(name).lower() for name in error.argument.names]
+        return _MODEL in names
+    except CycloptsError:
+        pass  # said when the command is run
+    return False
+
+
+def as_toml(values: Mapping[str, Any]) -> str:
+    """Arguments of a command as a configuration file: dataclasses in their fields, without what is not given.
+
+    >>> print(as_toml({"model": Path("m.onnx"), "epochs": 5, "train": ["head.*"], "seed": None}), end="")
+    model = "m.onnx"
+    epochs = 5
+    train = ["head.*"]
+    """
+    flat = dict(_flat(values))
+    return "".join(f"{name} = {_value(value)}\n" for name, value in flat.items() if value is not None)
+
+
+def _flat(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for name, value in values.items():
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            found += _flat({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
+        elif name not in _OF_ONE_CALL:
+            found.append((name, value))
+    return found
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        return repr(value) if math.isfinite(value) else str(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_value, value))}]"
+    return '"' + "".join(_character(character) for character in str(value)) + '"'
+
+
+def _character(character: str) -> str:
+    if character in '"\\':
+        return f"\\{character}"
+    return character if character.isprintable() else f"\\U{ord(character):08x}"

@@ -1,0 +1,66 @@
+"""``onnxtrain runs``: trainings that ``fit --run`` wrote down, side by side."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from onnxtrain.cli import flags, terminal
+
+HELP = "Compare runs: what each reached, and the settings in which they differ."
+
+EXAMPLES = """\
+Examples
+
+    onnxtrain runs runs
+    onnxtrain runs runs/first runs/second --json
+"""
+
+
+def command(
+    folders: Annotated[
+        list[Path], Parameter(group=flags.RESULTS, help="Folders that fit --run wrote, or folders of such folders.")
+    ],
+    /,
+    *,
+    json_output: Annotated[flags.Json, Parameter(name="--json")] = False,
+    debug: flags.Debug = False,
+) -> None:
+    """Run ``onnxtrain runs``; the flags are described where they are declared."""
+    from onnxtrain.report.runs import differences, read_runs
+
+    runs = read_runs(folders)
+    differ = differences(runs)
+    if json_output:
+        found = [
+            {
+                "run": str(run.path),
+                "finished": run.finished,
+                "seconds": run.seconds,
+                "epochs": len(run.rows),
+                "best": {name: value if math.isfinite(value) else None for name, value in run.best.items()},
+                "differs": settings,
+            }
+            for run, settings in zip(runs, differ, strict=True)
+        ]
+        print(json.dumps(found))  # noqa: T201 - the output of the command
+        return
+    names = list(dict.fromkeys(name for run in runs for name in run.best))
+    shown = [name.replace("_", " ") for name in names]
+    table = terminal.table("run", "epochs", "time", *shown, title="best values", right=("epochs",))
+    for run in runs:
+        seconds = terminal.duration(run.seconds) if run.finished else "not finished"
+        best = (terminal.number(run.best.get(name, math.nan)) for name in names)
+        table.add_row(str(run.path), terminal.count(len(run.rows)), seconds, *best)
+    console = terminal.console()
+    console.print(table)
+    if differ and differ[0]:
+        settings = terminal.table("run", *differ[0], title="what differs")
+        for run, values in zip(runs, differ, strict=True):
+            cells = ("not given" if value is None else str(value) for value in values.values())
+            settings.add_row(str(run.path), *cells)
+        console.print(settings)

@@ -1,0 +1,66 @@
+"""What optimizer nodes update, as a pass sees it: the tensors of each parameter, and what made its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxtrain.operators.schema import OptimizerSchema
+
+_TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One parameter of an optimizer node.
+
+    Attributes:
+        inputs: X, G, and the states.
+        outputs: The new X, and the new states.
+        mask: Where it is false the gradient is zero; ``None`` for no mask.
+    """
+
+    inputs: tuple[ir.Value, ...]
+    outputs: tuple[ir.Value, ...]
+    mask: ir.Value | None = None
+
+
+def variables_of(node: ir.Node, schema: OptimizerSchema) -> list[Variable] | None:
+    """The parameters of an optimizer node; ``None`` where the kernels cannot update them."""
+    inputs = [value for value in node.inputs if value is not None]
+    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+    groups = 2 + len(schema.used_states(schema.complete(attributes)))
+    count = (len(inputs) - 2) // groups
+    if len(inputs) < len(node.inputs) or len(node.outputs) != count * (groups - 1):
+        return None
+    if any(value.dtype not in _TYPES for value in inputs[2 : 2 + count]):
+        return None
+    return [Variable(tuple(inputs[2 + i :: count]), tuple(node.outputs[i::count])) for i in range(count)]
+
+
+def without_factor(variables: Sequence[Variable]) -> tuple[ir.Value | None, list[Variable], list[ir.Node]]:
+    """The scalar that all gradients are multiplied by, the gradients before it, and the nodes that multiply."""
+    nodes = [made_for_update(variable.inputs[1], "Mul") for variable in variables]
+    factors = {None if node is None else node.inputs[1] for node in nodes}
+    factor = next(iter(factors)) if len(factors) == 1 else None
+    if factor is None or factor.shape is None or len(factor.shape) != 0:
+        return None, list(variables), []
+    found = [node for node in nodes if node is not None]
+    return factor, [with_gradient(*pair) for pair in zip(variables, found, strict=True)], found
+
+
+def made_for_update(gradient: ir.Value, operator: str) -> ir.Node | None:
+    """The node that a gradient comes from, where it is this operator and nothing but the update reads its result."""
+    node = gradient.producer()
+    if node is None or node.domain or node.op_type != operator or gradient.is_graph_output():
+        return None
+    return node if len(gradient.uses()) == 1 else None
+
+
+def with_gradient(variable: Variable, node: ir.Node, *, place: int = 0, mask: ir.Value | None = None) -> Variable:
+    """The variable with an input of the node that made its gradient in the place of that."""
+    gradient = node.inputs[place]
+    assert gradient is not None
+    return Variable((variable.inputs[0], gradient, *variable.inputs[2:]), variable.outputs, mask)

@@ -1,0 +1,286 @@
+"""Charts as SVG: lines, bars, a matrix of counts, points. Legends stand above a chart, where they cover nothing."""
+
+from __future__ import annotations
+
+import html
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from onnxtrain.report.axes import Scale, shown, spans_orders
+from onnxtrain.report.colours import colours
+from onnxtrain.report.visible import visible
+
+_WIDTH = 640
+_LEFT, _RIGHT, _BOTTOM = 64, 16, 44
+_LETTER = 6.6
+"""About how wide a character of the legend is, in pixels."""
+
+_MARKERS_UP_TO = 40
+"""So many points of a line are drawn as points, too."""
+
+_NUMBERS_UP_TO = 16
+"""A matrix of so many classes has its counts written in it."""
+
+_STYLE = (
+    "<style>svg text{font:12px system-ui,sans-serif;fill:#334155;unicode-bidi:isolate}svg .t{font-weight:600;"
+    "fill:#0f172a}svg .g{stroke:#e2e8f0;stroke-width:1}svg .a{stroke:#94a3b8;stroke-width:1}svg .n{font-size:11px}"
+    "</style>"
+)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture.
+
+    Attributes:
+        height: in pixels.
+        title: what it shows.
+        body: what it is made of, in SVG.
+    """
+
+    height: int
+    title: str
+    body: str
+
+    def svg(self, y: int = 0) -> str:
+        """The picture as an element of SVG, so far below the top of another."""
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {self.height}" width="{_WIDTH}" '
+            f'height="{self.height}" y="{y}" role="img" aria-label="{html.escape(visible(self.title))}">'
+            f"{_STYLE}{self.body}</svg>"
+        )
+
+
+def stacked(charts: Sequence[Chart]) -> str:
+    """Charts one below the other, as a file in SVG."""
+    tops = list(itertools.accumulate((chart.height + 16 for chart in charts), initial=8))
+    inside = "".join(chart.svg(top) for chart, top in zip(charts, tops, strict=False))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-8 0 {_WIDTH + 16} {tops[-1]}" width="{_WIDTH + 16}" '
+        f'height="{tops[-1]}"><rect x="-8" width="100%" height="100%" fill="#fff"/>{inside}</svg>\n'
+    )
+
+
+def line_chart(
+    series: Mapping[str, Sequence[float]], places: Sequence[float], *, title: str, unit: str = "epoch"
+) -> Chart:
+    """Lines over whole numbers such as epochs.
+
+    What is not finite leaves a gap. Values that span orders of magnitude have a logarithmic axis.
+
+    Args:
+        series: the values by the name of their line, each as many as there are places.
+        places: where they stand on the horizontal axis.
+        title: what stands above.
+        unit: what the horizontal axis counts.
+    """
+    legend, top = _legend(list(series), title)
+    height = top + 220 + _BOTTOM
+    values = [value for line in series.values() for value in line]
+    across = Scale.around(places, _LEFT, _WIDTH - _RIGHT)
+    up = Scale.around(values, height - _BOTTOM, top, logarithmic=spans_orders(values))
+    parts = [legend, _grid(up, None), _whole_marks(across, places, height), _axis_name(unit, height)]
+    for colour, line in zip(colours(len(series)), series.values(), strict=True):
+        parts.append(_line(line, places, across, up, colour))
+    return Chart(height, title, "".join(parts))
+
+
+def bar_chart(
+    bars: Mapping[str, float], *, title: str, notes: Mapping[str, str] | None = None, most: float = 1
+) -> Chart:
+    """Bars from 0 to ``most``, one below the other, with what a note says behind each.
+
+    Args:
+        bars: the values by name; what is not finite has no bar.
+        title: what stands above.
+        notes: a text for each bar; by default the value.
+        most: the value at which a bar is as long as the chart is wide.
+    """
+    row, left = 22, 240
+    height = 36 + row * len(bars) + 8
+    width = _WIDTH - left - 150
+    parts = [_text(0, 16, title, "t")]
+    for index, (name, value) in enumerate(bars.items()):
+        y = 32 + row * index
+        length = max(0.0, min(1.0, value / most)) * width if most and math.isfinite(value) else 0.0
+        parts.append(_text(left - 8, y + 14, _short(name, 34), "n", anchor="end", full=name))
+        parts.append(f'<rect x="{left}" y="{y + 3}" width="{width}" height="14" fill="#e2e8f0"/>')
+        parts.append(f'<rect x="{left}" y="{y + 3}" width="{length:.1f}" height="14" fill="{colours(1)[0]}"/>')
+        parts.append(_text(left + width + 8, y + 14, shown(value) if notes is None else notes[name], "n"))
+    return Chart(height, title, "".join(parts))
+
+
+def matrix_chart(counts: Sequence[Sequence[float]], labels: Sequence[str], *, title: str) -> Chart:
+    """A confusion matrix: rows are true classes, columns predicted ones; the darker, the more of the row.
+
+    Args:
+        counts: how often the class of the row was taken for that of the column.
+        labels: the names of the classes.
+        title: what stands above.
+    """
+    size = len(labels)
+    names = [_short(label, 14) for label in labels]
+    left = 46 + round(max(map(len, names)) * _LETTER)
+    cell = max(6, min(44, (_WIDTH - left) // size))
+    below = round(max(map(len, names)) * _LETTER * 0.75) + 44
+    top = 36
+    named = cell >= 12
+    height = top + cell * size + (below if named else 36)
+    parts = [_text(0, 16, title, "t")]
+    for row, name in enumerate(names):
+        total = sum(counts[row])
+        y = top + row * cell
+        if named:
+            parts.append(_text(left - 6, y + cell / 2 + 4, name, "n", anchor="end", full=labels[row]))
+        for column in range(size):
+            count = counts[row][column]
+            share = count / total if total else 0.0
+            x = left + column * cell
+            hint = f"{visible(labels[row])} taken for {visible(labels[column])}: {shown(count)} of {shown(total)}"
+            parts.append(
+                f'<rect x="{x}" y="{y}" width="{cell - 1}" height="{cell - 1}" fill="{_shade(share)}">'
+                f"<title>{html.escape(hint)}</title></rect>"
+            )
+            if size <= _NUMBERS_UP_TO and count:
+                ink = ' style="fill:#fff"' if share > 0.5 else ""
+                parts.append(_text(x + cell / 2, y + cell / 2 + 4, shown(count), "n", anchor="middle", more=ink))
+    if named:
+        for column, name in enumerate(names):
+            centre, foot = left + column * cell + cell / 2, top + cell * size + 10
+            turned = f' transform="rotate(-45 {centre:.1f} {foot})"'
+            parts.append(_text(centre, foot + 4, name, "n", anchor="end", more=turned, full=labels[column]))
+    parts.append(_text(left + cell * size / 2, height - 6, "predicted", "n", anchor="middle"))
+    middle = top + cell * size / 2
+    turn = f' transform="rotate(-90 12 {middle:.1f})"'
+    parts.append(_text(12, middle, "true", "n", anchor="middle", more=turn))
+    return Chart(height, title, "".join(parts))
+
+
+def point_chart(across: Sequence[float], up: Sequence[float], *, title: str, names: tuple[str, str]) -> Chart:
+    """Points, with the line on which both coordinates are equal.
+
+    Args:
+        across: where they stand horizontally.
+        up: where they stand vertically.
+        title: what stands above.
+        names: what the axes are called.
+    """
+    pairs = [pair for pair in zip(across, up, strict=True) if all(map(math.isfinite, pair))]
+    height = 420
+    both = [value for pair in pairs for value in pair]
+    x = Scale.around(both, _LEFT, _WIDTH - _RIGHT)
+    y = Scale.around(both, height - _BOTTOM, 36)
+    parts = [_text(0, 16, title, "t"), _grid(y, x), _axis_name(names[0], height), _text(_LEFT, 32, names[1], "n")]
+    parts.append(
+        f'<line class="a" stroke-dasharray="4 4" x1="{x(x.low):.1f}" y1="{y(x.low):.1f}" '
+        f'x2="{x(x.high):.1f}" y2="{y(x.high):.1f}"/>'
+    )
+    dots = "".join(f'<circle cx="{x(first):.1f}" cy="{y(second):.1f}" r="2.5"/>' for first, second in pairs)
+    parts.append(f'<g fill="{colours(1)[0]}" fill-opacity="0.45">{dots}</g>')
+    return Chart(height, title, "".join(parts))
+
+
+def column_chart(counts: Sequence[float], edges: Sequence[float], *, title: str, name: str) -> Chart:
+    """A histogram.
+
+    Args:
+        counts: how many values lie between an edge and the next.
+        edges: one more than counts.
+        title: what stands above.
+        name: what the values are.
+    """
+    top, height = 36, 36 + 160 + _BOTTOM
+    x = Scale(edges[0], edges[-1], _LEFT, _WIDTH - _RIGHT)
+    y = Scale(0.0, max(counts, default=0) * 1.05 or 1.0, height - _BOTTOM, top)
+    parts = [_text(0, 16, title, "t"), _grid(y, x), _axis_name(name, height)]
+    for count, (first, last) in zip(counts, itertools.pairwise(edges), strict=True):
+        width = max(0.5, x(last) - x(first) - 1)
+        parts.append(
+            f'<rect x="{x(first):.1f}" y="{y(count):.1f}" width="{width:.1f}" '
+            f'height="{y(0) - y(count):.1f}" fill="{colours(1)[0]}"/>'
+        )
+    return Chart(height, title, "".join(parts))
+
+
+def _line(line: Sequence[float], places: Sequence[float], across: Scale, up: Scale, colour: str) -> str:
+    """A line with gaps where a value is not finite, and points where there are few."""
+    pieces: list[list[tuple[float, float]]] = [[]]
+    for place, value in zip(places, line, strict=True):
+        if math.isfinite(value):
+            pieces[-1].append((across(place), up(value)))
+        elif pieces[-1]:
+            pieces.append([])
+    found = []
+    for piece in pieces:
+        if len(piece) > 1:
+            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in piece)
+            found.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
+        if len(piece) == 1 or len(line) <= _MARKERS_UP_TO:
+            found += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.6" fill="{colour}"/>' for x, y in piece]
+    return "".join(found)
+
+
+def _legend(names: Sequence[str], title: str) -> tuple[str, int]:
+    """The title and, for several lines, a legend below it; and where the chart begins below both."""
+    parts, x, y = [_text(0, 16, title, "t")], 0.0, 36
+    if len(names) < 2:
+        return parts[0], 32
+    for colour, name in zip(colours(len(names)), names, strict=True):
+        text = _short(name, 60)
+        width = 26 + _LETTER * len(text)
+        if x and x + width > _WIDTH:
+            x, y = 0.0, y + 18
+        parts.append(f'<rect x="{x:.1f}" y="{y - 9}" width="12" height="10" rx="2" fill="{colour}"/>')
+        parts.append(_text(x + 17, y, text, "n", full=name))
+        x += width
+    return "".join(parts), y + 14
+
+
+def _grid(up: Scale, across: Scale | None) -> str:
+    """Lines and numbers of the axes."""
+    found = []
+    for mark in up.marks():
+        y = up(mark)
+        found.append(f'<line class="g" x1="{_LEFT}" y1="{y:.1f}" x2="{_WIDTH - _RIGHT}" y2="{y:.1f}"/>')
+        found.append(_text(_LEFT - 6, y + 4, shown(mark), "n", anchor="end"))
+    for mark in across.marks() if across is not None else ():
+        assert across is not None
+        x = across(mark)
+        found.append(f'<line class="g" x1="{x:.1f}" y1="{up.start}" x2="{x:.1f}" y2="{up.end}"/>')
+        found.append(_text(x, up.start + 16, shown(mark), "n", anchor="middle"))
+    return "".join(found)
+
+
+def _whole_marks(across: Scale, places: Sequence[float], height: int) -> str:
+    """Marks at whole numbers that occur: one for one epoch."""
+    known = {round(place) for place in places}
+    marks = [mark for mark in across.marks(8) if mark == round(mark) and mark in known] or sorted(known)[:1]
+    y = height - _BOTTOM
+    line = f'<line class="a" x1="{_LEFT}" y1="{y}" x2="{_WIDTH - _RIGHT}" y2="{y}"/>'
+    return line + "".join(_text(across(mark), y + 16, str(round(mark)), "n", anchor="middle") for mark in marks)
+
+
+def _axis_name(name: str, height: int) -> str:
+    return _text((_LEFT + _WIDTH - _RIGHT) / 2, height - 8, name, "n", anchor="middle")
+
+
+def _text(
+    x: float, y: float, text: str, kind: str = "", *, anchor: str = "start", more: str = "", full: str | None = None
+) -> str:
+    """A text at a place; ``full`` is shown where somebody points at it, where it says more."""
+    hint = "" if full is None or full == text else f"<title>{html.escape(visible(full))}</title>"
+    content = html.escape(visible(text))
+    return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}"{more}>{content}{hint}</text>'
+
+
+def _shade(share: float) -> str:
+    """From nearly white to the first colour."""
+    first = [int(colours(1)[0][index : index + 2], 16) for index in (1, 3, 5)]
+    mixed = [round(light + (part - light) * share**0.6) for light, part in zip((241, 245, 249), first, strict=True)]
+    return "#" + "".join(f"{part:02x}" for part in mixed)
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else f"...{text[-(most - 3) :]}"

@@ -1,0 +1,71 @@
+"""Training that stays near given weights: the proximal term of FedProx, beside any loss."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from onnxtrain.errors import OptionError
+from onnxtrain.graph import Builder
+from onnxtrain.training.learner import Learner
+from onnxtrain.training.objective import Objective
+from onnxtrain.training.specification import Specification
+from onnxtrain.training_info.recipe import LossTerms
+
+
+@dataclass(frozen=True)
+class ProximalObjective(Objective):
+    """A loss with a term that pulls the parameters towards others.
+
+    It is::
+
+        loss(w) + mu / 2 * sum of (w - anchor)^2
+
+    Attributes:
+        mu: The weight of the term.
+        anchors: What the parameters are pulled towards, by name.
+    """
+
+    mu: float = 0.0
+    anchors: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def build_loss(self, op: Builder) -> LossTerms:
+        """Emit the loss and the term."""
+        terms = super().build_loss(op)
+        initializers = self.model.graph.initializers
+        distances = []
+        for name in self.parameters:
+            parameter = op.wrap(initializers[name])
+            distance = op.ReduceSumSquare(parameter - op.constant(self.anchors[name], parameter.dtype), keepdims=0)
+            distances.append(op.cast(distance, terms.loss.dtype).with_shape(()))
+        pull = op.sum_of(distances) * (self.mu / 2)
+        return LossTerms((terms.loss + pull).with_shape(()), terms.weight)
+
+
+def near(learner: Learner, mu: float) -> Learner:
+    """A learner of the same model that begins at the weights as they are now, and is pulled back to them.
+
+    Args:
+        learner: What is trained, with its weights; it is not changed.
+        mu: The weight of the proximal term mu / 2 * ||w - w_now||^2 in the loss.
+
+    Returns:
+        A learner with an optimizer that starts anew.
+
+    Raises:
+        OptionError: mu is negative or not finite.
+
+    Source: Li et al., Federated Optimization in Heterogeneous Networks, https://arxiv.org/abs/1812.06127, equation 2.
+    """
+    if not (math.isfinite(mu) and mu >= 0):
+        raise OptionError(f"The weight of the proximal term is {mu}; it needs a finite number of at least 0.")
+    own = learner.objective
+    fields = {item.name: getattr(own, item.name) for item in dataclasses.fields(Objective)}
+    anchors = {name: np.array(value) for name, value in learner.parameters.items()}
+    objective = ProximalObjective(**fields, mu=mu, anchors=anchors)
+    specification: Specification = learner.specification
+    return Learner(specification, objective, learner.trained_values())

@@ -1,0 +1,266 @@
+"""A folder with all that is to be known of one training: measurements, pictures, a report."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import onnxruntime
+
+from onnxtrain.errors import ModelError, OptionError
+from onnxtrain.model.writing import AtomicFiles, check_writable
+from onnxtrain.operators import Momentum
+from onnxtrain.report.charts import stacked
+from onnxtrain.report.page import curves, page
+from onnxtrain.report.record import ParameterRow, RunRecord
+from onnxtrain.training.callbacks import Callback, History, TrainingState
+from onnxtrain.training.data import Batch, Dataset
+from onnxtrain.training.learner import Learner
+from onnxtrain.training.outcome import Outcome
+from onnxtrain.version import __version__
+
+METRICS, CURVES, REPORT, RUN, CONFIG = "metrics.csv", "curves.svg", "report.html", "run.json", "config.toml"
+FILES: Final = (METRICS, CURVES, REPORT, RUN, CONFIG)
+"""What a run folder holds; the last only where a command made it."""
+
+_WATCHED_BYTES: Final = 256 * 2**20
+"""Of more parameters no copy is kept: neither their change nor their gradients are known afterwards."""
+
+
+class RunFolder(Callback):
+    """Writes a training down: what ``fit(run=...)`` adds.
+
+    ``metrics.csv`` has one row per epoch and is complete after each, ``curves.svg`` and ``report.html`` show them,
+    with mistakes or residuals, parameters, gradients and sparsity, and ``run.json`` is for programs. The report is one
+    file that loads nothing.
+
+    Args:
+        path: the folder, which is made where it is missing.
+        title: what the report is called; by default the model's name.
+        command: the command that made it.
+        settings: what would repeat it, as the text of a configuration file; it goes to ``config.toml``.
+
+    Raises:
+        OptionError: the folder cannot be written to.
+    """
+
+    writes = True
+    """Whether this process writes, of several that train together."""
+
+    def __init__(self, path: str | os.PathLike[str], *, title: str = "", command: str = "", settings: str = "") -> None:
+        if not os.fspath(path):
+            raise OptionError("run is '', which names no folder; give the name of one, such as 'runs/first'.")
+        self.path = Path(path)
+        self._title, self._command, self._settings = title, command, settings
+        self._history = History()
+        self._facts: dict[str, str] = {}
+        self._compared: tuple[Dataset, str] | None = None
+        self._batch_size = 1
+        self._before: dict[str, np.ndarray] = {}
+        self._batch: Batch | None = None
+        self._probe: GradientNorms | None = None
+        self._norms: list[dict[str, float]] = []
+        self._began = self._seconds = self._waited = 0.0
+        self._examples = 0
+
+    @property
+    def report(self) -> Path:
+        """Where the report is."""
+        return self.path / REPORT
+
+    def check(self, *, resume: bool) -> None:
+        """Find out before any work whether the folder can be used.
+
+        Raises:
+            OptionError: it holds an earlier training, or cannot be written to.
+        """
+        existing = next(path for path in (self.path, *self.path.absolute().parents) if path.exists())
+        if not existing.is_dir():
+            raise OptionError(f"run is {str(self.path)!r}, but {str(existing)!r} is a file, no folder.")
+        if (self.path / RUN).exists() and not resume:
+            raise OptionError(
+                f"The folder {str(self.path)!r} holds an earlier run; give another folder, or resume=True to go on "
+                "with that one."
+            )
+        try:
+            check_writable(existing / METRICS)
+        except ModelError as error:
+            raise OptionError(str(error)) from error
+
+    def describe(
+        self,
+        history: History,
+        trainer: Learner,
+        data: Dataset,
+        validation: Dataset | None,
+        batch_size: int,
+        schedule: object,
+    ) -> None:
+        """Take the rows, which go on when a training is resumed, and what is known before the first step."""
+        self._history, self._batch_size = history, batch_size
+        if validation is not None:
+            self._compared = validation, "the validation data"
+        elif data.size is not None and not trainer.specification.weighted:  # else they cannot be read once more
+            self._compared = data, "the training data"
+        loss = trainer.objective.loss
+        facts = {
+            "model": trainer.file.path,
+            "loss": None if loss is None else loss.name,
+            "optimizer": trainer.optimizer,
+            "examples": data.size,
+            "validation examples": None if validation is None else validation.size,
+            "batch size": batch_size,
+            "schedule": schedule,
+            "seed": trainer.seed,
+        }
+        self._facts = {name: str(value) for name, value in facts.items() if value is not None}
+        self._facts["started"] = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
+        self._facts["versions"] = (
+            f"onnxtrain {__version__}, onnxruntime {onnxruntime.__version__}, NumPy {np.__version__}, "
+            f"Python {platform.python_version()}"
+        )
+
+    def on_fit_begin(self, state: TrainingState) -> None:
+        """Keep the weights as they are, and write what there is, so that a mistake is known before the first step."""
+        self._began = time.perf_counter()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OptionError(f"The folder {str(self.path)!r} cannot be made: {error.strerror or error}.") from error
+        if self._settings:
+            self._write(CONFIG, self._settings)
+        if sum(array.nbytes for array in state.weights.values()) <= _WATCHED_BYTES:
+            self._before = {name: np.array(array) for name, array in state.weights.items()}
+        self._save_rows()
+        self._write_run(finished=False)
+
+    def on_step_end(self, state: TrainingState) -> None:
+        """Keep the first batch, of which gradients are measured."""
+        self._examples += state.batch_size
+        if self._batch is None and self._before:
+            self._batch = state.batch
+
+    def on_epoch_end(self, state: TrainingState) -> None:
+        """Write the rows so far, and measure gradients."""
+        self._save_rows()
+        if self._batch is not None:
+            self._probe = self._probe or GradientNorms(state.trainer)
+            self._norms.append(self._probe.measure(state.weights, self._batch))
+
+    def on_fit_end(self, state: TrainingState) -> None:
+        """Note how long it took."""
+        self._seconds = time.perf_counter() - self._began
+        self._waited = state.waited
+        if state.stop_reason:
+            self._facts["stopped early"] = state.stop_reason
+
+    def finish(self, trainer: Learner) -> None:
+        """Compare predictions with targets, and write curves and report."""
+        self._facts["time"] = f"{self._seconds:.1f} s, {self._examples / max(self._seconds, 1e-9):,.0f} examples/s"
+        self._facts["waiting for data"] = f"{self._waited / max(self._seconds, 1e-9):.1%} of the time"
+        outcome, said = self._outcome(trainer)
+        norms = {name: [row[name] for row in self._norms] for name in (self._norms or [{}])[0]}
+        record = RunRecord(
+            title=self._title or (self.path.name if trainer.file.path is None else trainer.file.path.name),
+            command=self._command,
+            facts=self._facts,
+            rows=self._history.rows,
+            parameters=self._parameters(trainer),
+            gradient_norms=norms,
+            gradients_of=(
+                "The square root of the sum of squares of each parameter's gradient, before clipping, on the first "
+                "batch of this training, after every epoch."
+                if norms
+                else "Not measured: the parameters are too large for copies of them."
+            ),
+            outcome=[] if outcome is None else outcome.shown(),
+            outcome_of=said,
+            settings=self._settings,
+        )
+        self._write(CURVES, stacked(curves(record.rows)))
+        self._write(REPORT, page(record))
+        self._write_run(finished=True)
+
+    def _outcome(self, trainer: Learner) -> tuple[Outcome | None, str]:
+        """Predictions compared with targets, and what to say about them."""
+        targets = trainer.objective.targets
+        if self._compared is None or targets is None or targets.reading.predicts is None:
+            return None, "Nothing is compared: the loss, or the data, do not say with what."
+        data, name = self._compared
+        found = Outcome(targets.reading, trainer.labels)
+        trainer.evaluate(data, batch_size=max(self._batch_size, 64), metrics=[found])
+        return found, found.note or f"On {name}, with the weights as they are at the end."
+
+    def _parameters(self, trainer: Learner) -> list[ParameterRow]:
+        last = self._norms[-1] if self._norms else {}
+        rows = []
+        for name, array in trainer.trained.items():
+            values = array.astype(np.float64)
+            change = None if name not in self._before else _norm(values - self._before[name].astype(np.float64))
+            zeros = float(np.mean(values == 0)) if values.size else 0.0
+            rows.append(ParameterRow(name, tuple(array.shape), zeros, _norm(values), change, last.get(name)))
+        return rows
+
+    def _write_run(self, *, finished: bool) -> None:
+        rows = [{key: value if math.isfinite(value) else None for key, value in row.items()} for row in self._rows()]
+        found = {
+            "finished": finished,
+            "title": self._title,
+            "command": self._command,
+            "seconds": round(self._seconds, 3),
+            "facts": self._facts,
+            "rows": rows,
+        }
+        self._write(RUN, json.dumps(found, ensure_ascii=False, indent=1) + "\n")
+
+    def _rows(self) -> list[dict[str, float]]:
+        return self._history.rows
+
+    def _save_rows(self) -> None:
+        if self.writes:
+            self._history.save(self.path / METRICS)
+
+    def _write(self, name: str, text: str) -> None:
+        if not self.writes:
+            return
+        try:
+            with AtomicFiles() as files, files.create(self.path / name) as file:
+                file.write(text.encode("utf-8", "backslashreplace"))
+        except ModelError as error:
+            raise OptionError(str(error)) from error
+
+
+class GradientNorms:
+    """The norms of a model's gradients on a batch, by a step of Momentum that keeps nothing of earlier ones.
+
+    With alpha = 0 and beta = 1 the momentum after a step is the gradient.
+
+    Args:
+        trainer: who trains the model.
+    """
+
+    def __init__(self, trainer: Learner) -> None:
+        plain = Momentum(learning_rate=1e-3, alpha=0.0, beta=1.0, norm_coefficient=0.0)
+        self._learner = trainer.again(optimizer=plain, sparsify=None, clip_value=None, clip_norm=None, groups=())
+
+    def measure(self, weights: Mapping[str, np.ndarray], batch: Batch) -> dict[str, float]:
+        """The norm of the gradient of each parameter, with these weights on this batch."""
+        learner = self._learner
+        learner.trained.update(weights)
+        momenta = {name: f"{name}/V" for name in learner.parameters}
+        for name in momenta.values():  # 0 times infinity of an earlier step would be NaN
+            learner.states[name] = np.zeros_like(learner.states[name])
+        learner.step_batch(batch)
+        return {name: _norm(learner.states[state].astype(np.float64)) for name, state in momenta.items()}
+
+
+def _norm(values: np.ndarray[Any, Any]) -> float:
+    return float(np.linalg.norm(values.reshape(-1)))
