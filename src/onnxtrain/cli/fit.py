@@ -157,6 +157,9 @@ class Together:
         Literal["rank", "fast"],
         Parameter(help="rank: the same bits on every network. fast: MPI's own sums."),
     ] = "rank"
+    shard_states: Annotated[
+        bool, SWITCH, Parameter(help="Keep a share of the optimizer's states in each process, instead of all in all.")
+    ] = False
     wait: Annotated[float, Parameter(help="Seconds to wait for another process before giving it up.")] = 600.0
 
     def communicator(self) -> Communicator | None:
@@ -251,6 +254,7 @@ def command(
             accumulate=accumulate,
             threads=threads,
             parallel=parallel,
+            shard_states=together.shard_states,
             **training.arguments(),
         )
     run = None if folder is None else _run_folder(folder, model, arguments, settings, resume=course.resume)

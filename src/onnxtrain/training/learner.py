@@ -35,6 +35,7 @@ from onnxtrain.training.masks import check_masks, set_to_zero
 from onnxtrain.training.objective import Objective, prepare
 from onnxtrain.training.parallel_steps import ParallelSteps
 from onnxtrain.training.parameters import Initializer
+from onnxtrain.training.sharded_steps import ShardedSteps
 from onnxtrain.training.showing import html_facts, plural
 from onnxtrain.training.specification import Masks, Specification
 from onnxtrain.training.steps import Steps
@@ -48,7 +49,9 @@ Source = Any
 
 def _steps(objective: Objective, specification: Specification, **given: Any) -> Steps:
     """The steps of a process alone, or those of several."""
-    return (ParallelSteps if specification.divided else Steps)(objective, specification, **given)
+    if not specification.divided:
+        return Steps(objective, specification, **given)
+    return (ShardedSteps if specification.shard_states else ParallelSteps)(objective, specification, **given)
 
 
 class Learner:
@@ -123,7 +126,9 @@ class Learner:
         """
         if specification != self.specification:
             objective = self._steps.objective.with_form(specification.form).weighting(specification.weighted)
+            before = self._steps
             self._steps = _steps(objective, specification, states=self.states)
+            self._steps.go_on_from(before)
 
     def again(self, **changes: Any) -> Self:
         """Another one of the same model, whose optimizer starts anew from the parameters as they are now.

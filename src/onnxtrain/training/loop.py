@@ -71,6 +71,7 @@ class Loop:
         self.rate = rate
         self.callbacks = callbacks
         self.store = store
+        self.keeps = store is not None
         self.identity = {}
         self.position = Position()
         self.prefetch = Prefetch()
@@ -203,10 +204,11 @@ class Loop:
         return describe_weights(self.trainer.file, without=self.trainer.saved_values().keys())
 
     def _save(self) -> None:
-        if self.store is None:
+        if not self.keeps:
             return
-        left_out = self.trainer.steps.transient
-        tensors = {f"state/{name}": array for name, array in self.trainer.states.items() if name not in left_out}
+        tensors = {f"state/{name}": array for name, array in self.trainer.steps.kept_states().items()}
+        if self.store is None:  # another process writes
+            return
         tensors |= {f"callbacks/{name}": array for name, array in self.callbacks.record_arrays().items()}
         self.store.save(
             self.position.step,
@@ -284,9 +286,7 @@ class Loop:
         """
         trainer = self.trainer
         states = trainer.states
-        transient = trainer.steps.transient
-        kept = [name for name in states if name not in transient]
-        wanted = list(trainer.trained_values() if "optimizer" in changed else kept)
+        wanted = list(trainer.trained_values() if "optimizer" in changed else trainer.steps.kept_names)
         missing = [name for name in wanted if f"state/{name}" not in tensors]
         if missing and not {"attributes", "sparsity", "accumulate", "batch_norm"} & set(changed):
             raise CheckpointError(f"The checkpoint lacks the states {missing[:5]}; it is of another training.")
@@ -296,9 +296,7 @@ class Loop:
                 f"The checkpoint has new values of {lost[:5]}, which this training keeps as the model has them; resume "
                 "with the batch_norm that it was written with."
             )
-        for name in wanted:
-            if name not in missing:
-                states[name] = tensors[f"state/{name}"]
+        trainer.steps.take_states({name: tensors[f"state/{name}"] for name in wanted if name not in missing})
         if "masks" in changed:
             set_to_zero(states, trainer.masks)
 

@@ -63,7 +63,8 @@ class ParallelSteps(Steps):
         for name in objective.parameters:
             accumulator = f"{name}/accumulated"
             by_type.setdefault(self.states.current(accumulator).dtype, []).append(accumulator)
-        self._gradients = [self.states.join(names) for names in by_type.values()]
+        self._joined_names = list(by_type.values())
+        self._gradients = [self.states.join(names, parts=self.communicator.size) for names in self._joined_names]
 
     def _description(self) -> dict[str, Any]:
         """What has to be the same in all processes."""
@@ -115,6 +116,15 @@ class ParallelSteps(Steps):
         """
         names, states, communicator = self.objective.names, self.states, self.communicator
         rate = {names.learning_rate: np.asarray(learning_rate, dtype=np.float32)}
+        weight, loss = self._add_up_and_share(feeds, rate)
+        for gradients in self._gradients:
+            communicator.all_reduce_(gradients)
+        states.current("accumulated_weight")[...], states.current("accumulated_loss")[...] = weight, loss
+        return float(self.session.step(rate, entry=1)[names.loss])
+
+    def _add_up_and_share(self, feeds: Arrays, rate: Arrays) -> tuple[float, float]:
+        """Add up gradients of this process's part; returns the weight and the loss of all parts."""
+        states, communicator = self.states, self.communicator
         weight, loss = states.current("accumulated_weight"), states.current("accumulated_loss")
         rows = self._rows(feeds)
         if not rows or self.accumulate > 1:
@@ -125,13 +135,11 @@ class ParallelSteps(Steps):
         table = np.zeros((communicator.size, 4))
         table[communicator.rank] = weight, loss, rows, self._signal
         communicator.all_gather_(table)
-        for gradients in self._gradients:
-            communicator.all_reduce_(gradients)
-        weight[...], loss[...] = (sum(column) for column in table[:, :2].T.tolist())
         self._mean_statistics(table[:, 2] > 0)
         self._signal_of_any = int(table[:, 3].max())
         self._losses = table[:, 1]
-        return float(self.session.step(rate, entry=1)[names.loss])
+        weights, losses = table[:, :2].T.tolist()
+        return sum(weights), sum(losses)
 
     def tell(self, stopping: Stopping) -> None:
         """Let the other processes know, in the next step, that this one has been asked to stop."""

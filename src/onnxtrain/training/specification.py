@@ -59,6 +59,7 @@ class Options(TypedDict, total=False):
     threads: int | None
     options: RuntimeOptions | None
     parallel: Communicator | None
+    shard_states: bool
 
 
 class Masks(Mapping[str, np.ndarray]):
@@ -134,6 +135,7 @@ class Specification:
     seed: int = 0
     options: RuntimeOptions = field(default_factory=RuntimeOptions)
     parallel: Communicator | None = None
+    shard_states: bool = False
     form: TargetForm | None = None
     weighted: bool = False
 
@@ -185,6 +187,7 @@ class Specification:
             seed=options.get("seed", 0),
             options=runtime if threads is None else dataclasses.replace(runtime, threads=threads),
             parallel=options.get("parallel"),
+            shard_states=options.get("shard_states", False),
         )
 
     @property

@@ -173,6 +173,24 @@ class Steps:
         sums = {f"{name}/accumulated" for name in self.objective.parameters}
         return frozenset(sums | {"accumulated_weight", "accumulated_loss"}) & frozenset(self.states)
 
+    @property
+    def kept_names(self) -> list[str]:
+        """Names of what a checkpoint has."""
+        transient = self.transient
+        return [name for name in self.states if name not in transient]
+
+    def kept_states(self) -> dict[str, np.ndarray]:
+        """What a checkpoint has; of several processes all have to ask for it."""
+        return {name: self.states[name] for name in self.kept_names}
+
+    def take_states(self, values: Mapping[str, np.ndarray]) -> None:
+        """Take over what a checkpoint has."""
+        for name, value in values.items():
+            self.states[name] = value
+
+    def go_on_from(self, before: Steps) -> None:
+        """Take over what the steps of an earlier specification have beside the buffers."""
+
     def _rows(self, feeds: Arrays) -> int:
         """How many examples there are."""
         if self.fixed is not None:

@@ -70,6 +70,8 @@ class Trainer(Learner):
         options: All other options of the sessions.
         parallel: The processes that train this model together, each on its part of every batch, such as
             ``onnxtrain.parallel.MPI()``; by default this one alone.
+        shard_states: Whether of N such processes each keeps an N-th of the optimizer's states, and updates an N-th of
+            the weights.
 
     Raises:
         ModelError: The model cannot be read.
@@ -117,6 +119,7 @@ class Trainer(Learner):
         options: RuntimeOptions | None = None,
         tie: bool | str | Sequence[str] = False,
         parallel: Communicator | None = None,
+        shard_states: bool = False,
         groups: Sequence[Group] = (),
     ) -> None:
         specification = Specification.of(
@@ -144,6 +147,7 @@ class Trainer(Learner):
             threads=threads,
             options=options,
             parallel=parallel,
+            shard_states=shard_states,
         )
         super().__init__(specification)
         warn_of(self._hints, stacklevel=3)  # the decorator is one of them

@@ -85,19 +85,31 @@ def build_entries(recipe: Recipe) -> tuple[list[Entry], FirstValues]:
     """
     values = _first_values(recipe)
     entries = [build.algorithm.entry() for build in _builds(recipe, values, apart=True)]
-    states = list(values)
     for entry in entries:
-        entry.states = states
-        model, graph = entry.model, entry.model.graph
-        for name in [name for name in graph.initializers if name in values.tensors]:
-            value = graph.initializers.pop(name)
-            value.const_value = None
-            graph.inputs.append(value)
-        model.metadata_props.clear()
-        model.metadata_props.update(_said(recipe))
-        for domain in (TRAINING_DOMAIN, recipe.optimizer.schema.domain):
-            graph.opset_imports.setdefault(domain, 1)
+        _finish(entry, recipe, values)
     return entries, values
+
+
+def build_update(recipe: Recipe) -> tuple[Entry, FirstValues]:
+    """The entry that applies what was accumulated, on a model of nothing but parameters; uses the recipe up."""
+    values = _first_values(recipe)
+    entry = _Writer(recipe).applying(Algorithm(recipe, values, label="the update")).entry()
+    _finish(entry, recipe, values)
+    return entry, values
+
+
+def _finish(entry: Entry, recipe: Recipe, values: FirstValues) -> None:
+    """Make the states inputs, and say what a file would say."""
+    entry.states = list(values)
+    model, graph = entry.model, entry.model.graph
+    for name in [name for name in graph.initializers if name in values.tensors]:
+        value = graph.initializers.pop(name)
+        value.const_value = None
+        graph.inputs.append(value)
+    model.metadata_props.clear()
+    model.metadata_props.update(_said(recipe))
+    for domain in (TRAINING_DOMAIN, recipe.optimizer.schema.domain):
+        graph.opset_imports.setdefault(domain, 1)
 
 
 def _said(recipe: Recipe) -> dict[str, str]:
