@@ -1,4 +1,4 @@
-"""Steps of several processes, each of which has a share of the optimizer's states and updates a share of the weights."""
+"""Steps of several processes, each of which keeps a share of the optimizer's states and updates one of weights."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class ShardedSteps(ParallelSteps):
     ) -> None:
         if any(rule.promotes_sparsity for rule in objective.optimizers(specification)):
             raise OptionError(
-                "shard_states=True cuts weights at any element, but this optimizer's update of one depends on others of "
-                "its tensor; leave one of them out."
+                "shard_states=True cuts weights at any element, but this optimizer's update of one depends on others "
+                "of its tensor; leave one of them out."
             )
         if specification.clip_norm is not None and specification.clip_value is not None:
             raise OptionError("shard_states=True clips by value or by norm; leave clip_value or clip_norm out.")
