@@ -4,8 +4,8 @@
     python benchmarks/parallel.py --models lenet5 --ranks 1 2 --quick
 
 Every process has its own batch of the same size; so twice the processes see twice the examples. The peers take turns:
-in each round each of them is started, warmed up, measured and ended. "split" is one process whose gradient and update are
-two sessions, as they are in several processes, over the whole step of one process alone.
+in each round each of them is started, warmed up, measured and ended. "split" is one process whose gradient and update
+are two sessions, as they are in several processes, over the whole step of one process alone.
 
 All processes run on this machine. With more of them than cores the times say what several processes cost that share
 cores, and nothing about a cluster.
@@ -75,8 +75,9 @@ def compare(given: argparse.Namespace) -> None:
         [
             f"# Several processes\n\n{machine_line()}",
             table(header, rows),
-            "Times are medians over rounds of the median step; ratios are medians of ratios within a round. Moved: what "
-            "one process sends in a step. Waiting: its share of time in communication, in which it may wait for others.",
+            "Times are medians over rounds of the median step; ratios are medians of ratios within a round. Moved: "
+            "what one process sends in a step. Waiting: its share of time in communication, in which it may wait for "
+            "others.",
             load_line(foreign),
         ]
     )
