@@ -130,14 +130,16 @@ class ParallelSteps(Steps):
         if not rows or self.accumulate > 1:
             for sums in (*self._gradients, weight, loss):
                 sums[...] = 0
-        if rows:
-            self._add_up(feeds, rate)
-        table = np.zeros((communicator.size, 4))
-        table[communicator.rank] = weight, loss, rows, self._signal
+        parts = self._add_up(feeds, rate) if rows else {}
+        of_parts = [parts.get(name, 0.0) for name in self._part_names]
+        table = np.zeros((communicator.size, 4 + len(of_parts)))
+        table[communicator.rank] = [float(weight), float(loss), rows, self._signal, *of_parts]
         communicator.all_gather_(table)
         self._mean_statistics(table[:, 2] > 0)
         self._signal_of_any = int(table[:, 3].max())
         self._losses = table[:, 1]
+        scales = np.ones(communicator.size) if self._sums else table[:, 2] / table[:, 2].sum()
+        self.parts = {name: float(scales @ column) for name, column in zip(self._part_names, table.T[4:], strict=True)}
         weights, losses = table[:, :2].T.tolist()
         return sum(weights), sum(losses)
 

@@ -75,6 +75,10 @@ class ShardedSteps(ParallelSteps):
             )
         if specification.clip_norm is not None and specification.clip_value is not None:
             raise OptionError("shard_states=True clips by value or by norm; leave clip_value or clip_norm out.")
+        if specification.ema is not None:
+            raise OptionError(
+                "shard_states=True keeps no moving average of the weights; leave shard_states or ema out."
+            )
         super().__init__(objective, specification, states=states, values=values)
         groups = [[name.removesuffix("/accumulated") for name in names] for names in self._joined_names]
         self._parameters = [self.states.join(names, parts=self.communicator.size) for names in groups]
@@ -149,7 +153,7 @@ class ShardedSteps(ParallelSteps):
         rows = [gradients.reshape(communicator.size, -1) for gradients in self._gradients]
         for row in rows:
             communicator.reduce_scatter_(row)
-        divisor = weight / self._clipping_factor(rows, weight)
+        divisor = (weight or 1) / self._clipping_factor(rows, weight)
         if self._update is None:
             self._share.current(names.count)[...] += 1
         else:
