@@ -10,6 +10,7 @@ import onnx
 
 from onnxtrain.model.validity import refuses_invalid
 from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.parallel.communicator import Communicator
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.training.adaptation import Adaptation
 from onnxtrain.training.ema import EMA
@@ -72,6 +73,10 @@ class Trainer(Learner):
         seed: Seed of the order of the data and of dropout.
         threads: Threads within an operator; default one per core.
         options: All other options of the sessions.
+        parallel: The processes that train this model together, each on its part of every batch, such as
+            ``onnxtrain.parallel.MPI()``; by default this one alone.
+        shard_states: Whether of N such processes each keeps an N-th of the optimizer's states, and updates an N-th of
+            the weights.
 
     Raises:
         ModelError: The model cannot be read.
@@ -118,6 +123,8 @@ class Trainer(Learner):
         threads: int | None = None,
         options: RuntimeOptions | None = None,
         tie: bool | str | Sequence[str] = False,
+        parallel: Communicator | None = None,
+        shard_states: bool = False,
         groups: Sequence[Group] = (),
         ema: float | EMA | None = None,
         free_batch: bool = False,
@@ -148,6 +155,8 @@ class Trainer(Learner):
             seed=seed,
             threads=threads,
             options=options,
+            parallel=parallel,
+            shard_states=shard_states,
         )
         super().__init__(specification)
         warn_of(self._hints, stacklevel=3)  # the decorator is one of them
