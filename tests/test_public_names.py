@@ -55,6 +55,7 @@ PUBLIC = {
     "predict",
     "prune",
     "replace_head",
+    "quantize",
     "register_gradient",
     "testing",
     "training_model",

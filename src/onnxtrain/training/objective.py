@@ -33,6 +33,7 @@ from onnxtrain.training.parameters import Initializer, parameter_table
 from onnxtrain.training.partial import FixedBatch, on_real_rows
 from onnxtrain.training.pasts import leave_out_pasts
 from onnxtrain.training.prediction import before_activation, named_output, sums_to_one
+from onnxtrain.training.quantized_training import QuantizedTraining, train_quantized
 from onnxtrain.training.specification import Specification
 from onnxtrain.training.stored import Stored
 from onnxtrain.training.targets import Targets, target_input, tensor_spec, wrapped
@@ -318,6 +319,7 @@ def prepare(
     layers = find_layers(model)
     compute_copies(model, copies)
     statistics = set_modes(model, modes)
+    quantized = train_quantized(model) if specification.qat else QuantizedTraining()
     adapted = None
     if specification.lora is not None:
         output_name, seed = specification.output, specification.seed
@@ -345,11 +347,12 @@ def prepare(
             form = replace(first, ignoring=ignoring)
         objective = _with_targets(objective, loss, form)
     if table is None:
-        table = in_file(_table(objective, specification, differentiable=differentiable), halves)
+        table = in_file(_table(objective, specification, quantized.learned, differentiable=differentiable), halves)
         objective = replace(objective, table=table)
     trained = {*objective.parameters, *statistics, *(copy.name for copy in copies)}
     keep_frozen(model, halves, trained)
-    return replace(objective, stored=rounded(halves, trained))
+    quantized.keep_frozen(model, trained)
+    return replace(objective, stored=[*rounded(halves, trained), *quantized.stored(trained)])
 
 
 def of_model(model: ir.Model) -> Objective:
@@ -378,7 +381,9 @@ def _with_targets(objective: Objective, declared: Loss, form: TargetForm) -> Obj
     return replace(objective, prediction=inner, targets=targets)
 
 
-def _table(objective: Objective, specification: Specification, *, differentiable: bool) -> list[Initializer]:
+def _table(
+    objective: Objective, specification: Specification, learned: Sequence[str], *, differentiable: bool
+) -> list[Initializer]:
     """Sort the initializers; where the search expands functions, on a copy, since the main graph keeps them."""
     copy, straight_through = objective.model, specification.straight_through
     xs = tuple(value for value in copy.graph.initializers.values() if is_float(value))
@@ -392,6 +397,7 @@ def _table(objective: Objective, specification: Specification, *, differentiable
         train=_trained(objective.adapted, specification.train),
         freeze=specification.freeze,
         straight_through=straight_through,
+        learned=learned,
     )
     if differentiable:
         trained = [graph.initializers[row.name] for row in rows if row.trainable]

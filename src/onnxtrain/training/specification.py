@@ -52,6 +52,7 @@ class Options(TypedDict, total=False):
     sparsify: Patterns | None
     accumulate: int
     straight_through: bool
+    qat: bool
     recompute: Patterns
     lora: Adaptation | None
     seed: int
@@ -127,6 +128,7 @@ class Specification:
     sparsify: tuple[str, ...] | None = None
     accumulate: int = 1
     straight_through: bool = False
+    qat: bool = False
     recompute: tuple[str, ...] = ()
     lora: Adaptation | None = None
     seed: int = 0
@@ -176,7 +178,8 @@ class Specification:
             masks=Masks(options.get("masks")),
             sparsify=_patterns(options.get("sparsify")),
             accumulate=options.get("accumulate", 1),
-            straight_through=options.get("straight_through", False),
+            straight_through=options.get("straight_through", False) or options.get("qat", False),
+            qat=options.get("qat", False),
             recompute=_tuple(options.get("recompute", ())),
             lora=_adaptation(options.get("lora")),
             seed=options.get("seed", 0),
