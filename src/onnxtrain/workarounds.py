@@ -57,6 +57,15 @@ BOOK: tuple[Workaround, ...] = (
         ("workarounds.py", "runtime/step.py"),
     ),
     Workaround(
+        "quantized biases",
+        "onnxruntime",
+        ("1.32.0", "1.32.0"),
+        "WeightBiasQuantization takes a Conv of another domain for ONNX's: where it stands between dequantized and "
+        "quantized values and its bias is constant, it writes a Mul of that domain, which nobody knows.",
+        "Sessions are opened without this optimizer.",
+        ("workarounds.py", "runtime/step.py"),
+    ),
+    Workaround(
         "branches that move twice",
         "onnxruntime",
         _RUNTIME,
@@ -259,7 +268,7 @@ BOOK: tuple[Workaround, ...] = (
 """Every bug that is worked around, by package."""
 
 
-DISABLED_OPTIMIZERS = ("EliminateDropout",)
+DISABLED_OPTIMIZERS = ("EliminateDropout", "WeightBiasQuantization")
 """Graph optimizers of ONNX Runtime that no session has ("eliminated dropout")."""
 
 

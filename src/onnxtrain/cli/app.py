@@ -33,6 +33,7 @@ COMMANDS = (
         "inspect",
         "doctor",
         "adapter",
+        "quantize",
         "export",
         "import-states",
         "runs",

@@ -189,6 +189,11 @@ class Training:
         SWITCH,
         Parameter(help="Train through operators that round or quantize as if they did not."),
     ] = False
+    qat: Annotated[
+        bool,
+        SWITCH,
+        Parameter(help="Train a quantized model as it is quantized: weights in integers, and their scales."),
+    ] = False
     recompute: Annotated[
         list[str] | None,
         _PATTERNS,

@@ -35,6 +35,7 @@ from onnxtrain.training.parameters import Initializer, parameter_table
 from onnxtrain.training.partial import FixedBatch, on_real_rows
 from onnxtrain.training.pasts import leave_out_pasts
 from onnxtrain.training.prediction import named_output
+from onnxtrain.training.quantized_training import QuantizedTraining, train_quantized
 from onnxtrain.training.specification import Specification
 from onnxtrain.training.stored import Stored
 from onnxtrain.training.targets import Targets, tensor_spec, wrapped
@@ -401,6 +402,7 @@ def prepare(
     layers = find_layers(model)
     compute_copies(model, copies)
     statistics = set_modes(model, modes)
+    quantized = train_quantized(model) if specification.qat else QuantizedTraining()
     adapted = None
     if specification.lora is not None:
         output_name, seed = specification.output, specification.seed
@@ -425,11 +427,12 @@ def prepare(
     if not isinstance(loss, str):
         objective = objective.with_heads(_heads(objective, specification, loss, ignoring=ignoring))
     if table is None:
-        table = in_file(_table(objective, specification, differentiable=differentiable), halves)
+        table = in_file(_table(objective, specification, quantized.learned, differentiable=differentiable), halves)
         objective = replace(objective, table=table)
     trained = {*objective.parameters, *statistics, *(copy.name for copy in copies)}
     keep_frozen(model, halves, trained)
-    return replace(objective, stored=rounded(halves, trained))
+    quantized.keep_frozen(model, trained)
+    return replace(objective, stored=[*rounded(halves, trained), *quantized.stored(trained)])
 
 
 def of_model(model: ir.Model) -> Objective:
@@ -459,7 +462,9 @@ def _heads(objective: Objective, specification: Specification, loss: Loss | Join
     return [head_of(model, output, own, form, name) for (output, own, name), form in zip(declared, forms, strict=True)]
 
 
-def _table(objective: Objective, specification: Specification, *, differentiable: bool) -> list[Initializer]:
+def _table(
+    objective: Objective, specification: Specification, learned: Sequence[str], *, differentiable: bool
+) -> list[Initializer]:
     """Sort the initializers; where the search expands functions, on a copy, since the main graph keeps them."""
     copy, straight_through = objective.model, specification.straight_through
     xs = tuple(value for value in copy.graph.initializers.values() if is_float(value))
@@ -475,6 +480,7 @@ def _table(objective: Objective, specification: Specification, *, differentiable
         train=_trained(objective.adapted, specification.train),
         freeze=specification.freeze,
         straight_through=straight_through,
+        learned=learned,
     )
     if differentiable:
         trained = [graph.initializers[row.name] for row in rows if row.trainable]

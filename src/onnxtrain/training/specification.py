@@ -56,6 +56,7 @@ class Options(TypedDict, total=False):
     accumulate: int
     ema: float | EMA | None
     straight_through: bool
+    qat: bool
     recompute: Patterns
     free_batch: bool
     lora: Adaptation | None
@@ -135,6 +136,7 @@ class Specification:
     accumulate: int = 1
     ema: EMA | None = None
     straight_through: bool = False
+    qat: bool = False
     recompute: tuple[str, ...] = ()
     free_batch: bool = False
     lora: Adaptation | None = None
@@ -195,7 +197,8 @@ class Specification:
             sparsify=_patterns(options.get("sparsify")),
             accumulate=options.get("accumulate", 1),
             ema=choose_ema(options.get("ema")),
-            straight_through=options.get("straight_through", False),
+            straight_through=options.get("straight_through", False) or options.get("qat", False),
+            qat=options.get("qat", False),
             recompute=_tuple(options.get("recompute", ())),
             free_batch=options.get("free_batch", False),
             lora=_adaptation(options.get("lora")),

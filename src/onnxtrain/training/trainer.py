@@ -64,6 +64,9 @@ class Trainer(Learner):
         accumulate: Split every batch into this many micro-batches; the step equals that of the whole batch.
         straight_through: Train through operators that round or quantize, as if they did not
             (quantization-aware training); see :func:`onnxtrain.gradient`.
+        qat: Train a quantized model as it is quantized: weights in integers are trained as numbers that are rounded
+            in every step, scales are learned, and integers and scales are saved
+            ([quantization](docs/quantization.md)). Implies ``straight_through``.
         recompute: Glob patterns of names of nodes whose results are computed again in the backward pass instead
             of being kept: takes time, saves memory, changes no number.
         lora: Adapters to train beside frozen weights, :class:`onnxtrain.Lora`. Then ``train`` names what is trained
@@ -117,6 +120,7 @@ class Trainer(Learner):
         sparsify: str | Sequence[str] | None = None,
         accumulate: int = 1,
         straight_through: bool = False,
+        qat: bool = False,
         recompute: str | Sequence[str] = (),
         lora: Adaptation | None = None,
         seed: int = 0,
@@ -149,6 +153,7 @@ class Trainer(Learner):
             sparsify=sparsify,
             accumulate=accumulate,
             straight_through=straight_through,
+            qat=qat,
             recompute=recompute,
             free_batch=free_batch,
             lora=lora,
