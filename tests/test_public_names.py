@@ -31,11 +31,13 @@ PUBLIC = {
     "Sparsity",
     "Trainer",
     "TrainingSession",
+    "adapters",
     "backend",
     "custom_ops_library",
     "errors",
     "evaluate",
     "examples",
+    "free_batch",
     "gradient",
     "inspect",
     "append",
@@ -131,6 +133,7 @@ FIT = {
     "change": (),
     "run": None,
     "prefetch": True,
+    "augment": None,
 }
 
 RETURNS = {

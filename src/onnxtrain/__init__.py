@@ -14,6 +14,7 @@ from onnxtrain.version import __version__ as __version__
 defer_imports()
 
 if TYPE_CHECKING:
+    from onnxtrain import adapters as adapters
     from onnxtrain import backend, errors, examples, kernels, operators, parallel, pruning, testing
     from onnxtrain import callbacks as callbacks
     from onnxtrain import data as data
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from onnxtrain.autodiff import no_gradient, register_gradient, unregister_gradient
     from onnxtrain.edit.append import append
     from onnxtrain.edit.cut import cut
+    from onnxtrain.edit.free_batch import free_batch
     from onnxtrain.edit.head import replace_head
     from onnxtrain.lowering.lower import lower
     from onnxtrain.operators import SGD, SSGD, Adagrad, Adam, AdamW, Lion, Momentum, RMSprop
@@ -62,6 +64,7 @@ _HOMES = {
     "custom_ops_library": "onnxtrain.runtime.native",
     "cut": "onnxtrain.edit.cut",
     "evaluate": "onnxtrain.training.forward",
+    "free_batch": "onnxtrain.edit.free_batch",
     "gradient": "onnxtrain.training.gradient",
     "inspect": "onnxtrain.training.inspection",
     "layer_decay": "onnxtrain.training.layer_decay",
@@ -75,7 +78,19 @@ _HOMES = {
     "unregister_gradient": "onnxtrain.autodiff",
 }
 _MODULES = frozenset(
-    {"backend", "callbacks", "data", "errors", "examples", "flower", "kernels", "layers", "losses", "metrics"}
+    {
+        "adapters",
+        "backend",
+        "callbacks",
+        "data",
+        "errors",
+        "examples",
+        "flower",
+        "kernels",
+        "layers",
+        "losses",
+        "metrics",
+    }
     | {"operators", "parallel", "pruning", "schedules", "sklearn", "testing"}
 )
 
@@ -95,6 +110,7 @@ __all__ = [
     "Sparsity",
     "Trainer",
     "TrainingSession",
+    "adapters",
     "append",
     "backend",
     "callbacks",
@@ -104,6 +120,7 @@ __all__ = [
     "errors",
     "evaluate",
     "examples",
+    "free_batch",
     "gradient",
     "inspect",
     "kernels",

@@ -123,6 +123,57 @@ def test_a_bar_on_a_terminal(files, success, monkeypatch):
     assert out.count("\x1b[?25l") == out.count("\x1b[?25h") == 1  # the cursor comes back
 
 
+def test_lines_may_be_asked_for_in_a_terminal(files, success, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "━" in success(*FIT).out
+    assert "━" not in success(*FIT, "--progress", "lines").out
+
+
+def test_weights_of_examples_and_of_classes(files, success):
+    labels = np.load(files / "train.npz")["label"]
+    by_class = np.array([1.0, 0.5, 3.0])
+    np.savetxt(files / "weights.txt", by_class[labels])
+    np.save(files / "weights.npy", by_class[labels])
+    one = ("--optimizer", "sgd", "--learning-rate", "0.1", "--batch-size", "100")
+    for name in ("weights.txt", "weights.npy"):
+        success(*FIT[:-2], *one, "--sample-weight", name, "-o", f"{name}.onnx")
+    trainer = onnxtrain.Trainer(files / "model.onnx", loss="cross_entropy", optimizer=onnxtrain.SGD(0.1))
+    trainer.fit(files / "train.npz", batch_size=100, sample_weight=by_class[labels], progress=False)
+    for name, array in trainer.get_weights().items():
+        np.testing.assert_array_equal(weights(files / "weights.txt.onnx")[name], array)
+        np.testing.assert_array_equal(weights(files / "weights.npy.onnx")[name], array)
+    success(*FIT[:-2], *one, "--class-weights", "1,0.5,3", "--label-smoothing", "0.1", "-o", "classes.onnx")
+    loss = "cross_entropy(class_weights=(1, 0.5, 3), label_smoothing=0.1)"
+    trainer = onnxtrain.Trainer(files / "model.onnx", loss=loss, optimizer=onnxtrain.SGD(0.1))
+    trainer.fit(files / "train.npz", batch_size=100, progress=False)
+    for name, array in trainer.get_weights().items():
+        np.testing.assert_array_equal(weights(files / "classes.onnx")[name], array)
+
+
+def test_the_best_model_is_kept(files, success):
+    success(
+        *(*FIT, "--validation", "test.npz", "--metrics", "accuracy", "--epochs", "4", "--history", "rows.csv"),
+        *("--checkpoint", "kept", "--save-best", "validation_loss"),
+    )
+    best = onnxtrain.Trainer(files / "kept" / "best.onnx", loss="cross_entropy").evaluate(files / "test.npz")["loss"]
+    assert best == pytest.approx(min(column(files, "validation_loss")), rel=1e-5)
+
+
+def test_a_fixed_batch_is_freed(files, success):
+    model = onnx.load(files / "model.onnx")
+    for info in (*model.graph.input, *model.graph.output):
+        info.type.tensor_type.shape.dim[0].dim_value = 1
+    onnx.save(model, files / "model.onnx")
+    fixed = success(*FIT, "--history", "rows.csv").out
+    assert column(files, "step") == [60.0]
+    freed = success(*FIT, "--free-batch", "--history", "rows.csv").out
+    assert column(files, "step") == [2.0]
+    assert "model-trained.onnx" in fixed
+    assert "model-trained.onnx" in freed
+    saved = onnx.load(files / "model-trained.onnx")
+    assert saved.graph.input == model.graph.input
+
+
 def test_quiet(files, success):
     out = success(*FIT, "--epochs", "2", "--quiet").out
     assert "epoch 1/2" not in out

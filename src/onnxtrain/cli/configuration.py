@@ -29,7 +29,7 @@ Config = Annotated[
 ]
 
 _MODEL: Final = "model"
-_OF_ONE_CALL: Final = ("config", "run", "debug", "quiet", "resume", "change", "json_output")
+_OF_ONE_CALL: Final = ("config", "run", "debug", "quiet", "progress", "resume", "change", "json_output")
 """What a configuration file leaves out: what belongs to one call, and not to what is computed."""
 
 _tokens: ContextVar[tuple[str, ...]] = ContextVar("tokens", default=())

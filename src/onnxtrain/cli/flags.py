@@ -46,8 +46,9 @@ Data = Annotated[
     Parameter(
         group=DATA,
         metavar="PATH",
-        help="A .npz file or a folder of .npy files: arrays named like the model's inputs, and the target. Or a .csv "
-        "or .parquet file with --target, or a folder with one folder of pictures per class.",
+        help="A .npz or .safetensors file or a folder of .npy files: arrays named like the model's inputs, and the "
+        "target. Or a .csv or .parquet file with --target, a folder with one folder of pictures per class, or a .tar "
+        "file.",
     ),
 ]
 Target = Annotated[
@@ -69,6 +70,13 @@ class LossFlags:
     ignore_index: Annotated[
         int | None, Parameter(help="Label that does not count, for softmax_cross_entropy.  [default: -100]")
     ] = None
+    class_weights: Annotated[
+        str | None,
+        Parameter(metavar="NUMBERS", help="One weight per class, for softmax_cross_entropy: 1,1,3."),
+    ] = None
+    label_smoothing: Annotated[
+        float | None, Parameter(help="Share of every label that is spread over all classes, in [0, 1).  [default: 0]")
+    ] = None
     check_targets: Annotated[
         bool, Parameter(help="Refuse targets outside of 0 to 1, and distributions that do not sum to 1.")
     ] = True
@@ -80,6 +88,8 @@ class LossFlags:
             OptionError: It has no such argument.
         """
         given: dict[str, Any] = {"axis": self.axis, "ignore_index": self.ignore_index}
+        given["class_weights"] = None if self.class_weights is None else _numbers(self.class_weights)
+        given["label_smoothing"] = self.label_smoothing
         given["check_targets"] = None if self.check_targets else False
         options = {name: value for name, value in given.items() if value is not None}
         if not options:
@@ -87,6 +97,13 @@ class LossFlags:
         from onnxtrain.training.loss_choice import resolve_loss
 
         return resolve_loss(loss, **options)
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise OptionError(f"--class-weights is {text!r}; it needs numbers with commas between them: 1,1,3.") from None
 
 
 Prediction = Annotated[
@@ -179,6 +196,9 @@ class Training:
             help="Compute what nodes of such names give again in the backward pass: saves memory. May be repeated."
         ),
     ] = None
+    free_batch: Annotated[
+        bool, SWITCH, Parameter(help="Train a model of a fixed batch size on batches of --batch-size.")
+    ] = False
     seed: Annotated[int, Parameter(help="Seed of the order of the data and of dropout.")] = 0
 
     def arguments(self) -> dict[str, Any]:

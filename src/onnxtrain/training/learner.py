@@ -26,7 +26,7 @@ from onnxtrain.training.data import Batch, Dataset, TensorSpec, open_dataset
 from onnxtrain.training.data.conversion import kind_of, symbol_sizes
 from onnxtrain.training.ema import average_name
 from onnxtrain.training.evaluation import Evaluator
-from onnxtrain.training.feeding import Parameters, by_input_name, check_targets, check_weights, cut, fill, fit_to_spec
+from onnxtrain.training.feeding import Parameters, by_input_name, check_targets, check_weights, cut, fit_to_spec
 from onnxtrain.training.heads import Metrics
 from onnxtrain.training.joint_loss import Forms
 from onnxtrain.training.labels import labels_file, learn_labels, read_labels
@@ -38,6 +38,7 @@ from onnxtrain.training.parameters import Initializer
 from onnxtrain.training.showing import html_facts, plural
 from onnxtrain.training.specification import Masks, Specification
 from onnxtrain.training.steps import Steps
+from onnxtrain.training.stored import with_stored
 from onnxtrain.training.targets import Targets, tensor_spec
 from onnxtrain.training.ties import with_copies
 from onnxtrain.training.training_modes import Modes
@@ -488,7 +489,7 @@ class Learner:
         return dict(self.trained)
 
     def saved_values(self, ema: bool = False) -> dict[str, np.ndarray]:
-        """What :meth:`save` writes: :meth:`trained_values`, and the copies that are tied to parameters.
+        """What :meth:`save` writes: :meth:`trained_values` in the file's form, and the copies that are tied to them.
 
         In the place of adapters it has the weights that they are merged into.
 
@@ -500,9 +501,9 @@ class Learner:
         """
         values, adapted = with_copies(self._trained_or_averaged(ema), self.objective.copies), self.objective.adapted
         if adapted is None:
-            return values
+            return with_stored(values, self.objective.stored)
         own = {name: array for name, array in values.items() if name not in adapted.parameters}
-        return own | adapted.merged(self.file, values)
+        return with_stored(own, self.objective.stored) | adapted.merged(self.file, values)
 
     def _trained_or_averaged(self, ema: bool) -> dict[str, np.ndarray]:
         self._check_averages(ema)
@@ -535,21 +536,14 @@ class Learner:
 
     def model(self, *, ema: bool = False) -> onnx.ModelProto:
         """What :meth:`save` writes, in memory: the model with its trained weights and all its data."""
-        return self._with(self.saved_values(ema))
+        return self.file.filled(self.saved_values(ema))
 
     def _base(self) -> onnx.ModelProto:
         """The model as it is, with what was added to it left out."""
         adapted = self.objective.adapted
         if adapted is None:
             return self.model()
-        return self._with({n: a for n, a in self.trained_values().items() if n not in adapted.parameters})
-
-    def _with(self, values: Mapping[str, np.ndarray]) -> onnx.ModelProto:
-        proto = self.file.dense().inlined(without=values)
-        for tensor in proto.graph.initializer:
-            if tensor.name in values:
-                fill(tensor, values[tensor.name])
-        return proto
+        return self.file.filled({n: a for n, a in self.trained_values().items() if n not in adapted.parameters})
 
     @overload
     def get_weights(self, *, flat: Literal[False] = False) -> dict[str, np.ndarray]: ...

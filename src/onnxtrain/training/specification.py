@@ -56,6 +56,7 @@ class Options(TypedDict, total=False):
     ema: float | EMA | None
     straight_through: bool
     recompute: Patterns
+    free_batch: bool
     lora: Adaptation | None
     seed: int
     threads: int | None
@@ -132,6 +133,7 @@ class Specification:
     ema: EMA | None = None
     straight_through: bool = False
     recompute: tuple[str, ...] = ()
+    free_batch: bool = False
     lora: Adaptation | None = None
     seed: int = 0
     options: RuntimeOptions = field(default_factory=RuntimeOptions)
@@ -190,6 +192,7 @@ class Specification:
             ema=choose_ema(options.get("ema")),
             straight_through=options.get("straight_through", False),
             recompute=_tuple(options.get("recompute", ())),
+            free_batch=options.get("free_batch", False),
             lora=_adaptation(options.get("lora")),
             seed=options.get("seed", 0),
             options=runtime if threads is None else dataclasses.replace(runtime, threads=threads),

@@ -185,7 +185,8 @@ class Targets:
         Raises:
             OptionError: There is no such metric, or it is for other predictions.
         """
-        return [self.reading.metric(metric) for metric in ([metrics] if isinstance(metrics, str) else metrics)]
+        given = [metrics] if isinstance(metrics, str) or callable(metrics) else metrics
+        return [self.reading.metric(metric) for metric in given]
 
     @cached_property
     def reading(self) -> Reading:

@@ -67,6 +67,8 @@ class Trainer(Learner):
             of being kept: takes time, saves memory, changes no number.
         lora: Adapters to train beside frozen weights, :class:`onnxtrain.Lora`. Then ``train`` names what is trained
             whole beside them, by default nothing.
+        free_batch: Train a model of a fixed batch size on batches of any size, as :func:`onnxtrain.free_batch` makes
+            it; the saved file keeps its own.
         seed: Seed of the order of the data and of dropout.
         threads: Threads within an operator; default one per core.
         options: All other options of the sessions.
@@ -118,6 +120,7 @@ class Trainer(Learner):
         tie: bool | str | Sequence[str] = False,
         groups: Sequence[Group] = (),
         ema: float | EMA | None = None,
+        free_batch: bool = False,
     ) -> None:
         specification = Specification.of(
             model,
@@ -140,6 +143,7 @@ class Trainer(Learner):
             accumulate=accumulate,
             straight_through=straight_through,
             recompute=recompute,
+            free_batch=free_batch,
             lora=lora,
             seed=seed,
             threads=threads,

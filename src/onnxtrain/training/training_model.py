@@ -45,6 +45,7 @@ def training_model(
     tie: bool | str | Sequence[str] = False,
     groups: Sequence[Group] = (),
     ema: float | EMA | None = None,
+    free_batch: bool = False,
 ) -> onnx.ModelProto:
     """Write down the training of a model as the standard does: a model with ``training_info``.
 
@@ -77,6 +78,7 @@ def training_model(
             Gradient node cannot say so: the training model's metadata entry ``onnxtrain.straight_through`` does.
         recompute: Glob patterns of names of nodes to compute again in the backward pass; likewise the entry
             ``onnxtrain.recompute``, a JSON list.
+        free_batch: Free the batch size of a model that has a fixed one.
         lora: Adapters to train beside frozen weights; they are initializers of the main graph.
 
     Returns:
@@ -110,6 +112,7 @@ def training_model(
         accumulate=2 if accumulate else 1,  # any number of micro-batches makes the same model
         straight_through=straight_through,
         recompute=recompute,
+        free_batch=free_batch,
         lora=lora,
     )
     file, objective = specification.model, prepare(specification)
