@@ -23,7 +23,7 @@ from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.training.adaptation import Adapted
 from onnxtrain.training.data import Batch, Dataset, TensorSpec
 from onnxtrain.training.few_bits import set_accuracy
-from onnxtrain.training.groups import overlapping, update_rules
+from onnxtrain.training.groups import group_hints, update_rules
 from onnxtrain.training.heads import Head, Metrics, head_of, metrics_of_heads
 from onnxtrain.training.hidden_weights import hidden_weights
 from onnxtrain.training.hints import Hint, find_hints
@@ -174,8 +174,8 @@ class Objective:
             batch_norm=self.modes.batch_norm,
             dropout=self.modes.dropout,
         )
-        overlaps = overlapping(specification.groups, self.table, self.model)
-        return found + [Hint(text, surprising=False) for text in overlaps]
+        texts = group_hints(specification.groups, self.table, self.model)
+        return found + [Hint(text, surprising=False) for text in texts]
 
     def on_real_rows(self, rows: int) -> Objective:
         """The same with the loss on as many examples as there are targets, for a model of a fixed batch size.
