@@ -20,9 +20,9 @@ import fused_cases  # noqa: E402
 import harness  # noqa: E402
 import idx  # noqa: E402
 import profile_step  # noqa: E402
-import report  # noqa: E402
 import step  # noqa: E402
 
+import report  # noqa: E402
 from onnxtrain.autodiff.fused import fused_operators  # noqa: E402
 
 pytestmark = pytest.mark.thorough
