@@ -310,15 +310,20 @@ def hand_over(
     Returns:
         What must live as long as the session.
     """
-    import onnxruntime
-
-    make = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type
-    values = [make(array, int(dtypes[name])) for name, array in arrays.items()]
+    values = in_place(arrays, dtypes)
     if values:
         settings.add_external_initializers(list(arrays), values)
         for name, value in zip(arrays, values, strict=True):
             settings.add_initializer(name, value)
     return values
+
+
+def in_place(arrays: Mapping[str, np.ndarray[Any, Any]], dtypes: Mapping[str, ir.DataType]) -> list[Any]:
+    """Values of ONNX Runtime on the memory of arrays, which must live as long; see :func:`hand_over`."""
+    import onnxruntime
+
+    make = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type
+    return [make(array, int(dtypes[name])) for name, array in arrays.items()]
 
 
 def packed(raw: np.ndarray[Any, Any], shape: Sequence[int]) -> np.ndarray[Any, Any]:
