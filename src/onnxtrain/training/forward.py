@@ -63,7 +63,7 @@ def evaluate(
     wanted = targets is not None
     dataset = open_dataset(data, objective.inputs, target=target, need_target=wanted, validate=False)
     if targets is not None:
-        labels = read_labels(specification.model.path)
+        labels = read_labels(specification.model)
         dataset = dataset.adapting(lambda array: targets.adapt(array, labels))
         objective = objective.with_form(targets.form_of_dataset(dataset))
         dataset = dataset.expecting(objective.target_spec)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 from collections.abc import Collection, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -206,18 +207,19 @@ class Loop:
             },
         )
 
-    def resume(self, change: frozenset[str]) -> None:
-        """Take everything back from the newest checkpoint, apart from what is to change."""
+    def resume(self, change: frozenset[str], given: str | os.PathLike[str] | None = None) -> None:
+        """Take everything back from a checkpoint, by default the newest, apart from what is to change."""
         assert self.store is not None
-        if self.store.latest() is None:
+        if given is None and self.store.latest() is None:
             return
+        load = self.store.load_newest if given is None else functools.partial(self.store.load, given)
         here = self._fingerprint()
         try:
-            tensors, metadata = self.store.load_newest(expect=here, change=change)
+            tensors, metadata = load(expect=here, change=change)
         except CheckpointError:
             if not self._is_saved():
                 raise
-            tensors, metadata = self.store.load_newest(expect=here, change=change | {"weights"})
+            tensors, metadata = load(expect=here, change=change | {"weights"})
         try:
             written: dict[str, Any] = metadata["fingerprint"]  # type: ignore[assignment]
             position = Position(**metadata["position"])  # type: ignore[arg-type]
