@@ -19,6 +19,7 @@ PUBLIC = {
     "Adagrad",
     "Adam",
     "AdamW",
+    "EMA",
     "Group",
     "Lion",
     "Lora",

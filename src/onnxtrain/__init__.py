@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from onnxtrain.runtime.native import custom_ops_library
     from onnxtrain.runtime.options import RuntimeOptions
     from onnxtrain.runtime.session import TrainingSession
+    from onnxtrain.training.ema import EMA
     from onnxtrain.training.forward import evaluate, predict
     from onnxtrain.training.gradient import gradient
     from onnxtrain.training.groups import Group
@@ -46,6 +47,7 @@ _HOMES = {
     "Adagrad": "onnxtrain.operators",
     "Adam": "onnxtrain.operators",
     "AdamW": "onnxtrain.operators",
+    "EMA": "onnxtrain.training.ema",
     "Group": "onnxtrain.training.groups",
     "Momentum": "onnxtrain.operators",
     "Lion": "onnxtrain.operators",
@@ -80,6 +82,7 @@ _MODULES = frozenset(
 )
 
 __all__ = [
+    "EMA",
     "SGD",
     "SSGD",
     "Adagrad",

@@ -43,6 +43,7 @@ class Workaround:
 
 
 _RUNTIME = ("1.20.1", "1.32.0")
+_WEB = ("1.30.0", "1.30.0")
 _ONNX = ("1.23.2", "1.23.2")
 _ONNX_IR = ("1.1.0", "1.1.0")
 
@@ -73,6 +74,16 @@ BOOK: tuple[Workaround, ...] = (
         "Such nodes are refused by name; gradients have letters instead of ellipses where ranks are known.",
         ("workarounds.py", "runtime/step.py", "autodiff/rules/einsum.py"),
         gone="1.32.0",
+    ),
+    Workaround(
+        "convolutions on WebGPU",
+        "onnxruntime-web",
+        _WEB,
+        "The WebGPU provider computes another result than the processor for a Conv with a multiple of four filters "
+        "where the channels are a multiple of three and not of four (issue 29651), and for grouped ones where the "
+        "filters of all groups together are a multiple of four and those of one group are not.",
+        "Step graphs for WebGPU have one filter more in such nodes, or a node for each group.",
+        ("lowering/webgpu_convolutions.py",),
     ),
     Workaround(
         "transposed padding",

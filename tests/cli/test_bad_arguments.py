@@ -93,6 +93,12 @@ OPTIONS = [
         "train nothing", r"--train 'head\.\*' matches no initializer; the model has layer1", fit("--train", "head.*")
     ),
     Mistake("freeze nothing", r"--freeze conv matches no initializer", fit("--freeze", "conv")),
+    Mistake("a pattern alone", r"The group '\*\.bias' is not a pattern with settings", fit("--groups", "*.bias")),
+    Mistake(
+        "a group of nothing", r"group='head\.\*' matches no initializer", fit("--groups", "head.*, norm_coefficient=0")
+    ),
+    Mistake("a setting that Adam lacks", "Adam has no setting 'momentum'", fit("--groups", "*, momentum=0.5")),
+    Mistake("a decay of one", r"ema: decay is 1\.0, but must be a number", fit("--ema", "1")),
     Mistake("unknown schedule", "no schedule 'sawtooth'", fit("--schedule", "sawtooth")),
     Mistake("no epochs", "epochs is 0; it needs a number of at least 1", fit("--epochs", "0")),
     Mistake("no batch", "the batch size is 0; it must be a whole number of at least 1", fit("--batch-size", "0")),

@@ -15,6 +15,9 @@ import onnxtrain
 FIT = ("fit", "model.onnx", "--data", "train.npz", "--loss", "softmax_cross_entropy", "--learning-rate", "0.02")
 
 
+EXPORT_OF_FIT = ("export", "model.onnx", "--loss", "softmax_cross_entropy")
+
+
 def weights(path) -> dict[str, np.ndarray]:
     return {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer}
 
@@ -308,6 +311,19 @@ def test_accumulation_equals_the_large_batch(files, success):
     whole, parts = weights(files / "whole.onnx"), weights(files / "parts.onnx")
     for name, array in whole.items():
         np.testing.assert_allclose(parts[name], array, rtol=2e-4, atol=1e-6)
+
+
+def test_groups_and_the_moving_average(files, success):
+    success(*FIT, "--groups", "layer1.*, lr_scale=0", "--groups", "*.bias, lr_scale=0.5", "--output", "last.onnx")
+    before, last = weights(files / "model.onnx"), weights(files / "last.onnx")
+    changed = {name for name, array in last.items() if not np.array_equal(array, before[name])}
+    assert changed == {name for name in last if not name.startswith("layer1.")}
+    success(*FIT, "--ema", "0.9", "--output", "average.onnx")
+    success(*FIT, "--output", "whole.onnx")
+    average, whole = weights(files / "average.onnx"), weights(files / "whole.onnx")
+    assert all(not np.array_equal(array, whole[name]) for name, array in average.items())
+    success(*EXPORT_OF_FIT, "--ema", "0.9", "--groups", "*.bias, lr_scale=0.5", "--step-graph", "step.onnx")
+    assert "layer1.weight/average" in {value.name for value in onnx.load(files / "step.onnx").graph.input}
 
 
 def test_threads_are_passed_on(files, success, monkeypatch):

@@ -65,7 +65,7 @@ def test_prune_passes_the_options_on():
 
 def test_the_command_line_has_the_options_and_their_defaults():
     given = flags.Training().arguments()
-    elsewhere = {"accumulate", "threads", "masks", "sparsify", "options", "groups", "lora"}
+    elsewhere = {"accumulate", "threads", "masks", "sparsify", "options", "lora", "ema"}
     assert set(given) == OPTIONS - elsewhere
     assert given == {name: value for name, value in defaults().items() if name in given}
 

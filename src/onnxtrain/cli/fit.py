@@ -181,6 +181,7 @@ def command(
     accumulate: Annotated[
         int, Parameter(group=TRAINED, help="Micro-batches per step; their step equals that of the whole batch.")
     ] = 1,
+    ema: flags.Ema = None,
     training: Training = Training(),  # noqa: B008 - frozen
     settings: OptimizerSettings = OptimizerSettings(),  # noqa: B008 - frozen
     course: Course = Course(),
@@ -225,6 +226,7 @@ def command(
             loss=loss_flags.of(loss),
             optimizer=settings.build(),
             accumulate=accumulate,
+            ema=ema,
             threads=threads,
             **training.arguments(),
         )
@@ -253,7 +255,7 @@ def command(
             change=",".join(course.change or ()),
             run=run,
         )
-    trainer.save(output)
+    trainer.save(output, ema=ema is not None)
     shown.written("model", output)
     if results.history is not None:
         history.save(results.history)
@@ -356,6 +358,6 @@ def _interruptible(trainer: Trainer, output: Path, course: Course) -> Iterator[N
     except KeyboardInterrupt as error:
         if error.args and not course.checkpoint:
             path = output.with_name(f"{output.stem}-interrupted.onnx")
-            trainer.save(path)
+            trainer.save(path, ema=trainer.specification.ema is not None)
             raise KeyboardInterrupt(f"Interrupted; the model so far is in {str(path)!r}.") from None
         raise KeyboardInterrupt(in_flags(str(error)) or "Interrupted; nothing was written.") from None

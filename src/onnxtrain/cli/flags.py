@@ -15,7 +15,8 @@ from onnxtrain.operators.optimizer import Optimizer
 
 LOSS_HELP = (
     "What to minimise: softmax_cross_entropy, binary_cross_entropy, mean_squared_error, mean_absolute_error, huber, "
-    "each with arguments as in 'huber(delta=0.5)'; "
+    "focal, binary_focal, dice, ctc, triplet, info_nce, 'distillation(teacher=FILE)', each with arguments as in "
+    "'huber(delta=0.5)'; "
     "output:NAME for a scalar output of the model, or the path of an ONNX model of (prediction, target)."
 )
 
@@ -121,6 +122,14 @@ Metrics = Annotated[
         help="What to measure: accuracy, f1, auc, top_k(5), r2 ..., or a loss by its name. May be repeated.",
     ),
 ]
+Ema = Annotated[
+    float | None,
+    Parameter(
+        group=TRAINED,
+        metavar="DECAY",
+        help="Keep a moving average of the weights with this decay, such as 0.999; fit writes it as the model.",
+    ),
+]
 Threads = Annotated[int | None, Parameter(group=RUNNING, help="Threads within an operator.  [default: one per core]")]
 Debug = Annotated[bool, SWITCH, Parameter(group=RUNNING, help="Show the traceback of an error.")]
 Json = Annotated[bool, SWITCH, Parameter(group=RESULTS, help="Print JSON instead of tables.")]
@@ -144,6 +153,15 @@ class Training:
     freeze: Annotated[list[str] | None, _PATTERNS, Parameter(help="Keep what matches as it is. May be repeated.")] = (
         None
     )
+    groups: Annotated[
+        list[str] | None,
+        Parameter(
+            negative=(),
+            metavar="GROUP",
+            help="Other settings of the optimizer for what matches: '*.bias|*norm*, weight_decay=0', or lr_scale=0.1. "
+            "The first group that matches counts. May be repeated.",
+        ),
+    ] = None
     batch_norm: Annotated[
         Literal["frozen", "train"],
         Parameter(help="Batch normalization: statistics as the file has them, or of the batch, then written back."),
@@ -187,6 +205,12 @@ class Training:
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         given["output"] = given.pop("prediction")
         given["recompute"] = given["recompute"] or ()
+        if given["groups"]:
+            from onnxtrain.training.groups import read_group
+
+            given["groups"] = tuple(map(read_group, given["groups"]))
+        else:
+            given["groups"] = ()
         return given
 
 

@@ -65,9 +65,10 @@ def describe_settings(specification: Specification, objective: Objective) -> dic
     groups = {name: _describe_rule(rule) for name, rule in objective.rules(specification).items()}
     return {
         **({"groups": groups} if groups else {}),
+        **({} if specification.ema is None else {"ema": describe(specification.ema)}),
         "loss": describe(loss) if loss is not None else f"output:{objective.prediction.name}",
         "output": str(objective.prediction.name),
-        "targets": None if form is None else form.kind,
+        "targets": [each.kind for each in form] if isinstance(form, tuple) else None if form is None else form.kind,
         "optimizer": type(optimizer).__name__,
         "attributes": dict(optimizer.node_attributes()),
         "sparsity": describe(optimizer.sparsity_modifier),

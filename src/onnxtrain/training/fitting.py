@@ -17,6 +17,7 @@ from onnxtrain.training.fingerprint import (
     describe_settings,
     names_to_change,
 )
+from onnxtrain.training.heads import Metrics
 from onnxtrain.training.learner import Learner, Source
 from onnxtrain.training.loop import Loop
 from onnxtrain.training.prefetch import Prefetch
@@ -40,7 +41,7 @@ def fit(
     epochs: int = 1,
     batch_size: int = 32,
     schedule: str | Schedule | None = None,
-    metrics: str | Sequence[Any] = (),
+    metrics: Metrics = (),
     shuffle: bool = True,
     callbacks: Sequence[Callback] = (),
     progress: ProgressLike = "auto",
@@ -66,7 +67,7 @@ def fit(
         trainer: The trainer.
         data: Training data: a ``.npz`` file, a folder of ``.npy`` files, a ``.csv`` file, a folder of pictures by
             class, a mapping of arrays, (inputs, targets), or an iterable of batches; with ``y`` the inputs alone.
-        y: The targets, where ``data`` has none.
+        y: The targets, where ``data`` has none; by output where several have losses.
         validation: Data to evaluate on after every epoch, or the fraction of ``data`` to hold out: ``0.2``.
         sample_weight: One weight per example [N], at least 0. The loss is the mean over the examples of weight times
             loss, as in Keras; so weights of another mean are a learning rate of another size. Validation has none.
@@ -77,7 +78,8 @@ def fit(
         schedule: Learning rate by step: ``"cosine"``, ``"warmup(100)+linear"``, ``"step(30, 0.1)"`` ..., an
             object of :mod:`onnxtrain.training.schedules`, or a function; constant by default. A text starts from
             the trainer's learning rate.
-        metrics: What to measure on the validation data: names or functions of (y_true, y_pred).
+        metrics: What to measure on the validation data: names or functions of (y_true, y_pred); by output where several
+            have losses.
         shuffle: Whether to take the examples in a new order every epoch (by the trainer's seed).
         callbacks: Called at the ends of steps and epochs.
         progress: Shows loss, metrics, examples per second and time left: a table in a notebook, a bar in a terminal,
@@ -101,7 +103,8 @@ def fit(
             the same. An iterable that only the main thread may read needs ``False``.
 
     Returns:
-        One row per epoch: loss, learning rate, validation loss and metrics.
+        One row per epoch: loss, learning rate, the loss of each output where several have one, validation loss and
+        metrics.
 
     Raises:
         DataError: Data does not fit the model.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ import onnx_ir as ir
 from onnxtrain.errors import OptionError
 from onnxtrain.operators.aliases import LEARNING_RATE, translated
 from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.training.call_text import read_call
 from onnxtrain.training.parameters import Initializer, matching
 from onnxtrain.training_info.recipe import UpdateRule
 
@@ -98,6 +100,27 @@ class Group:
         for name in {LEARNING_RATE, "learning_rate"} & settings.keys():
             return Group(patterns, **settings | {name: settings[name] * factor})
         return Group(patterns, lr_scale=self.lr_scale * factor, **settings)
+
+
+def read_group(text: str) -> Group:
+    """A group as text: the patterns, then its settings.
+
+    Raises:
+        OptionError: It has another form.
+
+    >>> read_group("*.bias|*norm*, weight_decay=0, lr_scale=0.5")
+    Group('*.bias|*norm*', lr_scale=0.5, weight_decay=0)
+    """
+    call = read_call(f"group({text})")
+    try:
+        if call is None or not call.positional or not call.named:
+            raise ValueError
+        settings = {name: ast.literal_eval(value) for name, value in call.named.items()}
+    except (ValueError, SyntaxError):
+        raise OptionError(
+            f"The group {text!r} is not a pattern with settings; write them as in '*.bias|*norm*, weight_decay=0'."
+        ) from None
+    return Group(call.positional, **settings)
 
 
 def listed_groups(groups: Group | Sequence[Group]) -> tuple[Group, ...]:

@@ -41,6 +41,7 @@ class Position:
     step: int = 0
     total: float = 0.0
     examples: int = 0
+    parts: dict[str, float] = dataclasses.field(default_factory=dict)
     stopped: str | None = None
     learning_rate: float | None = None
     last_rate: float | None = None
@@ -114,6 +115,8 @@ class Loop:
             trainer.check_finite(loss, position.step, self._last_good())
             position.step += 1
             position.total += loss * batch.size
+            for name, part_loss in trainer.loss_parts.items():
+                position.parts[name] = position.parts.get(name, 0.0) + part_loss * batch.size
             position.examples += batch.size
             position.last_rate = rate
             state.note_step(step=position.step, loss=loss, learning_rate=rate, batch_size=batch.size)
@@ -167,9 +170,10 @@ class Loop:
         mean = MeanAccumulator()
         mean.add(position.total / max(position.examples, 1), position.examples)
         state.loss = mean.value
+        state.metrics = {name: total / max(position.examples, 1) for name, total in position.parts.items()}
         if self.validation is not None:
             measured = trainer.evaluate(self.validation, batch_size=max(self.batch_size, 64), metrics=self.metrics)
-            state.metrics = {f"validation_{name}": value for name, value in measured.items()}
+            state.metrics |= {f"validation_{name}": value for name, value in measured.items()}
         self.callbacks.on_epoch_end(state)
         self.position = Position(
             epoch=position.epoch + 1, step=position.step, stopped=state.stop_reason, last_rate=position.last_rate

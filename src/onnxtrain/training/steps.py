@@ -68,7 +68,12 @@ class Steps:
         self.states = states
         self._session: TrainingSession | None = None
         self._padded: TrainingSession | None = None
-        specs = [*objective.inputs, *([] if objective.targets is None else [objective.targets.spec])]
+        self.parts: dict[str, float] = {}
+        """The losses of the last step, where the loss is the sum of several."""
+        specs = [*objective.inputs, *(head.targets.spec for head in objective.heads)]
+        self._part_names = objective.part_names
+        self._sums = any(head.targets.loss.reduction == "sum" for head in objective.heads)
+        self._real = {objective.names.weights, *(head.targets.name for head in objective.heads)}
         self.batched = {
             spec.name for spec in specs if self.fixed is not None and spec.shape and spec.shape[0] == self.fixed.size
         }
@@ -128,16 +133,24 @@ class Steps:
         if fixed is not None:
             self._check_rows(feeds)
         if accumulate == 1:
-            return float(self._run(feeds, rate)[names.loss])
+            results = self._run(feeds, rate)
+            if self._part_names:
+                self.parts = {name: float(results[name]) for name in self._part_names}
+            return float(results[names.loss])
         if fixed is None:
             inputs = (str(value.name) for value in self.objective.model.graph.inputs)
             size = next(len(feeds[name]) for name in inputs if feeds[name].ndim)
             micro = -(-size // accumulate)
         else:
             size, micro = fixed.rows(feeds), fixed.size
+        totals: dict[str, float] = {}
         for start in range(0, size, micro):
             part = {key: value[start : start + micro] if value.ndim else value for key, value in feeds.items()}
-            self._run(part, rate)
+            results = self._run(part, rate)
+            rows = min(micro, size - start)
+            for name in self._part_names:
+                totals[name] = totals.get(name, 0.0) + float(results[name]) * (1.0 if self._sums else rows / size)
+        self.parts = totals
         return float(self.session.step(rate, entry=1)[names.loss])
 
     def _run(self, feeds: Arrays, rate: Arrays) -> Arrays:
@@ -145,9 +158,9 @@ class Steps:
         fixed = self.fixed
         if fixed is None or fixed.rows(feeds) == fixed.size:
             return self.session.step(feeds | rate, entry=0)
-        rows, names = fixed.rows(feeds), self.objective.names
+        rows = fixed.rows(feeds)
         session = self.padded_session(rows)
-        real = {name: array for name, array in feeds.items() if name in (names.target, names.weights)}
+        real = {name: array for name, array in feeds.items() if name in self._real}
         for name, array in real.items():
             if len(array) != rows:
                 raise DataError(f"{name!r} has {len(array)} examples, but {fixed.input!r} has {rows}.")

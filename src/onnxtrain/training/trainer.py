@@ -12,6 +12,7 @@ from onnxtrain.model.validity import refuses_invalid
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.training.adaptation import Adaptation
+from onnxtrain.training.ema import EMA
 from onnxtrain.training.fitting import fit
 from onnxtrain.training.groups import Group
 from onnxtrain.training.hints import warn_of
@@ -40,6 +41,8 @@ class Trainer(Learner):
         freeze: Glob patterns of those to keep; wins over ``train``.
         groups: Parameters that are updated otherwise than the rest: a :class:`~onnxtrain.Group` each. A parameter
             belongs to the first group that matches it, as in PyTorch.
+        ema: Keep an exponential moving average of the parameters, with this decay, or as an :class:`~onnxtrain.EMA`
+            says; ``evaluate``, ``predict``, ``save`` and ``model`` take it with ``ema=True``.
         output: The output that the loss is built on, by default the first floating one.
         targets: ``"indices"`` or ``"values"`` (distributions over classes), where the loss takes both; by
             default what the first data hold.
@@ -117,6 +120,7 @@ class Trainer(Learner):
         tie: bool | str | Sequence[str] = False,
         groups: Sequence[Group] = (),
         free_batch: bool = False,
+        ema: float | EMA | None = None,
     ) -> None:
         specification = Specification.of(
             model,
@@ -125,6 +129,7 @@ class Trainer(Learner):
             train=train,
             freeze=freeze,
             groups=groups,
+            ema=ema,
             output=output,
             targets=targets,
             batch_norm=batch_norm,

@@ -11,6 +11,7 @@ from onnxtrain.model.validity import refuses_invalid
 from onnxtrain.model.whole import with_external_data
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.training.adaptation import Adaptation
+from onnxtrain.training.ema import EMA
 from onnxtrain.training.groups import Group
 from onnxtrain.training.hints import warn_of
 from onnxtrain.training.loss import TargetKind
@@ -44,6 +45,7 @@ def training_model(
     tie: bool | str | Sequence[str] = False,
     groups: Sequence[Group] = (),
     free_batch: bool = False,
+    ema: float | EMA | None = None,
 ) -> onnx.ModelProto:
     """Write down the training of a model as the standard does: a model with ``training_info``.
 
@@ -58,6 +60,7 @@ def training_model(
         optimizer: ``Adam(...)``, ``AdamW(...)`` or another, or its name, ``"adamw(lr=3e-4)"``.
         train: As all that is not described here, see :class:`onnxtrain.Trainer`.
         freeze: What not to train.
+        ema: A moving average of the parameters: states ``{parameter}/average``.
         groups: Parameters that are updated otherwise than the rest; each rule gets an optimizer node of its own.
         output: The output that the loss is built on.
         targets: "indices" or "values", where the loss takes both; by default indices.
@@ -95,6 +98,7 @@ def training_model(
         train=train,
         freeze=freeze,
         groups=groups,
+        ema=ema,
         output=output,
         targets=targets,
         batch_norm=batch_norm,

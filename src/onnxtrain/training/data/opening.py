@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from onnxtrain.errors import DataError
 from onnxtrain.training.data.array_dataset import ArrayDataset
 from onnxtrain.training.data.base import Dataset
@@ -15,7 +17,7 @@ from onnxtrain.training.data.files import read_arrays
 from onnxtrain.training.data.frames import is_frame, match_frame
 from onnxtrain.training.data.image_folder import ImageFolder, is_image_folder
 from onnxtrain.training.data.iterable_dataset import IterableDataset
-from onnxtrain.training.data.naming import is_batch_list, match_batch, match_names, match_positions
+from onnxtrain.training.data.naming import is_batch_list, joined, match_batch, match_names, match_positions
 from onnxtrain.training.data.parquet_file import PARQUET_SUFFIXES, ParquetFile
 
 
@@ -27,6 +29,7 @@ def open_dataset(
     target_spec: TensorSpec | None = None,
     need_target: bool = True,
     validate: bool = True,
+    others: Sequence[str] = (),
 ) -> Dataset:
     """Open data of any accepted form for a model.
 
@@ -53,6 +56,8 @@ def open_dataset(
         target_spec: type and shape that the loss needs; None takes the targets as they are.
         need_target: whether there must be targets.
         validate: whether to check all values for NaN and infinity; iterables are checked batch by batch.
+        others: names of further arrays, several targets, which are taken as they are. ``(inputs, targets)`` then has
+            them in a mapping.
 
     Raises:
         DataError: the data cannot be read or does not fit the model.
@@ -65,7 +70,10 @@ def open_dataset(
     """
     if isinstance(source, Dataset):
         return source
-    matched = _match_source(source, specs, target, need_target)
+    if others and isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], Mapping):
+        source = joined(source[0], source[1], specs, "the data")
+    wanted = [*specs, *(TensorSpec(name, np.dtype(np.float32)) for name in others)]
+    matched = _match_source(source, wanted, target, need_target)
     if matched is None:
         if not isinstance(source, Iterable) and not callable(source):
             raise DataError(
@@ -73,7 +81,13 @@ def open_dataset(
                 f"(inputs, targets), or an iterable of batches."
             )
         return IterableDataset(
-            source, specs, target=target, target_spec=target_spec, need_target=need_target, validate=validate
+            source,
+            specs,
+            target=target,
+            target_spec=target_spec,
+            need_target=need_target,
+            validate=validate,
+            others=others,
         )
     inputs, targets, name = matched
     dataset = ArrayDataset(inputs, targets, specs=specs, target_spec=target_spec, name=name)
