@@ -31,6 +31,7 @@ PUBLIC = {
     "Sparsity",
     "Trainer",
     "TrainingSession",
+    "adapters",
     "backend",
     "custom_ops_library",
     "errors",
@@ -132,6 +133,7 @@ FIT = {
     "change": (),
     "run": None,
     "prefetch": True,
+    "augment": None,
 }
 
 RETURNS = {

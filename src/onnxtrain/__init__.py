@@ -14,6 +14,7 @@ from onnxtrain.version import __version__ as __version__
 defer_imports()
 
 if TYPE_CHECKING:
+    from onnxtrain import adapters as adapters
     from onnxtrain import backend, errors, examples, kernels, operators, parallel, pruning, testing
     from onnxtrain import callbacks as callbacks
     from onnxtrain import data as data
@@ -77,7 +78,19 @@ _HOMES = {
     "unregister_gradient": "onnxtrain.autodiff",
 }
 _MODULES = frozenset(
-    {"backend", "callbacks", "data", "errors", "examples", "flower", "kernels", "layers", "losses", "metrics"}
+    {
+        "adapters",
+        "backend",
+        "callbacks",
+        "data",
+        "errors",
+        "examples",
+        "flower",
+        "kernels",
+        "layers",
+        "losses",
+        "metrics",
+    }
     | {"operators", "parallel", "pruning", "schedules", "sklearn", "testing"}
 )
 
@@ -97,6 +110,7 @@ __all__ = [
     "Sparsity",
     "Trainer",
     "TrainingSession",
+    "adapters",
     "append",
     "backend",
     "callbacks",

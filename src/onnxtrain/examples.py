@@ -392,7 +392,7 @@ class _Graph:
         """``x/2 * (1 + erf(x / sqrt(2)))``."""
         if self.opset >= 20:
             return self.node("Gelu", value)
-        numbers = {"gelu.root": math.sqrt(0.5), "gelu.one": 1.0, "gelu.half": 0.5}
+        numbers = {"gelu_root": math.sqrt(0.5), "gelu_one": 1.0, "gelu_half": 0.5}
         present = {tensor.name for tensor in self.initializers}
         for name, number in numbers.items():
             if name not in present:

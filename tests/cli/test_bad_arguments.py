@@ -179,7 +179,7 @@ PATHS = [
     ),
     Mistake(
         "predictions of no kind",
-        r"--output is 'p\.txt'; it needs a file that ends in \.npz or \.npy",
+        r"--output is 'p\.txt'; it needs a file that ends in \.csv, \.parquet, \.npz, \.npy",
         ("predict", "model.onnx", "--data", "test.npz", "--output", "p.txt"),
     ),
     Mistake(

@@ -24,6 +24,7 @@ ELSEWHERE = {
     "output": "--prediction; --output is the file that is written",
     "options": "Python only: providers, profiles",
     "callbacks": "Python only",
+    "augment": "Python only",
     "prefetch": "Python only: for iterables that only one thread may read",
     "masks": "Python only: what prune makes",
     "sparsify": "Python only: what prune makes",

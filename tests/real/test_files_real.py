@@ -41,7 +41,7 @@ def trained_and_saved(model: onnx.ModelProto, inputs, targets, folder, loss: str
         onnxtrain.gradient(path, y=floating[0])
     assert trainer.train_step(inputs, targets) == pytest.approx(first, rel=1e-3, abs=1e-6)
     trainer.save(saved)
-    assert saved.read_bytes() == with_values(model, trainer.trained_values())
+    assert saved.read_bytes() == with_values(model, trainer.saved_values())
     onnxruntime.InferenceSession(saved, providers=["CPUExecutionProvider"])
     return trainer
 
@@ -134,20 +134,27 @@ def half(nodes: str, shape: tuple[int, int], weights: str = WEIGHT) -> onnx.Mode
     return model
 
 
-def test_half_precision_weights_are_refused_by_name():
+def test_half_precision_weights_are_trained_in_single_precision_and_saved_as_they_were(tmp_path):
     model = half("a = Cast <to = 10> (x)  b = MatMul(a, h)  y = Cast <to = 1> (b)", (4, 3), "int64 unused = {0}")
-    with pytest.raises(OptionError, match="'h': float16; the optimizers take float and double"):
-        onnxtrain.Trainer(model, loss="mean_squared_error")
+    trainer = onnxtrain.Trainer(model, loss="mean_squared_error", optimizer="sgd(lr=0.01)")
+    assert [(name, array.dtype) for name, array in trainer.parameters.items()] == [("h", np.float32)]
+    losses = [trainer.train_step(X, Y) for _ in range(5)]
+    assert losses[-1] < losses[0]
+    trainer.save(tmp_path / "saved.onnx")
+    rounded = trainer.parameters["h"].astype(np.float16)
+    assert (tmp_path / "saved.onnx").read_bytes() == with_values(model, {"h": rounded})
+    (weight,) = [row for row in onnxtrain.inspect(model).initializers if row.trainable]
+    assert (weight.name, weight.dtype) == ("h", "float16")
 
 
-def test_single_precision_trains_behind_half_precision(tmp_path):
+def test_single_precision_trains_behind_frozen_half_precision(tmp_path):
     model = half("a = Cast <to = 10> (x)  b = MatMul(a, h)  c = Cast <to = 1> (b)  y = MatMul(c, w)", (4, 4))
-    assert [*trained_and_saved(model, X, Y, tmp_path).parameters] == ["w"]
+    assert [*trained_and_saved(model, X, Y, tmp_path, freeze="h").parameters] == ["w"]
 
 
 def test_single_precision_trains_before_half_precision(tmp_path):
     model = half("a = MatMul(x, w)  b = Cast <to = 10> (a)  c = MatMul(b, h)  y = Cast <to = 1> (c)", (3, 3))
-    assert [*trained_and_saved(model, X, Y, tmp_path).parameters] == ["w"]
+    assert [*trained_and_saved(model, X, Y, tmp_path, freeze="h").parameters] == ["w"]
 
 
 def test_dynamically_quantized_weights_stay_and_biases_train(tmp_path):

@@ -13,6 +13,7 @@ from cyclopts import Parameter
 
 from onnxtrain.cli import flags, paths
 from onnxtrain.cli.configuration import Config, as_toml, command_line
+from onnxtrain.cli.data_flags import ReaderFlags
 from onnxtrain.cli.flags import (
     COURSE,
     DATA,
@@ -24,6 +25,7 @@ from onnxtrain.cli.flags import (
     OptimizerSettings,
     Training,
 )
+from onnxtrain.cli.lora_flags import LoraFlags, check_output
 from onnxtrain.cli.streams import unattended
 from onnxtrain.cli.wording import in_flags
 from onnxtrain.errors import DataError, OptionError, TrainingHint
@@ -54,6 +56,10 @@ Examples
   Other classes than the model was made for, the new last layer first:
     onnxtrain fit model.onnx --data train.npz --loss softmax_cross_entropy \\
         --new-head 7 --train 'head.*' --epochs 5
+
+  Adapters beside frozen weights, for ONNX Runtime or PEFT (see adapter --help):
+    onnxtrain fit model.onnx --data train.npz --loss softmax_cross_entropy \\
+        --lora 8 --lora-targets '*.{q,v}_proj' --output tuned.onnx_adapter
 
   Nesterov's momentum with a schedule and checkpoints; the same line goes on
   after an interruption:
@@ -128,7 +134,9 @@ class Results:
     output: Annotated[
         Path | None,
         Parameter(
-            name=["--output", "-o"], metavar="FILE", help="The trained model.  [default: MODEL-trained.onnx, here]"
+            name=["--output", "-o"],
+            metavar="FILE",
+            help="The trained model, or with --lora the adapter.  [default: MODEL-trained.onnx, here]",
         ),
     ] = None
     in_place: flags.InPlace = False
@@ -169,6 +177,7 @@ def command(
             help="A .npy or text file with one number of at least 0 per example, which multiplies its loss.",
         ),
     ] = None,
+    reading: ReaderFlags = ReaderFlags(),  # noqa: B008 - frozen
     metrics: flags.Metrics = None,
     new_head: Annotated[
         int | None,
@@ -183,6 +192,7 @@ def command(
     ] = 1,
     ema: flags.Ema = None,
     training: Training = Training(),  # noqa: B008 - frozen
+    adapters: LoraFlags = LoraFlags(),  # noqa: B008 - frozen
     settings: OptimizerSettings = OptimizerSettings(),  # noqa: B008 - frozen
     course: Course = Course(),
     results: Results = Results(),
@@ -201,7 +211,9 @@ def command(
     from onnxtrain.training.trainer import Trainer
 
     folder = results.run
-    default = f"{model.stem}-trained.onnx" if folder is None else str(folder / "model.onnx")
+    lora = adapters.build()
+    ending = ".onnx" if lora is None or results.in_place else ".onnx_adapter"
+    default = f"{model.stem}-trained{ending}" if folder is None else str(folder / f"model{ending}")
     output = paths.output_of(model, results.output, default, in_place=results.in_place)
     _check_paths(results, course, output, validated=validation is not None)
     paths.check_paths(
@@ -212,7 +224,8 @@ def command(
             "--sample-weight": paths.data(None if sample_weight is None else str(sample_weight)),
             "--loss": paths.loss(loss),
             "--checkpoint": paths.Given(course.checkpoint, written=True, files="checkpoint-*"),
-            "--output": paths.output(output, is_model=True),
+            "--output": paths.output(output, is_model=output.suffix not in ("", ".onnx_adapter")),
+            "--lora-adapter": paths.Given(adapters.lora_adapter),
             "--curve": paths.output(results.curve),
             "--history": paths.output(results.history),
             "--run": paths.Given(folder, written=True, files=paths.RUN_FILES),
@@ -228,16 +241,19 @@ def command(
             accumulate=accumulate,
             ema=ema,
             threads=threads,
+            lora=lora,
             **training.arguments(),
         )
     run = None if folder is None else _run_folder(folder, model, arguments, settings, resume=course.resume)
     if output.parent.is_dir() or folder is None:  # else the run makes it
-        trainer.file.check_writable(output)
-    held_out, weights = _validation(validation), _sample_weight(sample_weight)
+        check_output(trainer, output)
+    source, held_out = reading.source(data), _validation(validation)
+    held_out = reading.source(held_out) if isinstance(held_out, str) else held_out
+    weights = _sample_weight(sample_weight)
     shown = Progress(trainer, name=model.name, display=progress, quiet=quiet)
     with _interruptible(trainer, output, course), contextlib.closing(shown):
         history = trainer.fit(
-            data,
+            source,
             validation=held_out,
             target=target,
             sample_weight=weights,
@@ -256,7 +272,7 @@ def command(
             run=run,
         )
     trainer.save(output, ema=ema is not None)
-    shown.written("model", output)
+    shown.written("model" if lora is None or output.suffix == ".onnx" else "adapter", output)
     if results.history is not None:
         history.save(results.history)
         shown.written("history", results.history)
@@ -357,7 +373,8 @@ def _interruptible(trainer: Trainer, output: Path, course: Course) -> Iterator[N
         yield
     except KeyboardInterrupt as error:
         if error.args and not course.checkpoint:
-            path = output.with_name(f"{output.stem}-interrupted.onnx")
+            ending = ".onnx" if trainer.objective.adapted is None else output.suffix
+            path = output.with_name(f"{output.stem}-interrupted{ending}")
             trainer.save(path, ema=trainer.specification.ema is not None)
             raise KeyboardInterrupt(f"Interrupted; the model so far is in {str(path)!r}.") from None
         raise KeyboardInterrupt(in_flags(str(error)) or "Interrupted; nothing was written.") from None

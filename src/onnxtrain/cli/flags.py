@@ -46,8 +46,9 @@ Data = Annotated[
     Parameter(
         group=DATA,
         metavar="PATH",
-        help="A .npz file or a folder of .npy files: arrays named like the model's inputs, and the target. Or a .csv "
-        "or .parquet file with --target, or a folder with one folder of pictures per class.",
+        help="A .npz or .safetensors file or a folder of .npy files: arrays named like the model's inputs, and the "
+        "target. Or a .csv or .parquet file with --target, a folder with one folder of pictures per class, or a .tar "
+        "file.",
     ),
 ]
 Target = Annotated[

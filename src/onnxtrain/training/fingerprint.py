@@ -29,6 +29,7 @@ JSON = None | bool | int | float | str | list[Any] | dict[str, Any]
 CHANGEABLE: Final = (
     "accumulate",
     "attributes",
+    "augment",
     "batch_norm",
     "batch_size",
     "clip_norm",
@@ -103,6 +104,7 @@ def describe_course(
     batch_size: int,
     shuffle: bool,
     callbacks: Sequence[Any],
+    augment: object = None,
 ) -> dict[str, JSON]:
     """How the training goes.
 
@@ -117,6 +119,7 @@ def describe_course(
         batch_size: Examples per step.
         shuffle: Whether the order is new in every epoch.
         callbacks: Those of which some change the numbers of the training.
+        augment: What changes the inputs, where something does.
     """
     of_text = schedule is None or isinstance(schedule, str)
     return {
@@ -125,6 +128,7 @@ def describe_course(
         "epochs": epochs if _ends_with_the_epochs(schedule, base, epochs, per_epoch) else None,
         "batch_size": batch_size,
         "shuffle": shuffle,
+        **({} if augment is None else {"augment": describe(augment)}),
         **{
             setting: [describe(settings) for settings in settings_of(callbacks, setting)] or None
             for setting in ("early_stopping", "reduce_on_plateau")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from onnxtrain.errors import CheckpointError, OptionError
+from onnxtrain.training.augmentation import Augment
 from onnxtrain.training.callbacks import Callback, CallbackList, History, TrainingState
 from onnxtrain.training.data import Dataset, split_validation
 from onnxtrain.training.fingerprint import (
@@ -53,6 +54,7 @@ def fit(
     change: str | Sequence[str] = (),
     run: str | os.PathLike[str] | RunFolder | None = None,
     prefetch: bool = True,
+    augment: Augment | None = None,
 ) -> History:
     """Train for some epochs.
 
@@ -101,6 +103,9 @@ def fit(
             validation data (the training data where there are none), parameters, gradients, sparsity.
         prefetch: Whether the next batch is prepared in a thread while a step runs, where that takes time; results are
             the same. An iterable that only the main thread may read needs ``False``.
+        augment: A function ``augment(inputs, rng)`` that changes the inputs of training batches: the array of the only
+            input [N, ...], or a dictionary of several, and a ``numpy.random.Generator`` that follows from the seed, the
+            epoch and the batch alone. It returns inputs of the same types and shapes. A checkpoint compares its name.
 
     Returns:
         One row per epoch: loss, learning rate, the loss of each output where several have one, validation loss and
@@ -154,7 +159,7 @@ def fit(
         folder.describe(history, trainer, dataset, held_out, size, schedule)
     listeners = CallbackList([history, *callbacks, *shown])
     loop = Loop(trainer, dataset, held_out, measured, rate, listeners, store)
-    loop.prefetch = Prefetch(threaded=prefetch)
+    loop.prefetch, loop.augment = Prefetch(threaded=prefetch), augment
     loop.batch_size, loop.shuffle, loop.every = size, shuffle, checkpoint_every
     loop.state = TrainingState(
         epochs=epochs, steps_per_epoch=per_epoch, learning_rate=trainer.learning_rate, batch_size=size
@@ -172,6 +177,7 @@ def fit(
                     batch_size=size,
                     shuffle=shuffle,
                     callbacks=callbacks,
+                    augment=augment,
                 ),
                 **describe_model(trainer.file),
                 "labels": None if trainer.labels is None else list(trainer.labels),

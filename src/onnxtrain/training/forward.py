@@ -20,6 +20,7 @@ from onnxtrain.training.labels import read_labels
 from onnxtrain.training.loss_choice import LossLike
 from onnxtrain.training.objective import of_model, prepare
 from onnxtrain.training.opening import open_with_targets
+from onnxtrain.training.pasts import leave_out_pasts
 from onnxtrain.training.specification import Specification
 from onnxtrain.training.targets import Targets
 from onnxtrain.training.training_modes import set_inference
@@ -119,7 +120,9 @@ def outputs(
     options: RuntimeOptions | None = None,
 ) -> dict[str, np.ndarray]:
     """What :func:`predict` returns, by name also where the model has one output."""
-    working = infer_shapes(ModelFile.load(model).training_model())
+    working = ModelFile.load(model).training_model()
+    leave_out_pasts(working)
+    infer_shapes(working)
     set_inference(working)
     objective = of_model(working)
     dataset = open_dataset(data, objective.inputs, target=target, need_target=False)

@@ -37,6 +37,7 @@ from onnxtrain.training.parameters import Initializer
 from onnxtrain.training.showing import html_facts, plural
 from onnxtrain.training.specification import Masks, Specification
 from onnxtrain.training.steps import Steps
+from onnxtrain.training.stored import with_stored
 from onnxtrain.training.targets import Targets, tensor_spec
 from onnxtrain.training.ties import with_copies
 from onnxtrain.training.training_modes import Modes
@@ -488,7 +489,7 @@ class Learner:
         return dict(self.trained)
 
     def saved_values(self, ema: bool = False) -> dict[str, np.ndarray]:
-        """What :meth:`save` writes: :meth:`trained_values`, and the copies that are tied to parameters.
+        """What :meth:`save` writes: :meth:`trained_values` in the file's form, and the copies that are tied to them.
 
         In the place of adapters it has the weights that they are merged into.
 
@@ -500,9 +501,9 @@ class Learner:
         """
         values, adapted = with_copies(self._trained_or_averaged(ema), self.objective.copies), self.objective.adapted
         if adapted is None:
-            return values
+            return with_stored(values, self.objective.stored)
         own = {name: array for name, array in values.items() if name not in adapted.parameters}
-        return own | adapted.merged(self.file, values)
+        return with_stored(own, self.objective.stored) | adapted.merged(self.file, values)
 
     def _trained_or_averaged(self, ema: bool) -> dict[str, np.ndarray]:
         self._check_averages(ema)

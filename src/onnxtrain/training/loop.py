@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onnxtrain.errors import CheckpointError, DataError, ModelError
+from onnxtrain.training.augmentation import Augment, augmented
 from onnxtrain.training.callbacks import CallbackList, TrainingState
 from onnxtrain.training.data import Batch, Dataset, IterableDataset
 from onnxtrain.training.fingerprint import JSON, describe_masks, describe_weights, differences
@@ -75,6 +76,7 @@ class Loop:
         self.store = store
         self.position = Position()
         self.prefetch = Prefetch()
+        self.augment: Augment | None = None
         self.stopping = Stopping()
 
     def run(self, epochs: int) -> None:
@@ -146,7 +148,9 @@ class Loop:
                 epoch=position.epoch,
                 start=position.batch,
             )
-            with contextlib.closing(self.prefetch(read, copies=isinstance(self.dataset, IterableDataset))) as batches:
+            if self.augment is not None:
+                read = augmented(read, self.augment, seed=trainer.seed, epoch=position.epoch, start=position.batch)
+            with contextlib.closing(self.prefetch(read, copies=type(self.dataset) is IterableDataset)) as batches:
                 for batch in batches:
                     fixed = trainer.objective.fixed_batch
                     if fixed is not None and trainer.objective.loss is None:

@@ -33,12 +33,15 @@ from onnxtrain.training.masks import choose_tensors
 from onnxtrain.training.metrics import Measure
 from onnxtrain.training.parameters import Initializer, parameter_table
 from onnxtrain.training.partial import FixedBatch, on_real_rows
+from onnxtrain.training.pasts import leave_out_pasts
 from onnxtrain.training.prediction import named_output
 from onnxtrain.training.specification import Specification
+from onnxtrain.training.stored import Stored
 from onnxtrain.training.targets import Targets, tensor_spec, wrapped
 from onnxtrain.training.ties import Copy, choose_copies, compute_copies, find_copies
 from onnxtrain.training.training_modes import Layers, Modes, find_layers, set_modes
 from onnxtrain.training.weights import product_weights
+from onnxtrain.training.widening import in_file, keep_frozen, rounded, widen
 from onnxtrain.training_info.recipe import LossTerms, Names, Recipe, UpdateRule, free_names
 
 
@@ -60,6 +63,7 @@ class Objective:
         table: All initializers, trainable or not.
         adapted: What was added to the model, to be trained beside its weights.
         weights: The input for one weight per example; ``None`` where all count alike.
+        stored: What the file holds in another form than it is trained in.
     """
 
     model: ir.Model
@@ -75,6 +79,7 @@ class Objective:
     adapted: Adapted | None = None
     weights: ir.Value | None = None
     others: Sequence[Head] = ()
+    stored: Sequence[Stored] = ()
 
     @property
     def heads(self) -> list[Head]:
@@ -381,7 +386,10 @@ def prepare(
     training = modes is None
     modes = specification.modes if modes is None else modes
     copies = choose_copies(file, specification.tie) if copies is None else copies
-    model = infer_shapes(file.training_model())
+    model = file.training_model()
+    leave_out_pasts(model)
+    halves = widen(model) if specification.lora is None else {}  # adapters have the types of their layers
+    model = infer_shapes(model)
     if specification.free_batch:
         if table is None:
             free_batch(file.inlined())  # which finds out whether it can be
@@ -415,8 +423,11 @@ def prepare(
     if not isinstance(loss, str):
         objective = objective.with_heads(_heads(objective, specification, loss, ignoring=ignoring))
     if table is None:
-        return replace(objective, table=_table(objective, specification, differentiable=differentiable))
-    return objective
+        table = in_file(_table(objective, specification, differentiable=differentiable), halves)
+        objective = replace(objective, table=table)
+    trained = {*objective.parameters, *statistics, *(copy.name for copy in copies)}
+    keep_frozen(model, halves, trained)
+    return replace(objective, stored=rounded(halves, trained))
 
 
 def of_model(model: ir.Model) -> Objective:

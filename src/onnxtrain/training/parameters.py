@@ -67,6 +67,8 @@ _CONFIGURATION = {
     ("QuantizeLinear", 1): "quantization scale",
     ("DequantizeLinear", 1): "quantization scale",
     ("MatMulNBits", 2): "quantization scale",
+    ("MatMulNBits", 3): "quantization zero point",
+    ("GatherBlockQuantized", 2): "quantization scale",
     ("GroupQueryAttention", 7): "a table of positions: cosines of GroupQueryAttention",
     ("GroupQueryAttention", 8): "a table of positions: sines of GroupQueryAttention",
 }

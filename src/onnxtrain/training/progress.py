@@ -154,6 +154,18 @@ class Lines(Display):
         self._write(text)
 
 
+class StepsOf(Display):
+    """A display for the steps alone: what comes of an epoch is said by somebody else.
+
+    Args:
+        display: The display.
+    """
+
+    def __init__(self, display: Display) -> None:
+        self.interval = display.interval
+        self.begin, self.step, self.close = display.begin, display.step, display.close  # type: ignore[method-assign]
+
+
 class Notebook(Display):
     """A bar and a table of the epochs in a notebook, which needs nothing but its own display."""
 

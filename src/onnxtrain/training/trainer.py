@@ -119,8 +119,8 @@ class Trainer(Learner):
         options: RuntimeOptions | None = None,
         tie: bool | str | Sequence[str] = False,
         groups: Sequence[Group] = (),
-        free_batch: bool = False,
         ema: float | EMA | None = None,
+        free_batch: bool = False,
     ) -> None:
         specification = Specification.of(
             model,

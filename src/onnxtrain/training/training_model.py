@@ -44,8 +44,8 @@ def training_model(
     lora: Adaptation | None = None,
     tie: bool | str | Sequence[str] = False,
     groups: Sequence[Group] = (),
-    free_batch: bool = False,
     ema: float | EMA | None = None,
+    free_batch: bool = False,
 ) -> onnx.ModelProto:
     """Write down the training of a model as the standard does: a model with ``training_info``.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple, Protocol, Self, cast
 
 import numpy as np
 
@@ -141,7 +141,7 @@ class ArrayDataset(Dataset):
         check_not_negative(seed=seed, epoch=epoch, start=start)
         order = None
         if shuffle:
-            order = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch]))).permutation(self.size)
+            order = epoch_order(self.size, seed, epoch)
         return self._read_batches(batch_size, order, start)
 
     def batch_count(self, batch_size: int) -> int:
@@ -204,11 +204,26 @@ class ArrayDataset(Dataset):
         return rows, rows
 
 
+def epoch_order(size: int, seed: int, epoch: int) -> Array:
+    """The order of the examples in an epoch, which seed and epoch alone decide."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch]))).permutation(size)
+
+
+class Divisible(Protocol):
+    """A dataset of which parts can be taken."""
+
+    size: int
+
+    def take(self, indices: Array) -> Dataset:
+        """The examples with these indices."""
+        ...
+
+
 class Split(NamedTuple):
     """A dataset in two parts."""
 
-    train: ArrayDataset
-    validation: ArrayDataset
+    train: Dataset
+    validation: Dataset
 
 
 def split_validation(dataset: Dataset, fraction: float, seed: int = 0) -> Split:
@@ -226,7 +241,7 @@ def split_validation(dataset: Dataset, fraction: float, seed: int = 0) -> Split:
     if not 0 < fraction < 1:
         raise OptionError(f"the validation fraction is {fraction}; it must be greater than 0 and less than 1.")
     check_not_negative(seed=seed)
-    if not isinstance(dataset, ArrayDataset):
+    if dataset.size is None or not hasattr(dataset, "take"):
         raise OptionError(
             f"a fraction for validation needs data in arrays, not {type(dataset).__name__}: "
             f"give the validation data separately."
@@ -237,7 +252,8 @@ def split_validation(dataset: Dataset, fraction: float, seed: int = 0) -> Split:
     # A spawn key keeps this stream apart from those that shuffle the epochs.
     generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed], spawn_key=(1,))))
     order = generator.permutation(dataset.size)
-    return Split(dataset.take(np.sort(order[count:])), dataset.take(np.sort(order[:count])))
+    whole = cast("Divisible", dataset)
+    return Split(whole.take(np.sort(order[count:])), whole.take(np.sort(order[:count])))
 
 
 def _chunks(size: int, length: int, start: int = 0) -> Iterator[tuple[int, int]]:
