@@ -56,7 +56,7 @@ def command(
     debug: flags.Debug = False,
 ) -> None:
     """Run ``onnxtrain predict``; the flags are described where they are declared."""
-    from onnxtrain.model.file import check_writable
+    from onnxtrain.model.file import ModelFile, check_writable
     from onnxtrain.model.writing import AtomicFiles
     from onnxtrain.runtime.options import RuntimeOptions
     from onnxtrain.training.forward import outputs
@@ -81,7 +81,10 @@ def command(
     if output.suffix in TABLE_SUFFIXES:
         size = len(next(iter(arrays.values())))
         table = prediction_table(
-            arrays, examples=_files(source, size), labels=read_labels(model), probabilities=probabilities
+            arrays,
+            examples=_files(source, size),
+            labels=read_labels(ModelFile.load(model)),
+            probabilities=probabilities,
         )
         write_table(output, table)
         rows = {"lines": terminal.count(size), "columns": ", ".join([*table][:8]) + (" ..." if len(table) > 8 else "")}
