@@ -62,10 +62,15 @@ class FrozenTensors:
             ),
         )
 
-    def register(self, settings: Any) -> None:
-        """Tell the options of a session where the tensors are."""
+    def register(self, settings: Any, *, shared: bool = True) -> None:
+        """Tell the options of a session where the tensors are.
+
+        Args:
+            settings: The options.
+            shared: Whether the session may read them where they are; a provider with memory of its own takes a copy.
+        """
         dtypes = {name: tensor.dtype for name, tensor in self._tensors.items()}
-        self._values = hand_over(settings, self._arrays, dtypes)
+        self._values = hand_over(settings, self._arrays, dtypes, shared=shared)
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
