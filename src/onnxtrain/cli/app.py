@@ -23,7 +23,19 @@ from onnxtrain.cli.terminal import console
 from onnxtrain.errors import OnnxTrainError, OptionError
 from onnxtrain.report.visible import visible
 
-COMMANDS = ("fit", "prune", "evaluate", "predict", "inspect", "doctor", "export", "import-states", "runs", "demo")
+COMMANDS = (
+    "fit",
+    "prune",
+    "evaluate",
+    "predict",
+    "inspect",
+    "doctor",
+    "check",
+    "export",
+    "import-states",
+    "runs",
+    "demo",
+)
 """Each is a module of this package, with underscores for hyphens, that has a function ``command``, its ``HELP`` and its
 ``EXAMPLES``.
 

@@ -171,6 +171,7 @@ def command(
     course: Course = Course(),
     results: Results = Results(),
     threads: flags.Threads = None,
+    provider: flags.Provider = None,
     quiet: Annotated[bool, SWITCH, Parameter(group=RUNNING, help="Print the results only.")] = False,
     config: Config = None,
     debug: flags.Debug = False,
@@ -205,7 +206,7 @@ def command(
             loss=loss_flags.of(loss),
             optimizer=settings.build(),
             accumulate=accumulate,
-            threads=threads,
+            options=flags.runtime(threads, provider),
             **training.arguments(),
         )
     run = None if folder is None else _run_folder(folder, model, arguments, settings, resume=course.resume)

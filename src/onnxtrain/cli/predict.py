@@ -38,19 +38,19 @@ def command(
     ],
     batch_size: Annotated[int, Parameter(group=flags.DATA, help="Examples per batch.")] = 256,
     threads: flags.Threads = None,
+    provider: flags.Provider = None,
     debug: flags.Debug = False,
 ) -> None:
     """Run ``onnxtrain predict``; the flags are described where they are declared."""
     from onnxtrain.model.file import check_writable
     from onnxtrain.model.writing import AtomicFiles
-    from onnxtrain.runtime.options import RuntimeOptions
     from onnxtrain.training.forward import outputs
 
     if output.suffix not in (".npz", ".npy"):
         raise OptionError(f"--output is {str(output)!r}; it needs a file that ends in .npz or .npy.")
     paths.check_paths({paths.MODEL: paths.model(model), "--data": paths.data(data), "--output": paths.output(output)})
     check_writable(output)
-    arrays = outputs(model, data, target=target, batch_size=batch_size, options=RuntimeOptions(threads=threads))
+    arrays = outputs(model, data, target=target, batch_size=batch_size, options=flags.runtime(threads, provider))
     if output.suffix == ".npy" and len(arrays) > 1:
         raise OptionError(
             f"--output is {str(output)!r}, but the model has {len(arrays)} outputs ({', '.join(arrays)}); "

@@ -123,6 +123,7 @@ def command(
     ] = None,
     json_output: Annotated[flags.Json, Parameter(name="--json")] = False,
     threads: flags.Threads = None,
+    provider: flags.Provider = None,
     quiet: Annotated[bool, SWITCH, Parameter(group=RUNNING, help="Print the results only.")] = False,
     debug: flags.Debug = False,
 ) -> None:
@@ -155,7 +156,7 @@ def command(
         save=path,
         report=report,
         progress=None if silent else lambda line: console.print(line, soft_wrap=True),
-        threads=threads,
+        options=flags.runtime(threads, provider),
         **arguments,
         **training.arguments(),
     )

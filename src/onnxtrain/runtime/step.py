@@ -189,12 +189,12 @@ def create_session(model: ir.Model, options: RuntimeOptions, *, kernels: bool = 
             providers,
             disabled_optimizers=disabled,
         )
-    except (RuntimeError, ValueError) as error:
-        raise StepError(_explain(error)) from error
     except Exception as error:
-        if type(error).__module__.startswith("onnxruntime"):
-            raise StepError(_explain(error)) from error
-        raise
+        known = isinstance(error, (RuntimeError, ValueError)) or type(error).__module__.startswith("onnxruntime")
+        if not known:
+            raise
+        hint = "" if name_of(providers[0]) == CPU else _OF_PROVIDERS
+        raise StepError(f"{_explain(error)}{hint}") from error
     started, wanted = session.get_providers(), name_of(providers[0])
     if wanted not in started:
         raise StepError(
@@ -203,6 +203,11 @@ def create_session(model: ir.Model, options: RuntimeOptions, *, kernels: bool = 
         )
     return Session(session, frozen)
 
+
+_OF_PROVIDERS = (
+    " (Some providers want static shapes: give the model a fixed batch size. `onnxtrain check MODEL --provider NAME` "
+    "finds the operator.)"
+)
 
 _DONE_ALREADY = ("CommonSubexpressionElimination",)
 """Graph optimizers of ONNX Runtime that find nothing more: lowering has done the same.
