@@ -1,8 +1,8 @@
 """Files of adapters: ``.onnx_adapter``, which ONNX Runtime loads into slots, and the folders of PEFT.
 
 An ``.onnx_adapter`` file has tensors by the names of a model's inputs, as Olive's converter writes them:
-``{layer}.lora_A.weight`` [inputs, rank] and ``{layer}.lora_B.weight`` [rank, outputs], with the scale in B, and for DoRA
-``{layer}.lora_gain`` [outputs], the magnitudes over the norms. Beside it lies a manifest,
+``{layer}.lora_A.weight`` [inputs, rank] and ``{layer}.lora_B.weight`` [rank, outputs], with the scale in B, and for
+DoRA ``{layer}.lora_gain`` [outputs], the magnitudes over the norms. Beside it lies a manifest,
 ``NAME.onnx_adapter.json``: the settings, and the model that the adapter is for.
 """
 
