@@ -30,12 +30,29 @@ _LOOKS = 256
 """Looks at what has arrived between two looks at the clock and at sentences of others."""
 
 
+_OPEN: list[MPI] = []
+"""The communicators of this process that have other ranks."""
+
+
 def environment_rank() -> int:
     """The rank that a launcher (mpiexec, srun) has told this process, without MPI; 0 where there is none."""
     for name in ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"):
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
     return 0
+
+
+def tell_ranks(error: BaseException) -> bool:
+    """Tell the other ranks of all communicators that this one ends; says whether there are any.
+
+    A rank other than 0 says nothing itself, unless rank 0 is lost.
+    """
+    sentence = " ".join(str(error).split()) or type(error).__name__
+    for communicator in _OPEN:
+        communicator.fail(sentence)
+        if communicator.rank and communicator.speaks and sys.__stderr__ is not None:
+            sys.__stderr__.write(f"error: {sentence}\n")
+    return any(communicator.size > 1 for communicator in _OPEN)
 
 
 class MPI(Communicator):
@@ -71,6 +88,7 @@ class MPI(Communicator):
         if self.size > 1:
             atexit.register(self._leave)
             self._tell_of_uncaught_errors()
+            _OPEN.append(self)
 
     def __repr__(self) -> str:
         return f"MPI(order={self.order!r}, rank={self.rank}, size={self.size})"
@@ -211,7 +229,7 @@ class MPI(Communicator):
     def _give_up(self, sentence: str, lost: Iterable[int] = ()) -> None:
         self._failed = True  # the others know, or find out
         self._lost.update(lost)
-        raise ParallelError(sentence)
+        raise ParallelError(sentence, lost=bool(self._lost))
 
     def _last_words(self) -> str:
         status = self._library.Status()
@@ -225,7 +243,7 @@ class MPI(Communicator):
         before = sys.excepthook
 
         def end(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-            if self.speaks or not isinstance(error, ParallelError):
+            if self.speaks or not getattr(error, "everywhere", False):
                 before(kind, error, traceback)
                 sys.stderr.flush()
             self.fail(" ".join(str(error).split()) or kind.__name__)

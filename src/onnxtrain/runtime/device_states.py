@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from onnxtrain.errors import OptionError
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.providers import Device, device_of
 from onnxtrain.runtime.states import StateBuffers
@@ -75,6 +76,17 @@ class DeviceStates(StateBuffers):
             dtype, shape = self._kinds[name]
             buffers.append(self._device.place(np.zeros(shape, dtype)))
             self.doubled.append(name)
+
+    def join(self, names: Sequence[str]) -> np.ndarray:
+        """States on a device are not in memory that other processes could be sent.
+
+        Raises:
+            OptionError: Always.
+        """
+        raise OptionError(
+            f"Several processes train together in the processor's memory only, not in that of {self._device.kind}; "
+            "leave providers or parallel out."
+        )
 
     def bind_input(self, binding: Any, name: str) -> None:
         """Bind the current value as the input of its name."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ class StateBuffers(MutableMapping[str, np.ndarray]):
         self._buffers: dict[str, list[np.ndarray]] = {name: [_aligned(value)] for name, value in values.items()}
         self._turn: dict[str, int] = dict.fromkeys(values, 0)
         self.doubled: list[str] = []
+        self._joined: dict[tuple[str, ...], np.ndarray] = {}
         # What the arrays that were handed out are views of. NumPy's views of views keep this one alive, so that it is
         # there as long as anybody has any of them.
         self._anchors: dict[str, weakref.ref[np.ndarray]] = {}
@@ -89,6 +90,30 @@ class StateBuffers(MutableMapping[str, np.ndarray]):
         if len(buffers) == 1:
             buffers.append(_aligned(buffers[0]))
             self.doubled.append(name)
+
+    def join(self, names: Sequence[str]) -> np.ndarray:
+        """Put states of one type one after the other; what is returned [elements] is the memory of all of them.
+
+        Between two there may be some bytes of zeros, so that each starts on a cache line. Joining the same states again
+        gives the same memory.
+
+        Raises:
+            OptionError: A state has two buffers, or is handed out or bound to a session already, or types differ.
+        """
+        buffers = [self._buffers[name] for name in names]
+        held = [name for name in names if name in self.doubled or self._anchor(name) is not None]
+        if held or len({buffer.dtype for (buffer, *_) in buffers}) != 1:
+            raise OptionError(f"The states {', '.join(held or names)} cannot be put one after the other.")
+        key = tuple(names)
+        if key not in self._joined:
+            starts = np.cumsum([0] + [-(-buffer.nbytes // _ALIGNMENT) * _ALIGNMENT for (buffer,) in buffers])
+            memory = _aligned(np.zeros(starts[-1], np.uint8))
+            for (old,), name, start in zip(buffers, names, starts[:-1].tolist(), strict=True):
+                new = memory[start : start + old.nbytes].view(old.dtype).reshape(old.shape)
+                new[...] = old
+                self._buffers[name] = [new]
+            self._joined[key] = memory.view(buffers[0][0].dtype)
+        return self._joined[key]
 
     def current(self, name: str) -> np.ndarray:
         """The buffer that has the current value, for those who do not keep it."""

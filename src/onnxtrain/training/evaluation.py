@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,11 +10,14 @@ import onnx_ir as ir
 
 from onnxtrain.graph import Builder
 from onnxtrain.lowering.lower import lower_entry
+from onnxtrain.parallel.communicator import Communicator
+from onnxtrain.parallel.single import Single
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.runtime.step import StepSession
-from onnxtrain.training.data import Dataset
-from onnxtrain.training.metrics import MeanAccumulator
+from onnxtrain.training.data import Batch, Dataset
+from onnxtrain.training.data.shares import shared
+from onnxtrain.training.metrics import Collector, MeanAccumulator
 from onnxtrain.training.objective import Objective
 from onnxtrain.training.partial import batch_axes, joined_axis
 from onnxtrain.training_info.entry import Entry
@@ -54,8 +57,16 @@ class Evaluator:
         if self._fixed is not None and dataset.size is not None and dataset.size % self._fixed.size:
             self._padded = self._padded or self.objective.on_real_rows(dataset.size % self._fixed.size)
 
-    def evaluate(self, dataset: Dataset, batch_size: int, metrics: str | Sequence[Any]) -> dict[str, float]:
+    def evaluate(
+        self,
+        dataset: Dataset,
+        batch_size: int,
+        metrics: str | Sequence[Any],
+        communicator: Communicator = Single(),  # noqa: B008 - it has no state
+    ) -> dict[str, float]:
         """Averages of loss and metrics over a dataset.
+
+        Of several processes each takes a batch in turn; the averages are the same bits, in all of them.
 
         Raises:
             DataError: A batch would have to be padded, and padding cannot be left out of the loss.
@@ -64,9 +75,9 @@ class Evaluator:
         resolved = objective.resolve_metrics(metrics)
         self.check(dataset)
         prediction, output = str(objective.prediction.name), str(objective.output.name)
-        loss, found = MeanAccumulator(), {metric.name: metric.start() for metric in resolved}
-        batches = dataset.batches(batch_size if self._fixed is None else self._fixed.size)
-        for batch in batches if self._fixed is None else self._fixed.pieces(batches):
+        loss, found = MeanAccumulator(), [metric.start() for metric in resolved]
+        parts: list[tuple[int, tuple[float, float], list[Any]]] = []
+        for number, batch in self._batches(dataset, batch_size, communicator):
             feeds: dict[str, np.ndarray] = dict(batch.inputs)
             if self._fixed is not None and batch.size < self._fixed.size:
                 session, feeds = self._on_real_rows(batch.size), self._fixed.filled(feeds)
@@ -75,13 +86,38 @@ class Evaluator:
             if batch.targets is not None and objective.targets is not None:
                 feeds[objective.targets.name] = batch.targets
             results = session.run(feeds)
-            loss.add(float(results[objective.names.loss]), float(results[_WEIGHT]))
-            for metric in resolved:
+            of_metrics = []
+            for metric, collector in zip(resolved, found, strict=True):
                 assert batch.targets is not None
                 given = results[output if metric.of_output else prediction]
                 real = given[: batch.size] if session is self._partial else given
-                found[metric.name].add(batch.targets, real)
-        return {"loss": loss.value, **{name: collected.value for name, collected in found.items()}}
+                of_metrics.append(collector.part(batch.targets, real))
+            parts.append((number, (float(results[objective.names.loss]), float(results[_WEIGHT])), of_metrics))
+            if communicator.size == 1:
+                self._take(parts, loss, found)
+        everybody = [part for of_rank in communicator.gather_objects(parts) for part in of_rank]
+        self._take(sorted(everybody, key=lambda part: part[0]), loss, found)
+        return {"loss": loss.value, **{metric.name: taken.value for metric, taken in zip(resolved, found, strict=True)}}
+
+    def _batches(self, dataset: Dataset, batch_size: int, communicator: Communicator) -> Iterator[tuple[int, Batch]]:
+        """The batches of this process, each with its number among all."""
+        rank, size, fixed = communicator.rank, communicator.size, self._fixed
+        if size > 1:
+            dataset = shared(dataset, lambda number, rows: slice(0, rows if number % size == rank else 0))
+        for number, batch in enumerate(dataset.batches(batch_size if fixed is None else fixed.size)):
+            if batch.size or size == 1:
+                yield from ((number, piece) for piece in ([batch] if fixed is None else fixed.pieces(iter([batch]))))
+
+    @staticmethod
+    def _take(
+        parts: list[tuple[int, tuple[float, float], list[Any]]], loss: MeanAccumulator, found: Sequence[Collector]
+    ) -> None:
+        """Add up what was measured on batches, in this order, and forget it."""
+        for _, of_loss, of_metrics in parts:
+            loss.add(*of_loss)
+            for collector, of_metric in zip(found, of_metrics, strict=True):
+                collector.take(of_metric)
+        parts.clear()
 
     def predict(self, dataset: Dataset, batch_size: int) -> dict[str, np.ndarray]:
         """All tensor outputs for a dataset, by name, put together along the axis of the examples.

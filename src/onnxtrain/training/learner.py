@@ -19,6 +19,8 @@ from onnxtrain.errors import DataError, NumericalError
 from onnxtrain.model.file import ModelFile
 from onnxtrain.model.writing import AtomicFiles
 from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.parallel.communicator import Communicator
+from onnxtrain.parallel.single import Single
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.runtime.states import StateBuffers
@@ -31,6 +33,7 @@ from onnxtrain.training.learning_rate import LearningRate
 from onnxtrain.training.loss import TargetForm
 from onnxtrain.training.masks import check_masks, set_to_zero
 from onnxtrain.training.objective import Objective, prepare
+from onnxtrain.training.parallel_steps import ParallelSteps
 from onnxtrain.training.parameters import Initializer
 from onnxtrain.training.showing import html_facts, plural
 from onnxtrain.training.specification import Masks, Specification
@@ -41,6 +44,11 @@ from onnxtrain.training.training_modes import Modes
 
 Source = Any
 """Data in any form that :func:`onnxtrain.training.data.open_dataset` takes."""
+
+
+def _steps(objective: Objective, specification: Specification, **given: Any) -> Steps:
+    """The steps of a process alone, or those of several."""
+    return (ParallelSteps if specification.divided else Steps)(objective, specification, **given)
 
 
 class Learner:
@@ -64,7 +72,7 @@ class Learner:
         if objective is None:
             objective = prepare(specification, ignoring=False, differentiable=True)
         check_masks(specification.masks, objective.shapes, objective.optimizers(specification))
-        self._steps = Steps(objective, specification, values=values)
+        self._steps = _steps(objective, specification, values=values)
         set_to_zero(self.states, specification.masks)
         self._inputs = objective.inputs
         self.rate = LearningRate(specification.optimizer.learning_rate)
@@ -115,7 +123,7 @@ class Learner:
         """
         if specification != self.specification:
             objective = self._steps.objective.with_form(specification.form).weighting(specification.weighted)
-            self._steps = Steps(objective, specification, states=self.states)
+            self._steps = _steps(objective, specification, states=self.states)
 
     def again(self, **changes: Any) -> Self:
         """Another one of the same model, whose optimizer starts anew from the parameters as they are now.
@@ -152,6 +160,16 @@ class Learner:
     def optimizer(self) -> Optimizer:
         """The update rule."""
         return self.specification.optimizer
+
+    @property
+    def communicator(self) -> Communicator:
+        """The processes that train together, or this one alone."""
+        return self.specification.parallel or Single()
+
+    @property
+    def steps(self) -> Steps:
+        """What takes the steps."""
+        return self._steps
 
     @property
     def accumulate(self) -> int:
@@ -258,11 +276,11 @@ class Learner:
         return self._steps.step(feeds, self.learning_rate)
 
     def step_batch(self, batch: Batch) -> float:
-        """One step on a batch of a dataset of :meth:`open`, which is checked already; returns the loss before it."""
+        """One step on what this process takes of a batch of a dataset of :meth:`open`; returns the loss before it."""
         feeds, targets = dict(batch.inputs), self.objective.targets
         if batch.targets is not None and targets is not None:
             feeds[targets.name] = batch.targets
-        return self._steps.step(feeds, self.learning_rate)
+        return self._steps.step_share(feeds, self.learning_rate)
 
     def _feeds(self, inputs: Any, targets: Any) -> dict[str, np.ndarray]:
         """Arrays by the names of the step graph, of its types."""
@@ -367,7 +385,7 @@ class Learner:
             ``loss`` and every metric: averages over all examples.
         """
         evaluator, dataset = self.open_for_evaluation(data if y is None else (data, y), target=target)
-        return evaluator.evaluate(dataset, batch_size, metrics)
+        return evaluator.evaluate(dataset, batch_size, metrics, self.communicator)
 
     def open_for_evaluation(self, source: Source, *, target: str | None = None) -> tuple[Evaluator, Dataset]:
         """Data in any form, and what measures the model on it.
@@ -454,10 +472,14 @@ class Learner:
 
         Where targets were texts, their order goes to a file beside it: ``tuned.labels.json`` for ``tuned.onnx``.
 
+        Of several processes that train together rank 0 writes; for the others this does nothing.
+
         Raises:
             ModelError: The path cannot be written; nothing is left half written.
             OptionError: Adapters cannot be merged, since weights are quantized, or shared.
         """
+        if self.communicator.rank:
+            return
         adapted = self.objective.adapted
         if adapted is not None and adapted.writes(path):
             adapted.write(path, self.file, self.trained_values())
@@ -557,5 +579,6 @@ class Learner:
         if not math.isfinite(loss):
             raise NumericalError(
                 f"The loss became {loss} at step {step} (learning rate {self.learning_rate:g}); "
-                f"lower the learning rate or clip gradients (clip_norm=1.0). {hint}".strip()
+                f"lower the learning rate or clip gradients (clip_norm=1.0). "
+                f"{' '.join(filter(None, (self._steps.origin, hint)))}".strip()
             )

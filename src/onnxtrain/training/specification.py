@@ -16,6 +16,7 @@ from onnxtrain.errors import OptionError
 from onnxtrain.model.file import ModelFile
 from onnxtrain.operators import Adam
 from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.parallel.communicator import Communicator
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.training.adaptation import Adaptation
 from onnxtrain.training.groups import Group, listed_groups
@@ -57,6 +58,7 @@ class Options(TypedDict, total=False):
     seed: int
     threads: int | None
     options: RuntimeOptions | None
+    parallel: Communicator | None
 
 
 class Masks(Mapping[str, np.ndarray]):
@@ -131,6 +133,7 @@ class Specification:
     lora: Adaptation | None = None
     seed: int = 0
     options: RuntimeOptions = field(default_factory=RuntimeOptions)
+    parallel: Communicator | None = None
     form: TargetForm | None = None
     weighted: bool = False
 
@@ -181,12 +184,21 @@ class Specification:
             lora=_adaptation(options.get("lora")),
             seed=options.get("seed", 0),
             options=runtime if threads is None else dataclasses.replace(runtime, threads=threads),
+            parallel=options.get("parallel"),
         )
 
     @property
     def modes(self) -> Modes:
-        """How layers are run that behave differently in training."""
-        return Modes(self.batch_norm, self.dropout, self.seed)
+        """How layers are run that behave differently in training; each process draws masks of its own."""
+        seed = self.seed
+        if self.parallel is not None and self.parallel.rank:
+            seed = int(np.random.SeedSequence((seed % (1 << 63), self.parallel.rank)).generate_state(1, np.uint32)[0])
+        return Modes(self.batch_norm, self.dropout, seed)
+
+    @property
+    def divided(self) -> bool:
+        """Whether several processes train together."""
+        return self.parallel is not None and self.parallel.size > 1
 
     @property
     def clipping(self) -> Clipping:

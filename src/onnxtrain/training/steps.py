@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,8 +14,10 @@ from onnxtrain.model.validity import invalid_refused
 from onnxtrain.runtime.device_states import new_states
 from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.runtime.states import StateBuffers
+from onnxtrain.training.data import Dataset
 from onnxtrain.training.objective import Objective
 from onnxtrain.training.specification import Specification
+from onnxtrain.training.stopping import Stopping
 from onnxtrain.training_info.algorithm import FirstValues
 from onnxtrain.training_info.build import build_entries, build_unfilled
 from onnxtrain.training_info.entry import Entry
@@ -50,6 +53,7 @@ class Steps:
     ) -> None:
         self.objective = objective
         self.specification = specification
+        self.accumulate = specification.accumulate
         self.fixed = objective.fixed_batch
         # What no session can run is said at once, and not at the first step.
         specification.options.provider_list()
@@ -125,22 +129,66 @@ class Steps:
             DataError: The arrays do not fit a model of a fixed batch size.
             StepError: onnxruntime failed.
         """
-        names, fixed, accumulate = self.objective.names, self.fixed, self.specification.accumulate
+        names, fixed = self.objective.names, self.fixed
         rate = {names.learning_rate: np.asarray(learning_rate, dtype=np.float32)}
         if fixed is not None:
             self._check_rows(feeds)
-        if accumulate == 1:
+        if self.accumulate == 1:
             return float(self._run(feeds, rate)[names.loss])
-        if fixed is None:
-            inputs = (str(value.name) for value in self.objective.model.graph.inputs)
-            size = next(len(feeds[name]) for name in inputs if feeds[name].ndim)
-            micro = -(-size // accumulate)
-        else:
-            size, micro = fixed.rows(feeds), fixed.size
+        self._add_up(feeds, rate)
+        return float(self.session.step(rate, entry=1)[names.loss])
+
+    def step_share(self, feeds: Arrays, learning_rate: float) -> float:
+        """One step on what this process takes of a batch: all of it."""
+        return self.step(feeds, learning_rate)
+
+    def share(self, dataset: Dataset) -> Dataset:
+        """What this process takes of every batch of a dataset: all of it."""
+        return dataset
+
+    @property
+    def most_rows(self) -> int | None:
+        """How many examples a step takes at most; ``None`` for any number."""
+        return None if self.fixed is None else self.fixed.size * self.accumulate
+
+    def tell(self, stopping: Stopping) -> None:
+        """Let the other processes know, in the next step, that this one has been asked to stop."""
+
+    def asked(self, stopping: Stopping) -> bool:
+        """Whether a process has been asked to stop, as all of them know since the last step."""
+        return stopping.signal is not None
+
+    def agree(self, identity: Mapping[str, Any]) -> None:
+        """Find out that all processes are about to do the same."""
+
+    def check(self) -> None:
+        """Find out that all processes have the same weights."""
+
+    @property
+    def origin(self) -> str:
+        """Where a loss that is no number comes from, in words, where that is known."""
+        return ""
+
+    @property
+    def transient(self) -> frozenset[str]:
+        """Names of the states that mean nothing between two steps."""
+        sums = {f"{name}/accumulated" for name in self.objective.parameters}
+        return frozenset(sums | {"accumulated_weight", "accumulated_loss"}) & frozenset(self.states)
+
+    def _rows(self, feeds: Arrays) -> int:
+        """How many examples there are."""
+        if self.fixed is not None:
+            return self.fixed.rows(feeds)
+        inputs = (str(value.name) for value in self.objective.model.graph.inputs)
+        return next((len(feeds[name]) for name in inputs if feeds[name].ndim), 1)
+
+    def _add_up(self, feeds: Arrays, rate: Arrays) -> None:
+        """Add up the gradients of all micro-batches."""
+        size = self._rows(feeds)
+        micro = -(-size // self.accumulate) if self.fixed is None else self.fixed.size
         for start in range(0, size, micro):
             part = {key: value[start : start + micro] if value.ndim else value for key, value in feeds.items()}
             self._run(part, rate)
-        return float(self.session.step(rate, entry=1)[names.loss])
 
     def _run(self, feeds: Arrays, rate: Arrays) -> Arrays:
         """The first entry on a batch or micro-batch; one that is smaller than the model takes is padded."""
@@ -160,7 +208,7 @@ class Steps:
         """Refuse more examples than a step takes, and arrays of different lengths."""
         fixed = self.fixed
         assert fixed is not None
-        rows, most = fixed.rows(feeds), fixed.size * self.specification.accumulate
+        rows, most = fixed.rows(feeds), self.most_rows or 0
         if not 1 <= rows <= most:
             raise DataError(
                 f"{fixed.input!r} has {rows} examples, but the model takes batches of {fixed.size}; "

@@ -10,6 +10,7 @@ import onnx
 
 from onnxtrain.model.validity import refuses_invalid
 from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.parallel.communicator import Communicator
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.training.adaptation import Adaptation
 from onnxtrain.training.fitting import fit
@@ -67,6 +68,8 @@ class Trainer(Learner):
         seed: Seed of the order of the data and of dropout.
         threads: Threads within an operator; default one per core.
         options: All other options of the sessions.
+        parallel: The processes that train this model together, each on its part of every batch, such as
+            ``onnxtrain.parallel.MPI()``; by default this one alone.
 
     Raises:
         ModelError: The model cannot be read.
@@ -113,6 +116,7 @@ class Trainer(Learner):
         threads: int | None = None,
         options: RuntimeOptions | None = None,
         tie: bool | str | Sequence[str] = False,
+        parallel: Communicator | None = None,
         groups: Sequence[Group] = (),
     ) -> None:
         specification = Specification.of(
@@ -139,6 +143,7 @@ class Trainer(Learner):
             seed=seed,
             threads=threads,
             options=options,
+            parallel=parallel,
         )
         super().__init__(specification)
         warn_of(self._hints, stacklevel=3)  # the decorator is one of them
