@@ -74,7 +74,7 @@ _HOMES = {
 }
 _MODULES = frozenset(
     {"backend", "callbacks", "data", "errors", "examples", "flower", "kernels", "layers", "losses", "metrics"}
-    | {"operators", "parallel", "pruning", "schedules", "sklearn", "testing"}
+    | {"operators", "parallel", "pruning", "ray", "schedules", "sklearn", "testing"}
 )
 
 __all__ = [
