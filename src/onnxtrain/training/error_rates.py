@@ -103,7 +103,7 @@ class _Rate:
         self._edits = self._length = 0
 
     def part(self, y_true: Array, y_pred: Array) -> tuple[int, int]:
-        """The edits and the lengths of a batch.
+        """The edits and the length of a batch.
 
         Raises:
             DataError: Predictions are no scores of steps.
@@ -122,9 +122,8 @@ class _Rate:
         return edits, length
 
     def take(self, part: tuple[int, int]) -> None:
-        """Add a batch."""
-        self._edits += part[0]
-        self._length += part[1]
+        """Take those of the next batch."""
+        self._edits, self._length = self._edits + part[0], self._length + part[1]
 
     @property
     def value(self) -> float:
