@@ -133,6 +133,7 @@ def fit(
     folder = None if run is None else _run_folder(run, resume=bool(resume))
     if changes and not resume:
         raise OptionError("change names what a resumed training may have otherwise; give resume=True, too.")
+    together = trainer.communicator
     store = None if checkpoint is None else _store(checkpoint, keep)
     dataset = trainer.open(data if y is None else (data, y), target=target, sample_weight=sample_weight)
     held_out = None
@@ -156,17 +157,22 @@ def fit(
         callbacks = [*callbacks, SaveBest(os.path.join(checkpoint, "best.onnx"), save_best)]
     if folder is not None:
         callbacks = [*callbacks, folder]
+        folder.writes = not together.rank
         folder.describe(history, trainer, dataset, held_out, size, schedule)
     listeners = CallbackList([history, *callbacks, *shown])
-    loop = Loop(trainer, dataset, held_out, measured, rate, listeners, store)
+    loop = Loop(
+        trainer, trainer.steps.share(dataset), held_out, measured, rate, listeners, None if together.rank else store
+    )
     loop.prefetch, loop.augment = Prefetch(threaded=prefetch), augment
+    loop.keeps = store is not None
     loop.batch_size, loop.shuffle, loop.every = size, shuffle, checkpoint_every
     loop.state = TrainingState(
         epochs=epochs, steps_per_epoch=per_epoch, learning_rate=trainer.learning_rate, batch_size=size
     )
     with contextlib.ExitStack() as stack:
-        if store is not None:
-            stack.enter_context(store.reserved())
+        if loop.store is not None:
+            stack.enter_context(loop.store.reserved())
+        if store is not None or together.size > 1:
             loop.identity = {
                 **describe_settings(trainer.specification, trainer.objective),
                 **describe_course(
@@ -184,11 +190,13 @@ def fit(
                 "data": describe_data(dataset),
                 "validation": describe_data(held_out),
             }
-            if not resume and store.latest() is not None:
-                raise CheckpointError(
-                    f"The folder {str(store.folder)!r} holds checkpoints of an earlier training (the newest is "
-                    f"{store.latest()}); resume it, or give another folder."
-                )
+        trainer.steps.agree({**loop.identity, "epochs": epochs, "checkpoint": checkpoint is not None, "resume": resume})
+        newest = None if loop.store is None else loop.store.latest()
+        if not resume and newest is not None:
+            raise CheckpointError(
+                f"The folder {os.fspath(checkpoint or '')!r} holds checkpoints of an earlier training (the newest is "
+                f"{newest}); resume it, or give another folder."
+            )
         stack.enter_context(trainer.rate.training())
         stack.callback(listeners.close)
         if resume:
@@ -235,7 +243,7 @@ def _examples_per_step(trainer: Learner, dataset: Dataset, batch_size: int) -> i
     rest = 0 if dataset.size is None else dataset.size % fixed.size
     if rest and (loss is not None or dataset.size == rest):
         trainer.objective.on_real_rows(rest)  # what cannot be is found out here, not after an epoch
-    return fixed.size * trainer.accumulate
+    return trainer.steps.most_rows or batch_size
 
 
 def _steps_per_epoch(trainer: Learner, dataset: Dataset, size: int) -> int | None:

@@ -18,6 +18,8 @@ from onnxtrain.errors import CheckpointError, DataError, NumericalError, OptionE
 from onnxtrain.model.file import ModelFile
 from onnxtrain.model.writing import AtomicFiles
 from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.parallel.communicator import Communicator
+from onnxtrain.parallel.single import Single
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.runtime.states import StateBuffers
@@ -33,7 +35,9 @@ from onnxtrain.training.learning_rate import LearningRate
 from onnxtrain.training.masks import check_masks, set_to_zero
 from onnxtrain.training.objective import Objective, prepare
 from onnxtrain.training.opening import open_with_targets, targets_by_output
+from onnxtrain.training.parallel_steps import ParallelSteps
 from onnxtrain.training.parameters import Initializer
+from onnxtrain.training.sharded_steps import ShardedSteps
 from onnxtrain.training.showing import html_facts, plural
 from onnxtrain.training.specification import Masks, Specification
 from onnxtrain.training.steps import Steps
@@ -44,6 +48,13 @@ from onnxtrain.training.training_modes import Modes
 
 Source = Any
 """Data in any form that :func:`onnxtrain.training.data.open_dataset` takes."""
+
+
+def _steps(objective: Objective, specification: Specification, **given: Any) -> Steps:
+    """The steps of a process alone, or those of several."""
+    if not specification.divided:
+        return Steps(objective, specification, **given)
+    return (ShardedSteps if specification.shard_states else ParallelSteps)(objective, specification, **given)
 
 
 class Learner:
@@ -67,7 +78,7 @@ class Learner:
         if objective is None:
             objective = prepare(specification, ignoring=False, differentiable=True)
         check_masks(specification.masks, objective.shapes, objective.optimizers(specification))
-        self._steps = Steps(objective, specification, values=values)
+        self._steps = _steps(objective, specification, values=values)
         for name, average in self._averages.items():
             if values is None or average not in values:
                 self.states[average] = self.states[name]
@@ -121,7 +132,9 @@ class Learner:
         """
         if specification != self.specification:
             objective = self._steps.objective.with_form(specification.form).weighting(specification.weighted)
-            self._steps = Steps(objective, specification, states=self.states)
+            before = self._steps
+            self._steps = _steps(objective, specification, states=self.states)
+            self._steps.go_on_from(before)
 
     def again(self, **changes: Any) -> Self:
         """Another one of the same model, whose optimizer starts anew from the parameters as they are now.
@@ -159,6 +172,16 @@ class Learner:
     def optimizer(self) -> Optimizer:
         """The update rule."""
         return self.specification.optimizer
+
+    @property
+    def communicator(self) -> Communicator:
+        """The processes that train together, or this one alone."""
+        return self.specification.parallel or Single()
+
+    @property
+    def steps(self) -> Steps:
+        """What takes the steps."""
+        return self._steps
 
     @property
     def accumulate(self) -> int:
@@ -267,9 +290,9 @@ class Learner:
         return self._steps.step(feeds, self.learning_rate)
 
     def step_batch(self, batch: Batch) -> float:
-        """One step on a batch of a dataset of :meth:`open`, which is checked already; returns the loss before it."""
+        """One step on what this process takes of a batch of a dataset of :meth:`open`; returns the loss before it."""
         objective = self.objective
-        return self._steps.step(objective.inputs_of(batch) | objective.targets_of(batch), self.learning_rate)
+        return self._steps.step_share(objective.inputs_of(batch) | objective.targets_of(batch), self.learning_rate)
 
     @property
     def loss_parts(self) -> dict[str, float]:
@@ -403,7 +426,7 @@ class Learner:
             have losses, ``{output}_loss`` is that of each, and metrics are ``{output}_{metric}``.
         """
         evaluator, dataset = self.open_for_evaluation(data if y is None else (data, y), target=target, ema=ema)
-        return evaluator.evaluate(dataset, batch_size, metrics)
+        return evaluator.evaluate(dataset, batch_size, metrics, self.communicator)
 
     def open_for_evaluation(
         self, source: Source, *, target: str | None = None, ema: bool = False
@@ -518,6 +541,8 @@ class Learner:
 
         Where targets were texts, their order goes to a file beside it: ``tuned.labels.json`` for ``tuned.onnx``.
 
+        Of several processes that train together rank 0 writes; for the others this does nothing.
+
         Args:
             path: The file.
             ema: Take the moving averages of the weights (``Trainer(ema=...)``); running statistics are the live ones.
@@ -527,6 +552,8 @@ class Learner:
             ModelError: The path cannot be written; nothing is left half written.
             OptionError: Adapters cannot be merged, since weights are quantized, or shared.
         """
+        if self.communicator.rank:
+            return
         adapted = self.objective.adapted
         if adapted is not None and adapted.writes(path):
             adapted.write(path, self.file, self._trained_or_averaged(ema))
@@ -653,5 +680,6 @@ class Learner:
         if not math.isfinite(loss):
             raise NumericalError(
                 f"The loss became {loss} at step {step} (learning rate {self.learning_rate:g}); "
-                f"lower the learning rate or clip gradients (clip_norm=1.0). {hint}".strip()
+                f"lower the learning rate or clip gradients (clip_norm=1.0). "
+                f"{' '.join(filter(None, (self._steps.origin, hint)))}".strip()
             )

@@ -158,7 +158,7 @@ class Targets:
         """Whether there are labels to ignore, for which the loss is not built so far."""
         if self.form.ignoring or self._ignored is None or targets.dtype.kind not in "iu":
             return False
-        return bool((targets == self._ignored).any())
+        return bool((targets == np.int64(self._ignored)).any())  # a number of Python's must fit the targets' type
 
     @property
     def _ignored(self) -> int | None:
