@@ -19,6 +19,7 @@ PUBLIC = {
     "Adagrad",
     "Adam",
     "AdamW",
+    "EMA",
     "Group",
     "Lion",
     "Lora",
@@ -36,6 +37,7 @@ PUBLIC = {
     "errors",
     "evaluate",
     "examples",
+    "free_batch",
     "gradient",
     "inspect",
     "append",
@@ -56,6 +58,7 @@ PUBLIC = {
     "predict",
     "prune",
     "replace_head",
+    "quantize",
     "register_gradient",
     "testing",
     "training_model",
@@ -131,6 +134,7 @@ FIT = {
     "change": (),
     "run": None,
     "prefetch": True,
+    "augment": None,
 }
 
 RETURNS = {

@@ -73,7 +73,7 @@ def command(
     _initializers(console, found)
     _operators(console, found)
     for hint in found.hints:
-        console.print(f"hint: {in_flags(hint)}", soft_wrap=True)
+        terminal.lines(console, f"hint: {in_flags(hint)}")
 
 
 def _head(console: Console, name: str, found: Inspection) -> None:
@@ -119,10 +119,10 @@ def _operators(console: Console, found: Inspection) -> None:
         table.add_row(name, terminal.count(row.count), _GRADIENTS[row.gradient], style=style)
     console.print(table)
     if found.missing:
-        console.print(
+        terminal.lines(
+            console,
             f"Without a gradient between parameters and outputs: {'; '.join(found.missing)}. Train what comes after "
             "them (--train), or register a rule with onnxtrain.register_gradient.",
-            soft_wrap=True,
         )
 
 
