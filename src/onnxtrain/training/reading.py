@@ -30,6 +30,7 @@ class Reading:
         axis: the axis of the classes.
         ignore_index: a label that does not count.
         probabilities: whether predictions are probabilities over classes instead of logits.
+        later: how many places along axis 1 a target stands behind the prediction that is for it.
     """
 
     loss: str
@@ -37,6 +38,7 @@ class Reading:
     axis: int = 1
     ignore_index: int | None = None
     probabilities: bool = False
+    later: int = 0
 
     def metric(self, metric: str | Metric | Measure) -> Measure:
         """A metric told how to read this loss's predictions; a function of a user's own is left as it is.
@@ -58,9 +60,12 @@ class Reading:
             return resolve_metric(metric)
         shown = metric if isinstance(metric, str) else name
         terms, options = BUILT_IN[name].terms, self._options(name)
-        if not self.probabilities:
-            return NamedMetric(shown, lambda y_true, y_pred: terms(y_true, y_pred, **options))
-        return NamedMetric(shown, lambda y_true, y_pred: terms(y_true, _log(y_pred), **options))
+        return NamedMetric(shown, lambda y_true, y_pred: terms(*self._aligned(y_true, y_pred), **options))
+
+    def _aligned(self, y_true: Array, y_pred: Array) -> tuple[Array, Array]:
+        """Targets beside the predictions that are for them, these as logits."""
+        given = _log(y_pred) if self.probabilities else y_pred
+        return (y_true[:, self.later :], given[:, : -self.later]) if self.later else (y_true, given)
 
     def whole(self, metric: WholeMetric) -> MeasuredWhole:
         """A metric of a whole data set told how to read this loss's predictions.
@@ -76,11 +81,10 @@ class Reading:
                 f"The metric {metric.name} is for {reads}, but with the loss {self.loss} predictions {given}; measure "
                 "another, or a function of (y_true, y_pred)."
             )
-        axis, ignored, probabilities = self.axis, self.ignore_index, self.probabilities
 
         def read(y_true: Array, y_pred: Array) -> Predictions:
-            given = _log(y_pred) if probabilities else y_pred
-            return Predictions.of(kind, y_true, given, axis=axis, ignore_index=ignored)
+            aligned = self._aligned(y_true, y_pred)
+            return Predictions.of(kind, *aligned, axis=self.axis, ignore_index=self.ignore_index)
 
         return MeasuredWhole(metric, read)
 
