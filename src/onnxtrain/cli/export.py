@@ -98,20 +98,6 @@ class Written:
         """Whether the step graph is looked at."""
         return self.step_graph is not None or self.describe or self.web is not None
 
-    def sizes(self) -> dict[str, int]:
-        """The sizes of ``--static`` by name.
-
-        Raises:
-            OptionError: One is not as it should be.
-        """
-        sizes = {}
-        for text in self.static or ():
-            name, _, size = text.rpartition("=")
-            if not name or not size.isascii() or not size.isdigit():
-                raise OptionError(f"--static is {text!r}; it needs a name and a size, such as N=32.")
-            sizes[name] = int(size)
-        return sizes
-
     def paths(self, *, tie: bool) -> dict[str, Path]:
         """The files by what they hold.
 
@@ -134,6 +120,21 @@ class Written:
         return found
 
 
+def sizes_of(static: list[str] | None) -> dict[str, int]:
+    """The sizes of ``--static`` by name.
+
+    Raises:
+        OptionError: One is not as it should be.
+    """
+    sizes = {}
+    for text in static or ():
+        name, _, size = text.rpartition("=")
+        if not name or not size.isascii() or not size.isdigit():
+            raise OptionError(f"--static is {text!r}; it needs a name and a size, such as N=32.")
+        sizes[name] = int(size)
+    return sizes
+
+
 def command(
     model: flags.ModelPath,
     /,
@@ -150,6 +151,7 @@ def command(
             help="Write two entries: one adds up the gradients of micro-batches, one applies them.",
         ),
     ] = False,
+    ema: flags.Ema = None,
     training: Training = Training(),  # noqa: B008 - frozen
     settings: OptimizerSettings = OptimizerSettings(),  # noqa: B008 - frozen
     written: Written = Written(),
@@ -178,7 +180,7 @@ def command(
     if written.describe and not files and written.web is None and _is_step(file.proto):
         describe(terminal.console(), file.proto)
         return
-    sizes = written.sizes()
+    sizes = sizes_of(written.static)
     if file.proto.training_info:
         if loss is not None:
             raise OptionError(f"{str(model)!r} is a training model, which has its own loss; leave --loss out.")
@@ -186,7 +188,7 @@ def command(
     elif loss is None:
         raise OptionError(f"{str(model)!r} is no training model yet; give it a --loss.")
     else:
-        arguments = training.arguments() | {"accumulate": accumulate}
+        arguments = training.arguments() | {"accumulate": accumulate, "ema": ema}
         proto = onnxtrain.training_model(model, loss=loss_flags.of(loss), optimizer=settings.build(), **arguments)
     fix_dimensions(proto, sizes)
     rows: dict[str, str] = {}

@@ -79,7 +79,7 @@ _ROTARY = {"": (1, 2), MICROSOFT_DOMAIN: (2, 3)}
 
 def parameter_table(
     model: ir.Model,
-    loss: ir.Value | None,
+    loss: ir.Value | Sequence[ir.Value] | None,
     *,
     train: str | Sequence[str] | None = None,
     freeze: str | Sequence[str] | None = None,
@@ -95,7 +95,7 @@ def parameter_table(
 
     Args:
         model: The working copy; shapes are inferred, functions on the path to the loss are expanded in it.
-        loss: The value to train on; ``None`` takes every floating output.
+        loss: The value to train on, or several; ``None`` takes every floating output.
         train: Glob patterns: only matching initializers are trained; a constant named here without a wildcard is
             trained, too. A pattern matches the name of an initializer or its module path (``layer.1.query.weight``
             for ``val_92``), and where it matches none of these, the nodes that read it. ``|`` stands between
@@ -171,12 +171,14 @@ def matching(option: str, patterns: Sequence[str], paths: Mapping[str, tuple[str
 
 
 def _reached(
-    model: ir.Model, loss: ir.Value | None, candidates: list[ir.Value], straight_through: bool
+    model: ir.Model, loss: ir.Value | Sequence[ir.Value] | None, candidates: list[ir.Value], straight_through: bool
 ) -> set[ir.Value]:
     if not candidates:
         return set()
     forward = Forward.of(model, straight_through=straight_through)
-    targets = [value for value in model.graph.outputs if is_float(value)] if loss is None else [loss]
+    if loss is None:
+        loss = [value for value in model.graph.outputs if is_float(value)]
+    targets = [loss] if isinstance(loss, ir.Value) else loss
     return set[ir.Value]().union(*(reached(forward, y, candidates) for y in targets))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from onnxtrain.errors import OptionError
 from onnxtrain.training.aliases import ALIASES
 from onnxtrain.training.data.conversion import Array
+from onnxtrain.training.error_rates import CharacterErrorRate, WordErrorRate
 from onnxtrain.training.metrics import BUILT_IN, Measure, Metric, NamedMetric, PredictionKind, resolve_metric
 from onnxtrain.training.whole_metrics import WHOLE, MeasuredWhole, Predictions, WholeMetric, find_whole_metric
 
@@ -31,6 +32,7 @@ class Reading:
         ignore_index: a label that does not count.
         probabilities: whether predictions are probabilities over classes instead of logits.
         later: how many places along axis 1 a target stands behind the prediction that is for it.
+        sequence: how to read labels in order from scores of steps, where the loss is for these.
     """
 
     loss: str
@@ -39,6 +41,7 @@ class Reading:
     ignore_index: int | None = None
     probabilities: bool = False
     later: int = 0
+    sequence: CharacterErrorRate | None = None
 
     def metric(self, metric: str | Metric | Measure) -> Measure:
         """A metric told how to read this loss's predictions; a function of a user's own is left as it is.
@@ -48,13 +51,15 @@ class Reading:
         """
         if hasattr(metric, "start"):
             return cast("Measure", metric)
+        if metric in (CharacterErrorRate.name, WordErrorRate.name):
+            return self._error_rate(str(metric))
         whole = find_whole_metric(metric)
         if whole is not None:
             return self.whole(whole)
         wanted = ALIASES.get(metric, metric) if isinstance(metric, str) else metric
         name = next((name for name, entry in BUILT_IN.items() if wanted in (name, entry.function)), None)
         if name is None and isinstance(metric, str):
-            names = ", ".join([*BUILT_IN, *WHOLE, "top_k(5)"])
+            names = ", ".join([*BUILT_IN, *WHOLE, "top_k(5)", CharacterErrorRate.name])
             raise OptionError(f"there is no metric '{metric}': use {names} or a function of (y_true, y_pred).")
         if name is None:
             return resolve_metric(metric)
@@ -66,6 +71,19 @@ class Reading:
         """Targets beside the predictions that are for them, these as logits."""
         given = _log(y_pred) if self.probabilities else y_pred
         return (y_true[:, self.later :], given[:, : -self.later]) if self.later else (y_true, given)
+
+    def _error_rate(self, name: str) -> Measure:
+        if name == WordErrorRate.name:
+            raise OptionError(
+                f"The metric {name} needs the class of the space between words; give it as "
+                "onnxtrain.metrics.WordErrorRate(space=1)."
+            )
+        if self.sequence is None:
+            raise OptionError(
+                f"The metric {name} is for labels in order, as the loss ctc takes them, not for the loss {self.loss}; "
+                "measure another, or a function of (y_true, y_pred)."
+            )
+        return self.sequence
 
     def whole(self, metric: WholeMetric) -> MeasuredWhole:
         """A metric of a whole data set told how to read this loss's predictions.

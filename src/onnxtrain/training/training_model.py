@@ -11,6 +11,7 @@ from onnxtrain.model.validity import refuses_invalid
 from onnxtrain.model.whole import with_external_data
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.training.adaptation import Adaptation
+from onnxtrain.training.ema import EMA
 from onnxtrain.training.groups import Group
 from onnxtrain.training.hints import warn_of
 from onnxtrain.training.loss import TargetKind
@@ -44,6 +45,8 @@ def training_model(
     lora: Adaptation | None = None,
     tie: bool | str | Sequence[str] = False,
     groups: Sequence[Group] = (),
+    ema: float | EMA | None = None,
+    free_batch: bool = False,
 ) -> onnx.ModelProto:
     """Write down the training of a model as the standard does: a model with ``training_info``.
 
@@ -58,6 +61,7 @@ def training_model(
         optimizer: ``Adam(...)``, ``AdamW(...)`` or another, or its name, ``"adamw(lr=3e-4)"``.
         train: As all that is not described here, see :class:`onnxtrain.Trainer`.
         freeze: What not to train.
+        ema: A moving average of the parameters: states ``{parameter}/average``.
         groups: Parameters that are updated otherwise than the rest; each rule gets an optimizer node of its own.
         output: The output that the loss is built on.
         targets: "indices" or "values", where the loss takes both; by default indices.
@@ -78,6 +82,7 @@ def training_model(
             ([quantization](docs/quantization.md)). Implies ``straight_through``.
         recompute: Glob patterns of names of nodes to compute again in the backward pass; likewise the entry
             ``onnxtrain.recompute``, a JSON list.
+        free_batch: Free the batch size of a model that has a fixed one.
         lora: Adapters to train beside frozen weights; they are initializers of the main graph.
 
     Returns:
@@ -97,6 +102,7 @@ def training_model(
         train=train,
         freeze=freeze,
         groups=groups,
+        ema=ema,
         output=output,
         targets=targets,
         batch_norm=batch_norm,
@@ -111,6 +117,7 @@ def training_model(
         straight_through=straight_through,
         qat=qat,
         recompute=recompute,
+        free_batch=free_batch,
         lora=lora,
     )
     file, objective = specification.model, prepare(specification)
