@@ -26,8 +26,15 @@ _GRACE = 10.0
 _AT_ONCE = 1 << 15
 """Bytes up to which an array is summed from everybody's whole array: one exchange of messages instead of two."""
 
+_BLOCK = 1 << 20
+"""Bytes of a share that are added up at a time: what has arrived is still in the cache."""
+
 _LOOKS = 256
 """Looks at what has arrived between two looks at the clock and at sentences of others."""
+
+
+_OPEN: list[MPI] = []
+"""The communicators of this process that have other ranks."""
 
 
 def environment_rank() -> int:
@@ -36,6 +43,19 @@ def environment_rank() -> int:
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
     return 0
+
+
+def tell_ranks(error: BaseException) -> bool:
+    """Tell the other ranks of all communicators that this one ends; says whether there are any.
+
+    A rank other than 0 says nothing itself, unless rank 0 is lost.
+    """
+    sentence = " ".join(str(error).split()) or type(error).__name__
+    for communicator in _OPEN:
+        communicator.fail(sentence)
+        if communicator.rank and communicator.speaks and sys.__stderr__ is not None:
+            sys.__stderr__.write(f"error: {sentence}\n")
+    return any(communicator.size > 1 for communicator in _OPEN)
 
 
 class MPI(Communicator):
@@ -71,6 +91,7 @@ class MPI(Communicator):
         if self.size > 1:
             atexit.register(self._leave)
             self._tell_of_uncaught_errors()
+            _OPEN.append(self)
 
     def __repr__(self) -> str:
         return f"MPI(order={self.order!r}, rank={self.rank}, size={self.size})"
@@ -148,11 +169,15 @@ class MPI(Communicator):
 
     def _reduce_share(self, shares: Sequence[np.ndarray], what: str) -> None:
         """Replace the share of this rank by its sum over all ranks."""
-        own = shares[self.rank]
-        parts = self._room((self.size, own.size), own.dtype)
-        self._exchange(shares, list(parts), what)
-        parts[self.rank] = own
-        _add_in_order(parts, own)
+        longest = max(share.size for share in shares)
+        step = max(1, _BLOCK // shares[0].itemsize)
+        for start in range(0, longest, step):
+            blocks = [share[start : start + step] for share in shares]
+            own = blocks[self.rank]
+            parts = self._room((self.size, own.size), own.dtype)
+            self._exchange(blocks, list(parts), what)
+            parts[self.rank] = own
+            _add_in_order(parts, own)
 
     def _shares(self, flat: np.ndarray) -> list[np.ndarray]:
         """An array in as many parts as there are ranks."""
@@ -211,7 +236,7 @@ class MPI(Communicator):
     def _give_up(self, sentence: str, lost: Iterable[int] = ()) -> None:
         self._failed = True  # the others know, or find out
         self._lost.update(lost)
-        raise ParallelError(sentence)
+        raise ParallelError(sentence, lost=bool(self._lost))
 
     def _last_words(self) -> str:
         status = self._library.Status()
@@ -225,7 +250,7 @@ class MPI(Communicator):
         before = sys.excepthook
 
         def end(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-            if self.speaks or not isinstance(error, ParallelError):
+            if self.speaks or not getattr(error, "everywhere", False):
                 before(kind, error, traceback)
                 sys.stderr.flush()
             self.fail(" ".join(str(error).split()) or kind.__name__)

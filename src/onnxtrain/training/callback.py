@@ -150,6 +150,16 @@ class CallbackList(Callback):
                 shown = f"the class {callback.__name__}" if isinstance(callback, type) else repr(callback)
                 raise OptionError(f"a callback is an object with one or more of {', '.join(HOOKS)}, not {shown}.")
 
+    @property
+    def decide_by_step(self) -> bool:
+        """Whether a step may end otherwise in one process than in another: by what a user's callback does."""
+        return any(
+            hasattr(callback, "on_step_end")
+            and getattr(type(callback), "on_step_end", None) is not Callback.on_step_end
+            and not type(callback).__module__.startswith("onnxtrain.")
+            for callback in self.callbacks
+        )
+
     def _call(self, hook: str, state: TrainingState) -> None:
         for callback in self.callbacks:
             if hasattr(callback, hook):

@@ -137,9 +137,9 @@ class Targets:
         form = self.declared.form_of(wrapped(self.prediction), targets.dtype, targets.shape, sizes, self.form)
         return replace(form, ignoring=True) if self.hold_ignored(targets) else form
 
-    def form_of_dataset(self, dataset: Dataset) -> TargetForm:
-        """What the targets of a dataset are, as far as it tells before it is read."""
-        targets = dataset.targets
+    def form_of_dataset(self, dataset: Dataset, name: str | None = None) -> TargetForm:
+        """What the targets of a dataset, or its array of a name, are, as far as it tells before it is read."""
+        targets = dataset.targets if name is None else dataset.values(name)
         form = self.form if targets is None else self.form_of(targets, dataset.sizes)
         if form.kind != "indices" or dataset.size is not None or self._ignored is None:
             return form
