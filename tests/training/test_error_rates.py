@@ -51,7 +51,7 @@ def scores(*rows, classes=5):
 def rate(metric, *batches):
     collector = metric.start()
     for y_true, y_pred in batches:
-        collector.add(np.array(y_true), y_pred)
+        collector.take(collector.part(np.array(y_true), y_pred))
     return collector.value
 
 

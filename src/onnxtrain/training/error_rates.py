@@ -102,8 +102,8 @@ class _Rate:
         self._metric = metric
         self._edits = self._length = 0
 
-    def add(self, y_true: Array, y_pred: Array) -> None:
-        """Take a batch.
+    def part(self, y_true: Array, y_pred: Array) -> tuple[int, int]:
+        """Edits and lengths of a batch.
 
         Raises:
             DataError: Predictions are no scores of steps.
@@ -114,10 +114,16 @@ class _Rate:
                 f"{metric.name} needs scores [N, T, C] and labels [N, S], but they have the shapes {y_pred.shape} and "
                 f"{y_true.shape}."
             )
+        edits = length = 0
         for labels, found in zip(np.asarray(y_true), metric.decode(np.asarray(y_pred)), strict=True):
             truth = metric.items([int(label) for label in labels if label >= 0 and label != metric.blank])
-            self._edits += edit_distance(truth, metric.items(found))
-            self._length += len(truth)
+            edits += edit_distance(truth, metric.items(found))
+            length += len(truth)
+        return edits, length
+
+    def take(self, part: tuple[int, int]) -> None:
+        """Take those of the next batch."""
+        self._edits, self._length = self._edits + part[0], self._length + part[1]
 
     @property
     def value(self) -> float:
