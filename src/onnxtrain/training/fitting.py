@@ -160,6 +160,7 @@ def fit(
         folder.writes = not together.rank
         folder.describe(history, trainer, dataset, held_out, size, schedule)
     listeners = CallbackList([history, *callbacks, *shown])
+    listeners.silent = together.rank > 0
     loop = Loop(
         trainer, trainer.steps.share(dataset), held_out, measured, rate, listeners, None if together.rank else store
     )
