@@ -93,7 +93,7 @@ _MODULES = frozenset(
         "losses",
         "metrics",
     }
-    | {"operators", "parallel", "pruning", "schedules", "sklearn", "testing"}
+    | {"operators", "parallel", "pruning", "ray", "schedules", "sklearn", "testing"}
 )
 
 __all__ = [

@@ -298,7 +298,11 @@ def refuse_what_crashes(graph: ir.Graph) -> None:
 
 
 def hand_over(
-    settings: Any, arrays: Mapping[str, np.ndarray[Any, Any]], dtypes: Mapping[str, ir.DataType]
+    settings: Any,
+    arrays: Mapping[str, np.ndarray[Any, Any]],
+    dtypes: Mapping[str, ir.DataType],
+    *,
+    shared: bool = True,
 ) -> list[Any]:
     """Let a session work on initializers where they are in memory ("copies of external initializers").
 
@@ -306,6 +310,7 @@ def hand_over(
         settings: The options of the session.
         arrays: Memory by name: unsigned numbers of the size of an element, or what :func:`packed` gives.
         dtypes: Element types.
+        shared: Whether the session reads this memory itself, instead of a copy.
 
     Returns:
         What must live as long as the session.
@@ -313,7 +318,7 @@ def hand_over(
     values = in_place(arrays, dtypes)
     if values:
         settings.add_external_initializers(list(arrays), values)
-        for name, value in zip(arrays, values, strict=True):
+        for name, value in zip(arrays, values, strict=True) if shared else ():
             settings.add_initializer(name, value)
     return values
 

@@ -32,6 +32,7 @@ COMMANDS = (
         "predict",
         "inspect",
         "doctor",
+        "check",
         "adapter",
         "quantize",
         "export",

@@ -239,6 +239,7 @@ def command(
     course: Course = Course(),
     results: Results = Results(),
     threads: flags.Threads = None,
+    provider: flags.Provider = None,
     together: Together = Together(),
     progress: Annotated[
         Literal["auto", "lines"],
@@ -287,8 +288,8 @@ def command(
             optimizer=settings.build(),
             accumulate=accumulate,
             ema=ema,
-            threads=threads,
             lora=lora,
+            options=flags.runtime(threads, provider),
             parallel=parallel,
             shard_states=together.shard_states,
             **training.arguments(),

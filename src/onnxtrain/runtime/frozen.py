@@ -75,11 +75,16 @@ class FrozenTensors:
             ),
         )
 
-    def register(self, settings: Any) -> None:
-        """Tell the options of a session where the tensors are."""
+    def register(self, settings: Any, *, shared: bool = True) -> None:
+        """Tell the options of a session where the tensors are.
+
+        Args:
+            settings: The options.
+            shared: Whether the session may read them where they are; a provider with memory of its own takes a copy.
+        """
         dtypes = {name: tensor.dtype for name, tensor in self._tensors.items()}
         given = {name: array for name, array in self._arrays.items() if name not in self._bound}
-        self._values = hand_over(settings, given, dtypes)
+        self._values = hand_over(settings, given, dtypes, shared=shared)
         bound = {name: self._arrays[name] for name in self._tensors if name in self._bound}
         self.inputs = dict(zip(bound, in_place(bound, dtypes), strict=True))
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ _ALIGNMENT = 64
 
 
 class StateBuffers(MutableMapping[str, np.ndarray]):
-    """The current values of all states, by name.
+    """The current values of all states, by name, in the processor's memory.
 
     Reading gives the live array: it has the current value as long as somebody keeps it, also after steps, and
     writing into it changes the state. ``np.array(states[name])`` is the value as it is now. Assigning copies into the
@@ -22,6 +23,9 @@ class StateBuffers(MutableMapping[str, np.ndarray]):
     A state that a step cannot update in place has two buffers that take turns. While somebody holds the array of such
     a state, or a view of it, they do not: the new value is copied to where the old one stood.
     """
+
+    on_device = False
+    """Whether they are in the memory of a device."""
 
     def __init__(self, values: Mapping[str, np.ndarray]) -> None:
         self._buffers: dict[str, list[np.ndarray]] = {name: [_aligned(value)] for name, value in values.items()}
@@ -57,16 +61,19 @@ class StateBuffers(MutableMapping[str, np.ndarray]):
         return None if found is None else found()
 
     def __setitem__(self, name: str, value: np.ndarray) -> None:
-        if name not in self._buffers:
+        self.current(name)[...] = self._fitting(name, value)
+
+    def _fitting(self, name: str, value: np.ndarray) -> np.ndarray:
+        """An array of the type and shape of a state."""
+        if name not in self:
             raise OptionError(f"There is no state {name!r}; the states are {', '.join(list(self)[:8])}.")
-        buffer = self.current(name)
+        dtype, shape = self.kind(name)
         array = np.asarray(value)
-        if array.shape != buffer.shape or array.dtype != buffer.dtype:
+        if array.shape != shape or array.dtype != dtype:
             raise OptionError(
-                f"The state {name!r} is {buffer.dtype} of shape {buffer.shape}; "
-                f"got {array.dtype} of shape {array.shape}."
+                f"The state {name!r} is {dtype} of shape {shape}; got {array.dtype} of shape {array.shape}."
             )
-        buffer[...] = array
+        return array
 
     def __delitem__(self, name: str) -> None:
         raise OptionError(f"The state {name!r} belongs to the training model and cannot be deleted.")
@@ -120,6 +127,11 @@ class StateBuffers(MutableMapping[str, np.ndarray]):
         """The buffer that has the current value, for those who do not keep it."""
         return self._buffers[name][self._turn[name]]
 
+    def kind(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        """Type and shape of a state."""
+        buffer = self._buffers[name][0]
+        return buffer.dtype, buffer.shape
+
     def turn(self, name: str) -> int:
         """Which buffer is current."""
         return self._turn[name]
@@ -129,9 +141,23 @@ class StateBuffers(MutableMapping[str, np.ndarray]):
         buffers = self._buffers[name]
         return buffers[turn % len(buffers)]
 
-    def swap(self, names: tuple[str, ...]) -> None:
-        """A step has written the other buffer of each: make it the current one, or copy where arrays are held."""
-        for name in names:
+    def bind_input(self, binding: Any, name: str) -> None:
+        """Bind the current value as the input of its name."""
+        _bind(binding.bind_input, name, self.current(name))
+
+    def bind_output(self, binding: Any, output: str, name: str, *, other: bool) -> None:
+        """Bind an output to the buffer of a state, or to its other one."""
+        _bind(binding.bind_output, output, self.buffer(name, self._turn[name] + other))
+
+    def before_step(self, binding: Any, names: Iterable[str]) -> None:
+        """Make what a step reads ready: here it is where it was bound."""
+
+    def after_step(self, written: Iterable[str], swapped: tuple[str, ...]) -> None:
+        """A step has written these states, some of them into their other buffer.
+
+        That becomes the current one, or is copied where arrays are held.
+        """
+        for name in swapped:
             if self._anchor(name) is None:
                 self._turn[name] ^= 1
             else:
@@ -142,6 +168,10 @@ class StateBuffers(MutableMapping[str, np.ndarray]):
     def nbytes(self) -> int:
         """Bytes of all buffers."""
         return sum(buffer.nbytes for buffers in self._buffers.values() for buffer in buffers)
+
+
+def _bind(bind: Callable[..., None], name: str, buffer: np.ndarray) -> None:
+    bind(name, "cpu", 0, buffer.dtype, list(buffer.shape), buffer.ctypes.data)
 
 
 def _aligned(value: np.ndarray) -> np.ndarray:

@@ -103,7 +103,7 @@ class _Rate:
         self._edits = self._length = 0
 
     def part(self, y_true: Array, y_pred: Array) -> tuple[int, int]:
-        """Edits and lengths of a batch.
+        """The edits and the length of a batch.
 
         Raises:
             DataError: Predictions are no scores of steps.

@@ -11,6 +11,7 @@ import onnx
 from onnxtrain.errors import DataError
 from onnxtrain.graph.collection import collection_paused
 from onnxtrain.model.validity import invalid_refused
+from onnxtrain.runtime.device_states import new_states
 from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.training.data import Dataset
@@ -62,10 +63,11 @@ class Steps:
         if states is None:
             first_values = self._built[1]
             given = {} if values is None else values
-            states = StateBuffers(
+            states = new_states(
                 {name: given[name] if name in given else first_values[name] for name in first_values}
                 if given
-                else first_values  # one after the other
+                else first_values,  # one after the other
+                specification.options,
             )
             # It is the buffers that have the weights from now on.
             specification.model.release([*first_values, *(copy.name for copy in objective.copies)])
