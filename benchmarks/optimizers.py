@@ -108,8 +108,8 @@ def limit(case: Case, _: Arrays) -> Step:
     return step
 
 
-def model(case: Case, groups: int = 1) -> onnx.ModelProto:
-    """One node of the optimizer over all tensors, or one for each group of them."""
+def model(case: Case, groups: int = 1, averaged: bool = False) -> onnx.ModelProto:
+    """One node of the optimizer over all tensors, or one for each group of them, and perhaps a moving average."""
     optimizer, count = case.optimizer, case.parameters // case.tensors
     outputs = optimizer.letters.replace("G", "")
 
@@ -117,6 +117,18 @@ def model(case: Case, groups: int = 1) -> onnx.ModelProto:
         return [f"{letter}{i}{end}" for letter in letters for i in range(first, case.tensors, step)]
 
     names, new_names = listed(optimizer.letters), listed(outputs, "_new")
+    average: list[onnx.NodeProto] = []
+    if averaged:  # as Trainer(ema=...) has it
+        average = [
+            helper.make_node(
+                "SGD",
+                ["average_rate", "T", *listed("A"), *listed("X", "_new")],
+                listed("A", "_new"),
+                domain="onnxtrain",
+                weight_decay=-1.0,
+            )
+        ]
+        names, new_names = [*names, *listed("A")], [*new_names, *listed("A", "_new")]
     domain = OPERATORS[optimizer.name].schema.domain
     attributes = {"reweighting": "l2"} if optimizer.name == "SSGD" else {}
     graph = helper.make_graph(
@@ -130,7 +142,8 @@ def model(case: Case, groups: int = 1) -> onnx.ModelProto:
                 **optimizer.attributes,
             )
             for first in range(groups)
-        ],
+        ]
+        + average,
         "optimizer",
         [
             helper.make_tensor_value_info("R", TensorProto.DOUBLE, []),
@@ -138,8 +151,10 @@ def model(case: Case, groups: int = 1) -> onnx.ModelProto:
             *(helper.make_tensor_value_info(name, TensorProto.FLOAT, [count]) for name in names),
         ],
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, [count]) for name in new_names],
+        [helper.make_tensor("average_rate", TensorProto.DOUBLE, [], [-0.001])] if averaged else [],
     )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(domain, 1)]
+    opsets = [helper.make_opsetid(name, 1) for name in sorted({domain, "onnxtrain"})]
+    opsets.append(helper.make_opsetid("", 17))
     return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
 
@@ -149,20 +164,22 @@ def inputs(case: Case, arrays: Arrays) -> dict[str, np.ndarray]:
     return {"R": np.array(case.rate), "T": np.array(COUNT), **tensors}
 
 
-def operator_in_onnxruntime(case: Case, arrays: Arrays, groups: int = 1) -> Step | None:
+def operator_in_onnxruntime(case: Case, arrays: Arrays, groups: int = 1, averaged: bool = False) -> Step | None:
     """The native operator in a session, in place; with groups of parameters where there are as many tensors."""
     if groups > case.tensors:
         return None
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = case.threads
     options.register_custom_ops_library(str(native.custom_ops_library()))
-    proto = model(case, groups).SerializeToString()
+    if averaged:
+        arrays = {**arrays, "A": [array.copy() for array in arrays["X"]]}
+    proto = model(case, groups, averaged).SerializeToString()
     session = onnxruntime.InferenceSession(proto, options, providers=["CPUExecutionProvider"])
     feeds = inputs(case, arrays)
     binding = session.io_binding()
     for name, array in feeds.items():
         binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-        if name[0] in "XVH":
+        if name[0] in "XVHA":
             binding.bind_output(f"{name}_new", "cpu", 0, array.dtype, array.shape, array.ctypes.data)
 
     def step() -> None:
@@ -263,6 +280,7 @@ PEERS: dict[str, Callable[[Case, Arrays], Step | None]] = {
     "onnxtrain, bound arrays": bound_kernels,
     "ORT, 2 groups": partial(operator_in_onnxruntime, groups=2),
     "ORT, 10 groups": partial(operator_in_onnxruntime, groups=10),
+    "ORT, moving average": partial(operator_in_onnxruntime, averaged=True),
     "PyTorch fused": partial(pytorch, form="fused"),
     "PyTorch foreach": partial(pytorch, form="foreach"),
     "PyTorch loop": partial(pytorch, form="loop"),

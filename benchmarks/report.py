@@ -1,11 +1,11 @@
-"""Runs the benchmarks and writes their tables into docs/benchmarks.md: one command for a quiet machine.
+"""Runs the benchmarks and writes their tables into docs/benchmarks/: one command for a quiet machine.
 
     python benchmarks/report.py                                # everything that needs no data, about 45 minutes
     python benchmarks/report.py --mnist FOLDER                 # MNIST too
     python benchmarks/report.py --only step,startup            # some sections
     python benchmarks/report.py --environment onnxsim=.../python --environment onnxruntime-training=.../python
 
-A section of the page is what stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``.
+Each has a page of its name; what is written is what stands there between ``<!-- NAME -->`` and ``<!-- /NAME -->``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from harness import FOLDER
 
-PAGE = FOLDER.parent / "docs" / "benchmarks.md"
+PAGES = FOLDER.parent / "docs" / "benchmarks"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--mnist", metavar="FOLDER", help="folder of MNIST's original files")
     parser.add_argument("--environment", action="append", default=[], metavar="NAME=PYTHON", help="see step.py")
     parser.add_argument("--quick", action="store_true", help="test runs: the figures mean nothing")
-    parser.add_argument("--page", type=Path, default=PAGE, help="the page to write into (docs/benchmarks.md)")
+    parser.add_argument("--pages", type=Path, default=PAGES, help="the folder of pages to write into (docs/benchmarks)")
     options = parser.parse_args(arguments)
     commands = sections(options.environment, options.mnist)
     chosen = options.only.split(",") if options.only else list(commands)
@@ -42,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if text is None:
             failed.append(name)
         else:
-            options.page.write_text(replaced(options.page.read_text(), name, text))
+            page = page_of(name, options.pages)
+            page.write_text(replaced(page.read_text(), name, text))
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
@@ -68,6 +69,11 @@ def sections(environments: Sequence[str], mnist: str | None) -> dict[str, list[s
     if mnist is not None:
         commands["mnist"] = ["mnist.py", mnist, "--seeds", "0,1,2"]
     return commands
+
+
+def page_of(name: str, pages: Path = PAGES) -> Path:
+    """The page of a section."""
+    return pages / f"{name.replace('-', '_')}.md"
 
 
 def run(command: Sequence[str], *, quick: bool) -> str | None:

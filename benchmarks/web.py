@@ -27,8 +27,8 @@ from safetensors.numpy import save_file
 import onnxtrain
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "benchmarks.md"
-HEADING = "## In a browser"
+PAGE = ROOT / "docs" / "benchmarks" / "web.md"
+HEADING = "# In a browser"
 PEERS = ("onnxtrain", "onnxruntime-web/training 1.18", "TensorFlow.js, WASM", "TensorFlow.js, CPU")
 BATCH = 32
 RANDOM = np.random.default_rng(0)
@@ -127,10 +127,7 @@ def main() -> None:
         text += "\nNot measured: " + " ".join(notes) + "\n"
     print(text)
     if arguments.write:
-        page = PAGE.read_text()
-        before, _, after = page.partition(f"{HEADING}\n")
-        rest = after[after.index("\n## ") + 1 :] if "\n## " in after else ""
-        PAGE.write_text(f"{before.rstrip()}\n\n{text}{rest and chr(10) + rest}")
+        PAGE.write_text(text)
 
 
 if __name__ == "__main__":

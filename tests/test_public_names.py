@@ -19,6 +19,7 @@ PUBLIC = {
     "Adagrad",
     "Adam",
     "AdamW",
+    "EMA",
     "Group",
     "Lion",
     "Lora",
@@ -30,11 +31,13 @@ PUBLIC = {
     "Sparsity",
     "Trainer",
     "TrainingSession",
+    "adapters",
     "backend",
     "custom_ops_library",
     "errors",
     "evaluate",
     "examples",
+    "free_batch",
     "gradient",
     "inspect",
     "append",
@@ -55,6 +58,7 @@ PUBLIC = {
     "predict",
     "prune",
     "replace_head",
+    "quantize",
     "register_gradient",
     "testing",
     "training_model",
@@ -130,6 +134,7 @@ FIT = {
     "change": (),
     "run": None,
     "prefetch": True,
+    "augment": None,
 }
 
 RETURNS = {

@@ -8,7 +8,6 @@ import onnxruntime
 import pytest
 
 import onnxtrain
-from onnxtrain.errors import OptionError
 from zoo.sklearn_models import sklearn_models
 
 pytest.importorskip("skl2onnx")
@@ -56,9 +55,3 @@ def test_regressors_train(models, activation: str) -> None:
     losses = [trainer.train_step(entry.inputs, targets) for _ in range(60)]
     assert losses[0] == pytest.approx(np.mean((entry.estimator.predict(entry.inputs) - entry.targets) ** 2), rel=1e-3)
     assert losses[-1] < 0.7 * losses[0]
-
-
-def test_a_classifier_without_initializers_says_so(models) -> None:
-    entry = models["logistic_regression_classes"]
-    with pytest.raises(OptionError, match="The model has no trainable parameter"):
-        onnxtrain.Trainer(entry.model, loss="softmax_cross_entropy")

@@ -14,6 +14,7 @@ from onnxtrain.version import __version__ as __version__
 defer_imports()
 
 if TYPE_CHECKING:
+    from onnxtrain import adapters as adapters
     from onnxtrain import backend, errors, examples, kernels, operators, parallel, pruning, testing
     from onnxtrain import callbacks as callbacks
     from onnxtrain import data as data
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from onnxtrain.autodiff import no_gradient, register_gradient, unregister_gradient
     from onnxtrain.edit.append import append
     from onnxtrain.edit.cut import cut
+    from onnxtrain.edit.free_batch import free_batch
     from onnxtrain.edit.head import replace_head
     from onnxtrain.lowering.lower import lower
     from onnxtrain.operators import SGD, SSGD, Adagrad, Adam, AdamW, Lion, Momentum, RMSprop
@@ -33,11 +35,13 @@ if TYPE_CHECKING:
     from onnxtrain.runtime.native import custom_ops_library
     from onnxtrain.runtime.options import RuntimeOptions
     from onnxtrain.runtime.session import TrainingSession
+    from onnxtrain.training.ema import EMA
     from onnxtrain.training.forward import evaluate, predict
     from onnxtrain.training.gradient import gradient
     from onnxtrain.training.groups import Group
     from onnxtrain.training.inspection import inspect
     from onnxtrain.training.layer_decay import layer_decay
+    from onnxtrain.training.quantize import quantize
     from onnxtrain.training.trainer import Trainer
     from onnxtrain.training.training_model import training_model
 
@@ -45,6 +49,7 @@ _HOMES = {
     "Adagrad": "onnxtrain.operators",
     "Adam": "onnxtrain.operators",
     "AdamW": "onnxtrain.operators",
+    "EMA": "onnxtrain.training.ema",
     "Group": "onnxtrain.training.groups",
     "Momentum": "onnxtrain.operators",
     "Lion": "onnxtrain.operators",
@@ -60,6 +65,7 @@ _HOMES = {
     "custom_ops_library": "onnxtrain.runtime.native",
     "cut": "onnxtrain.edit.cut",
     "evaluate": "onnxtrain.training.forward",
+    "free_batch": "onnxtrain.edit.free_batch",
     "gradient": "onnxtrain.training.gradient",
     "inspect": "onnxtrain.training.inspection",
     "layer_decay": "onnxtrain.training.layer_decay",
@@ -68,16 +74,30 @@ _HOMES = {
     "predict": "onnxtrain.training.forward",
     "prune": "onnxtrain.pruning.prune",
     "register_gradient": "onnxtrain.autodiff",
+    "quantize": "onnxtrain.training.quantize",
     "replace_head": "onnxtrain.edit.head",
     "training_model": "onnxtrain.training.training_model",
     "unregister_gradient": "onnxtrain.autodiff",
 }
 _MODULES = frozenset(
-    {"backend", "callbacks", "data", "errors", "examples", "flower", "kernels", "layers", "losses", "metrics"}
+    {
+        "adapters",
+        "backend",
+        "callbacks",
+        "data",
+        "errors",
+        "examples",
+        "flower",
+        "kernels",
+        "layers",
+        "losses",
+        "metrics",
+    }
     | {"operators", "parallel", "pruning", "ray", "schedules", "sklearn", "testing"}
 )
 
 __all__ = [
+    "EMA",
     "SGD",
     "SSGD",
     "Adagrad",
@@ -92,6 +112,7 @@ __all__ = [
     "Sparsity",
     "Trainer",
     "TrainingSession",
+    "adapters",
     "append",
     "backend",
     "callbacks",
@@ -101,6 +122,7 @@ __all__ = [
     "errors",
     "evaluate",
     "examples",
+    "free_batch",
     "gradient",
     "inspect",
     "kernels",
@@ -115,6 +137,7 @@ __all__ = [
     "predict",
     "prune",
     "pruning",
+    "quantize",
     "register_gradient",
     "replace_head",
     "schedules",

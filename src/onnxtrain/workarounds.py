@@ -43,6 +43,7 @@ class Workaround:
 
 
 _RUNTIME = ("1.20.1", "1.32.0")
+_WEB = ("1.30.0", "1.30.0")
 _ONNX = ("1.23.2", "1.23.2")
 _ONNX_IR = ("1.1.0", "1.1.0")
 
@@ -52,6 +53,15 @@ BOOK: tuple[Workaround, ...] = (
         "onnxruntime",
         _RUNTIME,
         "The optimizer EliminateDropout removes a Dropout whose mask nobody reads, also in training mode.",
+        "Sessions are opened without this optimizer.",
+        ("workarounds.py", "runtime/step.py"),
+    ),
+    Workaround(
+        "quantized biases",
+        "onnxruntime",
+        ("1.32.0", "1.32.0"),
+        "WeightBiasQuantization takes a Conv of another domain for ONNX's: where it stands between dequantized and "
+        "quantized values and its bias is constant, it writes a Mul of that domain, which nobody knows.",
         "Sessions are opened without this optimizer.",
         ("workarounds.py", "runtime/step.py"),
     ),
@@ -73,6 +83,16 @@ BOOK: tuple[Workaround, ...] = (
         "Such nodes are refused by name; gradients have letters instead of ellipses where ranks are known.",
         ("workarounds.py", "runtime/step.py", "autodiff/rules/einsum.py"),
         gone="1.32.0",
+    ),
+    Workaround(
+        "convolutions on WebGPU",
+        "onnxruntime-web",
+        _WEB,
+        "The WebGPU provider computes another result than the processor for a Conv with a multiple of four filters "
+        "where the channels are a multiple of three and not of four (issue 29651), and for grouped ones where the "
+        "filters of all groups together are a multiple of four and those of one group are not.",
+        "Step graphs for WebGPU have one filter more in such nodes, or a node for each group.",
+        ("lowering/webgpu_convolutions.py",),
     ),
     Workaround(
         "transposed padding",
@@ -248,7 +268,7 @@ BOOK: tuple[Workaround, ...] = (
 """Every bug that is worked around, by package."""
 
 
-DISABLED_OPTIMIZERS = ("EliminateDropout",)
+DISABLED_OPTIMIZERS = ("EliminateDropout", "WeightBiasQuantization")
 """Graph optimizers of ONNX Runtime that no session has ("eliminated dropout")."""
 
 
@@ -295,15 +315,20 @@ def hand_over(
     Returns:
         What must live as long as the session.
     """
-    import onnxruntime
-
-    make = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type
-    values = [make(array, int(dtypes[name])) for name, array in arrays.items()]
+    values = in_place(arrays, dtypes)
     if values:
         settings.add_external_initializers(list(arrays), values)
         for name, value in zip(arrays, values, strict=True) if shared else ():
             settings.add_initializer(name, value)
     return values
+
+
+def in_place(arrays: Mapping[str, np.ndarray[Any, Any]], dtypes: Mapping[str, ir.DataType]) -> list[Any]:
+    """Values of ONNX Runtime on the memory of arrays, which must live as long; see :func:`hand_over`."""
+    import onnxruntime
+
+    make = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type
+    return [make(array, int(dtypes[name])) for name, array in arrays.items()]
 
 
 def packed(raw: np.ndarray[Any, Any], shape: Sequence[int]) -> np.ndarray[Any, Any]:

@@ -39,6 +39,7 @@ POSITIONS = np.array([[0, 3, 1], [4, 5, 2]])
 INTEGERS = np.random.default_rng(5).integers(0, 256, (5, 3, 8), np.uint8)
 ZEROS = np.random.default_rng(6).integers(0, 256, (5, 2), np.uint8)
 NUMBERS, SCALES = normal(2, 3, 40), 0.1 * np.abs(normal(5, 3, seed=7)) + 0.05
+TABLE = np.random.default_rng(7).integers(0, 256, (5, 16), np.uint8)
 FOUR_BITS = {"K": 40, "N": 5, "bits": 4, "block_size": 16}
 RULES = {"MatMulNBits"}
 """These have rules, and stay as they are."""
@@ -140,6 +141,12 @@ ROWS = [
         **FOUR_BITS,
         label="zeros-and-bias",
     ),
+    row("GatherBlockQuantized", TABLE, IDS, normal(5, 2, seed=4), block_size=16, quantize_axis=1),
+    row(
+        *("GatherBlockQuantized", TABLE, IDS, normal(5, 2, seed=4), ZEROS[:, :1]),
+        **{"block_size": 16, "quantize_axis": 1, "bits": 4, "gather_axis": 0},
+        label="zeros",
+    ),
     row("RotaryEmbedding", X, POSITIONS, *ROTATIONS),
     row("RotaryEmbedding", normal(2, 3, 8), POSITIONS, *ROTATIONS, interleaved=1, label="interleaved"),
     row("RotaryEmbedding", X, np.array([2]), *ROTATIONS, label="offset"),
@@ -148,6 +155,95 @@ ROWS = [
         *("RotaryEmbedding", normal(2, 3, 12), POSITIONS, *ROTATIONS),
         **{"num_heads": 2, "rotary_embedding_dim": 4},
         label="part",
+    ),
+]
+
+
+LAST, TOTAL = np.array([4, 4], np.int32), np.array(5, np.int32)
+SPLIT = normal(2, 5, 64), normal(2, 5, 32, seed=1), normal(2, 5, 32, seed=2)
+PACKED = normal(2, 5, 128)
+FOUR_HEADS = {"num_heads": 4, "kv_num_heads": 2}
+NO_PAST = None, None
+OLD = normal(2, 2, 3, 16, seed=3), normal(2, 2, 3, 16, seed=4)
+LONGER = np.array([7], np.int32), np.array(8, np.int32)
+TURNED = {"do_rotary": 1}
+TURNS = np.cos(normal(10, 8)), np.sin(normal(10, 8))
+
+ROWS += [
+    row("GroupQueryAttention", *SPLIT, *NO_PAST, LAST, TOTAL, **FOUR_HEADS, **PRESENT_KEYS),
+    row("GroupQueryAttention", PACKED, None, None, *NO_PAST, LAST, TOTAL, **FOUR_HEADS, **PRESENT_KEYS, label="packed"),
+    row(
+        *("GroupQueryAttention", PACKED, None, None, *NO_PAST, LAST, TOTAL, *TURNS),
+        **(FOUR_HEADS | TURNED | PRESENT_KEYS),
+        label="rotated",
+    ),
+    row(
+        *("GroupQueryAttention", *SPLIT, *NO_PAST, np.array([2, 4], np.int32), TOTAL, *TURNS),
+        **(FOUR_HEADS | TURNED | PRESENT_KEYS),
+        rotary_interleaved=1,
+        label="padded",
+    ),
+    row(
+        *(
+            "GroupQueryAttention",
+            normal(2, 5, 192),
+            None,
+            None,
+            *NO_PAST,
+            LAST,
+            TOTAL,
+            *TURNS,
+        ),
+        **({"num_heads": 2, "kv_num_heads": 2} | TURNED | PRESENT_KEYS),
+        label="partly-rotated",
+    ),
+    row(
+        *("GroupQueryAttention", *(part[:1] for part in (*SPLIT, *OLD)), *LONGER, *TURNS),
+        **(FOUR_HEADS | TURNED | PRESENT_KEYS),
+        scale=0.3,
+        label="past",
+    ),
+    row(
+        *("GroupQueryAttention", *(part[:1] for part in (*SPLIT, *OLD)), *LONGER),
+        **(FOUR_HEADS | PRESENT_KEYS),
+        local_window_size=2,
+        label="window-past",
+    ),
+    row(
+        "GroupQueryAttention",
+        *SPLIT,
+        *NO_PAST,
+        LAST,
+        TOTAL,
+        **FOUR_HEADS,
+        local_window_size=2,
+        label="window",
+        **PRESENT_KEYS,
+    ),
+    row(
+        "GroupQueryAttention", *SPLIT, *NO_PAST, LAST, TOTAL, **FOUR_HEADS, softcap=1.5, label="capped", **PRESENT_KEYS
+    ),
+    row(
+        "GroupQueryAttention",
+        *SPLIT,
+        *NO_PAST,
+        LAST,
+        TOTAL,
+        **FOUR_HEADS,
+        smooth_softmax=1,
+        label="smooth",
+        **PRESENT_KEYS,
+    ),
+    row(
+        *("GroupQueryAttention", PACKED, None, None, *NO_PAST, LAST, TOTAL, *TURNS),
+        *(np.tile(np.arange(5) + 4, (2, 1)), normal(2, 1, 5, 5, seed=4), normal(4, seed=5)),
+        **(FOUR_HEADS | TURNED | PRESENT_KEYS),
+        label="positions-bias-sink",
+    ),
+    row(
+        *("GroupQueryAttention", *SPLIT, *NO_PAST, LAST, TOTAL, None, None, None, normal(1, 4, 5, 5, seed=4)),
+        **(FOUR_HEADS | PRESENT_KEYS),
+        label="bias-per-head",
     ),
 ]
 
@@ -206,6 +302,17 @@ def test_body_equals_kernel(operator, inputs, outputs, domain, attributes, opset
         assert gradient.shape == feeds[name].shape
         scale = max(1.0, float(np.linalg.norm(gradient)))
         assert abs(np.sum(gradient * direction) - measured / h) < 2e-2 * scale, name
+
+
+def test_pasts_of_different_lengths():
+    """Of a past that has room for more, a sequence has as many rows as it says."""
+    inputs = *(part[:, :1] for part in SPLIT), *OLD, np.array([2, 3], np.int32), np.array(4, np.int32)
+    given, feeds = model("GroupQueryAttention", inputs, PRESENT_KEYS["outputs"], "com.microsoft", FOUR_HEADS)
+    built = projected_gradient(given, ["x0", "x3"], {"y": np.ones((2, 1, 64), np.float32)})
+    found = run(built, feeds)
+    np.testing.assert_allclose(found["y"], run(given, feeds)["y"], atol=2e-5)
+    assert not found["x3_grad"][0, :, 2].any()
+    assert found["x3_grad"][1, :, 2].all()
 
 
 @pytest.mark.parametrize(

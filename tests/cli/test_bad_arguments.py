@@ -24,6 +24,28 @@ OPTIONS = [
         fit("--loss", "huber", "--axis", "1"),
     ),
     Mistake(
+        "class weights that are no numbers",
+        "--class-weights is '1;2'; it needs numbers with commas between them: 1,1,3",
+        fit("--class-weights", "1;2"),
+    ),
+    Mistake("smoothing of everything", "label_smoothing is 1.0; it needs a number in", fit("--label-smoothing", "1")),
+    Mistake(
+        "no file of weights",
+        "There is no file 'w.npy'; --sample-weight needs a .npy or a text file",
+        fit("--sample-weight", "w.npy"),
+    ),
+    Mistake(
+        "weights that are no numbers",
+        "--sample-weight is 'model.onnx', which cannot be read",
+        ("fit", "copy.onnx", *fit("--sample-weight", "model.onnx")[2:]),
+        spoil=lambda folder: (folder / "copy.onnx").write_bytes((folder / "model.onnx").read_bytes()) and None,
+    ),
+    Mistake(
+        "the best of no folder",
+        "--save-best needs the folder of the checkpoints; give --checkpoint",
+        fit("--save-best", "loss"),
+    ),
+    Mistake(
         "no class axis",
         "axis is 2, but the logits 'logits' have rank 2: it is 1 to 1",
         fit("--axis", "2"),
@@ -71,6 +93,12 @@ OPTIONS = [
         "train nothing", r"--train 'head\.\*' matches no initializer; the model has layer1", fit("--train", "head.*")
     ),
     Mistake("freeze nothing", r"--freeze conv matches no initializer", fit("--freeze", "conv")),
+    Mistake("a pattern alone", r"The group '\*\.bias' is not a pattern with settings", fit("--groups", "*.bias")),
+    Mistake(
+        "a group of nothing", r"group='head\.\*' matches no initializer", fit("--groups", "head.*, norm_coefficient=0")
+    ),
+    Mistake("a setting that Adam lacks", "Adam has no setting 'momentum'", fit("--groups", "*, momentum=0.5")),
+    Mistake("a decay of one", r"ema: decay is 1\.0, but must be a number", fit("--ema", "1")),
     Mistake("unknown schedule", "no schedule 'sawtooth'", fit("--schedule", "sawtooth")),
     Mistake("no epochs", "epochs is 0; it needs a number of at least 1", fit("--epochs", "0")),
     Mistake("no batch", "the batch size is 0; it must be a whole number of at least 1", fit("--batch-size", "0")),
@@ -151,7 +179,7 @@ PATHS = [
     ),
     Mistake(
         "predictions of no kind",
-        r"--output is 'p\.txt'; it needs a file that ends in \.npz or \.npy",
+        r"--output is 'p\.txt'; it needs a file that ends in \.csv, \.parquet, \.npz, \.npy",
         ("predict", "model.onnx", "--data", "test.npz", "--output", "p.txt"),
     ),
     Mistake(

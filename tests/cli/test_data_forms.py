@@ -59,3 +59,55 @@ def test_a_folder_of_pictures(files, success):
     assert measured["accuracy"] == 1
     success("predict", "tuned.onnx", "--data", "pictures/light", "--output", "p.npy")
     assert np.load(files / "p.npy").argmax(1).tolist() == [1] * 4
+
+
+def test_flags_of_the_readers(files, table, success):
+    content = (files / "d.csv").read_text().replace(",", ":").replace(".", ",").replace("cat", "kätzchen")
+    (files / "odd.csv").write_text(content, encoding="cp1250")
+    flags = ("--data", "odd.csv", "--target", "kind", "--delimiter", ":", "--decimal", ",", "--encoding", "cp1250")
+    success("fit", "model.onnx", *flags, *LOSS, "--output", "tuned.onnx")
+    assert json.loads((files / "tuned.labels.json").read_text()) == ["dog", "kätzchen", "owl"]
+    success("evaluate", "tuned.onnx", *flags, *LOSS)
+    success("predict", "tuned.onnx", *flags, "--output", "p.npy")
+    assert np.load(files / "p.npy").shape == (60, 3)
+
+
+def test_pictures_that_are_normalized_and_broken(files, run):
+    image = pytest.importorskip("PIL.Image")
+    flat = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> f (float[N, 1, 4, 4] image) => (float[N, 16] y) { y = Flatten(image) }'
+    )
+    onnx.save(flat, files / "flat.onnx")
+    (files / "pictures").mkdir()
+    image.new("L", (4, 4), 255).save(files / "pictures" / "a.png")
+    (files / "pictures" / "b.png").write_bytes(b"")
+    flags = ("predict", "flat.onnx", "--data", "pictures", "--output", "p.npy", "--mean", "0.5", "--std", "0.25")
+    result = run(*flags)
+    assert result.code == 2
+    assert "1 of 2 pictures cannot be read" in result.err
+    assert "correct or remove them, or leave them out: --skip-broken." in result.err
+    result = run(*flags, "--skip-broken")
+    assert (result.code, result.err.count("\n")) == (0, 1)
+    assert "1 of 2 pictures cannot be read and are left out" in result.err
+    np.testing.assert_allclose(np.load(files / "p.npy"), np.full((1, 16), 2.0))
+    assert "--mean is 'x'; it needs numbers such as 0.5" in run(*flags[:-4], "--mean", "x").err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ("--data", "train.npz", "--decimal", ","),
+            "--decimal is ',', but 'train.npz' is read as arrays; leave it out.",
+        ),
+        (("--data", "d.csv", "--target", "kind", "--skip-broken"), "--skip-broken, but 'd.csv' is read as a CSV file"),
+        (
+            ("--data", "d.csv", "--tokenizer", "t.json", "--delimiter", ";"),
+            "--delimiter is ';', but 'd.csv' is read as texts",
+        ),
+    ],
+)
+def test_settings_for_other_files(files, table, run, flags, message):
+    result = run("fit", "model.onnx", *flags, *LOSS)
+    assert result.code == 2
+    assert message in result.err

@@ -15,6 +15,9 @@ import onnxtrain
 FIT = ("fit", "model.onnx", "--data", "train.npz", "--loss", "softmax_cross_entropy", "--learning-rate", "0.02")
 
 
+EXPORT_OF_FIT = ("export", "model.onnx", "--loss", "softmax_cross_entropy")
+
+
 def weights(path) -> dict[str, np.ndarray]:
     return {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer}
 
@@ -118,6 +121,57 @@ def test_a_bar_on_a_terminal(files, success, monkeypatch):
     assert "━" in out
     assert re.search(r"epoch 2/2 .*loss [\d.]+  [\d,]+ examples/s", out)
     assert out.count("\x1b[?25l") == out.count("\x1b[?25h") == 1  # the cursor comes back
+
+
+def test_lines_may_be_asked_for_in_a_terminal(files, success, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "━" in success(*FIT).out
+    assert "━" not in success(*FIT, "--progress", "lines").out
+
+
+def test_weights_of_examples_and_of_classes(files, success):
+    labels = np.load(files / "train.npz")["label"]
+    by_class = np.array([1.0, 0.5, 3.0])
+    np.savetxt(files / "weights.txt", by_class[labels])
+    np.save(files / "weights.npy", by_class[labels])
+    one = ("--optimizer", "sgd", "--learning-rate", "0.1", "--batch-size", "100")
+    for name in ("weights.txt", "weights.npy"):
+        success(*FIT[:-2], *one, "--sample-weight", name, "-o", f"{name}.onnx")
+    trainer = onnxtrain.Trainer(files / "model.onnx", loss="cross_entropy", optimizer=onnxtrain.SGD(0.1))
+    trainer.fit(files / "train.npz", batch_size=100, sample_weight=by_class[labels], progress=False)
+    for name, array in trainer.get_weights().items():
+        np.testing.assert_array_equal(weights(files / "weights.txt.onnx")[name], array)
+        np.testing.assert_array_equal(weights(files / "weights.npy.onnx")[name], array)
+    success(*FIT[:-2], *one, "--class-weights", "1,0.5,3", "--label-smoothing", "0.1", "-o", "classes.onnx")
+    loss = "cross_entropy(class_weights=(1, 0.5, 3), label_smoothing=0.1)"
+    trainer = onnxtrain.Trainer(files / "model.onnx", loss=loss, optimizer=onnxtrain.SGD(0.1))
+    trainer.fit(files / "train.npz", batch_size=100, progress=False)
+    for name, array in trainer.get_weights().items():
+        np.testing.assert_array_equal(weights(files / "classes.onnx")[name], array)
+
+
+def test_the_best_model_is_kept(files, success):
+    success(
+        *(*FIT, "--validation", "test.npz", "--metrics", "accuracy", "--epochs", "4", "--history", "rows.csv"),
+        *("--checkpoint", "kept", "--save-best", "validation_loss"),
+    )
+    best = onnxtrain.Trainer(files / "kept" / "best.onnx", loss="cross_entropy").evaluate(files / "test.npz")["loss"]
+    assert best == pytest.approx(min(column(files, "validation_loss")), rel=1e-5)
+
+
+def test_a_fixed_batch_is_freed(files, success):
+    model = onnx.load(files / "model.onnx")
+    for info in (*model.graph.input, *model.graph.output):
+        info.type.tensor_type.shape.dim[0].dim_value = 1
+    onnx.save(model, files / "model.onnx")
+    fixed = success(*FIT, "--history", "rows.csv").out
+    assert column(files, "step") == [60.0]
+    freed = success(*FIT, "--free-batch", "--history", "rows.csv").out
+    assert column(files, "step") == [2.0]
+    assert "model-trained.onnx" in fixed
+    assert "model-trained.onnx" in freed
+    saved = onnx.load(files / "model-trained.onnx")
+    assert saved.graph.input == model.graph.input
 
 
 def test_quiet(files, success):
@@ -257,6 +311,19 @@ def test_accumulation_equals_the_large_batch(files, success):
     whole, parts = weights(files / "whole.onnx"), weights(files / "parts.onnx")
     for name, array in whole.items():
         np.testing.assert_allclose(parts[name], array, rtol=2e-4, atol=1e-6)
+
+
+def test_groups_and_the_moving_average(files, success):
+    success(*FIT, "--groups", "layer1.*, lr_scale=0", "--groups", "*.bias, lr_scale=0.5", "--output", "last.onnx")
+    before, last = weights(files / "model.onnx"), weights(files / "last.onnx")
+    changed = {name for name, array in last.items() if not np.array_equal(array, before[name])}
+    assert changed == {name for name in last if not name.startswith("layer1.")}
+    success(*FIT, "--ema", "0.9", "--output", "average.onnx")
+    success(*FIT, "--output", "whole.onnx")
+    average, whole = weights(files / "average.onnx"), weights(files / "whole.onnx")
+    assert all(not np.array_equal(array, whole[name]) for name, array in average.items())
+    success(*EXPORT_OF_FIT, "--ema", "0.9", "--groups", "*.bias, lr_scale=0.5", "--step-graph", "step.onnx")
+    assert "layer1.weight/average" in {value.name for value in onnx.load(files / "step.onnx").graph.input}
 
 
 def test_threads_are_passed_on(files, success, monkeypatch):

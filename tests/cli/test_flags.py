@@ -24,14 +24,14 @@ ELSEWHERE = {
     "output": "--prediction; --output is the file that is written",
     "options": "--provider and --threads; the others in Python only",
     "callbacks": "Python only",
+    "augment": "Python only",
     "prefetch": "Python only: for iterables that only one thread may read",
     "masks": "Python only: what prune makes",
     "sparsify": "Python only: what prune makes",
+    "groups": "Python only: each has settings of its own",
     "trainer": "fit's own",
     "lora": "a rank here, with a flag for each setting",
     "y": "Python only: --data has the targets",
-    "sample_weight": "Python only",
-    "save_best": "Python only",
 }
 
 

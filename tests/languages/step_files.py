@@ -92,6 +92,13 @@ CASES = {
         onnxtrain.Adam(0.001),
         modes=(("batch_norm", "train"),),
     ),
+    "resnet_momentum": Case(
+        onnxtrain.examples.small_resnet,
+        {"image": noise(3, 16, 16)},
+        10,
+        onnxtrain.Momentum(0.01),
+        modes=(("batch_norm", "train"),),
+    ),
     "transformer": Case(
         onnxtrain.examples.small_transformer,
         {"input_ids": RANDOM.integers(1, 20, (16, 8)), "attention_mask": np.ones((16, 8), np.int64)},

@@ -1,4 +1,4 @@
-"""Step graphs for WebGPU have no float64 and step like others; what the provider lacks is refused."""
+"""Step graphs for WebGPU have no float64, and nothing that the provider lacks, and step like others."""
 
 import numpy as np
 import onnx
@@ -39,18 +39,82 @@ def test_no_float64_and_nearly_the_same_losses(optimizer):
     )
 
 
-@pytest.mark.parametrize(
-    ("model", "options", "message"),
-    [
-        (onnxtrain.examples.lenet5, {}, "is the gradient of a MaxPool, which ONNX Runtime's WebGPU provider has not"),
-        (onnxtrain.examples.small_resnet, {"batch_norm": "train"}, "is a BatchNormalization in training mode"),
-    ],
-)
-def test_what_the_provider_lacks_is_refused(model, options, message):
+def pool(image, **attributes):
+    """A convolution and a pooling of images of some size, whose sum of squares is trained to zero."""
+    listed = ", ".join(f"{name} = {value}" for name, value in attributes.items())
+    return onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 18]>
+        g (float[N,2,{image}] x) => (float[N,2,a,b] y)
+        <float[2,2,1,1] w = {{0.5, -0.3, 0.2, 0.8}}> {{ c = Conv(x, w)  y = MaxPool <{listed}> (c) }}""")
+
+
+POOLINGS = [
+    ("6,6", {"kernel_shape": [2, 2], "strides": [2, 2]}),
+    ("7,8", {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}),
+    ("7,5", {"kernel_shape": [2, 2], "strides": [2, 3]}),  # rows and columns behind the last window
+    ("7,8", {"kernel_shape": [3, 2], "strides": [2, 2], "ceil_mode": 1}),
+    ("9,9", {"kernel_shape": [2, 2], "dilations": [2, 3]}),
+    ("5,6", {"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": '"SAME_UPPER"'}),
+]
+
+
+def losses_of_both(model, options, feeds, loss="softmax_cross_entropy"):
+    training = onnxtrain.training_model(model, loss=loss, optimizer=onnxtrain.Momentum(0.05), **options)
+    first = {name: np.array(array) for name, array in onnxtrain.TrainingSession(training).state.items()}
+    graphs = [onnxtrain.lower(training, portable="webgpu"), onnxtrain.lower(training)]
+    onnx.checker.check_model(graphs[0], full_check=True)
+    feeds = feeds | {"learning_rate": np.array(0.05, np.float32)}
+    return graphs[0], [stepped(graph, first, feeds) for graph in graphs]
+
+
+def lacking(graph):
+    """What the provider has not."""
+    return [
+        node.op_type
+        for node in graph.graph.node
+        if (node.op_type == "MaxPool" and len(node.output) > 1)
+        or any(attribute.name == "training_mode" and attribute.i for attribute in node.attribute)
+    ]
+
+
+@pytest.mark.parametrize(("image", "attributes"), POOLINGS, ids=str)
+def test_gradients_of_pooling_need_no_indices(image, attributes):
+    rng = np.random.default_rng(0)
+    x = rng.integers(-3, 3, (2, 2, *map(int, image.split(",")))).astype(np.float32)  # whole numbers: maxima that tie
+    model = pool(image, **attributes)
+    y = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})[0]
+    feeds = {"x": x, "target": rng.standard_normal(y.shape).astype(np.float32)}
+    graph, (ours, expected) = losses_of_both(model, {}, feeds, "mean_squared_error")
+    assert not lacking(graph)
+    np.testing.assert_allclose(ours, expected, rtol=1e-5)
+
+
+def test_a_network_with_pooling_steps_alike():
+    feeds = {"image": np.random.default_rng(0).random((4, 1, 28, 28), np.float32), "target": np.arange(4)}
+    graph, (ours, expected) = losses_of_both(onnxtrain.examples.lenet5(), {}, feeds)
+    assert not lacking(graph)
+    np.testing.assert_allclose(ours, expected, rtol=1e-4)
+
+
+def test_batch_statistics_are_computed_by_hand():
+    model = onnxtrain.examples.small_resnet()
     training = onnxtrain.training_model(
-        model(), loss="softmax_cross_entropy", optimizer=onnxtrain.Momentum(), **options
+        model, loss="softmax_cross_entropy", optimizer=onnxtrain.Momentum(0.05), batch_norm="train"
     )
-    with pytest.raises(OptionError, match=message):
+    shape = [d.dim_value or 4 for d in training.graph.input[0].type.tensor_type.shape.dim]
+    feeds = {
+        training.graph.input[0].name: np.random.default_rng(0).random(shape, np.float32),
+        "target": np.arange(shape[0]) % 3,
+    }
+    graph, (ours, expected) = losses_of_both(model, {"batch_norm": "train"}, feeds)
+    assert not lacking(graph)
+    np.testing.assert_allclose(ours, expected, rtol=1e-4)
+
+
+def test_images_of_any_size_are_refused_before_a_pooling():
+    training = onnxtrain.training_model(
+        pool("height,width", kernel_shape=[2, 2]), loss="mean_squared_error", optimizer=onnxtrain.Momentum()
+    )
+    with pytest.raises(OptionError, match="its images have no fixed size"):
         onnxtrain.lower(training, portable="webgpu")
 
 

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
 import onnxtrain
-from onnxtrain.errors import DataError, OnnxTrainError, OptionError
+from onnxtrain.errors import DataError, OptionError
 from onnxtrain.training.forward import evaluate
 from onnxtrain.training.forward import outputs as predict
 
@@ -41,7 +41,7 @@ def trained_and_saved(model: onnx.ModelProto, inputs, targets, folder, loss: str
         onnxtrain.gradient(path, y=floating[0])
     assert trainer.train_step(inputs, targets) == pytest.approx(first, rel=1e-3, abs=1e-6)
     trainer.save(saved)
-    assert saved.read_bytes() == with_values(model, trainer.trained_values())
+    assert saved.read_bytes() == with_values(model, trainer.saved_values())
     onnxruntime.InferenceSession(saved, providers=["CPUExecutionProvider"])
     return trainer
 
@@ -84,27 +84,6 @@ IN_A_FUNCTION = """f (float[N, 4] x) => (float[N, 4] y) { y = own.Scale(x) }
     Scale (a) => (b) { v = Constant <value_floats = [1.0, 2.0, 3.0, 4.0]> ()  b = Mul(a, v) }"""
 
 
-def linear_classifier() -> onnx.ModelProto:
-    """A linear classifier as skl2onnx writes it: the weights are attributes."""
-    node = helper.make_node(
-        "LinearClassifier",
-        ["x"],
-        ["label", "y"],
-        domain="ai.onnx.ml",
-        classlabels_ints=[0, 1, 2],
-        coefficients=[0.1] * 12,
-        intercepts=[0.0] * 3,
-        post_transform="SOFTMAX",
-    )
-    outputs = [
-        helper.make_tensor_value_info("label", TensorProto.INT64, ["N"]),
-        helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 3]),
-    ]
-    infos = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 4])]
-    imports = [helper.make_opsetid("", 18), helper.make_opsetid("ai.onnx.ml", 1)]
-    return helper.make_model(helper.make_graph([node], "linear", infos, outputs), opset_imports=imports, ir_version=8)
-
-
 @pytest.mark.parametrize(
     ("model", "where"),
     [
@@ -115,9 +94,8 @@ def linear_classifier() -> onnx.ModelProto:
             parser.parse_model(HEAD.replace("18]", '18, "own": 1]') + IN_A_FUNCTION),
             r"(Constant nodes|the function 'Scale') \('\w*v\w*'\)",
         ),
-        (linear_classifier(), r"attributes of LinearClassifier, which has no gradient \(coefficients, intercepts\)"),
     ],
-    ids=["one", "many", "branch", "function", "attributes"],
+    ids=["one", "many", "branch", "function"],
 )
 def test_a_model_without_initializers_says_where_its_weights_are(model, where):
     with pytest.raises(
@@ -156,20 +134,27 @@ def half(nodes: str, shape: tuple[int, int], weights: str = WEIGHT) -> onnx.Mode
     return model
 
 
-def test_half_precision_weights_are_refused_by_name():
+def test_half_precision_weights_are_trained_in_single_precision_and_saved_as_they_were(tmp_path):
     model = half("a = Cast <to = 10> (x)  b = MatMul(a, h)  y = Cast <to = 1> (b)", (4, 3), "int64 unused = {0}")
-    with pytest.raises(OptionError, match="'h': float16; the optimizers take float and double"):
-        onnxtrain.Trainer(model, loss="mean_squared_error")
+    trainer = onnxtrain.Trainer(model, loss="mean_squared_error", optimizer="sgd(lr=0.01)")
+    assert [(name, array.dtype) for name, array in trainer.parameters.items()] == [("h", np.float32)]
+    losses = [trainer.train_step(X, Y) for _ in range(5)]
+    assert losses[-1] < losses[0]
+    trainer.save(tmp_path / "saved.onnx")
+    rounded = trainer.parameters["h"].astype(np.float16)
+    assert (tmp_path / "saved.onnx").read_bytes() == with_values(model, {"h": rounded})
+    (weight,) = [row for row in onnxtrain.inspect(model).initializers if row.trainable]
+    assert (weight.name, weight.dtype) == ("h", "float16")
 
 
-def test_single_precision_trains_behind_half_precision(tmp_path):
+def test_single_precision_trains_behind_frozen_half_precision(tmp_path):
     model = half("a = Cast <to = 10> (x)  b = MatMul(a, h)  c = Cast <to = 1> (b)  y = MatMul(c, w)", (4, 4))
-    assert [*trained_and_saved(model, X, Y, tmp_path).parameters] == ["w"]
+    assert [*trained_and_saved(model, X, Y, tmp_path, freeze="h").parameters] == ["w"]
 
 
 def test_single_precision_trains_before_half_precision(tmp_path):
     model = half("a = MatMul(x, w)  b = Cast <to = 10> (a)  c = MatMul(b, h)  y = Cast <to = 1> (c)", (3, 3))
-    assert [*trained_and_saved(model, X, Y, tmp_path).parameters] == ["w"]
+    assert [*trained_and_saved(model, X, Y, tmp_path, freeze="h").parameters] == ["w"]
 
 
 def test_dynamically_quantized_weights_stay_and_biases_train(tmp_path):
@@ -273,9 +258,7 @@ def test_zoo_of_scikit_learn(tmp_path):
         loss = "softmax_cross_entropy" if "classifier" in name else "mean_squared_error"
         targets = entry.targets if "class" in name else entry.targets.reshape(-1, 1)
         if "logistic_regression" in name:
-            with pytest.raises(OnnxTrainError, match=r"attributes of LinearClassifier|[Nn]o gradient|LinearClassifier"):
-                onnxtrain.Trainer(entry.model, loss="softmax_cross_entropy").training_model()
-            continue
+            continue  # its weights are attributes: tests/test_sklearn_linear.py
         trained_and_saved(entry.model, entry.inputs, targets, tmp_path, loss)
 
 

@@ -181,8 +181,8 @@ def test_pytorch_loaders_and_tensors():
     tensor = torch.tensor(X, dtype=torch.bfloat16, requires_grad=True)
     (batch,) = open_dataset((tensor, Y), ONE).batches(5)
     assert batch.inputs["image"].tolist() == X.tolist()
-    with pytest.raises(DataError, match="is a TensorDataset; give a path, a mapping"):
-        open_dataset(data, TWO)
+    (batch,) = open_dataset(data, TWO).batches(5)
+    assert batch.targets.tolist() == Y.tolist()
 
 
 # --- order

@@ -61,6 +61,14 @@ def cut_the_first_layer(subject: Trainer) -> None:
     subject.set_masks({name: np.arange(subject.parameters[name].size).reshape(subject.parameters[name].shape) % 2 == 0})
 
 
+def doubled(x, rng):
+    return x * 2
+
+
+def halved(x, rng):
+    return x / 2
+
+
 SSGD = onnxtrain.SSGD(0.01)
 
 # What is different: options of the trainer and of fit, once written and once resumed.
@@ -100,6 +108,7 @@ DIFFERENCES = {
         ({}, {"validation": data(9), "callbacks": [EarlyStopping(patience=2)]}),
         ({}, {"validation": data(9), "callbacks": [EarlyStopping(patience=3)]}),
     ),
+    "augment": (({}, {"augment": doubled}), ({}, {"augment": halved})),
     "validation": (({}, {"validation": data(9)}), ({}, {"validation": data(9, seed=1)})),
     "data": (({}, {}), ({}, {"data": data(seed=1)})),
     "data by one value": (({}, {}), ({}, {"data": changed_values()})),

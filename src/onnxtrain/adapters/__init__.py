@@ -1,1 +1,23 @@
 """Adapters: small matrices that are trained beside frozen weights, and the files that hold them."""
+
+from onnxtrain.adapters.convert import (
+    AdaptableLayer,
+    adaptable_layers,
+    convert_adapter,
+    describe_adapter,
+    merge_adapter,
+)
+from onnxtrain.adapters.lora import Lora
+from onnxtrain.adapters.merging import Cost
+from onnxtrain.adapters.slots import add_slots
+
+__all__ = [
+    "AdaptableLayer",
+    "Cost",
+    "Lora",
+    "adaptable_layers",
+    "add_slots",
+    "convert_adapter",
+    "describe_adapter",
+    "merge_adapter",
+]

@@ -23,6 +23,7 @@ class Entry:
         magnitude: Of DoRA, the norm that each column of the weight gets [outputs].
         gain: Of DoRA, as files without the weights have it: the magnitude over the norm that there would be [outputs].
         embedding: Whether the layer looks rows up.
+        alias: What the checkpoint calls the layer, where that is another name.
     """
 
     a: Array
@@ -31,6 +32,7 @@ class Entry:
     magnitude: Array | None = None
     gain: Array | None = None
     embedding: bool = False
+    alias: str = ""
 
     @property
     def is_convolution(self) -> bool:
@@ -51,6 +53,11 @@ class Entry:
     def outputs(self) -> int:
         """The size of what goes out."""
         return len(self.b) if self.is_convolution else int(self.b.shape[1])
+
+    @property
+    def size(self) -> int:
+        """The number of its elements."""
+        return sum(array.size for array in (self.a, self.b, self.magnitude, self.gain) if array is not None)
 
     def delta(self) -> Array:
         """scale A B, in float32 or wider: [inputs, outputs], of a convolution [outputs, inputs, *window]."""

@@ -12,10 +12,10 @@ import onnx_ir as ir
 
 from onnxtrain.adapters.adapter import Adapter, Entry
 from onnxtrain.adapters.files import is_adapter_path, write_adapter
-from onnxtrain.adapters.fitting import Place, gains
+from onnxtrain.adapters.fitting import Place, gains, name_of
 from onnxtrain.adapters.layers import Layer, Part
 from onnxtrain.adapters.manifest import describe_base
-from onnxtrain.adapters.merging import merged_weights
+from onnxtrain.adapters.merging import check_mergeable, merged_weights
 from onnxtrain.model.file import ModelFile
 from onnxtrain.training.adaptation import Adapted
 
@@ -25,18 +25,23 @@ class Slot:
     """Where the adapter of a layer, or of a part of a packed one, is in a graph.
 
     Attributes:
-        name: Of the layer or part.
         layer: The layer.
         part: The part; ``None`` for a layer by itself.
         scale: What x A B is multiplied with.
+        alias: What the checkpoint calls it, where that is another name.
         magnitude: Whether it has magnitudes.
     """
 
-    name: str
     layer: Layer
     part: Part | None
     scale: float
+    alias: str
     magnitude: bool
+
+    @property
+    def name(self) -> str:
+        """The name of the layer or part."""
+        return name_of(self.layer, self.part)
 
     @property
     def a(self) -> str:
@@ -95,6 +100,7 @@ class Attached(Adapted):
                 slot.scale,
                 np.array(values[slot.m]) if slot.magnitude else None,
                 embedding=slot.layer.is_embedding,
+                alias=slot.alias,
             )
             for slot in self.slots
         }
@@ -110,6 +116,11 @@ class Attached(Adapted):
         adapter = self.adapter(values, file)
         dtypes = {slot.name: slot.layer.y.dtype or ir.DataType.FLOAT for slot in self.slots}
         write_adapter(Path(path), adapter, dtypes, gains([slot.place for slot in self.slots], adapter))
+
+    def check_mergeable(self) -> None:
+        """Refuse adapters that cannot be merged."""
+        for slot in self.slots:
+            check_mergeable(slot.layer, requantize=False)
 
     def merged(self, file: ModelFile, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The weights that make the model compute the same without adapters."""

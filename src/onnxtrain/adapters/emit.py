@@ -10,7 +10,6 @@ import onnx_ir as ir
 
 from onnxtrain.adapters.layers import Layer, Part
 from onnxtrain.autodiff.rules.stop import stopped
-from onnxtrain.errors import OptionError
 from onnxtrain.graph.builder import Builder
 from onnxtrain.graph.value import Value
 
@@ -227,17 +226,3 @@ def _take_place(graph: ir.Graph, old: ir.Value, new: ir.Value, readers: Sequence
                 graph.outputs[place] = new
         old.name = f"{name}/base"
         new.name = name
-
-
-def refuse_magnitudes(layers: Sequence[Layer]) -> None:
-    """Refuse DoRA where columns of the weight have no norm of their own.
-
-    Raises:
-        OptionError: For an embedding, or a weight that is quantized together with what it multiplies.
-    """
-    for layer in layers:
-        if layer.kind in ("Gather", "MatMulInteger", "DynamicQuantizeMatMul"):
-            raise OptionError(
-                f"dora=True, but {layer.name!r} is a {layer.kind}, whose weight has no magnitudes to train; leave it "
-                "out of targets, or take dora=False."
-            )

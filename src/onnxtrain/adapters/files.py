@@ -1,9 +1,9 @@
 """Files of adapters: ``.onnx_adapter``, which ONNX Runtime loads into slots, and the folders of PEFT.
 
 An ``.onnx_adapter`` file has tensors by the names of a model's inputs, as Olive's converter writes them:
-``{layer}.lora_A.weight`` [inputs, rank] and ``{layer}.lora_B.weight`` [rank, outputs], with the scale in B, and for
-DoRA ``{layer}.lora_gain`` [outputs], the magnitudes over the norms. Beside it lies a manifest,
-``NAME.onnx_adapter.json``: the settings, and the model that the adapter is for.
+``{layer}.lora_A.weight`` [inputs, rank] and ``{layer}.lora_B.weight`` [rank, outputs], which contains the scale; for
+DoRA also ``{layer}.lora_gain`` [outputs], the magnitudes over the norms. Beside it lies a manifest, called like it with
+``.json`` behind: the settings, and the model that the adapter is for.
 """
 
 from __future__ import annotations
@@ -113,6 +113,8 @@ def write_adapter(path: Path, adapter: Adapter, dtypes: Mapping[str, ir.DataType
         "rslora": adapter.rslora,
         "dropout": adapter.dropout,
         "scales": {name: entry.scale for name, entry in adapter.entries.items()},
+        "embeddings": [name for name, entry in adapter.entries.items() if entry.embedding],
+        "aliases": {name: entry.alias for name, entry in adapter.entries.items() if entry.alias},
         "base": adapter.base,
     }
     data = _exported(tensors)
@@ -196,7 +198,15 @@ def _adapter_of(label: str, tensors: Tensors) -> Adapter:
             raise ModelError(f"{label!r} has {name!r}, but no {layer + B!r}; convert it again.")
         scale = float(scales.get(layer, 1.0))
         b = _in_float(b)
-        entries[layer] = Entry(_in_float(a), (b / b.dtype.type(scale)), scale, gain=_optional(arrays.get(layer + GAIN)))
+        gain = arrays.get(layer + GAIN)
+        entries[layer] = Entry(
+            _in_float(a),
+            b / b.dtype.type(scale),
+            scale,
+            gain=None if gain is None else _in_float(gain),
+            embedding=layer in (manifest.get("embeddings") or ()),
+            alias=str((manifest.get("aliases") or {}).get(layer, "")),
+        )
     others = [name for name in arrays if not name.endswith((A, B, GAIN))]
     if others or not entries:
         what = f"a tensor {others[0]!r}" if others else "no tensor"
@@ -209,10 +219,6 @@ def _adapter_of(label: str, tensors: Tensors) -> Adapter:
 
 def _in_float(array: Array) -> Array:
     return array if array.dtype == np.float64 else array.astype(np.float32)
-
-
-def _optional(array: Array | None) -> Array | None:
-    return None if array is None else _in_float(array)
 
 
 def unfolded(adapter: Adapter, scale: float) -> Adapter:

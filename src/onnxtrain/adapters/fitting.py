@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from onnxtrain.adapters.adapter import Adapter, Array, Entry
-from onnxtrain.adapters.layers import Layer, Part
+from onnxtrain.adapters.layers import Layer, Part, refuse_magnitudes
 from onnxtrain.adapters.names import in_checkpoints
 from onnxtrain.adapters.values import norms
 from onnxtrain.errors import ModelError
@@ -15,13 +15,15 @@ Place = tuple[Layer, Part | None]
 """A layer, or a part of a packed one."""
 
 
-def find_places(layers: Sequence[Layer], adapter: Adapter, label: str) -> dict[str, Place]:
-    """Where each entry of an adapter belongs: by the names of layers, or by the one path that ends so.
+def fit(adapter: Adapter, layers: Sequence[Layer], label: str) -> tuple[Adapter, list[Place]]:
+    """The adapter with its entries called like the layers that they belong to, and where these are.
+
+    Layers are found by their names, or by the one path that ends so: exporters wrap models into others.
 
     Args:
+        adapter: An adapter as it was read.
         layers: The layers of the model.
-        adapter: The adapter.
-        label: What errors call it.
+        label: What errors call the adapter.
 
     Raises:
         ModelError: The model has no such layer, or one of another size.
@@ -32,7 +34,7 @@ def find_places(layers: Sequence[Layer], adapter: Adapter, label: str) -> dict[s
             places.setdefault(name, []).append((layer, None))
         for part in layer.parts:
             places.setdefault(part.name, []).append((layer, part))
-    found = {}
+    found: dict[str, tuple[Entry, Place]] = {}
     for name, entry in adapter.entries.items():
         place = _place(places, name)
         if place is None:
@@ -41,8 +43,24 @@ def find_places(layers: Sequence[Layer], adapter: Adapter, label: str) -> dict[s
                 f"{label!r} has an adapter for {name!r}, which the model has no layer for; it has {shown or 'none'}."
             )
         _check_sizes(label, name, entry, *place)
-        found[name] = place
-    return found
+        own = name_of(*place)
+        if own in found:
+            raise ModelError(f"{label!r} has two adapters for {own!r}; give one with one.")
+        found[own] = replace(entry, alias=entry.alias or (name if name != own else "")), place
+    order = {id(layer.node): index for index, layer in enumerate(layers)}
+    names = sorted(found, key=lambda own: (order[id(found[own][1][0].node)], _start(found[own][1])))
+    ordered = [found[own][1] for own in names]
+    return _with_magnitudes(replace(adapter, entries={own: found[own][0] for own in names}), ordered), ordered
+
+
+def _start(place: Place) -> int:
+    part = place[1]
+    return 0 if part is None else part.start
+
+
+def name_of(layer: Layer, part: Part | None) -> str:
+    """What the adapter of a layer, or of a part of it, is called."""
+    return layer.name if part is None else part.name
 
 
 def _place(places: dict[str, list[Place]], name: str) -> Place | None:
@@ -77,29 +95,29 @@ def _shown(sizes: Sequence[int]) -> str:
     return " x ".join(map(str, sizes))
 
 
-def chosen_layers(layers: Sequence[Layer], places: dict[str, Place]) -> list[tuple[Layer, dict[str, str]]]:
-    """The layers of some places, packed ones with the parts that are named, and the entries of each by part.
+def chosen_layers(layers: Sequence[Layer], places: Sequence[Place], label: str) -> list[Layer]:
+    """The layers of some places, in their order; packed ones with the parts that are named.
 
     Raises:
         ModelError: A packed layer has an adapter of its own beside one of a part.
     """
     found = []
     for layer in layers:
-        names = {"" if part is None else part.name: name for name, (other, part) in places.items() if other is layer}
-        if "" in names and len(names) > 1:
-            raise ModelError(f"{layer.name!r} has an adapter of its own beside those of its parts.")
-        if names:
-            parts = tuple(part for part in layer.parts if part.name in names)
-            found.append((replace(layer, parts=parts), names))
+        parts = [part for other, part in places if other is layer]
+        if not parts:
+            continue
+        if None in parts and len(parts) > 1:
+            raise ModelError(f"{label!r} has an adapter for {layer.name!r} and another for a part of it.")
+        found.append(replace(layer, parts=tuple(part for part in layer.parts if part in parts)))
     return found
 
 
-def with_magnitudes(adapter: Adapter, places: dict[str, Place]) -> Adapter:
+def _with_magnitudes(adapter: Adapter, places: Sequence[Place]) -> Adapter:
     """The same with magnitudes where a file has gains: m = gain ‖W + scale A B‖."""
     entries = dict(adapter.entries)
-    for name, entry in entries.items():
+    for (name, entry), (layer, part) in zip(adapter.entries.items(), places, strict=True):
         if entry.gain is not None and entry.magnitude is None:
-            layer, part = places[name]
+            refuse_magnitudes([layer])
             magnitude = (entry.gain * norms(layer, entry, part)).astype(entry.gain.dtype)
             entries[name] = replace(entry, magnitude=magnitude, gain=None)
     return replace(adapter, entries=entries)

@@ -138,7 +138,7 @@ def choose_layers(layers: Sequence[Layer], targets: str | Sequence[str], output:
         if not found:
             shown = ", ".join(layer.name for layer in layers[:8]) + (", ..." if len(layers) > 8 else "")
             raise OptionError(
-                f"targets={pattern!r} matches no layer that can have an adapter; the model has {shown or 'none'}. "
+                f"The target {pattern!r} matches no layer that can have an adapter; the model has {shown or 'none'}. "
                 "`onnxtrain inspect MODEL --adaptable` lists them."
             )
         for layer in found:
@@ -151,6 +151,11 @@ def choose_layers(layers: Sequence[Layer], targets: str | Sequence[str], output:
                 layer = before if not before.parts else layer
             chosen[layer.name] = layer
     return [chosen[layer.name] for layer in layers if layer.name in chosen]
+
+
+def main_output(graph: ir.Graph, name: str | None = None) -> ir.Value | None:
+    """The output of a name, by default the first floating one; ``None`` where there is none."""
+    return next((value for value in graph.outputs if (value.name == name if name else is_float(value))), None)
 
 
 def _chosen(layer: Layer, pattern: str, output: ir.Value | None) -> Layer | None:
@@ -367,3 +372,17 @@ def _packed_sizes(y: ir.Value, outputs: int, count: int) -> list[int] | None:
 
 def _last(value: ir.Value) -> int:
     return -1 if value.shape is None else len(value.shape) - 1
+
+
+def refuse_magnitudes(layers: Sequence[Layer]) -> None:
+    """Refuse DoRA where columns of the weight have no norm of their own.
+
+    Raises:
+        OptionError: For an embedding, or a weight that is quantized together with what it multiplies.
+    """
+    for layer in layers:
+        if layer.kind in ("Gather", "MatMulInteger", "DynamicQuantizeMatMul"):
+            raise OptionError(
+                f"DoRA trains magnitudes of columns, but {layer.name!r} is a {layer.kind}, whose weight has none; "
+                "leave it out of the targets, or go without DoRA."
+            )

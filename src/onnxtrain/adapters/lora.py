@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,15 +13,15 @@ import onnx_ir as ir
 
 from onnxtrain.adapters.adapter import Adapter, Entry
 from onnxtrain.adapters.attached import Attached, Slot
-from onnxtrain.adapters.emit import Dropout, Emitter, Pair, column_norms, refuse_magnitudes
+from onnxtrain.adapters.emit import Dropout, Emitter, Pair, column_norms
 from onnxtrain.adapters.files import read_adapter, unfolded
-from onnxtrain.adapters.fitting import Place, chosen_layers, find_places, with_magnitudes
-from onnxtrain.adapters.layers import Layer, Part, choose_layers, find_layers
+from onnxtrain.adapters.fitting import Place, chosen_layers, fit, name_of
+from onnxtrain.adapters.layers import Layer, Part, choose_layers, find_layers, main_output, refuse_magnitudes
 from onnxtrain.adapters.manifest import check_base
 from onnxtrain.adapters.values import norms
 from onnxtrain.errors import OptionError
 from onnxtrain.graph.builder import Builder
-from onnxtrain.graph.value import Value, is_float
+from onnxtrain.graph.value import Value
 from onnxtrain.model.file import ModelFile
 from onnxtrain.training.adaptation import Adaptation
 from onnxtrain.training.training_modes import seed_of_node
@@ -104,16 +104,11 @@ class Lora(Adaptation):
         """Add adapters to a working copy; see :class:`~onnxtrain.training.adaptation.Adaptation`."""
         graph = model.graph
         layers = find_layers(model)
-        names: dict[str, str] = {}
         given = self._given(layers, file)
         if given is None:
-            ends = [value for value in graph.outputs if (value.name == output if output else is_float(value))]
-            chosen = choose_layers(layers, self.targets, ends[0] if ends else None)
+            chosen = choose_layers(layers, self.targets, main_output(graph, output))
         else:
-            places = given[1]
-            named = chosen_layers(layers, places)
-            chosen = [layer for layer, _ in named]
-            names = {part or layer.name: name for layer, parts in named for part, name in parts.items()}
+            chosen = chosen_layers(layers, given[1], str(self.adapter))
         entries = {} if given is None else given[0].entries
         if self.dora or any(entry.magnitude is not None for entry in entries.values()):
             refuse_magnitudes(chosen)
@@ -124,31 +119,28 @@ class Lora(Adaptation):
             op = emitter.builder(layer)
             pairs = []
             for part in layer.parts or (None,):
-                own = layer.name if part is None else part.name
-                name = names.get(own, own)
-                slot, pair = _slot(op, layer, part, name, self._first(layer, part, entries.get(name), random))
+                slot, pair = _slot(op, layer, part, self._first(layer, part, entries, random))
                 slots.append(slot)
                 pairs.append(pair)
             dropout = Dropout(self.dropout, seed_of_node(seed, _APART + place)) if training and self.drops else None
             emitter.add(op, layer, pairs, dropout=dropout)
-        return Attached(tuple(slots), Adapter({}, self.rank, self.alpha, self.rslora, self.dropout))
+        settings = Adapter({}, self.rank, self.alpha, self.rslora, self.dropout)
+        return Attached(tuple(slots), settings if given is None else replace(given[0], dropout=self.dropout))
 
-    def _given(self, layers: Sequence[Layer], file: ModelFile) -> tuple[Adapter, dict[str, Place]] | None:
+    def _given(self, layers: Sequence[Layer], file: ModelFile) -> tuple[Adapter, list[Place]] | None:
         """The adapter to begin with, and where it belongs."""
         if self.adapter is None:
             return None
-        label = str(self.adapter)
-        found = read_adapter(self.adapter)
-        places = find_places(layers, found, label)
-        check_base(found.base, file, [layer for layer, _ in places.values()], label)
-        return unfolded(with_magnitudes(found, places), self.scale), places
+        adapter, places = fit(read_adapter(self.adapter), layers, str(self.adapter))
+        check_base(adapter.base, file, [layer for layer, _ in places], str(self.adapter))
+        return unfolded(adapter, self.scale), places
 
-    def _first(self, layer: Layer, part: Part | None, given: Entry | None, random: np.random.Generator) -> Entry:
+    def _first(self, layer: Layer, part: Part | None, given: Mapping[str, Entry], random: np.random.Generator) -> Entry:
         """The first values of a layer's adapter."""
-        entry = given
+        entry = given.get(name_of(layer, part))
         if entry is None:
             a, b = self._matrices(layer, layer.outputs if part is None else part.size, random)
-            entry = Entry(a, b, self.scale)
+            entry = Entry(a, b, self.scale, embedding=layer.is_embedding)
         if self.dora and entry.magnitude is None:
             magnitude = norms(layer, entry, part).astype(entry.a.dtype)
             entry = replace(entry, magnitude=magnitude)
@@ -171,9 +163,9 @@ class Lora(Adaptation):
         return a, np.zeros((outputs, self.rank, *ones) if layer.window else (self.rank, outputs), dtype)
 
 
-def _slot(op: Builder, layer: Layer, part: Part | None, name: str, entry: Entry) -> tuple[Slot, Pair]:
+def _slot(op: Builder, layer: Layer, part: Part | None, entry: Entry) -> tuple[Slot, Pair]:
     """The parameters of a layer's adapter in a graph."""
-    slot = Slot(name, layer, part, entry.scale, magnitude=entry.magnitude is not None)
+    slot = Slot(layer, part, entry.scale, entry.alias, magnitude=entry.magnitude is not None)
     a, b = _parameter(op, slot.a, entry.a), _parameter(op, slot.b, entry.b)
     pair = Pair(a, b, entry.scale, part)
     if entry.magnitude is not None:

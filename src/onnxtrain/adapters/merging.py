@@ -92,7 +92,8 @@ def check_mergeable(layer: Layer, *, requantize: bool) -> None:
     if is_quantized(layer) and not requantize:
         raise OptionError(
             f"The weight {name!r} of {layer.name!r} is quantized to {layer.bits} bits, which its adapter does not "
-            "fit into: save the adapter (.onnx_adapter) and run the model with slots, or merge with requantize."
+            "fit into: save the adapter (.onnx_adapter) and run the model with slots, or quantize it anew "
+            "with `onnxtrain adapter merge --requantize`."
         )
     if layer.kind in ("MatMulInteger", "DynamicQuantizeMatMul"):
         raise OptionError(

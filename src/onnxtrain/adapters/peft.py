@@ -133,7 +133,7 @@ def write_folder(folder: Path, adapter: Adapter) -> None:
 
     tensors: dict[str, Array] = {}
     for name, entry in adapter.entries.items():
-        layer = _PREFIX + name
+        layer = _PREFIX + (entry.alias or name)
         if entry.is_convolution:
             tensors[f"{layer}.lora_A.weight"], tensors[f"{layer}.lora_B.weight"] = entry.a, entry.b
         else:
@@ -157,9 +157,10 @@ def write_folder(folder: Path, adapter: Adapter) -> None:
 
 def _config_of(adapter: Adapter) -> dict[str, Any]:
     """The settings as PEFT has them; a layer of another rank or scale than most has its own."""
-    ranks = {name: entry.rank for name, entry in adapter.entries.items() if entry.rank != adapter.rank}
+    entries = {entry.alias or name: entry for name, entry in adapter.entries.items()}
+    ranks = {name: entry.rank for name, entry in entries.items() if entry.rank != adapter.rank}
     root = np.sqrt if adapter.rslora else float
-    alphas = {name: entry.scale * float(root(entry.rank)) for name, entry in adapter.entries.items()}
+    alphas = {name: entry.scale * float(root(entry.rank)) for name, entry in entries.items()}
     usual = adapter.alpha
     return {
         "peft_type": "LORA",
@@ -171,7 +172,7 @@ def _config_of(adapter: Adapter) -> dict[str, Any]:
         "lora_dropout": adapter.dropout,
         "use_rslora": adapter.rslora,
         "use_dora": adapter.dora,
-        "target_modules": sorted(adapter.entries),
+        "target_modules": sorted(entries),
         "rank_pattern": ranks,
         "alpha_pattern": {name: _whole(alpha) for name, alpha in alphas.items() if abs(alpha - usual) > 1e-6 * usual},
         "bias": "none",

@@ -25,16 +25,21 @@ from onnxtrain.errors import OnnxTrainError, OptionError, ParallelError
 from onnxtrain.report.visible import visible
 
 COMMANDS = (
-    "fit",
-    "prune",
-    "evaluate",
-    "predict",
-    "inspect",
-    "doctor",
-    "check",
-    "export",
-    "import-states",
-    "runs",
+    *(
+        "fit",
+        "prune",
+        "evaluate",
+        "predict",
+        "inspect",
+        "doctor",
+        "check",
+        "adapter",
+        "quantize",
+        "export",
+        "import-states",
+        "runs",
+        "completion",
+    ),
     "demo",
 )
 """Each is a module of this package, with underscores for hyphens, that has a function ``command``, its ``HELP`` and its

@@ -8,6 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from onnxtrain.cli import flags, paths, terminal
+from onnxtrain.cli.data_flags import ReaderFlags
 
 HELP = "Measure the loss and other metrics of a model on data."
 
@@ -28,6 +29,7 @@ def command(
     loss: flags.Loss,
     loss_flags: flags.LossFlags = flags.LossFlags(),  # noqa: B008 - frozen
     target: flags.Target = None,
+    reading: ReaderFlags = ReaderFlags(),  # noqa: B008 - frozen
     metrics: flags.Metrics = None,
     prediction: flags.Prediction = None,
     batch_size: Annotated[int, Parameter(group=flags.DATA, help="Examples per batch.")] = 256,
@@ -42,7 +44,7 @@ def command(
     paths.check_paths({paths.MODEL: paths.model(model), "--data": paths.data(data), "--loss": paths.loss(loss)})
     measured = evaluate(
         model,
-        data,
+        reading.source(data),
         loss=loss_flags.of(loss),
         target=target,
         metrics=metrics or (),

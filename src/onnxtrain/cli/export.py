@@ -151,6 +151,7 @@ def command(
             help="Write two entries: one adds up the gradients of micro-batches, one applies them.",
         ),
     ] = False,
+    ema: flags.Ema = None,
     training: Training = Training(),  # noqa: B008 - frozen
     settings: OptimizerSettings = OptimizerSettings(),  # noqa: B008 - frozen
     written: Written = Written(),
@@ -187,7 +188,7 @@ def command(
     elif loss is None:
         raise OptionError(f"{str(model)!r} is no training model yet; give it a --loss.")
     else:
-        arguments = training.arguments() | {"accumulate": accumulate}
+        arguments = training.arguments() | {"accumulate": accumulate, "ema": ema}
         proto = onnxtrain.training_model(model, loss=loss_flags.of(loss), optimizer=settings.build(), **arguments)
     fix_dimensions(proto, sizes)
     rows: dict[str, str] = {}

@@ -13,6 +13,7 @@ from cyclopts import Parameter
 
 from onnxtrain.cli import flags, paths
 from onnxtrain.cli.configuration import Config, as_toml, command_line
+from onnxtrain.cli.data_flags import ReaderFlags
 from onnxtrain.cli.flags import (
     COURSE,
     DATA,
@@ -24,11 +25,13 @@ from onnxtrain.cli.flags import (
     OptimizerSettings,
     Training,
 )
+from onnxtrain.cli.lora_flags import LoraFlags, check_output
 from onnxtrain.cli.streams import unattended
 from onnxtrain.cli.wording import in_flags
 from onnxtrain.errors import DataError, OptionError, TrainingHint
 
 if TYPE_CHECKING:
+    import numpy as np
     from onnx import ModelProto
 
     from onnxtrain.parallel.communicator import Communicator
@@ -54,6 +57,10 @@ Examples
   Other classes than the model was made for, the new last layer first:
     onnxtrain fit model.onnx --data train.npz --loss softmax_cross_entropy \\
         --new-head 7 --train 'head.*' --epochs 5
+
+  Adapters beside frozen weights, for ONNX Runtime or PEFT (see adapter --help):
+    onnxtrain fit model.onnx --data train.npz --loss softmax_cross_entropy \\
+        --lora 8 --lora-targets '*.{q,v}_proj' --output tuned.onnx_adapter
 
   Nesterov's momentum with a schedule and checkpoints; the same line goes on
   after an interruption:
@@ -99,6 +106,12 @@ class Course:
         int | None, Parameter(metavar="STEPS", help="Steps between checkpoints.  [default: an epoch]")
     ] = None
     keep: Annotated[int, Parameter(help="How many checkpoints to keep.")] = 3
+    save_best: Annotated[
+        str | None,
+        Parameter(
+            metavar="METRIC", help="Keep the best epoch's model as best.onnx in that folder, by validation_accuracy."
+        ),
+    ] = None
     resume: Annotated[
         bool,
         SWITCH,
@@ -122,7 +135,9 @@ class Results:
     output: Annotated[
         Path | None,
         Parameter(
-            name=["--output", "-o"], metavar="FILE", help="The trained model.  [default: MODEL-trained.onnx, here]"
+            name=["--output", "-o"],
+            metavar="FILE",
+            help="The trained model, or with --lora the adapter.  [default: MODEL-trained.onnx, here]",
         ),
     ] = None
     in_place: flags.InPlace = False
@@ -157,6 +172,9 @@ class Together:
         Literal["rank", "fast"],
         Parameter(help="rank: the same bits on every network. fast: MPI's own sums."),
     ] = "rank"
+    shard_states: Annotated[
+        bool, SWITCH, Parameter(help="Keep a share of the optimizer's states in each process, instead of all in all.")
+    ] = False
     wait: Annotated[float, Parameter(help="Seconds to wait for another process before giving it up.")] = 600.0
 
     def communicator(self) -> Communicator | None:
@@ -193,6 +211,15 @@ def command(
         ),
     ] = None,
     target: flags.Target = None,
+    sample_weight: Annotated[
+        Path | None,
+        Parameter(
+            group=DATA,
+            metavar="FILE",
+            help="A .npy or text file with one number of at least 0 per example, which multiplies its loss.",
+        ),
+    ] = None,
+    reading: ReaderFlags = ReaderFlags(),  # noqa: B008 - frozen
     metrics: flags.Metrics = None,
     new_head: Annotated[
         int | None,
@@ -205,13 +232,19 @@ def command(
     accumulate: Annotated[
         int, Parameter(group=TRAINED, help="Micro-batches per step; their step equals that of the whole batch.")
     ] = 1,
+    ema: flags.Ema = None,
     training: Training = Training(),  # noqa: B008 - frozen
+    adapters: LoraFlags = LoraFlags(),  # noqa: B008 - frozen
     settings: OptimizerSettings = OptimizerSettings(),  # noqa: B008 - frozen
     course: Course = Course(),
     results: Results = Results(),
     threads: flags.Threads = None,
     provider: flags.Provider = None,
     together: Together = Together(),
+    progress: Annotated[
+        Literal["auto", "lines"],
+        Parameter(group=RUNNING, help="Lines in a terminal, too, instead of a bar.", show_default=False),
+    ] = "auto",
     quiet: Annotated[bool, SWITCH, Parameter(group=RUNNING, help="Print the results only.")] = False,
     config: Config = None,
     debug: flags.Debug = False,
@@ -226,7 +259,9 @@ def command(
     parallel = together.communicator()
     root = parallel is None or parallel.rank == 0
     folder = results.run
-    default = f"{model.stem}-trained.onnx" if folder is None else str(folder / "model.onnx")
+    lora = adapters.build()
+    ending = ".onnx" if lora is None or results.in_place else ".onnx_adapter"
+    default = f"{model.stem}-trained{ending}" if folder is None else str(folder / f"model{ending}")
     output = paths.output_of(model, results.output, default, in_place=results.in_place)
     _check_paths(results, course, output, validated=validation is not None, root=root)
     paths.check_paths(
@@ -234,9 +269,11 @@ def command(
             paths.MODEL: paths.model(model),
             "--data": paths.data(data),
             "--validation": paths.data(validation),
+            "--sample-weight": paths.data(None if sample_weight is None else str(sample_weight)),
             "--loss": paths.loss(loss),
             "--checkpoint": paths.Given(course.checkpoint, written=True, files="checkpoint-*"),
-            "--output": paths.output(output, is_model=True),
+            "--output": paths.output(output, is_model=output.suffix not in ("", ".onnx_adapter")),
+            "--lora-adapter": paths.Given(adapters.lora_adapter),
             "--curve": paths.output(results.curve),
             "--history": paths.output(results.history),
             "--run": paths.Given(folder, written=True, files=paths.RUN_FILES),
@@ -250,45 +287,52 @@ def command(
             loss=loss_flags.of(loss),
             optimizer=settings.build(),
             accumulate=accumulate,
+            ema=ema,
             options=flags.runtime(threads, provider),
+            lora=lora,
             parallel=parallel,
+            shard_states=together.shard_states,
             **training.arguments(),
         )
     run = None if folder is None else _run_folder(folder, model, arguments, settings, resume=course.resume)
     if root and (output.parent.is_dir() or folder is None):  # else the run makes it
-        trainer.file.check_writable(output)
-    held_out = _validation(validation)
-    progress = Progress(trainer, name=model.name, quiet=quiet)
-    with _interruptible(trainer, output, course), contextlib.closing(progress):
+        check_output(trainer, output)
+    source, held_out = reading.source(data), _validation(validation)
+    held_out = reading.source(held_out) if isinstance(held_out, str) else held_out
+    weights = _sample_weight(sample_weight)
+    shown = Progress(trainer, name=model.name, display=progress, quiet=quiet)
+    with _interruptible(trainer, output, course), contextlib.closing(shown):
         history = trainer.fit(
-            data,
+            source,
             validation=held_out,
             target=target,
+            sample_weight=weights,
             epochs=course.epochs,
             batch_size=course.batch_size,
             schedule=course.schedule,
             metrics=metrics or (),
             shuffle=course.shuffle,
-            callbacks=[progress, *_early_stopping(course)],
+            callbacks=[shown, *_early_stopping(course)],
             checkpoint=course.checkpoint,
             checkpoint_every=course.checkpoint_every,
             keep=course.keep,
+            save_best=course.save_best,
             resume=course.resume,
             change=",".join(course.change or ()),
             run=run,
         )
     if not root:
         return 0
-    trainer.save(output)
-    progress.written("model", output)
+    trainer.save(output, ema=ema is not None)
+    shown.written("model" if lora is None or output.suffix == ".onnx" else "adapter", output)
     if results.history is not None:
         history.save(results.history)
-        progress.written("history", results.history)
+        shown.written("history", results.history)
     if results.curve is not None:
-        progress.curve(history.rows, results.curve, title=model.name)
+        shown.curve(history.rows, results.curve, title=model.name)
     if run is not None:
-        progress.written("report", run.report)
-    progress.summary(history.rows)
+        shown.written("report", run.report)
+    shown.summary(history.rows)
     return 0
 
 
@@ -334,6 +378,8 @@ def _check_paths(results: Results, course: Course, output: Path, *, validated: b
         check_writable(existing / "checkpoint")
     if results.history is not None and results.history.suffix not in (".json", ".csv"):
         raise OptionError(f"--history is {str(results.history)!r}; it needs a file that ends in .json or .csv.")
+    if course.save_best is not None and not course.checkpoint:
+        raise OptionError("--save-best needs the folder of the checkpoints; give --checkpoint.")
     if course.early_stopping is not None and not validated:
         raise OptionError("--early-stopping watches the validation loss; give --validation a file or a fraction.")
 
@@ -342,6 +388,25 @@ def _early_stopping(course: Course) -> list[Callback]:
     from onnxtrain.training.callbacks import EarlyStopping
 
     return [] if course.early_stopping is None else [EarlyStopping(patience=course.early_stopping)]
+
+
+def _sample_weight(path: Path | None) -> np.ndarray | None:
+    """The weights of the examples.
+
+    Raises:
+        DataError: The file cannot be read.
+    """
+    if path is None:
+        return None
+    import numpy as np
+
+    try:
+        weights: np.ndarray = np.load(path, allow_pickle=False) if path.suffix == ".npy" else np.loadtxt(path, ndmin=1)
+    except FileNotFoundError:
+        raise DataError(f"There is no file {str(path)!r}; --sample-weight needs a .npy or a text file.") from None
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"--sample-weight is {str(path)!r}, which cannot be read ({error}).") from error
+    return weights
 
 
 def _validation(given: str | None) -> str | float | None:
@@ -363,7 +428,8 @@ def _interruptible(trainer: Trainer, output: Path, course: Course) -> Iterator[N
         yield
     except KeyboardInterrupt as error:
         if error.args and not course.checkpoint:
-            path = output.with_name(f"{output.stem}-interrupted.onnx")
-            trainer.save(path)
+            ending = ".onnx" if trainer.objective.adapted is None else output.suffix
+            path = output.with_name(f"{output.stem}-interrupted{ending}")
+            trainer.save(path, ema=trainer.specification.ema is not None)
             raise KeyboardInterrupt(f"Interrupted; the model so far is in {str(path)!r}.") from None
         raise KeyboardInterrupt(in_flags(str(error)) or "Interrupted; nothing was written.") from None

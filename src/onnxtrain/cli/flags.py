@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 LOSS_HELP = (
     "What to minimise: softmax_cross_entropy, binary_cross_entropy, mean_squared_error, mean_absolute_error, huber, "
-    "each with arguments as in 'huber(delta=0.5)'; "
+    "focal, binary_focal, dice, ctc, triplet, info_nce, 'distillation(teacher=FILE)', each with arguments as in "
+    "'huber(delta=0.5)'; "
     "output:NAME for a scalar output of the model, or the path of an ONNX model of (prediction, target)."
 )
 
@@ -48,8 +49,9 @@ Data = Annotated[
     Parameter(
         group=DATA,
         metavar="PATH",
-        help="A .npz file or a folder of .npy files: arrays named like the model's inputs, and the target. Or a .csv "
-        "or .parquet file with --target, or a folder with one folder of pictures per class.",
+        help="A .npz or .safetensors file or a folder of .npy files: arrays named like the model's inputs, and the "
+        "target. Or a .csv or .parquet file with --target, a folder with one folder of pictures per class, or a .tar "
+        "file.",
     ),
 ]
 Target = Annotated[
@@ -71,6 +73,13 @@ class LossFlags:
     ignore_index: Annotated[
         int | None, Parameter(help="Label that does not count, for softmax_cross_entropy.  [default: -100]")
     ] = None
+    class_weights: Annotated[
+        str | None,
+        Parameter(metavar="NUMBERS", help="One weight per class, for softmax_cross_entropy: 1,1,3."),
+    ] = None
+    label_smoothing: Annotated[
+        float | None, Parameter(help="Share of every label that is spread over all classes, in [0, 1).  [default: 0]")
+    ] = None
     check_targets: Annotated[
         bool, Parameter(help="Refuse targets outside of 0 to 1, and distributions that do not sum to 1.")
     ] = True
@@ -82,6 +91,8 @@ class LossFlags:
             OptionError: It has no such argument.
         """
         given: dict[str, Any] = {"axis": self.axis, "ignore_index": self.ignore_index}
+        given["class_weights"] = None if self.class_weights is None else _numbers(self.class_weights)
+        given["label_smoothing"] = self.label_smoothing
         given["check_targets"] = None if self.check_targets else False
         options = {name: value for name, value in given.items() if value is not None}
         if not options:
@@ -89,6 +100,13 @@ class LossFlags:
         from onnxtrain.training.loss_choice import resolve_loss
 
         return resolve_loss(loss, **options)
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise OptionError(f"--class-weights is {text!r}; it needs numbers with commas between them: 1,1,3.") from None
 
 
 Prediction = Annotated[
@@ -106,6 +124,14 @@ Metrics = Annotated[
         negative=(),
         metavar="NAME",
         help="What to measure: accuracy, f1, auc, top_k(5), r2 ..., or a loss by its name. May be repeated.",
+    ),
+]
+Ema = Annotated[
+    float | None,
+    Parameter(
+        group=TRAINED,
+        metavar="DECAY",
+        help="Keep a moving average of the weights with this decay, such as 0.999; fit writes it as the model.",
     ),
 ]
 Threads = Annotated[int | None, Parameter(group=RUNNING, help="Threads within an operator.  [default: one per core]")]
@@ -155,6 +181,15 @@ class Training:
     freeze: Annotated[list[str] | None, _PATTERNS, Parameter(help="Keep what matches as it is. May be repeated.")] = (
         None
     )
+    groups: Annotated[
+        list[str] | None,
+        Parameter(
+            negative=(),
+            metavar="GROUP",
+            help="Other settings of the optimizer for what matches: '*.bias|*norm*, weight_decay=0', or lr_scale=0.1. "
+            "The first group that matches counts. May be repeated.",
+        ),
+    ] = None
     batch_norm: Annotated[
         Literal["frozen", "train"],
         Parameter(help="Batch normalization: statistics as the file has them, or of the batch, then written back."),
@@ -181,6 +216,11 @@ class Training:
         SWITCH,
         Parameter(help="Train through operators that round or quantize as if they did not."),
     ] = False
+    qat: Annotated[
+        bool,
+        SWITCH,
+        Parameter(help="Train a quantized model as it is quantized: weights in integers, and their scales."),
+    ] = False
     recompute: Annotated[
         list[str] | None,
         _PATTERNS,
@@ -188,6 +228,9 @@ class Training:
             help="Compute what nodes of such names give again in the backward pass: saves memory. May be repeated."
         ),
     ] = None
+    free_batch: Annotated[
+        bool, SWITCH, Parameter(help="Train a model of a fixed batch size on batches of --batch-size.")
+    ] = False
     seed: Annotated[int, Parameter(help="Seed of the order of the data and of dropout.")] = 0
 
     def arguments(self) -> dict[str, Any]:
@@ -195,6 +238,12 @@ class Training:
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         given["output"] = given.pop("prediction")
         given["recompute"] = given["recompute"] or ()
+        if given["groups"]:
+            from onnxtrain.training.groups import read_group
+
+            given["groups"] = tuple(map(read_group, given["groups"]))
+        else:
+            given["groups"] = ()
         return given
 
 

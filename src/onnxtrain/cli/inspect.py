@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -24,6 +25,7 @@ Examples
 
     onnxtrain inspect model.onnx
     onnxtrain inspect model.onnx --train 'classifier.*'
+    onnxtrain inspect model.onnx --adaptable
     onnxtrain inspect model.onnx --json
 """
 
@@ -48,10 +50,18 @@ def command(
         Parameter(group=flags.TRAINED, negative=(), metavar="PATTERN", help="As in fit: keep what matches."),
     ] = None,
     prediction: flags.Prediction = None,
+    adaptable: Annotated[
+        bool,
+        flags.SWITCH,
+        Parameter(group=flags.TRAINED, help="List the layers that can have adapters (fit --lora) instead."),
+    ] = False,
     json_output: Annotated[flags.Json, Parameter(name="--json")] = False,
     debug: flags.Debug = False,
 ) -> None:
     """Run ``onnxtrain inspect``; the flags are described where they are declared."""
+    if adaptable:
+        _adaptable(model, as_json=json_output)
+        return
     from onnxtrain.training.inspection import inspect
 
     found = inspect(model, train=train, freeze=freeze, output=prediction)
@@ -63,7 +73,7 @@ def command(
     _initializers(console, found)
     _operators(console, found)
     for hint in found.hints:
-        console.print(f"hint: {in_flags(hint)}", soft_wrap=True)
+        terminal.lines(console, f"hint: {in_flags(hint)}")
 
 
 def _head(console: Console, name: str, found: Inspection) -> None:
@@ -86,6 +96,21 @@ def _initializers(console: Console, found: Inspection) -> None:
     console.print(table)
 
 
+def _adaptable(model: Path, *, as_json: bool) -> None:
+    """The layers that can have adapters."""
+    from onnxtrain.adapters import adaptable_layers
+
+    found = adaptable_layers(model)
+    if as_json:
+        print(json.dumps([dataclasses.asdict(row) for row in found]))  # noqa: T201
+        return
+    table = terminal.table("layer", "operator", "inputs", "outputs", "bits", right=("inputs", "outputs", "bits"))
+    for row in found:
+        name = row.name if not row.parts else f"{row.name} ({', '.join(part.split('.')[-1] for part in row.parts)})"
+        table.add_row(name, row.kind, terminal.count(row.inputs), terminal.count(row.outputs), str(row.bits))
+    terminal.console().print(table)
+
+
 def _operators(console: Console, found: Inspection) -> None:
     table = terminal.table("operator", "nodes", "gradient", right=("nodes",))
     for row in found.operators:
@@ -94,10 +119,10 @@ def _operators(console: Console, found: Inspection) -> None:
         table.add_row(name, terminal.count(row.count), _GRADIENTS[row.gradient], style=style)
     console.print(table)
     if found.missing:
-        console.print(
+        terminal.lines(
+            console,
             f"Without a gradient between parameters and outputs: {'; '.join(found.missing)}. Train what comes after "
             "them (--train), or register a rule with onnxtrain.register_gradient.",
-            soft_wrap=True,
         )
 
 

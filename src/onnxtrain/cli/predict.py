@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from cyclopts import Parameter
 
 from onnxtrain.cli import flags, paths, terminal
+from onnxtrain.cli.data_flags import ReaderFlags
 from onnxtrain.errors import OptionError
 
 HELP = "Write the outputs of a model for data; a target in the data is not looked at."
@@ -18,6 +19,9 @@ Examples
 
     onnxtrain predict model.onnx --data test.npz --output predictions.npz
     onnxtrain predict model.onnx --data images.npy --output logits.npy
+
+  A line for each picture, with its file, its label and all probabilities:
+    onnxtrain predict tuned.onnx --data pictures --output found.csv
 """
 
 
@@ -27,15 +31,26 @@ def command(
     *,
     data: flags.Data,
     target: flags.Target = None,
+    reading: ReaderFlags = ReaderFlags(),  # noqa: B008 - frozen
     output: Annotated[
         Path,
         Parameter(
             name=["--output", "-o"],
             group=flags.RESULTS,
             metavar="FILE",
-            help="A .npz file with every output under its name, or a .npy file for a model with one output.",
+            help="A .csv or .parquet file with a line for each example; a .npz file with every output under its name, "
+            "or a .npy file for a model with one output.",
         ),
     ],
+    probabilities: Annotated[
+        bool,
+        flags.SWITCH,
+        Parameter(
+            group=flags.RESULTS,
+            help="The first output has scores of classes: write labels and probabilities to the .csv or .parquet file. "
+            "So it is without saying where the model was trained on texts.",
+        ),
+    ] = False,
     batch_size: Annotated[int, Parameter(group=flags.DATA, help="Examples per batch.")] = 256,
     threads: flags.Threads = None,
     provider: flags.Provider = None,
@@ -45,17 +60,34 @@ def command(
     from onnxtrain.model.file import check_writable
     from onnxtrain.model.writing import AtomicFiles
     from onnxtrain.training.forward import outputs
+    from onnxtrain.training.labels import read_labels
+    from onnxtrain.training.prediction_table import TABLE_SUFFIXES, check_table, prediction_table, write_table
 
-    if output.suffix not in (".npz", ".npy"):
-        raise OptionError(f"--output is {str(output)!r}; it needs a file that ends in .npz or .npy.")
+    suffixes = (*TABLE_SUFFIXES, ".npz", ".npy")
+    if output.suffix not in suffixes:
+        raise OptionError(f"--output is {str(output)!r}; it needs a file that ends in {', '.join(suffixes)}.")
+    if probabilities and output.suffix not in TABLE_SUFFIXES:
+        raise OptionError(f"--probabilities go to a .csv or .parquet file, but --output is {str(output)!r}.")
+    check_table(output)
     paths.check_paths({paths.MODEL: paths.model(model), "--data": paths.data(data), "--output": paths.output(output)})
     check_writable(output)
-    arrays = outputs(model, data, target=target, batch_size=batch_size, options=flags.runtime(threads, provider))
+    source = reading.source(data)
+    arrays = outputs(model, source, target=target, batch_size=batch_size, options=flags.runtime(threads, provider))
     if output.suffix == ".npy" and len(arrays) > 1:
         raise OptionError(
             f"--output is {str(output)!r}, but the model has {len(arrays)} outputs ({', '.join(arrays)}); "
             "give a .npz file."
         )
+    if output.suffix in TABLE_SUFFIXES:
+        size = len(next(iter(arrays.values())))
+        table = prediction_table(
+            arrays, examples=_files(source, size), labels=read_labels(model), probabilities=probabilities
+        )
+        write_table(output, table)
+        rows = {"lines": terminal.count(size), "columns": ", ".join([*table][:8]) + (" ..." if len(table) > 8 else "")}
+        rows["written"] = f"{output} ({terminal.file_size(output)})"
+        terminal.console().print(terminal.facts(rows))
+        return
     # Text comes as Python objects, which only pickle could write.
     arrays = {name: array.astype(np.str_) if array.dtype.hasobject else array for name, array in arrays.items()}
     with AtomicFiles() as files, files.create(output) as file:
@@ -66,3 +98,13 @@ def command(
     rows = {name: f"{array.dtype} {list(array.shape)}" for name, array in arrays.items()}
     rows["written"] = f"{output} ({terminal.file_size(output)})"
     terminal.console().print(terminal.facts(rows))
+
+
+def _files(source: Any, size: int) -> list[str] | None:
+    """The pictures that the lines are of; None where these are not known, since some could not be read."""
+    from onnxtrain.training.data import ImageFolder
+
+    if not isinstance(source, ImageFolder):
+        return None
+    found = source.files()
+    return [str(file) for file in found] if len(found) == size else None

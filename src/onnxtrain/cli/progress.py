@@ -25,22 +25,24 @@ class Progress(progress.Progress):
     Args:
         trainer: What is trained.
         name: What to call the model.
+        display: "lines", or "auto": a bar where the output is a terminal.
         quiet: Show nothing but the results.
     """
 
-    def __init__(self, trainer: Trainer, *, name: str, quiet: bool = False) -> None:
+    def __init__(self, trainer: Trainer, *, name: str, display: str = "auto", quiet: bool = False) -> None:
         self._console = terminal.console()
         self._trainer = trainer
         self._name = name
         self._quiet = quiet
         self._stop_reason: str | None = None
         self._written: dict[str, str] = {}
-        super().__init__(self._found_display())
+        super().__init__(self._found_display(display))
 
-    def _found_display(self) -> progress.Display:
+    def _found_display(self, display: str) -> progress.Display:
         if self._quiet:
             return progress.Display()
-        return progress.Bar(self._console) if self._console.is_terminal else progress.Lines(self._console.print)
+        bar = self._console.is_terminal and display == "auto"
+        return progress.Bar(self._console) if bar else progress.Lines(self._console.print)
 
     def on_fit_begin(self, state: TrainingState) -> None:
         """Say what is trained, and put up the bar."""

@@ -6,14 +6,20 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
 from onnxtrain.cli import flags, paths, terminal
+from onnxtrain.cli.data_flags import ReaderFlags
 from onnxtrain.cli.flags import COURSE, DATA, RESULTS, RUNNING, SWITCH, PruningOptimizer, Training
 from onnxtrain.cli.streams import unattended
 from onnxtrain.operators.optimizer import Optimizer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from onnxtrain.training.progress import Display
 
 HELP = "Train, cut and fine-tune a model; the result differs from it in its weights, of which many are zero."
 
@@ -100,6 +106,7 @@ def command(
         Parameter(group=DATA, metavar="PATH", help="Data to measure on, or the fraction to hold out: 0.1."),
     ] = None,
     target: flags.Target = None,
+    reading: ReaderFlags = ReaderFlags(),  # noqa: B008 - frozen
     pruning: Pruning = Pruning(),
     training: Training = Training(),  # noqa: B008 - frozen
     settings: PruningOptimizer = PruningOptimizer(),  # noqa: B008 - frozen
@@ -147,15 +154,15 @@ def command(
     )
     result = prune(
         model,
-        data,
+        reading.source(data),
         loss=loss_flags.of(loss),
-        validation=_validation(validation),
+        validation=_measured(validation, reading),
         target=target,
         optimizer=_optimizer(settings),
         storage=storage,
         save=path,
         report=report,
-        progress=None if silent else lambda line: console.print(line, soft_wrap=True),
+        progress=None if silent else _display(console),
         options=flags.runtime(threads, provider),
         **arguments,
         **training.arguments(),
@@ -164,10 +171,10 @@ def command(
         print(json.dumps(result.as_dict()))  # noqa: T201
         return
     console.print(result.table())
-    console.print(result.summary().rstrip(), soft_wrap=True)
-    console.print(f"model: {path} ({terminal.file_size(path)})", soft_wrap=True)
+    terminal.lines(console, result.summary().rstrip())
+    terminal.lines(console, f"model: {path} ({terminal.file_size(path)})")
     if report is not None:
-        console.print(f"report: {', '.join(sorted(str(path) for path in report.glob('report.*')))}", soft_wrap=True)
+        terminal.lines(console, f"report: {', '.join(sorted(str(path) for path in report.glob('report.*')))}")
 
 
 def _optimizer(settings: PruningOptimizer) -> Optimizer:
@@ -179,6 +186,19 @@ def _optimizer(settings: PruningOptimizer) -> Optimizer:
         return built
     given = [field.name for field in dataclasses.fields(built) if getattr(settings, field.name) is not None]
     return dataclasses.replace(DEFAULT_OPTIMIZER, **{name: getattr(built, name) for name in given})
+
+
+def _display(console: Console) -> Display:
+    """A bar for those who watch, with the lines of epochs and cuts above it; only these elsewhere."""
+    from onnxtrain.training.progress import Bar, Lines
+
+    return Bar(console) if console.is_terminal else Lines(lambda line: terminal.lines(console, line))
+
+
+def _measured(given: str | None, reading: ReaderFlags) -> Any:
+    """Data to measure on, or the fraction to hold out."""
+    found = _validation(given)
+    return reading.source(found) if isinstance(found, str) else found
 
 
 def _validation(given: str | None) -> str | float | None:

@@ -48,9 +48,16 @@ def console(*, stderr: bool = False) -> Console:
     return found if found.is_terminal else _PlainConsole(stderr=stderr, width=_PLAIN_WIDTH)
 
 
+def lines(console: Console, text: str) -> None:
+    """Print a text: broken between words in a terminal, and line by line as it is elsewhere."""
+    console.print(text, soft_wrap=not console.is_terminal)
+
+
 def table(*columns: str, title: str | None = None, right: Sequence[str] = ()) -> Table:
     """An empty table; the columns named in ``right`` hold numbers."""
-    result = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    result = Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+    )
     for column in columns:
         result.add_column(
             column, justify="right" if column in right else "left", no_wrap=column in right, overflow="fold"

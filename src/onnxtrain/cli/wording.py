@@ -12,6 +12,9 @@ RENAMED = {"output": "prediction"}
 """Arguments whose flag has another name: ``--output`` is the file that a command writes."""
 
 _ARGUMENT = re.compile(r"\b(?P<name>[a-z_]+)=(?P<value>True|False|'[^']*'|\"[^\"]*\"|-?\d+(?:\.\d+)?)?")
+_READER = re.compile(r"onnxtrain\.data\.\w+\(path, ([^()]*)\)")
+"""A reader with a setting, which has a flag here."""
+
 _PLAIN = re.compile(r"[\w.:-]+")
 
 
@@ -35,7 +38,7 @@ def in_flags(sentence: str) -> str:
         bare = value.strip("\"'")
         return f"{flag(name)} {bare if _PLAIN.fullmatch(bare) else repr(bare)}"
 
-    return _ARGUMENT.sub(replace, sentence)
+    return _ARGUMENT.sub(replace, _READER.sub(r"\1", sentence))
 
 
 def usage(error: CycloptsError) -> str:
@@ -47,6 +50,7 @@ def usage(error: CycloptsError) -> str:
 
 
 def _argument_names() -> set[str]:
+    from onnxtrain.cli.data_flags import ReaderFlags
     from onnxtrain.cli.flags import LossFlags
     from onnxtrain.pruning.prune import prune
     from onnxtrain.training.fitting import fit
@@ -54,4 +58,8 @@ def _argument_names() -> set[str]:
 
     functions = (Trainer, fit, prune)
     names = {name for function in functions for name in inspect.signature(function).parameters} - {"y"}
-    return names | {"targets", "entry", *(field.name for field in dataclasses.fields(LossFlags))}
+    return names | {
+        "targets",
+        "entry",
+        *(field.name for flags in (LossFlags, ReaderFlags) for field in dataclasses.fields(flags)),
+    }

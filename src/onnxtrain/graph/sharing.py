@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import onnx_ir as ir
+
 RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
 )
@@ -18,7 +20,9 @@ def attribute_key(attributes: dict[str, Any]) -> tuple[Any, ...] | None:
     parts: list[Any] = []
     for name, item in sorted(attributes.items()):
         if hasattr(item, "tobytes") and hasattr(item, "dtype"):  # a check against the protocol would cost 0.1 ms
-            parts.append((name, str(item.dtype), tuple(item.shape.numpy()), item.tobytes()))
+            texts = item.dtype == ir.DataType.STRING
+            content = tuple(item.numpy().reshape(-1)) if texts else item.tobytes()
+            parts.append((name, str(item.dtype), tuple(item.shape.numpy()), content))
         elif isinstance(item, (list, tuple)) and all(isinstance(i, (int, float, str)) for i in item):
             parts.append((name, *map(repr, item)))
         elif isinstance(item, (int, float, str)):

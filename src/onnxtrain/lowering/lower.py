@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import onnx
 import onnx_ir as ir
@@ -17,15 +16,12 @@ from onnxtrain.lowering.description import IN_PLACE_KEY, STATES_KEY, STEP_KEY, D
 from onnxtrain.lowering.in_place import in_place_states
 from onnxtrain.lowering.join import join
 from onnxtrain.lowering.pipeline import lower_graph
-from onnxtrain.lowering.webgpu import fit_webgpu
+from onnxtrain.lowering.webgpu_bodies import Portable
 from onnxtrain.model.validity import refuses_invalid
 from onnxtrain.model.whole import check_external_data, with_external_data
 from onnxtrain.training_info.check import check_training_model
 from onnxtrain.training_info.entry import Entry
 from onnxtrain.training_info.read import read_training_model
-
-Portable = Literal["webgpu"]
-"""Providers that step graphs can be made for."""
 
 
 @dataclass(frozen=True)
@@ -107,9 +103,7 @@ def lower_entry(entry: Entry, *, kernels: bool, portable: Portable | None = None
     graph = entry.model.graph
     _choose_outputs(graph, entry.results, entry.updates)
     description = Description.of(entry)
-    lower_graph(entry.model, kernels=kernels)
-    if portable is not None:
-        fit_webgpu(entry.model)
+    lower_graph(entry.model, kernels=kernels, portable=portable)
     drop_unused_inputs(graph)
     names = {value.name for value in graph.inputs}
     states: dict[str, str | None] = {

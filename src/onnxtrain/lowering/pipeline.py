@@ -9,6 +9,7 @@ from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN, TRAINING_DOMAIN
 from onnxtrain.graph.passes import clean, remove_unused
 from onnxtrain.lowering.count_dropout import count_dropout
+from onnxtrain.lowering.dequantize_again import dequantize_again
 from onnxtrain.lowering.fuse_activations import fuse_activations
 from onnxtrain.lowering.fuse_attention import fuse_attention
 from onnxtrain.lowering.fuse_linear import fuse_linear
@@ -22,9 +23,13 @@ from onnxtrain.lowering.resolve_fused import resolve_fused
 from onnxtrain.lowering.reuse_activations import reuse_activations
 from onnxtrain.lowering.spread_updates import spread_updates
 from onnxtrain.lowering.use_convolution_kernels import use_convolution_kernels
+from onnxtrain.lowering.webgpu import fit_webgpu
+from onnxtrain.lowering.webgpu_bodies import Portable
 
 
-def lower_graph(model: ir.Model, *, kernels: bool = False, derivative: Derivative | None = None) -> ir.Model:
+def lower_graph(
+    model: ir.Model, *, kernels: bool = False, derivative: Derivative | None = None, portable: Portable | None = None
+) -> ir.Model:
     """The list of passes: from a graph with Gradient and optimizer nodes to one that a session runs, in place.
 
     Step graphs, gradients, evaluation and the ONNX backend all go through it. What is not in a graph costs nothing:
@@ -38,6 +43,7 @@ def lower_graph(model: ir.Model, *, kernels: bool = False, derivative: Derivativ
             (:class:`~onnxtrain.autodiff.options.GradientOptions`).
         kernels: Whether the session loads the native kernels.
         derivative: A derivative to append as graph outputs ``{x}_grad``.
+        portable: The provider that the graph is for, where it is not the processor.
 
     Raises:
         GradientError: A gradient cannot be built.
@@ -56,13 +62,14 @@ def lower_graph(model: ir.Model, *, kernels: bool = False, derivative: Derivativ
     for gradient in build_gradients(model, derivative):  # a Gradient node becomes the nodes that compute it
         mask_softmax_gradients(model, gradient)  # rows without a key have a gradient of zero
         backward += gradient
-    resolve_fused(model, backward, kernels=kernels)  # what has no kernel here becomes its body
+    resolve_fused(model, backward, kernels=kernels, portable=portable)  # what has no kernel becomes its body
     clean(model)
     recompute(graph, backward, options.recompute)  # activations computed again instead of kept
     if kernels:
         reuse_activations(graph, backward)  # activations that their gradient gives once more
         use_convolution_kernels(model)
         remove_unused(model)
+        dequantize_again(graph)  # frozen weights are in float while they are read, no longer
         spread_updates(graph)  # an update for every few layers, in the backward pass
         fuse_updates(model)  # clipping and masks inside the update
     else:
@@ -71,6 +78,8 @@ def lower_graph(model: ir.Model, *, kernels: bool = False, derivative: Derivativ
         graph.sort()
         for domain in (TRAINING_DOMAIN, ONNXTRAIN_DOMAIN):
             _forget_domain(model, domain)
+        if portable is not None:
+            fit_webgpu(model)  # nothing that the provider lacks
     return model
 
 

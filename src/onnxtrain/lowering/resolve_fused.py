@@ -11,9 +11,10 @@ from onnxtrain.autodiff.registry import find_registered_body
 from onnxtrain.graph import Builder
 from onnxtrain.graph.clone import subgraphs
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.lowering.webgpu_bodies import Portable, body_for
 
 
-def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool) -> None:
+def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool, portable: Portable | None = None) -> None:
     """Keep the nodes of fused operators that a kernel can run, and write the others in standard operators, in place.
 
     Requires: a graph whose nodes have types. Ensures: the nodes of a body stand where their node stood.
@@ -22,6 +23,7 @@ def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool) -> None
         model: A model whose gradients are built.
         backward: What the engine emitted; bodies take the place of their nodes in it.
         kernels: Whether the model is for a session that loads the native kernels.
+        portable: The provider that the graph is for, where it is not the processor.
     """
     fused_operators()  # loads the rules
     kept, renamed = False, dict[ir.Value, ir.Value]()
@@ -36,7 +38,7 @@ def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool) -> None
                 kept = kept or node.domain == ONNXTRAIN_DOMAIN
                 continue
             assert isinstance(graph, ir.Graph)
-            body = find_registered_body(node.op_type, node.domain)
+            body = body_for(portable, node.op_type) or find_registered_body(node.op_type, node.domain)
             assert body is not None
             op = main.before(node) if graph is model.graph else Builder(graph, opset, before=node, outer=main)
             written = expand_registered(node, body, op, renamed)

@@ -6,6 +6,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.errors import OptionError
+from onnxtrain.graph import Builder, Value
+from onnxtrain.graph.replace import remove_nodes, take_over
+from onnxtrain.lowering.webgpu_convolutions import mend_convolutions
 
 _DOUBLE, _FLOAT = ir.DataType.DOUBLE, ir.DataType.FLOAT
 
@@ -13,35 +16,58 @@ _DOUBLE, _FLOAT = ir.DataType.DOUBLE, ir.DataType.FLOAT
 def fit_webgpu(model: ir.Model) -> None:
     """Fit a step graph to the WebGPU provider of onnxruntime-web 1.30, in place.
 
-    What the provider does not claim to have runs on the processor by itself. Two things it claims and has not: MaxPool
-    with the output Indices, which gradients of MaxPool read, and BatchNormalization in training mode.
+    What the provider does not claim to have runs on the processor by itself. Two things it claims and has not:
+    BatchNormalization in training mode, which is written in other operators here, and MaxPool with the output Indices,
+    which gradients of MaxPool read where the sizes of images are not known. Some convolutions it computes wrongly, so
+    that they are written in others.
 
     Requires: a graph without functions. Ensures: a graph without float64 that the provider runs.
 
     Raises:
-        OptionError: The model itself is float64, or has one of the two.
+        OptionError: The model itself is float64, or it needs those indices.
     """
     for part in [model.graph, *model.graph.subgraphs()]:
         for node in part:
-            what = _lacking(node)
-            if what is not None:
+            if not node.domain and node.op_type == "MaxPool" and len(node.outputs) > 1:
                 raise OptionError(
-                    f"The node {node.name!r} is {what}, which ONNX Runtime's WebGPU provider has not; leave --portable "
-                    "out, and train on the processor."
+                    f"The node {node.name!r} needs MaxPool's output Indices, which ONNX Runtime's WebGPU provider has "
+                    "not: its images have no fixed size (export --static height=28), or the model reads them. Or "
+                    "leave --portable out, and train on the processor."
                 )
+        assert isinstance(part, ir.Graph)
+        _normalize_by_hand(part, model.graph.opset_imports[""])
+        mend_convolutions(part, model.graph.opset_imports[""])
     use_single_precision(model)
 
 
-def _lacking(node: ir.Node) -> str | None:
-    """What a node is, where the provider fails in it."""
-    if node.domain:
-        return None
-    if node.op_type == "MaxPool" and len(node.outputs) > 1:
-        return "the gradient of a MaxPool"
-    training = node.attributes.get("training_mode")
-    if node.op_type == "BatchNormalization" and training is not None and training.as_int() == 1:
-        return "a BatchNormalization in training mode"
-    return None
+def _normalize_by_hand(graph: ir.Graph, opset: int) -> None:
+    """Write BatchNormalization in training mode in other operators, in place."""
+    for node in list(graph):
+        mode = node.attributes.get("training_mode")
+        if node.domain or node.op_type != "BatchNormalization" or mode is None or mode.as_int() != 1:
+            continue
+        op = Builder(graph, opset, before=node)
+        op.scope = node.name or "batch_norm"
+        x, scale, bias, mean, variance = (op.wrap(value) for value in node.inputs if value is not None)
+        numbers = {name: attribute.as_float() for name, attribute in node.attributes.items() if name != "training_mode"}
+        epsilon, momentum = numbers.get("epsilon", 1e-5), numbers.get("momentum", 0.9)
+        if x.rank is None:
+            raise OptionError(f"The rank of {x.ir.name!r} is not known; declare its shape in the model.")
+        column = op.ints(*range(1, x.rank - 1))
+
+        def per_channel(value: Value, op: Builder = op, column: Value = column, rank: int = x.rank) -> Value:
+            return op.Unsqueeze(value, column) if rank > 2 else value
+
+        over = op.ints(0, *range(2, x.rank))
+        centred = x - (batch_mean := op.ReduceMean(x, over, keepdims=1))
+        batch_variance = op.ReduceMean(centred * centred, over, keepdims=1)
+        y = centred * (per_channel(scale) * op.Reciprocal(op.Sqrt(batch_variance + epsilon))) + per_channel(bias)
+        new = [y]
+        for running, own in ((mean, batch_mean), (variance, batch_variance)):
+            new.append(running * momentum + op.Reshape(own, op.ints(-1)) * (1 - momentum))
+        pairs = zip(node.outputs, new, strict=False)
+        take_over(graph, {old: made.ir for old, made in pairs if old.name})
+        remove_nodes(graph, [node])
 
 
 def use_single_precision(model: ir.Model) -> None:

@@ -17,7 +17,7 @@ from onnxtrain.errors import ModelError
 from onnxtrain.graph.declared import declare_initializers
 from onnxtrain.model.checks import check_model
 from onnxtrain.model.external import DataFiles, DataTensor, ExternalData, raw_array, set_folder
-from onnxtrain.model.hidden import Hidden, lift, with_hidden
+from onnxtrain.model.hidden import Hidden, fill, fill_tensor, lift, with_hidden
 from onnxtrain.model.large import LargeData, Origin
 from onnxtrain.model.leftovers import clear_leftovers
 from onnxtrain.model.order import sort_nodes
@@ -166,6 +166,22 @@ class ModelFile:
                 tensor.ClearField("external_data")
                 tensor.ClearField("data_location")
         return with_external_data(proto, self.folder, self._moved)
+
+    def filled(self, values: Mapping[str, npt.NDArray[np.generic]]) -> ModelProto:
+        """What :meth:`save` writes, in memory and with all data inside; sparse initializers are dense.
+
+        Raises:
+            ModelError: A data file cannot be read.
+        """
+        dense = self.dense()
+        proto = dense.inlined(without=values)
+        for tensor in proto.graph.initializer:
+            if tensor.name in values:
+                fill_tensor(tensor, values[tensor.name])
+        for name, item in dense._hidden.items():
+            if name in values:
+                fill(proto, item, values[name])
+        return proto
 
     def release(self, names: Iterable[str]) -> None:
         """Free the memory of initializers whose values somebody else has now: a training, its parameters.
@@ -398,7 +414,8 @@ class ModelFile:
                 data = self._external[name]
                 changes.setdefault(data.file, []).append((data.offset, raw_bytes(array, tensor.data_type)))
             elif name in self._hidden:
-                inner[self._hidden[name].path] = (tensor, array)
+                hidden = self._hidden[name]
+                inner[hidden.path] = (tensor, hidden.stored(array))
             else:
                 inline[self._positions[name]] = array
         self._check_shared(values)

@@ -1,8 +1,9 @@
 """Weights that are no initializers of the main graph: where they are in a file, and how a working copy has them.
 
-Tools write weights as Constant nodes (Paddle, some optimizers), or as initializers of the bodies of If and Loop (voice
-activity models). In a working copy they are initializers of the main graph, like any other; in the file they stay where
-they are. Which constants are weights is told by what reads them.
+Tools write weights as Constant nodes (Paddle, some optimizers), as initializers of the bodies of If and Loop (voice
+activity models), or as attributes (linear models of scikit-learn, see `linear_models`). In a working copy they are
+initializers of the main graph, like any other; in the file they stay where they are. Which constants are weights is
+told by what reads them.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+import numpy as np
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from onnxtrain.graph.domains import is_default_domain
-from onnxtrain.model.skeleton import proto_subgraphs
+from onnxtrain.model.linear_models import attribute_weights, is_normalizer, mirror, put, standard_form
+from onnxtrain.model.skeleton import default_opset, proto_subgraphs
 from onnxtrain.model.wire import Path, Template
 
 _GRAPH, _NODE, _ATTRIBUTE, _TENSOR, _BODY, _BODIES, _INITIALIZER = 7, 1, 5, 5, 6, 11, 5
@@ -53,13 +56,19 @@ class Hidden:
     Attributes:
         name: What the initializer of a working copy is called: as the value in the file, with a number behind it
             where several bodies have a value of that name.
-        path: Where its tensor is.
+        path: Where its tensor is, or the attribute that holds its numbers.
         tensor: The tensor.
+        mirrored: Whether the attribute holds the negative, too (see `linear_models`).
     """
 
     name: str
     path: Path
     tensor: TensorProto
+    mirrored: bool = False
+
+    def stored(self, values: np.ndarray) -> np.ndarray:
+        """New values in the form of the file."""
+        return mirror(values) if self.mirrored else values
 
 
 def find_hidden(proto: ModelProto) -> list[Hidden]:
@@ -78,11 +87,12 @@ def find_hidden(proto: ModelProto) -> list[Hidden]:
     taken = set(counts)
     only = not any(tensor.data_type in _FLOATING for tensor in proto.graph.initializer)
     found = []
-    for value, path, tensor in _weights(proto.graph, ((_GRAPH, 0),), literal=only):
+    for value, path, tensor, mirrored in _weights(proto.graph, ((_GRAPH, 0),), literal=only):
         numbered = (f"{value}_{number}" for number in itertools.count(1))
-        name = value if counts[value] == 1 else next(name for name in numbered if name not in taken)
+        is_free = counts[value] == 1 or value not in taken
+        name = value if is_free else next(name for name in numbered if name not in taken)
         taken.add(name)
-        found.append(Hidden(name, path, tensor))
+        found.append(Hidden(name, path, tensor, mirrored))
     return found
 
 
@@ -107,9 +117,17 @@ def lift(proto: ModelProto, hidden: Sequence[Hidden]) -> None:
     Requires: the model's nodes stand as in that whose weights were found. Ensures: values keep their names.
     """
     moved = []
+    linear: dict[Path, tuple[Any, Any, dict[str, str]]] = {}
     for item in hidden:
         chain = _chain(proto, item.path)
         tensor = chain[-1]
+        if isinstance(tensor, AttributeProto):
+            _, _, names = linear.setdefault(item.path[:-1], (chain[-3], chain[-2], {}))
+            names[tensor.name] = item.name
+            made = proto.graph.initializer.add()
+            made.CopyFrom(item.tensor)
+            made.name = item.name
+            continue
         if isinstance(chain[-2], AttributeProto):
             graph, node = chain[-4], chain[-3]
             value = node.output[0]
@@ -131,6 +149,58 @@ def lift(proto: ModelProto, hidden: Sequence[Hidden]) -> None:
             graph.node.remove(node)
         if node is None:
             graph.initializer.remove(tensor)
+    _to_standard_operators(proto, [*linear.values()])
+
+
+def fill(proto: ModelProto, item: Hidden, values: np.ndarray) -> None:
+    """Give a weight new values in a model, in place; its name and what is said about it stay."""
+    place = _chain(proto, item.path)[-1]
+    if isinstance(place, AttributeProto):
+        put(place, item.stored(values))
+    else:
+        fill_tensor(place, values)
+
+
+def fill_tensor(tensor: TensorProto, values: np.ndarray) -> None:
+    """Give a tensor these values, in place; its name and what is said about it stay."""
+    full = numpy_helper.from_array(np.ascontiguousarray(values))
+    for field in ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "external_data"):
+        tensor.ClearField(field)
+    tensor.ClearField("data_location")
+    tensor.raw_data = full.raw_data
+
+
+def _to_standard_operators(proto: ModelProto, linear: Sequence[tuple[Any, Any, dict[str, str]]]) -> None:
+    """Put standard operators in the place of linear models, and of the Normalizer behind them."""
+    opset = default_opset(proto.opset_import) or 1
+    if not linear:
+        return
+    softmax: set[str] = set()
+    forms: dict[int, list[NodeProto]] = {}
+    for _, node, names in linear:
+        forms[id(node)] = standard_form(node, names, opset=opset)
+        softmax.update(made.output[0] for made in forms[id(node)] if made.op_type == "Softmax")
+    for graph in _graphs(proto.graph):
+        made: list[NodeProto] = []
+        for node in graph.node:
+            form = forms.get(id(node))
+            if form is None and is_normalizer(node):
+                one = node.input[0] in softmax and any(a.name == "norm" and a.s == b"L1" for a in node.attribute)
+                same = NodeProto(op_type="Identity", input=node.input, output=node.output)
+                form = [same] if one else standard_form(node, {}, opset=opset)
+            made += [node] if form is None else form
+        if len(made) != len(graph.node) or any(a is not b for a, b in zip(made, graph.node, strict=True)):
+            kept = [NodeProto.FromString(node.SerializeToString()) for node in made]
+            del graph.node[:]
+            graph.node.extend(kept)
+
+
+def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
+    """A graph and those of its bodies, the inner ones first."""
+    for node in graph.node:
+        for body in proto_subgraphs(node):
+            yield from _graphs(body)
+    yield graph
 
 
 def _chain(proto: ModelProto, path: Path) -> list[Any]:
@@ -143,22 +213,25 @@ def _chain(proto: ModelProto, path: Path) -> list[Any]:
     return chain
 
 
-def _weights(graph: GraphProto, path: Path, *, literal: bool) -> Iterator[tuple[str, Path, TensorProto]]:
-    """Names, paths and tensors of a graph's weights, those of bodies included."""
+def _weights(graph: GraphProto, path: Path, *, literal: bool) -> Iterator[tuple[str, Path, TensorProto, bool]]:
+    """Names, paths and tensors of a graph's weights, those of bodies included; and whether they are mirrored."""
     outputs = {value.name for value in graph.output}
     reads = _weight_reads(graph)
     if len(path) > 1:
         given = {value.name for value in graph.input}
         for place, tensor in enumerate(graph.initializer):
             if _is_weight(tensor) and tensor.name in reads and tensor.name not in outputs | given:
-                yield tensor.name, (*path, (_INITIALIZER, place)), tensor
+                yield tensor.name, (*path, (_INITIALIZER, place)), tensor, False
     for place, node in enumerate(graph.node):
         at = (*path, (_NODE, place))
         if node.op_type == "Constant" and is_default_domain(node.domain) and node.output:
             kept = node.output[0] in outputs or node.output[0] not in reads or (not literal and _is_literal(node))
             for index, attribute in enumerate(node.attribute):
                 if not kept and attribute.HasField("t") and _is_weight(attribute.t):
-                    yield node.output[0], (*at, (_ATTRIBUTE, index), (_TENSOR, 0)), attribute.t
+                    yield node.output[0], (*at, (_ATTRIBUTE, index), (_TENSOR, 0)), attribute.t, False
+        for weight in attribute_weights(node):
+            label = node.name or node.output[-1]
+            yield f"{label}.{weight.tensor.name}", (*at, (_ATTRIBUTE, weight.index)), weight.tensor, weight.mirrored
         for index, attribute in enumerate(node.attribute):
             if attribute.HasField("g"):
                 yield from _weights(attribute.g, (*at, (_ATTRIBUTE, index), (_BODY, 0)), literal=literal)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -81,6 +81,9 @@ _DATA: Mapping[int, tuple[int, ...]] = {
 }
 """The fields of a tensor's data with the wire types that they may have; under another one a field is unknown."""
 
+_LIST: Mapping[int, tuple[int, ...]] = {7: (BYTES, FIXED32)}
+"""The same of an attribute that is a list of floats."""
+
 _UNSIZED = (ir.DataType.UNDEFINED, ir.DataType.STRING)
 _PACKED = tuple(item.value for item in ir.DataType if item not in _UNSIZED and item.bitwidth < 8)
 """Element types of which several share a byte."""
@@ -145,7 +148,8 @@ class Template:
 
     Args:
         data: The serialised model; not kept.
-        inner: Ways to further tensors whose data may change: numbers of fields, and places among those of one number.
+        inner: Ways to further tensors, and to attributes that are lists of floats, whose data may change: numbers of
+            fields, and places among those of one number.
 
     Raises:
         CutOffError: The data ends inside a field.
@@ -165,6 +169,7 @@ class Template:
     def _cut(self, source: _Source, whole: Slice, kind: str, depth: int, way: Path) -> _Message:
         """Split a message: what may change becomes a part of its own, what lies between stays bytes."""
         holds_data = kind == "initializer" or way in self._ends
+        types = _LIST if kind == "attribute" else _DATA
         places: dict[int, int] = {}  # how many fields of a number were passed
         self._budget.left -= _COST_OF_A_MESSAGE
         message = _Message(bytes(source.view[whole.start : whole.payload]), whole.end - whole.payload)
@@ -180,8 +185,9 @@ class Template:
         inside = read_fields(source.view, whole.payload, whole.end, self._budget)
         for part, end, count in _runs(inside) if holds_data else ((item, item.end, 1) for item in inside):
             made: _Field | _Message | None
-            if holds_data and part.wire_type in _DATA.get(part.number, ()):
-                made = self._cut_data(source, part, end, count, once)
+            if holds_data and part.wire_type in types.get(part.number, ()):
+                number = _FLOAT_DATA if types is _LIST else part.number
+                made = self._cut_data(source, replace(part, number=number), end, count, once)
             else:
                 place = places.get(part.number, 0)
                 places[part.number] = place + 1
@@ -287,7 +293,7 @@ class Template:
             arrays: New values by position; of the tensors' types and shapes.
             raw_data: The raw data of a large initializer that gets no new value, by its position.
             locations: New names of data files by those that the model has.
-            inner: Tensors and their new values by the ways to them.
+            inner: Tensors and their new values by the ways to them, or to the attributes that hold their numbers.
         """
         replaced: _Payloads = {
             id(self._tensors[index]): _replace(self._tensors[index], tensors[index], array)

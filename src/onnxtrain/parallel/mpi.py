@@ -26,6 +26,9 @@ _GRACE = 10.0
 _AT_ONCE = 1 << 15
 """Bytes up to which an array is summed from everybody's whole array: one exchange of messages instead of two."""
 
+_BLOCK = 1 << 20
+"""Bytes of a share that are added up at a time: what has arrived is still in the cache."""
+
 _LOOKS = 256
 """Looks at what has arrived between two looks at the clock and at sentences of others."""
 
@@ -166,11 +169,15 @@ class MPI(Communicator):
 
     def _reduce_share(self, shares: Sequence[np.ndarray], what: str) -> None:
         """Replace the share of this rank by its sum over all ranks."""
-        own = shares[self.rank]
-        parts = self._room((self.size, own.size), own.dtype)
-        self._exchange(shares, list(parts), what)
-        parts[self.rank] = own
-        _add_in_order(parts, own)
+        longest = max(share.size for share in shares)
+        step = max(1, _BLOCK // shares[0].itemsize)
+        for start in range(0, longest, step):
+            blocks = [share[start : start + step] for share in shares]
+            own = blocks[self.rank]
+            parts = self._room((self.size, own.size), own.dtype)
+            self._exchange(blocks, list(parts), what)
+            parts[self.rank] = own
+            _add_in_order(parts, own)
 
     def _shares(self, flat: np.ndarray) -> list[np.ndarray]:
         """An array in as many parts as there are ranks."""

@@ -26,6 +26,7 @@ from onnxtrain.training.learner import Source
 from onnxtrain.training.loss_choice import LossLike
 from onnxtrain.training.losses import BinaryCrossEntropy, SoftmaxCrossEntropy
 from onnxtrain.training.masks import choose_tensors
+from onnxtrain.training.progress import Display, Progress, StepsOf
 from onnxtrain.training.schedules import Schedule
 from onnxtrain.training.specification import Options
 from onnxtrain.training.trainer import Trainer
@@ -101,6 +102,7 @@ class Job:
         target: Name of the target array.
         options: Further arguments of the trainers.
         say: Takes a line after every epoch and cut.
+        display: Where steps are shown.
     """
 
     def __init__(
@@ -111,7 +113,9 @@ class Job:
         target: str | None,
         options: Options,
         say: Callable[[str], None],
+        display: Display,
     ) -> None:
+        self.shown = Progress(StepsOf(display))
         self.plan, self.target, self.say = plan, target, say
         self.trainer = Trainer(model, loss=loss, optimizer=plan.optimizer, **options)
         self.names = choose_tensors(self.trainer.objective.shapes, plan.tensors, "tensors", self.trainer.weights)
@@ -188,8 +192,7 @@ class Job:
                 epochs=plan.epochs,
                 batch_size=plan.batch_size,
                 schedule=plan.schedule,
-                callbacks=[cutter],
-                progress=False,
+                callbacks=[cutter, self.shown],
             )
         return cutter.accuracy
 
@@ -205,8 +208,7 @@ class Job:
             epochs=plan.fine_tune_epochs,
             batch_size=plan.batch_size,
             schedule=plan.fine_tune_schedule,
-            callbacks=[_Lines(self, "fine-tuning")],
-            progress=False,
+            callbacks=[_Lines(self, "fine-tuning"), self.shown],
         )
 
     def _weights(self) -> dict[str, np.ndarray]:

@@ -18,6 +18,7 @@ from onnxtrain.pruning.report import PruneResult, Storage, check_report_folder
 from onnxtrain.pruning.thresholds import Scope
 from onnxtrain.training.learner import Source
 from onnxtrain.training.loss_choice import LossLike
+from onnxtrain.training.progress import Display
 from onnxtrain.training.schedules import Schedule
 from onnxtrain.training.specification import Options
 
@@ -51,7 +52,7 @@ def prune(
     storage: Storage = "dense",
     save: str | os.PathLike[str] | None = None,
     report: str | os.PathLike[str] | None = None,
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] | Display | None = None,
     **options: Unpack[Options],
 ) -> PruneResult:
     """Make a model sparse and keep its accuracy.
@@ -91,7 +92,8 @@ def prune(
         storage: "dense", with the zeros, or "sparse": ``sparse_initializer`` where that takes fewer bytes.
         save: File to write the model to; or use :meth:`~onnxtrain.pruning.report.PruneResult.save`.
         report: Folder to write the report to: text, JSON and PNG.
-        progress: Is given a line after every epoch and cut.
+        progress: Is given a line after every epoch and cut; a :class:`~onnxtrain.training.progress.Display` shows the
+            steps, too.
         **options: All other options of :class:`onnxtrain.Trainer`. The ``seed`` is that of what is random, too.
 
     Returns:
@@ -141,7 +143,9 @@ def prune(
         check_writable(save)
     if report is not None:
         check_report_folder(report)
-    job = Job(plan, model, loss, target, options, progress or (lambda line: None))
+    display = progress if isinstance(progress, Display) else Display()
+    say = display.note if isinstance(progress, Display) else progress or (lambda line: None)
+    job = Job(plan, model, loss, target, options, say, display)
     result = job.run(data, validation)
     if save is not None:
         result.save(save, storage=storage)

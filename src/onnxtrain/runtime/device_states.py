@@ -77,7 +77,7 @@ class DeviceStates(StateBuffers):
             buffers.append(self._device.place(np.zeros(shape, dtype)))
             self.doubled.append(name)
 
-    def join(self, names: Sequence[str]) -> np.ndarray:
+    def join(self, names: Sequence[str], *, parts: int = 1) -> np.ndarray:
         """States on a device are not in memory that other processes could be sent.
 
         Raises:
@@ -87,6 +87,10 @@ class DeviceStates(StateBuffers):
             f"Several processes train together in the processor's memory only, not in that of {self._device.kind}; "
             "leave providers or parallel out."
         )
+
+    def place(self, name: str, memory: np.ndarray) -> None:
+        """As :meth:`join`."""
+        self.join([name])
 
     def bind_input(self, binding: Any, name: str) -> None:
         """Bind the current value as the input of its name."""

@@ -31,7 +31,7 @@ class StateBuffers(MutableMapping[str, np.ndarray]):
         self._buffers: dict[str, list[np.ndarray]] = {name: [_aligned(value)] for name, value in values.items()}
         self._turn: dict[str, int] = dict.fromkeys(values, 0)
         self.doubled: list[str] = []
-        self._joined: dict[tuple[str, ...], np.ndarray] = {}
+        self._joined: dict[tuple[int | str, ...], np.ndarray] = {}
         # What the arrays that were handed out are views of. NumPy's views of views keep this one alive, so that it is
         # there as long as anybody has any of them.
         self._anchors: dict[str, weakref.ref[np.ndarray]] = {}
@@ -91,29 +91,37 @@ class StateBuffers(MutableMapping[str, np.ndarray]):
             buffers.append(_aligned(buffers[0]))
             self.doubled.append(name)
 
-    def join(self, names: Sequence[str]) -> np.ndarray:
+    def place(self, name: str, memory: np.ndarray) -> None:
+        """Let a state be where this array is, which has its value from now on; before any session binds it."""
+        (buffer,) = self._buffers[name]
+        assert memory.shape == buffer.shape
+        assert memory.dtype == buffer.dtype
+        self._buffers[name] = [memory]
+
+    def join(self, names: Sequence[str], *, parts: int = 1) -> np.ndarray:
         """Put states of one type one after the other; what is returned [elements] is the memory of all of them.
 
         Between two there may be some bytes of zeros, so that each starts on a cache line. Joining the same states again
-        gives the same memory.
+        gives the same memory. It can be cut in ``parts`` of equal size, each of which starts on a cache line.
 
         Raises:
             OptionError: A state has two buffers, or is handed out or bound to a session already, or types differ.
         """
         buffers = [self._buffers[name] for name in names]
         held = [name for name in names if name in self.doubled or self._anchor(name) is not None]
+        if (parts, *names) in self._joined:
+            return self._joined[parts, *names]
         if held or len({buffer.dtype for (buffer, *_) in buffers}) != 1:
             raise OptionError(f"The states {', '.join(held or names)} cannot be put one after the other.")
-        key = tuple(names)
-        if key not in self._joined:
-            starts = np.cumsum([0] + [-(-buffer.nbytes // _ALIGNMENT) * _ALIGNMENT for (buffer,) in buffers])
-            memory = _aligned(np.zeros(starts[-1], np.uint8))
-            for (old,), name, start in zip(buffers, names, starts[:-1].tolist(), strict=True):
-                new = memory[start : start + old.nbytes].view(old.dtype).reshape(old.shape)
-                new[...] = old
-                self._buffers[name] = [new]
-            self._joined[key] = memory.view(buffers[0][0].dtype)
-        return self._joined[key]
+        starts = np.cumsum([0] + [-(-buffer.nbytes // _ALIGNMENT) * _ALIGNMENT for (buffer,) in buffers])
+        unit = parts * _ALIGNMENT
+        memory = _aligned(np.zeros(-(-starts[-1] // unit) * unit, np.uint8))
+        for (old,), name, start in zip(buffers, names, starts[:-1].tolist(), strict=True):
+            new = memory[start : start + old.nbytes].view(old.dtype).reshape(old.shape)
+            new[...] = old
+            self._buffers[name] = [new]
+        found = self._joined[parts, *names] = memory.view(buffers[0][0].dtype)
+        return found
 
     def current(self, name: str) -> np.ndarray:
         """The buffer that has the current value, for those who do not keep it."""

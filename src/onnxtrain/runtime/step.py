@@ -38,9 +38,9 @@ class StepSession:
         self.second_buffers = tuple(name for name in written if name not in step.in_place)
         for name in self.second_buffers:
             states.give_second_buffer(name)
-        self._session = create_session(step.model, options, kernels=kernels)
         self._inputs = {str(value.name): _dtype(value) for value in graph.inputs if value.name in step.feeds}
         self._has_strings = any(dtype.kind in "OSU" for dtype in self._inputs.values())
+        self._session = create_session(step.model, options, kernels=kernels, bind=not self._has_strings)
         self._read = [str(value.name) for value in graph.inputs if value.name not in self._inputs]
         self._written = written
         self._bindings: dict[tuple[int, ...], Any] = {}
@@ -153,8 +153,11 @@ class Session:
         return list(self._session.run(names, feeds))
 
     def io_binding(self) -> Any:
-        """An ``onnxruntime.IOBinding``, to be used while this session lives."""
-        return self._session.io_binding()
+        """An ``onnxruntime.IOBinding``, to be used while this session lives; frozen tensors are bound already."""
+        binding = self._session.io_binding()
+        for name, value in self._frozen.inputs.items():
+            binding.bind_ortvalue_input(name, value)
+        return binding
 
     def run_with_iobinding(self, binding: Any) -> None:
         """Run with inputs and outputs that are bound to memory."""
@@ -165,8 +168,15 @@ class Session:
         return str(self._session.end_profiling())
 
 
-def create_session(model: ir.Model, options: RuntimeOptions, *, kernels: bool = False) -> Session:
+def create_session(model: ir.Model, options: RuntimeOptions, *, kernels: bool = False, bind: bool = False) -> Session:
     """An onnxruntime session for a working graph.
+
+    Args:
+        model: The graph.
+        options: Threads, providers, memory.
+        kernels: Whether it holds nodes with native kernels.
+        bind: Whether frozen tensors may be inputs, which :meth:`Session.io_binding` binds: then the session runs with
+            bindings only.
 
     Raises:
         ModelError: External data is not where the model says.
@@ -178,7 +188,7 @@ def create_session(model: ir.Model, options: RuntimeOptions, *, kernels: bool = 
     deep = has_body_in_branches(model, 2)
     disabled = [*DISABLED_OPTIMIZERS, *_DONE_ALREADY, *(DISABLED_WITH_DEEP_BODIES if deep else ())]
     settings, providers = options.session_options(kernels=kernels), options.provider_list()
-    frozen = FrozenTensors(model)
+    frozen = FrozenTensors(model, bind=bind and name_of(providers[0]) == CPU)
     with frozen.left_out():
         proto = ir.to_proto(model)
     try:

@@ -65,6 +65,14 @@ class Adapted(abc.ABC):
         """
 
     @abc.abstractmethod
+    def check_mergeable(self) -> None:
+        """Find out before training whether :meth:`merged` will have an answer.
+
+        Raises:
+            OptionError: It will not.
+        """
+
+    @abc.abstractmethod
     def merged(self, file: ModelFile, values: Arrays) -> dict[str, np.ndarray]:
         """The weights of the model that make it compute the same without what was added, by name.
 

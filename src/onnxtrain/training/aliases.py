@@ -12,5 +12,13 @@ ALIASES: Final = {
     "mse": "mean_squared_error",
     "mae": "mean_absolute_error",
     "smooth_l1": "huber",
+    "categorical_focal_crossentropy": "focal",
+    "binary_focal_crossentropy": "binary_focal",
+    "sigmoid_focal_loss": "binary_focal",
+    "dice_loss": "dice",
+    "ctc_loss": "ctc",
+    "triplet_margin_loss": "triplet",
+    "supervised_contrastive": "info_nce",
+    "contrastive": "info_nce",
 }
 """Names of losses, which are metrics too, to those that they have here."""

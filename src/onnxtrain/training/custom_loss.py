@@ -20,6 +20,7 @@ from onnxtrain.training.loss import (
     Loss,
     TargetForm,
     TargetKind,
+    check_weight,
     class_axis,
     examples,
     fits_shape,
@@ -48,6 +49,7 @@ class CustomLoss(Loss):
         predicts: What the metrics may take predictions for: ``"classes"`` (scores along a class axis),
             ``"binary"`` (independent logits) or ``"numbers"``.
         axis: The class axis of predictions; by default what labels tell, as in ``SoftmaxCrossEntropy``.
+        weight: What the loss is multiplied by, 0 or more.
 
     Example:
         >>> loss = CustomLoss(lambda op, prediction, target: op.ReduceMean(abs(prediction - target) ** 1.5))
@@ -65,8 +67,10 @@ class CustomLoss(Loss):
     dtype: str | np.dtype[Any] | None = None
     predicts: PredictionKind | None = None
     axis: int | None = None
+    weight: float = 1.0
 
     def __post_init__(self) -> None:
+        check_weight(self.name, self.weight)
         if self.kind not in ("values", "indices"):
             raise OptionError(f"kind is {self.kind!r}; it is 'values' or 'indices'.")
         if self.predicts not in (None, "classes", "binary", "numbers"):

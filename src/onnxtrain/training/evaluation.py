@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,50 @@ from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.runtime.step import StepSession
 from onnxtrain.training.data import Batch, Dataset
 from onnxtrain.training.data.shares import shared
+from onnxtrain.training.heads import Metrics
+from onnxtrain.training.loss import Loss
 from onnxtrain.training.metrics import Collector, MeanAccumulator
 from onnxtrain.training.objective import Objective
 from onnxtrain.training.partial import batch_axes, joined_axis
 from onnxtrain.training_info.entry import Entry
 
-_WEIGHT = "loss_weight"
+_WEIGHT = "_weight"
+"""What follows the name of a loss in that of its weight."""
+
+
+class _Total:
+    """The loss of a data set: the mean over all terms, or the sum of those of the batches."""
+
+    def __init__(self, loss: Loss | None) -> None:
+        self._mean, self._sum = MeanAccumulator(), 0.0
+        self._sums = loss is not None and loss.reduction == "sum"
+
+    def add(self, value: float, weight: float) -> None:
+        """Add a batch."""
+        if self._sums:
+            self._sum += value
+        else:
+            self._mean.add(value, weight)
+
+    @property
+    def value(self) -> float:
+        """The loss so far."""
+        return self._sum if self._sums else self._mean.value
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What was measured on a batch.
+
+    Attributes:
+        number: That of the batch.
+        losses: Each with its weight.
+        metrics: What each metric keeps.
+    """
+
+    number: int
+    losses: list[tuple[float, float]]
+    metrics: list[Any]
 
 
 class Evaluator:
@@ -32,9 +71,17 @@ class Evaluator:
         objective: The model without training modes, and its loss.
         states: Buffers of the training; initializers named in it are read from there.
         options: Threads and providers.
+        instead: States to read instead of those of the initializers' names, by these.
     """
 
-    def __init__(self, objective: Objective, states: StateBuffers, options: RuntimeOptions) -> None:
+    def __init__(
+        self,
+        objective: Objective,
+        states: StateBuffers,
+        options: RuntimeOptions,
+        instead: Mapping[str, str] | None = None,
+    ) -> None:
+        self._instead = instead or {}
         self.objective = objective
         self._states = states
         self._options = options
@@ -61,10 +108,10 @@ class Evaluator:
         self,
         dataset: Dataset,
         batch_size: int,
-        metrics: str | Sequence[Any],
+        metrics: Metrics,
         communicator: Communicator = Single(),  # noqa: B008 - it has no state
     ) -> dict[str, float]:
-        """Averages of loss and metrics over a dataset.
+        """Averages of loss and metrics over a dataset; sums of losses that are sums.
 
         Of several processes each takes a batch in turn; the averages are the same bits, in all of them.
 
@@ -74,30 +121,43 @@ class Evaluator:
         objective = self.objective
         resolved = objective.resolve_metrics(metrics)
         self.check(dataset)
-        prediction, output = str(objective.prediction.name), str(objective.output.name)
-        loss, found = MeanAccumulator(), [metric.start() for metric in resolved]
-        parts: list[tuple[int, tuple[float, float], list[Any]]] = []
+        heads = {head.name: head for head in objective.heads}
+        losses = {name: _Total(loss) for name, loss in self._losses(objective)}
+        found = {metric.name: metric.start() for metric in resolved}
+        parts: list[_Part] = []
         for number, batch in self._batches(dataset, batch_size, communicator):
-            feeds: dict[str, np.ndarray] = dict(batch.inputs)
+            feeds = objective.inputs_of(batch)
             if self._fixed is not None and batch.size < self._fixed.size:
                 session, feeds = self._on_real_rows(batch.size), self._fixed.filled(feeds)
             else:
                 session = self._with_loss = self._with_loss or self._session(objective, with_loss=True)
-            if batch.targets is not None and objective.targets is not None:
-                feeds[objective.targets.name] = batch.targets
-            results = session.run(feeds)
+            targets = objective.targets_of(batch)
+            results = session.run(feeds | targets)
+            of_losses = [(float(results[name]), float(results[f"{name}{_WEIGHT}"])) for name in losses]
             of_metrics = []
-            for metric, collector in zip(resolved, found, strict=True):
-                assert batch.targets is not None
-                given = results[output if metric.of_output else prediction]
+            for metric in resolved:
+                head = heads[getattr(metric, "output", str(objective.output.name))]
+                given = results[str((head.output if metric.of_output else head.prediction).name)]
                 real = given[: batch.size] if session is self._partial else given
-                of_metrics.append(collector.part(batch.targets, real))
-            parts.append((number, (float(results[objective.names.loss]), float(results[_WEIGHT])), of_metrics))
+                of_metrics.append(found[metric.name].part(targets[head.targets.name], real))
+            parts.append(_Part(number, of_losses, of_metrics))
             if communicator.size == 1:
-                self._take(parts, loss, found)
+                self._take(parts, losses, [found[metric.name] for metric in resolved])
         everybody = [part for of_rank in communicator.gather_objects(parts) for part in of_rank]
-        self._take(sorted(everybody, key=lambda part: part[0]), loss, found)
-        return {"loss": loss.value, **{metric.name: taken.value for metric, taken in zip(resolved, found, strict=True)}}
+        everybody.sort(key=lambda part: part.number)
+        self._take(everybody, losses, [found[metric.name] for metric in resolved])
+        measured = {name: total.value for name, total in losses.items()}
+        if objective.others:
+            weights = [head.targets.loss.weight for head in objective.heads]
+            whole = sum(weight * value for weight, value in zip(weights, measured.values(), strict=True))
+            measured = {
+                "loss": whole,
+                **{f"{head}_loss": value for head, value in zip(heads, measured.values(), strict=True)},
+            }
+        else:
+            (whole,) = measured.values()
+            measured = {"loss": whole}
+        return {**measured, **{name: collected.value for name, collected in found.items()}}
 
     def _batches(self, dataset: Dataset, batch_size: int, communicator: Communicator) -> Iterator[tuple[int, Batch]]:
         """The batches of this process, each with its number among all."""
@@ -109,15 +169,21 @@ class Evaluator:
                 yield from ((number, piece) for piece in ([batch] if fixed is None else fixed.pieces(iter([batch]))))
 
     @staticmethod
-    def _take(
-        parts: list[tuple[int, tuple[float, float], list[Any]]], loss: MeanAccumulator, found: Sequence[Collector]
-    ) -> None:
+    def _take(parts: list[_Part], losses: Mapping[str, _Total], found: Sequence[Collector]) -> None:
         """Add up what was measured on batches, in this order, and forget it."""
-        for _, of_loss, of_metrics in parts:
-            loss.add(*of_loss)
-            for collector, of_metric in zip(found, of_metrics, strict=True):
+        for part in parts:
+            for total, of_loss in zip(losses.values(), part.losses, strict=True):
+                total.add(*of_loss)
+            for collector, of_metric in zip(found, part.metrics, strict=True):
                 collector.take(of_metric)
         parts.clear()
+
+    def _losses(self, objective: Objective) -> list[tuple[str, Loss | None]]:
+        """The results that are losses, and what they are made by."""
+        losses = [head.targets.loss for head in objective.heads]
+        if objective.others:
+            return list(zip(objective.part_names, losses, strict=True))
+        return [(objective.names.loss, losses[0] if losses else None)]
 
     def predict(self, dataset: Dataset, batch_size: int) -> dict[str, np.ndarray]:
         """All tensor outputs for a dataset, by name, put together along the axis of the examples.
@@ -168,18 +234,21 @@ class Evaluator:
         own.model.metadata_props.clear()  # how gradients are built
         results = list(self._outputs)
         if with_loss:
-            results = list(dict.fromkeys(str(value.name) for value in (own.prediction, own.output)))
+            read = [value for head in own.heads for value in (head.prediction, head.output)]
+            results = list(dict.fromkeys(str(value.name) for value in read or (own.prediction,)))
             op = Builder(graph, own.model.opset_imports[""])
-            terms = own.build_loss(op)
-            for name, term in ((own.names.loss, terms.loss), (_WEIGHT, terms.weight)):
-                op.Identity(term).ir.name = name
-                results.append(name)
-            if own.targets is not None:
-                graph.inputs.append(own.targets.value)
-        states = [name for name in graph.initializers if name in self._states]
-        for name in states:
+            names = own.part_names or [own.names.loss]
+            for name, terms in zip(names, own.build_losses(op), strict=True):
+                for suffix, term in (("", terms.loss), (_WEIGHT, terms.weight)):
+                    op.Identity(term).ir.name = f"{name}{suffix}"
+                    results.append(f"{name}{suffix}")
+            graph.inputs.extend(head.targets.value for head in own.heads)
+        states = []
+        for name in [name for name in graph.initializers if name in self._states]:
             value = graph.initializers.pop(name)
             value.const_value = None
+            value.name = self._instead.get(name, name)
+            states.append(value.name)
             graph.inputs.append(value)
         step = lower_entry(Entry(own.model, states, {}, results), kernels=False)
         return StepSession(step, self._states, self._options, kernels=False)

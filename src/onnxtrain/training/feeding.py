@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
-import onnx
 
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.training.data import TargetCheck, TensorSpec
@@ -85,15 +84,6 @@ def cut(flat: np.ndarray, like: Mapping[str, np.ndarray]) -> dict[str, np.ndarra
         name: flat[end - array.size : end].reshape(array.shape).astype(array.dtype)
         for (name, array), end in zip(like.items(), ends, strict=True)
     }
-
-
-def fill(tensor: onnx.TensorProto, values: np.ndarray) -> None:
-    """Give a tensor these values, in place; its name and what is said about it stay."""
-    full = onnx.numpy_helper.from_array(np.ascontiguousarray(values))
-    for field in ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "external_data"):
-        tensor.ClearField(field)
-    tensor.ClearField("data_location")
-    tensor.raw_data = full.raw_data
 
 
 def by_input_name(specs: Sequence[TensorSpec], inputs: Any) -> dict[str, Any]:

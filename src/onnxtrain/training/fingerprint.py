@@ -29,6 +29,7 @@ JSON = None | bool | int | float | str | list[Any] | dict[str, Any]
 CHANGEABLE: Final = (
     "accumulate",
     "attributes",
+    "augment",
     "batch_norm",
     "batch_size",
     "clip_norm",
@@ -65,9 +66,10 @@ def describe_settings(specification: Specification, objective: Objective) -> dic
     groups = {name: _describe_rule(rule) for name, rule in objective.rules(specification).items()}
     return {
         **({"groups": groups} if groups else {}),
+        **({} if specification.ema is None else {"ema": describe(specification.ema)}),
         "loss": describe(loss) if loss is not None else f"output:{objective.prediction.name}",
         "output": str(objective.prediction.name),
-        "targets": None if form is None else form.kind,
+        "targets": [each.kind for each in form] if isinstance(form, tuple) else None if form is None else form.kind,
         "optimizer": type(optimizer).__name__,
         "attributes": dict(optimizer.node_attributes()),
         "sparsity": describe(optimizer.sparsity_modifier),
@@ -79,6 +81,7 @@ def describe_settings(specification: Specification, objective: Objective) -> dic
         "clip_norm": specification.clip_norm,
         "accumulate": specification.accumulate,
         "straight_through": specification.straight_through,
+        **({"qat": True} if specification.qat else {}),
         "seed": specification.seed,
     }
 
@@ -102,6 +105,7 @@ def describe_course(
     batch_size: int,
     shuffle: bool,
     callbacks: Sequence[Any],
+    augment: object = None,
 ) -> dict[str, JSON]:
     """How the training goes.
 
@@ -116,6 +120,7 @@ def describe_course(
         batch_size: Examples per step.
         shuffle: Whether the order is new in every epoch.
         callbacks: Those of which some change the numbers of the training.
+        augment: What changes the inputs, where something does.
     """
     of_text = schedule is None or isinstance(schedule, str)
     return {
@@ -124,6 +129,7 @@ def describe_course(
         "epochs": epochs if _ends_with_the_epochs(schedule, base, epochs, per_epoch) else None,
         "batch_size": batch_size,
         "shuffle": shuffle,
+        **({} if augment is None else {"augment": describe(augment)}),
         **{
             setting: [describe(settings) for settings in settings_of(callbacks, setting)] or None
             for setting in ("early_stopping", "reduce_on_plateau")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from onnxtrain.errors import CheckpointError, OptionError
+from onnxtrain.training.augmentation import Augment
 from onnxtrain.training.callbacks import Callback, CallbackList, History, TrainingState
 from onnxtrain.training.data import Dataset, split_validation
 from onnxtrain.training.fingerprint import (
@@ -17,6 +18,7 @@ from onnxtrain.training.fingerprint import (
     describe_settings,
     names_to_change,
 )
+from onnxtrain.training.heads import Metrics
 from onnxtrain.training.learner import Learner, Source
 from onnxtrain.training.loop import Loop
 from onnxtrain.training.prefetch import Prefetch
@@ -40,7 +42,7 @@ def fit(
     epochs: int = 1,
     batch_size: int = 32,
     schedule: str | Schedule | None = None,
-    metrics: str | Sequence[Any] = (),
+    metrics: Metrics = (),
     shuffle: bool = True,
     callbacks: Sequence[Callback] = (),
     progress: ProgressLike = "auto",
@@ -52,6 +54,7 @@ def fit(
     change: str | Sequence[str] = (),
     run: str | os.PathLike[str] | RunFolder | None = None,
     prefetch: bool = True,
+    augment: Augment | None = None,
 ) -> History:
     """Train for some epochs.
 
@@ -66,7 +69,7 @@ def fit(
         trainer: The trainer.
         data: Training data: a ``.npz`` file, a folder of ``.npy`` files, a ``.csv`` file, a folder of pictures by
             class, a mapping of arrays, (inputs, targets), or an iterable of batches; with ``y`` the inputs alone.
-        y: The targets, where ``data`` has none.
+        y: The targets, where ``data`` has none; by output where several have losses.
         validation: Data to evaluate on after every epoch, or the fraction of ``data`` to hold out: ``0.2``.
         sample_weight: One weight per example [N], at least 0. The loss is the mean over the examples of weight times
             loss, as in Keras; so weights of another mean are a learning rate of another size. Validation has none.
@@ -77,7 +80,8 @@ def fit(
         schedule: Learning rate by step: ``"cosine"``, ``"warmup(100)+linear"``, ``"step(30, 0.1)"`` ..., an
             object of :mod:`onnxtrain.training.schedules`, or a function; constant by default. A text starts from
             the trainer's learning rate.
-        metrics: What to measure on the validation data: names or functions of (y_true, y_pred).
+        metrics: What to measure on the validation data: names or functions of (y_true, y_pred); by output where several
+            have losses.
         shuffle: Whether to take the examples in a new order every epoch (by the trainer's seed).
         callbacks: Called at the ends of steps and epochs.
         progress: Shows loss, metrics, examples per second and time left: a table in a notebook, a bar in a terminal,
@@ -99,9 +103,13 @@ def fit(
             validation data (the training data where there are none), parameters, gradients, sparsity.
         prefetch: Whether the next batch is prepared in a thread while a step runs, where that takes time; results are
             the same. An iterable that only the main thread may read needs ``False``.
+        augment: A function ``augment(inputs, rng)`` that changes the inputs of training batches: the array of the only
+            input [N, ...], or a dictionary of several, and a ``numpy.random.Generator`` that follows from the seed, the
+            epoch and the batch alone. It returns inputs of the same types and shapes. A checkpoint compares its name.
 
     Returns:
-        One row per epoch: loss, learning rate, validation loss and metrics.
+        One row per epoch: loss, learning rate, the loss of each output where several have one, validation loss and
+        metrics.
 
     Raises:
         DataError: Data does not fit the model.
@@ -155,7 +163,8 @@ def fit(
     loop = Loop(
         trainer, trainer.steps.share(dataset), held_out, measured, rate, listeners, None if together.rank else store
     )
-    loop.prefetch = Prefetch(threaded=prefetch)
+    loop.prefetch, loop.augment = Prefetch(threaded=prefetch), augment
+    loop.keeps = store is not None
     loop.batch_size, loop.shuffle, loop.every = size, shuffle, checkpoint_every
     loop.state = TrainingState(
         epochs=epochs, steps_per_epoch=per_epoch, learning_rate=trainer.learning_rate, batch_size=size
@@ -174,6 +183,7 @@ def fit(
                     batch_size=size,
                     shuffle=shuffle,
                     callbacks=callbacks,
+                    augment=augment,
                 ),
                 **describe_model(trainer.file),
                 "labels": None if trainer.labels is None else list(trainer.labels),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,16 @@ from onnxtrain.model.file import ModelFile
 from onnxtrain.model.validity import refuses_invalid
 from onnxtrain.runtime.device_states import new_states
 from onnxtrain.runtime.options import RuntimeOptions
-from onnxtrain.training.data import open_dataset
+from onnxtrain.training.data import Dataset, open_dataset
 from onnxtrain.training.evaluation import Evaluator
+from onnxtrain.training.heads import Metrics
 from onnxtrain.training.labels import read_labels
 from onnxtrain.training.loss_choice import LossLike
 from onnxtrain.training.objective import of_model, prepare
+from onnxtrain.training.opening import open_with_targets
+from onnxtrain.training.pasts import leave_out_pasts
 from onnxtrain.training.specification import Specification
+from onnxtrain.training.targets import Targets
 from onnxtrain.training.training_modes import set_inference
 
 
@@ -30,7 +33,7 @@ def evaluate(
     *,
     loss: LossLike,
     target: str | None = None,
-    metrics: str | Sequence[Any] = (),
+    metrics: Metrics = (),
     batch_size: int = 256,
     output: str | None = None,
     options: RuntimeOptions | None = None,
@@ -42,7 +45,7 @@ def evaluate(
         data: Data in any form that :func:`onnxtrain.training.data.open_dataset` takes.
         loss: See :class:`onnxtrain.Trainer`.
         target: Name of the target in a file with several arrays left.
-        metrics: Names (``"accuracy"``, ...) or functions of (y_true, y_pred).
+        metrics: Names (``"accuracy"``, ...) or functions of (y_true, y_pred); by output where several have losses.
         batch_size: Examples per batch.
         output: The output that the loss is built on.
         options: Threads and providers.
@@ -57,16 +60,18 @@ def evaluate(
     """
     specification = Specification.of(model, loss, output=output, options=options)
     objective = prepare(specification, table=())
-    targets = objective.targets
-    if targets is not None:
-        targets.check_batch_axis()
-    wanted = targets is not None
-    dataset = open_dataset(data, objective.inputs, target=target, need_target=wanted, validate=False)
-    if targets is not None:
-        labels = read_labels(specification.model.path)
-        dataset = dataset.adapting(lambda array: targets.adapt(array, labels))
-        objective = objective.with_form(targets.form_of_dataset(dataset))
-        dataset = dataset.expecting(objective.target_spec)
+    labels = read_labels(specification.model.path)
+
+    def adapted(dataset: Dataset, targets: Targets, name: str | None) -> Dataset:
+        return dataset.adapting(lambda array: targets.adapt(array, labels), name)
+
+    wanted = objective.targets is not None
+    if wanted:
+        dataset, forms = open_with_targets(objective, data, target=target, adapted=adapted)
+        objective = objective.with_form(forms)
+        dataset = objective.expected(dataset)
+    else:
+        dataset = open_dataset(data, objective.inputs, target=target, need_target=False, validate=False)
     objective.validate(dataset, labels=wanted)
     options = specification.options
     return Evaluator(objective, new_states({}, options), options).evaluate(dataset, batch_size, metrics)
@@ -116,7 +121,9 @@ def outputs(
     options: RuntimeOptions | None = None,
 ) -> dict[str, np.ndarray]:
     """What :func:`predict` returns, by name also where the model has one output."""
-    working = infer_shapes(ModelFile.load(model).training_model())
+    working = ModelFile.load(model).training_model()
+    leave_out_pasts(working)
+    infer_shapes(working)
     set_inference(working)
     objective = of_model(working)
     dataset = open_dataset(data, objective.inputs, target=target, need_target=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ import onnx_ir as ir
 from onnxtrain.errors import OptionError
 from onnxtrain.operators.aliases import LEARNING_RATE, translated
 from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.training.call_text import read_call
 from onnxtrain.training.parameters import Initializer, matching
 from onnxtrain.training_info.recipe import UpdateRule
 
@@ -100,6 +102,27 @@ class Group:
         return Group(patterns, lr_scale=self.lr_scale * factor, **settings)
 
 
+def read_group(text: str) -> Group:
+    """A group as text: the patterns, then its settings.
+
+    Raises:
+        OptionError: It has another form.
+
+    >>> read_group("*.bias|*norm*, weight_decay=0, lr_scale=0.5")
+    Group('*.bias|*norm*', lr_scale=0.5, weight_decay=0)
+    """
+    call = read_call(f"group({text})")
+    try:
+        if call is None or not call.positional or not call.named:
+            raise ValueError
+        settings = {name: ast.literal_eval(value) for name, value in call.named.items()}
+    except (ValueError, SyntaxError):
+        raise OptionError(
+            f"The group {text!r} is not a pattern with settings; write them as in '*.bias|*norm*, weight_decay=0'."
+        ) from None
+    return Group(call.positional, **settings)
+
+
 def listed_groups(groups: Group | Sequence[Group]) -> tuple[Group, ...]:
     """Groups as a tuple.
 
@@ -133,9 +156,21 @@ def update_rules(
     return {name: rules[found[0]] for name, found in members(groups, table, model).items()}
 
 
-def overlapping(groups: Sequence[Group], table: Sequence[Initializer], model: ir.Model) -> list[str]:
-    """Sentences on groups that match parameters of earlier ones, which say nothing of the same setting."""
+def group_hints(groups: Sequence[Group], table: Sequence[Initializer], model: ir.Model) -> list[str]:
+    """Sentences on what groups may not be meant to do.
+
+    A group may match parameters of an earlier one that says nothing of the same setting, or have an alternative that
+    matches nothing: patterns tell capital letters from others.
+    """
     sentences, counts = [], dict[tuple[int, int], int]()
+    paths = _paths(table, model)
+    for group in groups:
+        alternatives = [one for pattern in group.patterns if pattern not in paths for one in pattern.split("|")]
+        sentences += [
+            f"In {group!r} nothing matches {alternative!r}, in which capital letters count."
+            for alternative in alternatives
+            if len(alternatives) > 1 and not _matches(alternative, paths, model)
+        ]
     for found in members(groups, table, model).values():
         for later in found[1:]:
             counts[found[0], later] = counts.get((found[0], later), 0) + 1
@@ -147,6 +182,17 @@ def overlapping(groups: Sequence[Group], table: Sequence[Initializer], model: ir
                 f"that matches counts alone, so that they do not get its {' and '.join(sorted(lost))}."
             )
     return sentences
+
+
+def _paths(table: Sequence[Initializer], model: ir.Model) -> dict[str, tuple[str, ...]]:
+    return {row.name: row.paths for row in table if row.name in model.graph.initializers}
+
+
+def _matches(pattern: str, paths: Mapping[str, tuple[str, ...]], model: ir.Model) -> bool:
+    try:
+        return bool(matching("group", [pattern], paths, model))
+    except OptionError:
+        return False
 
 
 def _changed(group: Group) -> set[str]:
@@ -161,9 +207,7 @@ def members(groups: Sequence[Group], table: Sequence[Initializer], model: ir.Mod
     """
     if not groups:
         return {}
-    paths: Mapping[str, tuple[str, ...]] = {
-        row.name: row.paths for row in table if row.name in model.graph.initializers
-    }
+    paths = _paths(table, model)
     trained = {row.name for row in table if row.trainable}
     found: dict[str, list[int]] = {}
     for place, group in enumerate(groups):

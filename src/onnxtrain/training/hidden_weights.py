@@ -16,7 +16,8 @@ def hidden_weights(model: ir.Model) -> str:
     """Where the weights of a model without trainable initializers are, and what to do; "" where there are none.
 
     Weights are floating tensors of more than one element: of Constant nodes, initializers of branches and loop bodies,
-    constants of functions, and attributes of operators from ``ai.onnx.ml``.
+    and constants of functions. Operators from ``ai.onnx.ml`` that are left have numbers of their own that no gradient
+    changes: trees, support vectors.
 
     Args:
         model: A working copy.
@@ -33,10 +34,17 @@ def hidden_weights(model: ir.Model) -> str:
     places: dict[str, list[str]] = {}
     for place, name in _found(model):
         places.setdefault(place, []).append(name)
-    if not places:
-        return ""
-    listed = " and ".join(f"{place} ({_listed(names)})" for place, names in places.items())
-    return f"its weights are in {listed}; write the model with them as initializers"
+    sentences = []
+    if places:
+        listed = " and ".join(f"{place} ({_listed(names)})" for place, names in places.items())
+        sentences.append(f"its weights are in {listed}; write the model with them as initializers")
+    fitted = dict.fromkeys(node.op_type for node in model.graph.all_nodes() if _is_fitted(node))
+    if fitted:
+        sentences.append(
+            f"it computes with {' and '.join(fitted)}, through which no gradient passes: trees, support vectors and "
+            "the like are fitted by the program that made them"
+        )
+    return "; ".join(sentences)
 
 
 def _found(model: ir.Model) -> Iterator[tuple[str, str]]:
@@ -53,13 +61,15 @@ def _found(model: ir.Model) -> Iterator[tuple[str, str]]:
 
 def _in_graph(graph: ir.Graph | ir.Function, place: str) -> Iterator[tuple[str, str]]:
     for node in graph:
-        if node.domain == MACHINE_LEARNING_DOMAIN:
-            floats = [name for name, attribute in node.attributes.items() if _is_list(attribute)]
-            yield from ((f"attributes of {node.op_type}, which has no gradient", name) for name in floats)
-        elif node.op_type == "Constant" and node.domain == "":
+        if node.op_type == "Constant" and node.domain == "":
             attribute = next(iter(node.attributes.values()), None)
             if attribute is not None and (_is_list(attribute) or _is_tensor(attribute)):
                 yield place, repr(node.outputs[0].name)
+
+
+def _is_fitted(node: ir.Node) -> bool:
+    """Whether a node has lists of numbers that are no parameters."""
+    return node.domain == MACHINE_LEARNING_DOMAIN and any(map(_is_list, node.attributes.values()))
 
 
 def _is_list(attribute: ir.Attr) -> bool:

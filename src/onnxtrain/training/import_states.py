@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxtrain.errors import DataError, ModelError
 from onnxtrain.model.file import ModelFile
 from onnxtrain.training.ties import choose_copies, with_copies
 from onnxtrain.training.untie import untied
+from onnxtrain.training.widening import HALVES, rounded_to
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,15 @@ def import_states(
     for name, array in values.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise DataError(f"{name!r} in {str(states)!r} has values that are not finite; the training went astray.")
+    values = {name: _in_type_of(file, name, array) for name, array in values.items()}
     file.save(output, with_copies(values, choose_copies(file, tie)))
     return Imported(list(values), [name for name in tensors if name not in values])
+
+
+def _in_type_of(file: ModelFile, name: str, array: np.ndarray) -> np.ndarray:
+    """A weight in half precision, which is trained in single precision, as the file has it."""
+    kind = ir.DataType(file.declared(name).data_type)
+    return rounded_to(array, kind) if kind in HALVES and array.dtype == np.float32 else array
 
 
 def _has(file: ModelFile, name: str) -> bool:

@@ -24,6 +24,7 @@ from onnxtrain.training.hints import find_hints
 from onnxtrain.training.parameters import Initializer, parameter_table
 from onnxtrain.training.ties import find_copies
 from onnxtrain.training.training_modes import find_layers, set_inference
+from onnxtrain.training.widening import in_file, widen
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,7 @@ def inspect(
     graph = working.graph
     ports = tuple(_port(v) for v in graph.inputs), tuple(_port(v) for v in graph.outputs)
     operators = _operators(working)
+    halves = widen(working)
     layers = find_layers(working)
     set_inference(working)
     copy = working.clone()
@@ -121,7 +123,7 @@ def inspect(
         from onnxtrain.training.gradient import find_value
 
         loss = find_value(copy.graph, output, "output")
-    table = parameter_table(copy, loss, train=train, freeze=freeze)
+    table = in_file(parameter_table(copy, loss, train=train, freeze=freeze), halves)
     names = [row.name for row in table if row.trainable]
     found = find_hints(working, names, layers, find_copies(file, names))
     return Inspection(

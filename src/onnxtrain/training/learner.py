@@ -7,7 +7,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self, overload
 
@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxtrain.errors import DataError, NumericalError
+from onnxtrain.errors import DataError, NumericalError, OptionError
 from onnxtrain.model.file import ModelFile
 from onnxtrain.model.writing import AtomicFiles
 from onnxtrain.operators.optimizer import Optimizer
@@ -26,18 +26,23 @@ from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.training.data import Batch, Dataset, TensorSpec, open_dataset
 from onnxtrain.training.data.conversion import kind_of, symbol_sizes
+from onnxtrain.training.ema import average_name
 from onnxtrain.training.evaluation import Evaluator
-from onnxtrain.training.feeding import Parameters, by_input_name, check_targets, check_weights, cut, fill, fit_to_spec
+from onnxtrain.training.feeding import Parameters, by_input_name, check_targets, check_weights, cut, fit_to_spec
+from onnxtrain.training.heads import Metrics
+from onnxtrain.training.joint_loss import Forms
 from onnxtrain.training.labels import labels_file, learn_labels, read_labels
 from onnxtrain.training.learning_rate import LearningRate
-from onnxtrain.training.loss import TargetForm
 from onnxtrain.training.masks import check_masks, set_to_zero
 from onnxtrain.training.objective import Objective, prepare
+from onnxtrain.training.opening import open_with_targets, targets_by_output
 from onnxtrain.training.parallel_steps import ParallelSteps
 from onnxtrain.training.parameters import Initializer
+from onnxtrain.training.sharded_steps import ShardedSteps
 from onnxtrain.training.showing import html_facts, plural
 from onnxtrain.training.specification import Masks, Specification
 from onnxtrain.training.steps import Steps
+from onnxtrain.training.stored import with_stored
 from onnxtrain.training.targets import Targets, tensor_spec
 from onnxtrain.training.ties import with_copies
 from onnxtrain.training.training_modes import Modes
@@ -48,7 +53,9 @@ Source = Any
 
 def _steps(objective: Objective, specification: Specification, **given: Any) -> Steps:
     """The steps of a process alone, or those of several."""
-    return (ParallelSteps if specification.divided else Steps)(objective, specification, **given)
+    if not specification.divided:
+        return Steps(objective, specification, **given)
+    return (ShardedSteps if specification.shard_states else ParallelSteps)(objective, specification, **given)
 
 
 class Learner:
@@ -73,11 +80,14 @@ class Learner:
             objective = prepare(specification, ignoring=False, differentiable=True)
         check_masks(specification.masks, objective.shapes, objective.optimizers(specification))
         self._steps = _steps(objective, specification, values=values)
+        for name, average in self._averages.items():
+            if values is None or average not in values:
+                self.states[average] = self.states[name]
         set_to_zero(self.states, specification.masks)
         self._inputs = objective.inputs
         self.rate = LearningRate(specification.optimizer.learning_rate)
         self._hints = objective.hints(specification)
-        self._evaluators: dict[TargetForm | None, Evaluator] = {}
+        self._evaluators: dict[tuple[Forms | None, bool], Evaluator] = {}
         self._in_inference: Objective | None = None
         self._last_shapes: tuple[Any, ...] = ()  # of train_step; of the same shapes targets mean the same
         self.labels = read_labels(specification.model.path)
@@ -123,7 +133,9 @@ class Learner:
         """
         if specification != self.specification:
             objective = self._steps.objective.with_form(specification.form).weighting(specification.weighted)
+            before = self._steps
             self._steps = _steps(objective, specification, states=self.states)
+            self._steps.go_on_from(before)
 
     def again(self, **changes: Any) -> Self:
         """Another one of the same model, whose optimizer starts anew from the parameters as they are now.
@@ -256,7 +268,8 @@ class Learner:
 
         Args:
             inputs: An array, a tuple of arrays in the order of the model's inputs, or a mapping.
-            targets: Class indices or values; ``None`` where the loss is an output of the model.
+            targets: Class indices or values, by output where several have losses; ``None`` where the loss is an output
+                of the model.
             sample_weight: One weight per example [N], at least 0, that multiplies its term of the loss.
 
         Returns:
@@ -271,16 +284,20 @@ class Learner:
         if sample_weight is not None:
             spec = dataclasses.replace(self._weight_spec(), shape=(None,))
             feeds[spec.name] = weights = check_weights(fit_to_spec(sample_weight, spec))
-            if targets is not None and len(weights) != len(targets):
-                raise DataError(f"sample_weight has {len(weights)} numbers, but there are {len(targets)} targets.")
+            first = next(iter(targets.values())) if isinstance(targets, Mapping) else targets
+            if first is not None and len(weights) != len(first):
+                raise DataError(f"sample_weight has {len(weights)} numbers, but there are {len(first)} targets.")
         return self._steps.step(feeds, self.learning_rate)
 
     def step_batch(self, batch: Batch) -> float:
         """One step on what this process takes of a batch of a dataset of :meth:`open`; returns the loss before it."""
-        feeds, targets = dict(batch.inputs), self.objective.targets
-        if batch.targets is not None and targets is not None:
-            feeds[targets.name] = batch.targets
-        return self._steps.step_share(feeds, self.learning_rate)
+        objective = self.objective
+        return self._steps.step_share(objective.inputs_of(batch) | objective.targets_of(batch), self.learning_rate)
+
+    @property
+    def loss_parts(self) -> dict[str, float]:
+        """The losses of the last step by output, ``{output}_loss``, before their weights; empty where there is one."""
+        return dict(self._steps.parts)
 
     def _feeds(self, inputs: Any, targets: Any) -> dict[str, np.ndarray]:
         """Arrays by the names of the step graph, of its types."""
@@ -291,6 +308,10 @@ class Learner:
             return feeds
         if targets is None:
             raise DataError("This loss needs targets; give them to train_step(inputs, targets).")
+        if self.objective.others:
+            return feeds | self._targets_of_several(targets, feeds)
+        if isinstance(targets, Mapping):
+            (targets,) = targets_by_output(self.objective.heads, targets).values()
         targets = wanted.adapt(np.asarray(targets), self.labels)
         shapes = (targets.dtype, targets.shape, *(feeds[spec.name].shape for spec in self._inputs))
         classes = wanted.are_classes(targets)  # then nothing is ignored and nothing is wrong
@@ -303,6 +324,23 @@ class Learner:
         if not classes:
             check_targets(fitted, wanted.check)
         return feeds
+
+    def _targets_of_several(self, targets: Any, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The targets of several outputs by the names of the step graph."""
+        heads = self.objective.heads
+        given = targets_by_output(heads, targets)
+        arrays = [head.targets.adapt(np.asarray(given[head.name])) for head in heads]
+        shapes = (*((array.dtype, array.shape) for array in arrays), *(array.shape for array in inputs.values()))
+        pairs = list(zip(heads, arrays, strict=True))
+        if shapes != self._last_shapes or any(head.targets.hold_ignored(array) for head, array in pairs):
+            sizes = symbol_sizes((spec, inputs[spec.name].shape) for spec in self._inputs)
+            self._expect(tuple(head.targets.form_of(array, sizes) for head, array in pairs))
+            self._last_shapes = shapes
+        found = {}
+        for head, array in zip(self.objective.heads, arrays, strict=True):
+            own = head.targets
+            found[own.name] = check_targets(fit_to_spec(array, self._for_any_rows(own.spec)), own.check)
+        return found
 
     def _weigh(self, weighted: bool) -> None:
         """Take weights of examples, or none."""
@@ -320,7 +358,7 @@ class Learner:
         assert spec.shape is not None
         return dataclasses.replace(spec, shape=(None, *spec.shape[1:]))
 
-    def _expect(self, form: TargetForm) -> Targets:
+    def _expect(self, form: Forms) -> Targets:
         """Take other targets than were expected: distributions, or labels along another axis."""
         if form != self.objective.form:
             self.change(dataclasses.replace(self.specification, form=form))
@@ -343,19 +381,19 @@ class Learner:
         """
         targets = self.objective.targets
         wanted = targets is not None and need_target
-        if targets is not None and wanted:
-            targets.check_batch_axis()
-        dataset = open_dataset(
-            source,
-            self._inputs,
-            target=target,
-            target_spec=None if wanted or targets is None else targets.spec,
-            need_target=wanted,
-            validate=False,
-        )
-        if targets is not None and wanted:
-            dataset = self._adapted(dataset, targets)
-            dataset = dataset.expecting(self._expect(targets.form_of_dataset(dataset)).spec)
+        if wanted:
+            dataset, forms = open_with_targets(self.objective, source, target=target, adapted=self._adapted)
+            self._expect(forms)
+            dataset = self.objective.expected(dataset)
+        else:
+            dataset = open_dataset(
+                source,
+                self._inputs,
+                target=target,
+                target_spec=None if targets is None else targets.spec,
+                need_target=False,
+                validate=False,
+            )
         if need_target:
             self._weigh(sample_weight is not None)
         if sample_weight is not None:
@@ -370,7 +408,8 @@ class Learner:
         *,
         target: str | None = None,
         batch_size: int = 256,
-        metrics: str | Sequence[Any] = (),
+        metrics: Metrics = (),
+        ema: bool = False,
     ) -> dict[str, float]:
         """Loss and metrics on data, in inference mode: no dropout, running statistics.
 
@@ -379,15 +418,19 @@ class Learner:
             y: The targets, where ``data`` has none.
             target: Name of the target in a file with several arrays left.
             batch_size: Examples per batch.
-            metrics: Names (``"accuracy"``, ...) or functions of (y_true, y_pred).
+            metrics: Names (``"accuracy"``, ...) or functions of (y_true, y_pred); by output where several have losses.
+            ema: Whether to measure the moving average of the parameters (``Trainer(ema=...)``).
 
         Returns:
-            ``loss`` and every metric: averages over all examples.
+            ``loss`` and every metric: averages over all examples, but for a loss that is a sum. Where several outputs
+            have losses, ``{output}_loss`` is that of each, and metrics are ``{output}_{metric}``.
         """
-        evaluator, dataset = self.open_for_evaluation(data if y is None else (data, y), target=target)
+        evaluator, dataset = self.open_for_evaluation(data if y is None else (data, y), target=target, ema=ema)
         return evaluator.evaluate(dataset, batch_size, metrics, self.communicator)
 
-    def open_for_evaluation(self, source: Source, *, target: str | None = None) -> tuple[Evaluator, Dataset]:
+    def open_for_evaluation(
+        self, source: Source, *, target: str | None = None, ema: bool = False
+    ) -> tuple[Evaluator, Dataset]:
         """Data in any form, and what measures the model on it.
 
         Targets may be of another kind than those that the model is trained on: labels where it learns from
@@ -396,19 +439,18 @@ class Learner:
         Raises:
             DataError: It cannot be read or does not fit.
         """
-        targets = self.objective.targets
-        if targets is None:
-            return self._evaluator(None), self.open(source, target=target)
-        targets.check_batch_axis()
-        dataset = open_dataset(source, self._inputs, target=target, validate=False)
-        dataset = self._adapted(dataset, targets)
-        evaluator = self._evaluator(targets.form_of_dataset(dataset))
-        dataset = dataset.expecting(evaluator.objective.target_spec)
+        if self.objective.targets is None:
+            return self._evaluator(None, ema), self.open(source, target=target)
+        dataset, forms = open_with_targets(self.objective, source, target=target, adapted=self._adapted)
+        evaluator = self._evaluator(forms, ema)
+        dataset = evaluator.objective.expected(dataset)
         evaluator.objective.validate(dataset, labels=True)
         return evaluator, dataset
 
-    def _adapted(self, dataset: Dataset, targets: Targets) -> Dataset:
-        """Data with targets as the loss takes them; texts become the numbers of classes."""
+    def _adapted(self, dataset: Dataset, targets: Targets, name: str | None = None) -> Dataset:
+        """Data with targets as the loss takes them; texts become the numbers of classes, where there is one loss."""
+        if name is not None:
+            return dataset.adapting(targets.adapt, name)
         found = dataset.targets
         if found is not None and kind_of(found.dtype) == "string" and self.labels is None and targets.take_labels:
             self.labels = learn_labels(found, targets.classes)
@@ -416,7 +458,7 @@ class Learner:
         return dataset.adapting(lambda array: targets.adapt(array, labels))
 
     def predict(
-        self, data: Source, *, target: str | None = None, batch_size: int = 256
+        self, data: Source, *, target: str | None = None, batch_size: int = 256, ema: bool = False
     ) -> np.ndarray | dict[str, np.ndarray]:
         """The model's outputs for inputs.
 
@@ -424,48 +466,77 @@ class Learner:
             data: Inputs in any form that ``fit`` takes; targets are not needed.
             target: A column of a table that is not one of the inputs.
             batch_size: Examples per batch.
+            ema: Whether to predict with the moving average of the parameters.
 
         Returns:
             One array per tensor output by name, or the array itself where the model has one output.
         """
-        arrays = self._evaluator(self.objective.form).predict(
+        arrays = self._evaluator(self.objective.form, ema).predict(
             self.open(data, target=target, need_target=False), batch_size
         )
         return next(iter(arrays.values())) if len(arrays) == 1 else arrays
 
-    def _evaluator(self, form: TargetForm | None) -> Evaluator:
-        if form not in self._evaluators:
+    @property
+    def _averages(self) -> dict[str, str]:
+        """The states that hold moving averages, by parameter; empty where none are kept."""
+        if self.specification.ema is None:
+            return {}
+        return {name: average_name(name) for name in self.objective.parameters}
+
+    def _check_averages(self, ema: bool) -> None:
+        if ema and self.specification.ema is None:
+            raise OptionError(
+                "ema=True asks for the moving average of the parameters, but this trainer keeps none; make it with "
+                "Trainer(ema=0.999)."
+            )
+
+    def _evaluator(self, form: Forms | None, ema: bool) -> Evaluator:
+        self._check_averages(ema)
+        if (form, ema) not in self._evaluators:
             objective = self.objective
             if self._in_inference is None:
                 self._in_inference = objective
                 if objective.modes.training or (self.specification.lora is not None and self.specification.lora.drops):
                     specification, copies, table = self.specification, objective.copies, objective.table
                     self._in_inference = prepare(specification, modes=Modes(), copies=copies, table=table)
-            self._evaluators[form] = Evaluator(
-                self._in_inference.with_form(form).weighting(False), self.states, self.options
+            self._evaluators[form, ema] = Evaluator(
+                self._in_inference.with_form(form).weighting(False),
+                self.states,
+                self.options,
+                self._averages if ema else None,
             )
-        return self._evaluators[form]
+        return self._evaluators[form, ema]
 
     def trained_values(self) -> dict[str, np.ndarray]:
         """The live values of what is trained: parameters and running statistics by name."""
         return dict(self.trained)
 
-    def saved_values(self) -> dict[str, np.ndarray]:
-        """What :meth:`save` writes: :meth:`trained_values`, and the copies that are tied to parameters.
+    def saved_values(self, ema: bool = False) -> dict[str, np.ndarray]:
+        """What :meth:`save` writes: :meth:`trained_values` in the file's form, and the copies that are tied to them.
 
         In the place of adapters it has the weights that they are merged into.
 
-        Raises:
-            OptionError: Adapters cannot be merged, since weights are quantized, or shared.
-        """
-        values, adapted = with_copies(self.trained_values(), self.objective.copies), self.objective.adapted
-        if adapted is None:
-            return values
-        own = {name: array for name, array in values.items() if name not in adapted.parameters}
-        return own | adapted.merged(self.file, values)
+        Args:
+            ema: Whether to take the moving averages of parameters.
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+        Raises:
+            OptionError: Adapters cannot be merged, since weights are quantized, or shared; no averages are kept.
+        """
+        values, adapted = with_copies(self._trained_or_averaged(ema), self.objective.copies), self.objective.adapted
+        if adapted is None:
+            return with_stored(values, self.objective.stored)
+        own = {name: array for name, array in values.items() if name not in adapted.parameters}
+        return with_stored(own, self.objective.stored) | adapted.merged(self.file, values)
+
+    def _trained_or_averaged(self, ema: bool) -> dict[str, np.ndarray]:
+        self._check_averages(ema)
+        averages = {name: self.states[average] for name, average in self._averages.items()} if ema else {}
+        return self.trained_values() | averages
+
+    def save(self, path: str | os.PathLike[str], *, ema: bool = False) -> None:
         """Write the model with its trained weights; nothing else differs from the model given.
+
+        With ``ema`` the weights are the moving averages (``Trainer(ema=...)``); running statistics are the live ones.
 
         With ``lora``, a path that ends in ``.onnx_adapter`` gets the adapters alone, as ONNX Runtime loads them, and a
         folder, or a path without an ending, gets them as PEFT reads them. A model gets them merged into its weights.
@@ -482,31 +553,24 @@ class Learner:
             return
         adapted = self.objective.adapted
         if adapted is not None and adapted.writes(path):
-            adapted.write(path, self.file, self.trained_values())
+            adapted.write(path, self.file, self._trained_or_averaged(ema))
         else:
-            self.file.save(path, self.saved_values())
+            self.file.save(path, self.saved_values(ema))
         if self.labels is not None:
             text = json.dumps(list(self.labels), ensure_ascii=False, indent=1)
             with AtomicFiles() as files, files.create(labels_file(Path(path))) as file:
                 file.write(f"{text}\n".encode())
 
-    def model(self) -> onnx.ModelProto:
+    def model(self, *, ema: bool = False) -> onnx.ModelProto:
         """What :meth:`save` writes, in memory: the model with its trained weights and all its data."""
-        return self._with(self.saved_values())
+        return self.file.filled(self.saved_values(ema))
 
     def _base(self) -> onnx.ModelProto:
         """The model as it is, with what was added to it left out."""
         adapted = self.objective.adapted
         if adapted is None:
             return self.model()
-        return self._with({n: a for n, a in self.trained_values().items() if n not in adapted.parameters})
-
-    def _with(self, values: Mapping[str, np.ndarray]) -> onnx.ModelProto:
-        proto = self.file.dense().inlined(without=values)
-        for tensor in proto.graph.initializer:
-            if tensor.name in values:
-                fill(tensor, values[tensor.name])
-        return proto
+        return self.file.filled({n: a for n, a in self.trained_values().items() if n not in adapted.parameters})
 
     @overload
     def get_weights(self, *, flat: Literal[False] = False) -> dict[str, np.ndarray]: ...

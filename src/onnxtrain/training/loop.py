@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onnxtrain.errors import CheckpointError, DataError, ModelError
+from onnxtrain.training.augmentation import Augment, augmented
 from onnxtrain.training.callbacks import CallbackList, TrainingState
-from onnxtrain.training.data import ArrayDataset, Batch, Dataset
-from onnxtrain.training.data.shares import share
+from onnxtrain.training.data import Batch, Dataset, IterableDataset
+from onnxtrain.training.data.shares import share, undivided
 from onnxtrain.training.fingerprint import JSON, describe_masks, describe_weights, differences
 from onnxtrain.training.learner import Learner
 from onnxtrain.training.masks import set_to_zero
@@ -40,6 +41,7 @@ class Position:
     step: int = 0
     total: float = 0.0
     examples: int = 0
+    parts: dict[str, float] = dataclasses.field(default_factory=dict)
     stopped: str | None = None
     learning_rate: float | None = None
     last_rate: float | None = None
@@ -71,9 +73,11 @@ class Loop:
         self.rate = rate
         self.callbacks = callbacks
         self.store = store
+        self.keeps = store is not None
         self.identity = {}
         self.position = Position()
         self.prefetch = Prefetch()
+        self.augment: Augment | None = None
         self.stopping = Stopping()
 
     def run(self, epochs: int) -> None:
@@ -115,6 +119,8 @@ class Loop:
             trainer.check_finite(loss, position.step, self._last_good())
             position.step += 1
             position.total += loss * batch.total
+            for name, part_loss in trainer.loss_parts.items():
+                position.parts[name] = position.parts.get(name, 0.0) + part_loss * batch.total
             position.examples += batch.total
             position.last_rate = rate
             state.note_step(step=position.step, loss=loss, learning_rate=rate, batch_size=batch.total)
@@ -146,7 +152,17 @@ class Loop:
                 epoch=position.epoch,
                 start=position.batch,
             )
-            with contextlib.closing(self.prefetch(read, copies=not isinstance(self.dataset, ArrayDataset))) as batches:
+            if self.augment is not None:
+                read = augmented(
+                    read,
+                    self.augment,
+                    seed=trainer.seed,
+                    epoch=position.epoch,
+                    start=position.batch,
+                    rank=trainer.communicator.rank,
+                )
+            copies = type(undivided(self.dataset)) is IterableDataset
+            with contextlib.closing(self.prefetch(read, copies=copies)) as batches:
                 for batch in batches:
                     fixed = trainer.objective.fixed_batch
                     if fixed is not None and trainer.objective.loss is None:
@@ -171,9 +187,10 @@ class Loop:
         mean = MeanAccumulator()
         mean.add(position.total / max(position.examples, 1), position.examples)
         state.loss = mean.value
+        state.metrics = {name: total / max(position.examples, 1) for name, total in position.parts.items()}
         if self.validation is not None:
             measured = trainer.evaluate(self.validation, batch_size=max(self.batch_size, 64), metrics=self.metrics)
-            state.metrics = {f"validation_{name}": value for name, value in measured.items()}
+            state.metrics |= {f"validation_{name}": value for name, value in measured.items()}
         self.callbacks.on_epoch_end(state)
         self._decide_once()
         trainer.steps.check()
@@ -203,10 +220,11 @@ class Loop:
         return describe_weights(self.trainer.file, without=self.trainer.saved_values().keys())
 
     def _save(self) -> None:
-        if self.store is None:
+        if not self.keeps:
             return
-        left_out = self.trainer.steps.transient
-        tensors = {f"state/{name}": array for name, array in self.trainer.states.items() if name not in left_out}
+        tensors = {f"state/{name}": array for name, array in self.trainer.steps.kept_states().items()}
+        if self.store is None:  # another process writes
+            return
         tensors |= {f"callbacks/{name}": array for name, array in self.callbacks.record_arrays().items()}
         self.store.save(
             self.position.step,
@@ -284,9 +302,7 @@ class Loop:
         """
         trainer = self.trainer
         states = trainer.states
-        transient = trainer.steps.transient
-        kept = [name for name in states if name not in transient]
-        wanted = list(trainer.trained_values() if "optimizer" in changed else kept)
+        wanted = list(trainer.trained_values() if "optimizer" in changed else trainer.steps.kept_names)
         missing = [name for name in wanted if f"state/{name}" not in tensors]
         if missing and not {"attributes", "sparsity", "accumulate", "batch_norm"} & set(changed):
             raise CheckpointError(f"The checkpoint lacks the states {missing[:5]}; it is of another training.")
@@ -296,9 +312,7 @@ class Loop:
                 f"The checkpoint has new values of {lost[:5]}, which this training keeps as the model has them; resume "
                 "with the batch_norm that it was written with."
             )
-        for name in wanted:
-            if name not in missing:
-                states[name] = tensors[f"state/{name}"]
+        trainer.steps.take_states({name: tensors[f"state/{name}"] for name in wanted if name not in missing})
         if "masks" in changed:
             set_to_zero(states, trainer.masks)
 

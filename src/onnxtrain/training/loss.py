@@ -61,6 +61,10 @@ class Loss:
     (independent logits) or ``"numbers"``; ``None`` where the loss does not say."""
     text_defaults: ClassVar[Mapping[str, Any]] = {}
     """Arguments of a loss that is given as text, where they differ from those of the class."""
+    weight: float = 1.0
+    """What the loss is multiplied by."""
+    reduction: str = "mean"
+    """Whether the loss of a batch is the mean of its terms, as :meth:`build` gives it, or their sum."""
 
     def build(self, op: Builder, prediction: Value, target: Value) -> LossTerms:
         """Emit the loss."""
@@ -136,6 +140,51 @@ class LossByExample(Loss):
             weights: Factors of the examples' terms [N].
         """
         return super().build(op, prediction, target)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReducedLoss(LossByExample):
+    """Base of the losses with a factor and a choice of the reduction.
+
+    Args:
+        weight: What the loss is multiplied by, 0 or more: beside other losses, or alone.
+        reduction: ``"mean"``, or ``"sum"`` of the terms of a batch. What :meth:`build` returns is the mean; its weight
+            is the number of terms.
+    """
+
+    weight: float = 1.0
+    reduction: str = "mean"
+
+    def __post_init__(self) -> None:
+        check_weight(self.name, self.weight)
+        if self.reduction == "none":
+            raise OptionError(
+                f"{self.name}: reduction is 'none', but training needs one number: give 'mean' or 'sum'; examples "
+                "are weighted by fit(sample_weight=...)."
+            )
+        if self.reduction not in ("mean", "sum"):
+            raise OptionError(f"{self.name}: reduction is {self.reduction!r}; it is 'mean' or 'sum'.")
+
+
+def check_weight(name: str, weight: float) -> None:
+    """Refuse a factor that a loss cannot have.
+
+    Raises:
+        OptionError: It is no finite number of at least 0.
+    """
+    number = isinstance(weight, int | float) and not isinstance(weight, bool)
+    if not number or not (np.isfinite(weight) and weight >= 0):
+        raise OptionError(
+            f"{name}: weight is {weight!r}, but must be a finite number, 0 or more: the factor of the whole loss; "
+            "those of classes are class_weights."
+        )
+
+
+def reduced(op: Builder, loss: Loss, terms: LossTerms) -> LossTerms:
+    """The terms of a loss that was built as a mean, with its reduction."""
+    if loss.reduction == "mean":
+        return terms
+    return replace(terms, loss=(terms.loss * terms.weight).with_shape(()), sums=True)
 
 
 def class_axis(rank: int) -> int:

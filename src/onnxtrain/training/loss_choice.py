@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,37 @@ from onnxtrain.errors import OptionError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.training.aliases import ALIASES
 from onnxtrain.training.call_text import Call, read_call
+from onnxtrain.training.joint_loss import JointLoss
 from onnxtrain.training.losses import LOSSES, CustomLoss, Loss
 from onnxtrain.training.model_loss import ModelLoss
 
-LossLike = str | Loss | Callable[[Builder, Value, Value], Value] | os.PathLike[str]
+OneLoss = str | Loss | Callable[[Builder, Value, Value], Value] | os.PathLike[str]
+LossLike = OneLoss | Mapping[str, OneLoss]
 
 
-def resolve_loss(loss: LossLike, **options: Any) -> Loss | str:
+def resolve_losses(loss: LossLike) -> Loss | JointLoss | str:
+    """The loss object for what a user gives; a mapping from outputs to losses gives the sum of them.
+
+    Raises:
+        OptionError: There is no such loss, or one of several is an output of the model.
+    """
+    if not isinstance(loss, Mapping):
+        return resolve_loss(loss)
+    parts = []
+    for output, given in loss.items():
+        found = resolve_loss(given)
+        if isinstance(found, str):
+            raise OptionError(
+                f"The loss of {output!r} is {given!r}: an output that is the loss stands alone; give a loss of "
+                f"{output!r} and its targets."
+            )
+        parts.append((str(output), found))
+    if not parts:
+        raise OptionError("loss is an empty mapping; give outputs of the model with a loss each.")
+    return JointLoss(tuple(parts))
+
+
+def resolve_loss(loss: OneLoss, **options: Any) -> Loss | str:
     """The loss object for what a user gives; ``"output:NAME"`` gives the name of the output.
 
     A text may have the arguments of the loss's class: ``"softmax_cross_entropy(axis=1, label_smoothing=0.1)"``.
@@ -44,7 +68,7 @@ def resolve_loss(loss: LossLike, **options: Any) -> Loss | str:
     return dataclasses.replace(resolved, **options)  # type: ignore[type-var]
 
 
-def _resolve(loss: LossLike) -> Loss | str:
+def _resolve(loss: OneLoss) -> Loss | str:
     if isinstance(loss, Loss):
         return loss
     if isinstance(loss, (str, os.PathLike)):
@@ -53,7 +77,10 @@ def _resolve(loss: LossLike) -> Loss | str:
         raise OptionError(f"The loss is the class {loss.__name__}; give an object: {loss.__name__}().")
     if callable(loss):
         return CustomLoss(loss)
-    raise OptionError(f"A loss is a name, a Loss, a path or a function, not a {type(loss).__name__}.")
+    raise OptionError(
+        f"A loss is a name, a Loss, a path or a function, or a mapping from outputs to such, not a "
+        f"{type(loss).__name__}."
+    )
 
 
 def _from_text(text: str) -> Loss | str:
@@ -74,7 +101,8 @@ def _called(loss: type[Loss], call: Call, text: str) -> Loss:
     names = _arguments(loss)
     if not call.fits(loss):
         raise OptionError(f"{text!r} gives {call.name} arguments that it has not; it has {_listed(names)}.")
-    given = dict(zip(names, call.positional, strict=False)) | call.named
+    positional = [field.name for field in dataclasses.fields(loss) if not field.kw_only]  # type: ignore[arg-type]
+    given = dict(zip(positional, call.positional, strict=False)) | call.named
     types = {field.name: str(field.type) for field in dataclasses.fields(loss)}  # type: ignore[arg-type]
     values = {name: _value(name, value, types[name], text) for name, value in given.items()}
     return loss(**{**loss.text_defaults, **values})
@@ -93,6 +121,8 @@ def _value(name: str, text: str, annotation: str, whole: str) -> Any:
         value = text
     if value is None and "None" in annotation:
         return None
+    if kind == "str":
+        return value if isinstance(value, str) else text  # a word, which the loss itself looks at
     if kind == "Sequence" and isinstance(value, (tuple, list)) and all(map(_is_number, value)):
         return tuple(float(item) for item in value)
     if kind == "Sequence" and isinstance(value, dict) and all(map(_is_number, (*value, *value.values()))):
@@ -109,7 +139,8 @@ def _is_number(value: object) -> bool:
 
 
 def _arguments(loss: type[Loss]) -> list[str]:
-    return [field.name for field in dataclasses.fields(loss)]  # type: ignore[arg-type]
+    found = dataclasses.fields(loss)  # type: ignore[arg-type]
+    return [field.name for field in sorted(found, key=lambda field: bool(field.kw_only))]
 
 
 def _listed(names: list[str]) -> str:

@@ -14,7 +14,7 @@ from onnxtrain.errors import OptionError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.clone import Values, clone_nodes
 from onnxtrain.graph.value import Dimension, dimensions
-from onnxtrain.training.loss import Loss, TargetForm, TargetKind, examples
+from onnxtrain.training.loss import Loss, TargetForm, TargetKind, check_weight, examples
 from onnxtrain.training.metrics import PredictionKind
 from onnxtrain.training_info.recipe import LossTerms
 
@@ -28,6 +28,7 @@ class ModelLoss(Loss):
     Args:
         path: The model.
         predicts: What the metrics may take predictions for: ``"classes"``, ``"binary"`` or ``"numbers"``.
+        weight: What the loss is multiplied by, 0 or more.
     """
 
     name: ClassVar[str] = "model"
@@ -35,6 +36,10 @@ class ModelLoss(Loss):
 
     path: Path
     predicts: PredictionKind | None = None
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_weight(self.name, self.weight)
 
     def _graph(self) -> ir.Graph:
         from onnxtrain.model.file import ModelFile

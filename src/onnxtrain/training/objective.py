@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -14,6 +13,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff.expand import is_expanded
 from onnxtrain.autodiff.missing import missing_rules, missing_rules_message
 from onnxtrain.autodiff.path import Forward, Route
+from onnxtrain.edit.free_batch import free_batch, free_batch_axis
 from onnxtrain.errors import GradientError, OptionError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.collection import collection_paused
@@ -21,23 +21,29 @@ from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import dimensions, is_float
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.training.adaptation import Adapted
-from onnxtrain.training.data import Dataset, TensorSpec
+from onnxtrain.training.data import Batch, Dataset, TensorSpec
 from onnxtrain.training.few_bits import set_accuracy
-from onnxtrain.training.groups import overlapping, update_rules
+from onnxtrain.training.groups import group_hints, update_rules
+from onnxtrain.training.heads import Head, Metrics, head_of, metrics_of_heads
 from onnxtrain.training.hidden_weights import hidden_weights
 from onnxtrain.training.hints import Hint, find_hints
-from onnxtrain.training.loss import Loss, LossByExample, TargetForm, examples
+from onnxtrain.training.joint_loss import Forms, JointLoss
+from onnxtrain.training.loss import Loss, LossByExample, examples, reduced
 from onnxtrain.training.masks import choose_tensors
 from onnxtrain.training.metrics import Measure
 from onnxtrain.training.parameters import Initializer, parameter_table
 from onnxtrain.training.partial import FixedBatch, on_real_rows
-from onnxtrain.training.prediction import before_activation, named_output, sums_to_one
+from onnxtrain.training.pasts import leave_out_pasts
+from onnxtrain.training.prediction import named_output
+from onnxtrain.training.quantized_training import QuantizedTraining, train_quantized
 from onnxtrain.training.specification import Specification
-from onnxtrain.training.targets import Targets, target_input, tensor_spec, wrapped
+from onnxtrain.training.stored import Stored
+from onnxtrain.training.targets import Targets, tensor_spec, wrapped
 from onnxtrain.training.ties import Copy, choose_copies, compute_copies, find_copies
 from onnxtrain.training.training_modes import Layers, Modes, find_layers, set_modes
 from onnxtrain.training.weights import product_weights
-from onnxtrain.training_info.recipe import LossTerms, Names, Recipe, UpdateRule
+from onnxtrain.training.widening import in_file, keep_frozen, rounded, widen
+from onnxtrain.training_info.recipe import LossTerms, Names, Recipe, UpdateRule, free_names
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,7 @@ class Objective:
         prediction: What the loss is built on (or the output that is the loss).
         output: The model's output that the loss is for: the prediction, or what a final activation makes of it.
         targets: The loss and its targets; ``None`` where an output of the model is the loss.
+        others: The other outputs with losses, where there are several, and their targets.
         names: What the step graph calls its own inputs and results.
         statistics: Initializers of running statistics, to the values that replace them.
         layers: Batch normalization and dropout, as the file has them.
@@ -57,6 +64,7 @@ class Objective:
         table: All initializers, trainable or not.
         adapted: What was added to the model, to be trained beside its weights.
         weights: The input for one weight per example; ``None`` where all count alike.
+        stored: What the file holds in another form than it is trained in.
     """
 
     model: ir.Model
@@ -71,15 +79,37 @@ class Objective:
     table: Sequence[Initializer] = ()
     adapted: Adapted | None = None
     weights: ir.Value | None = None
+    others: Sequence[Head] = ()
+    stored: Sequence[Stored] = ()
 
     @property
-    def loss(self) -> Loss | None:
+    def heads(self) -> list[Head]:
+        """All outputs with losses on targets."""
+        return [] if self.targets is None else [Head(self.output, self.prediction, self.targets), *self.others]
+
+    @property
+    def part_names(self) -> list[str]:
+        """What a step calls the losses that the loss is the sum of; none where there is one."""
+        names = [f"{head.name}_loss" for head in self.heads] if self.others else []
+        return free_names(self.model.graph, names)
+
+    def with_heads(self, heads: Sequence[Head]) -> Objective:
+        """The same with other losses."""
+        first, *others = heads
+        return replace(self, output=first.output, prediction=first.prediction, targets=first.targets, others=others)
+
+    @property
+    def loss(self) -> Loss | JointLoss | None:
         """The loss for targets of the form; ``None`` where an output of the model is the loss."""
+        if self.others:
+            return JointLoss(tuple((head.name, head.targets.loss) for head in self.heads))
         return None if self.targets is None else self.targets.loss
 
     @property
-    def form(self) -> TargetForm | None:
-        """What targets are taken for; ``None`` where there are none."""
+    def form(self) -> Forms | None:
+        """What targets are taken for, those of each loss; ``None`` where there are none."""
+        if self.others:
+            return tuple(head.targets.form for head in self.heads)
         return None if self.targets is None else self.targets.form
 
     @property
@@ -87,10 +117,26 @@ class Objective:
         """What data for the model's inputs must be."""
         return [tensor_spec(value) for value in self.model.graph.inputs]
 
-    @property
-    def target_spec(self) -> TensorSpec | None:
-        """What targets must be; ``None`` where the loss needs none."""
-        return None if self.targets is None else self.targets.spec
+    def expected(self, dataset: Dataset) -> Dataset:
+        """A dataset whose targets are checked against, and converted to, what the losses need."""
+        if not self.others:
+            return dataset.expecting(None if self.targets is None else self.targets.spec)
+        for head in self.heads:
+            dataset = dataset.expecting(head.targets.spec, head.name)
+        return dataset
+
+    def targets_of(self, batch: Batch) -> dict[str, np.ndarray]:
+        """The targets of a batch by the names of the step graph."""
+        if self.others:
+            return {head.targets.name: batch.inputs[head.name] for head in self.heads if head.name in batch.inputs}
+        return {} if batch.targets is None or self.targets is None else {self.targets.name: batch.targets}
+
+    def inputs_of(self, batch: Batch) -> dict[str, np.ndarray]:
+        """What a batch has beside its targets."""
+        if not self.others:
+            return batch.inputs
+        names = {head.name for head in self.heads}
+        return {name: array for name, array in batch.inputs.items() if name not in names}
 
     @property
     def fixed_batch(self) -> FixedBatch | None:
@@ -128,8 +174,8 @@ class Objective:
             batch_norm=self.modes.batch_norm,
             dropout=self.modes.dropout,
         )
-        overlaps = overlapping(specification.groups, self.table, self.model)
-        return found + [Hint(text, surprising=False) for text in overlaps]
+        texts = group_hints(specification.groups, self.table, self.model)
+        return found + [Hint(text, surprising=False) for text in texts]
 
     def on_real_rows(self, rows: int) -> Objective:
         """The same with the loss on as many examples as there are targets, for a model of a fixed batch size.
@@ -141,18 +187,23 @@ class Objective:
             DataError: Padding cannot be left out of this loss.
         """
         assert self.fixed_batch is not None
-        targets = on_real_rows(self.model, self.prediction, self.targets, self.fixed_batch, rows)
+        found = on_real_rows(self.model, self.prediction, self.targets, self.fixed_batch, rows)
+        others = [
+            replace(head, targets=on_real_rows(self.model, head.prediction, head.targets, self.fixed_batch, rows))
+            for head in self.others
+        ]
         weights = self.weights
         if weights is not None:
-            count = ir.Shape((dimensions(targets.value) or ())[:1])
+            count = ir.Shape((dimensions(found.value) or ())[:1])
             weights = ir.Value(name=weights.name, type=weights.type, shape=count)
-        return replace(self, targets=targets, weights=weights)
+        return replace(self, targets=found, others=others, weights=weights)
 
-    def with_form(self, form: TargetForm | None) -> Objective:
+    def with_form(self, form: Forms | None) -> Objective:
         """The same for targets of another form."""
         if form is None or form == self.form or self.targets is None:
             return self
-        return _with_targets(self, self.targets.declared, form)
+        forms = form if isinstance(form, tuple) else (form,)
+        return self.with_heads([head.with_form(self.model, own) for head, own in zip(self.heads, forms, strict=True)])
 
     def weighting(self, weighted: bool) -> Objective:
         """The same with, or without, one weight per example.
@@ -164,8 +215,10 @@ class Objective:
             return self
         if not weighted:
             return replace(self, weights=None)
-        loss = self.loss
-        if not isinstance(loss, LossByExample):
+        losses: list[Loss | None] = [head.targets.loss for head in self.heads] or [None]
+        for loss in losses:
+            if isinstance(loss, LossByExample):
+                continue
             shown = f"output:{self.prediction.name}" if loss is None else loss.name
             raise OptionError(
                 f"sample_weight is given, but the loss {shown} has no terms by example that weights could multiply; "
@@ -197,7 +250,7 @@ class Objective:
         return Recipe(
             model=own.model,
             build_loss=own.build_loss,
-            target=None if own.targets is None else own.targets.value,
+            targets=[head.targets.value for head in own.heads],
             parameters=self.parameters,
             optimizer=specification.optimizer,
             clipping=specification.clipping,
@@ -211,6 +264,7 @@ class Objective:
             options=specification.gradients,
             weights=own.weights,
             rules=self.rules(specification),
+            averaging=specification.ema,
         )
 
     def rules(self, specification: Specification) -> dict[str, UpdateRule]:
@@ -221,8 +275,8 @@ class Objective:
         """
         return update_rules(specification.groups, specification.optimizer, self.table, self.model)
 
-    def resolve_metrics(self, metrics: str | Sequence[Any]) -> list[Measure]:
-        """Metrics by name or as functions, told how to read this model's predictions.
+    def resolve_metrics(self, metrics: Metrics) -> list[Measure]:
+        """Metrics by name or as functions, told how to read this model's predictions; by output where it has several.
 
         Raises:
             OptionError: There is no such metric, it is for other predictions, or there are no targets to compare with.
@@ -233,6 +287,14 @@ class Objective:
             raise OptionError(
                 "metrics compare predictions with targets, which this loss does not take; leave them out."
             )
+        if self.others:
+            return metrics_of_heads(self.heads, metrics)
+        if isinstance(metrics, Mapping):
+            if list(metrics) != [self.output.name]:
+                raise OptionError(
+                    f"metrics name the outputs {', '.join(metrics)}, but the loss is on {self.output.name} alone."
+                )
+            return self.targets.metrics(next(iter(metrics.values())))
         return self.targets.metrics(metrics)
 
     def validate(self, dataset: Dataset, *, labels: bool) -> None:
@@ -241,6 +303,10 @@ class Objective:
         Raises:
             DataError: The data holds such a value.
         """
+        if self.others:
+            checks = {head.name: check for head in self.heads if (check := head.targets.check) is not None}
+            dataset.validate(checks=checks if labels else {})
+            return
         dataset.validate(check=self.targets.check if labels and self.targets is not None else None)
 
     def copy(self) -> Objective:
@@ -251,32 +317,48 @@ class Objective:
         def own(value: ir.Value) -> ir.Value:
             return values[str(value.name)]
 
-        targets = self.targets
-        if targets is not None:
+        def own_targets(targets: Targets) -> Targets:
             old = targets.value
             fresh = ir.Value(name=old.name, type=old.type, shape=old.shape)
             inputs = tuple(model.graph.inputs)
-            targets = replace(targets, prediction=own(targets.prediction), value=fresh, inputs=inputs)
+            return replace(targets, prediction=own(targets.prediction), value=fresh, inputs=inputs)
+
+        targets = None if self.targets is None else own_targets(self.targets)
+        others = [Head(own(head.output), own(head.prediction), own_targets(head.targets)) for head in self.others]
         weights = self.weights
         if weights is not None:
             weights = ir.Value(name=weights.name, type=weights.type, shape=weights.shape)
         prediction, output = own(self.prediction), own(self.output)
-        return replace(self, model=model, prediction=prediction, output=output, targets=targets, weights=weights)
+        found = replace(self, model=model, prediction=prediction, output=output, targets=targets, weights=weights)
+        return replace(found, others=others)
 
     def build_loss(self, op: Builder) -> LossTerms:
         """Emit the loss beside the model, into the graph of this objective: a copy's."""
+        names = self.part_names
+        terms = self.build_losses(op)
+        if not self.others:
+            return terms[0]
+        like = op.wrap(self.prediction)
+        factors = [head.targets.loss.weight for head in self.heads]
+        factored = [
+            own.loss if factor == 1.0 else own.loss * factor for own, factor in zip(terms, factors, strict=True)
+        ]
+        total = op.sum_of([op.cast(value, like.dtype) for value in factored]).with_shape(())
+        parts = {name: own.loss for name, own in zip(names, terms, strict=True)}
+        return LossTerms(total, _batch_size(op, self.model.graph, like), terms[0].sums, parts)
+
+    def build_losses(self, op: Builder) -> list[LossTerms]:
+        """Emit the losses beside the model: the only one with its factor, or several as they are."""
         prediction = op.wrap(self.prediction)
-        targets = self.targets
-        if targets is None:
+        if self.targets is None:
             scalar = prediction if prediction.rank == 0 else op.reshape(prediction, op.ints()).with_shape(())
-            return LossTerms(scalar, _batch_size(op, self.model.graph, prediction))
-        if targets.from_probabilities:
-            tiny = op.scalar(np.finfo(prediction.dtype.numpy()).tiny, prediction)
-            prediction = op.Log(op.Max(prediction, tiny)).with_shape(prediction.shape)
-        loss, target = targets.loss, op.wrap(targets.value)
-        if self.weights is None or not isinstance(loss, LossByExample):
-            return loss.build(op, prediction, target)
-        return loss.build(op, prediction, target, op.wrap(self.weights))
+            return [LossTerms(scalar, _batch_size(op, self.model.graph, prediction))]
+        weights = None if self.weights is None else op.wrap(self.weights)
+        terms = [reduced(op, head.targets.loss, head.build(op, weights)) for head in self.heads]
+        factor = self.targets.loss.weight
+        if self.others or factor == 1.0:
+            return terms
+        return [replace(terms[0], loss=(terms[0].loss * factor).with_shape(()))]
 
 
 @collection_paused()
@@ -307,11 +389,20 @@ def prepare(
     training = modes is None
     modes = specification.modes if modes is None else modes
     copies = choose_copies(file, specification.tie) if copies is None else copies
-    model = infer_shapes(file.training_model())
+    model = file.training_model()
+    leave_out_pasts(model)
+    halves = widen(model) if specification.lora is None else {}  # adapters have the types of their layers
+    model = infer_shapes(model)
+    if specification.free_batch:
+        if table is None:
+            free_batch(file.inlined())  # which finds out whether it can be
+        free_batch_axis(model)
+        infer_shapes(model)
     set_accuracy(model, specification.options.accuracy_level)
     layers = find_layers(model)
     compute_copies(model, copies)
     statistics = set_modes(model, modes)
+    quantized = train_quantized(model) if specification.qat else QuantizedTraining()
     adapted = None
     if specification.lora is not None:
         output_name, seed = specification.output, specification.seed
@@ -319,7 +410,8 @@ def prepare(
     if isinstance(loss, str):
         output = _loss_output(model.graph, loss)
     else:
-        output = named_output(model.graph, specification.output)
+        first = None if isinstance(loss, Loss) else loss.parts[0][0]
+        output = named_output(model.graph, specification.output if first is None else first)
     objective = Objective(
         model=model,
         prediction=output,
@@ -333,14 +425,14 @@ def prepare(
         adapted=adapted,
     )
     if not isinstance(loss, str):
-        form = specification.form
-        if form is None:
-            first = loss.first_form(wrapped(output, model.opset_imports[""]), specification.targets)
-            form = replace(first, ignoring=ignoring)
-        objective = _with_targets(objective, loss, form)
+        objective = objective.with_heads(_heads(objective, specification, loss, ignoring=ignoring))
     if table is None:
-        return replace(objective, table=_table(objective, specification, differentiable=differentiable))
-    return objective
+        table = in_file(_table(objective, specification, quantized.learned, differentiable=differentiable), halves)
+        objective = replace(objective, table=table)
+    trained = {*objective.parameters, *statistics, *(copy.name for copy in copies)}
+    keep_frozen(model, halves, trained)
+    quantized.keep_frozen(model, trained)
+    return replace(objective, stored=[*rounded(halves, trained), *quantized.stored(trained)])
 
 
 def of_model(model: ir.Model) -> Objective:
@@ -349,46 +441,53 @@ def of_model(model: ir.Model) -> Objective:
     return Objective(model, output, output, names=Names.beside(model.graph))
 
 
-def _with_targets(objective: Objective, declared: Loss, form: TargetForm) -> Objective:
-    """The objective with a loss of its output and a target."""
-    graph, found = objective.model.graph, objective.output
-    inner, axis = before_activation(found, declared.with_form(form))
-    if axis is not None and form.axis is None:
-        form = replace(form, axis=axis)
-    loss = declared.with_form(form)
-    labelled = any(not is_float(value) for value in graph.outputs)
-    targets = Targets(
-        declared=declared,
-        form=form,
-        loss=loss,
-        prediction=inner,
-        value=target_input(loss, inner, form.kind, objective.names.target),
-        inputs=tuple(graph.inputs),
-        from_probabilities=labelled and inner is found and "Softmax" in loss.trains_through and sums_to_one(found),
-    )
-    return replace(objective, prediction=inner, targets=targets)
+def _heads(objective: Objective, specification: Specification, loss: Loss | JointLoss, *, ignoring: bool) -> list[Head]:
+    """The outputs with losses, as the specification names them."""
+    model = objective.model
+    if isinstance(loss, Loss):
+        declared: list[tuple[ir.Value, Loss, str]] = [(objective.output, loss, objective.names.target)]
+    else:
+        declared = [
+            (named_output(model.graph, name), own, free_names(model.graph, [f"{name}_target"])[0]) for name, own in loss
+        ]
+    forms = specification.form
+    if forms is None:
+        found = [
+            own.first_form(wrapped(output, model.opset_imports[""]), specification.targets)
+            for output, own, _ in declared
+        ]
+        forms = tuple(replace(form, ignoring=ignoring) for form in found)
+    elif not isinstance(forms, tuple):
+        forms = (forms,)
+    return [head_of(model, output, own, form, name) for (output, own, name), form in zip(declared, forms, strict=True)]
 
 
-def _table(objective: Objective, specification: Specification, *, differentiable: bool) -> list[Initializer]:
+def _table(
+    objective: Objective, specification: Specification, learned: Sequence[str], *, differentiable: bool
+) -> list[Initializer]:
     """Sort the initializers; where the search expands functions, on a copy, since the main graph keeps them."""
     copy, straight_through = objective.model, specification.straight_through
     xs = tuple(value for value in copy.graph.initializers.values() if is_float(value))
-    if not is_expanded(Forward.of(copy, straight_through=straight_through), Route((objective.prediction,), xs)):
+    predictions = tuple(head.prediction for head in objective.heads) or (objective.prediction,)
+    if not is_expanded(Forward.of(copy, straight_through=straight_through), Route(predictions, xs)):
         copy = copy.clone()
     graph = copy.graph
-    name = str(objective.prediction.name)
+    values = _values(graph)
+    ys = [values[str(prediction.name)] for prediction in predictions]
     rows = parameter_table(
         copy,
-        _values(graph)[name],
+        ys,
         train=_trained(objective.adapted, specification.train),
         freeze=specification.freeze,
         straight_through=straight_through,
+        learned=learned,
     )
     if differentiable:
         trained = [graph.initializers[row.name] for row in rows if row.trainable]
         forward = Forward.of(copy, straight_through=straight_through)
-        if missing := missing_rules(forward, _values(graph)[name], trained):
-            raise GradientError(missing_rules_message(missing, graph.opset_imports))
+        names = [str(prediction.name) for prediction in predictions]
+        if missing := [node for name in names for node in missing_rules(forward, _values(graph)[name], trained)]:
+            raise GradientError(missing_rules_message(dict.fromkeys(missing), graph.opset_imports))
     return rows + [_copied_row(objective.model.graph, tied) for tied in objective.copies]
 
 

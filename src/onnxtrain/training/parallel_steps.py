@@ -63,7 +63,8 @@ class ParallelSteps(Steps):
         for name in objective.parameters:
             accumulator = f"{name}/accumulated"
             by_type.setdefault(self.states.current(accumulator).dtype, []).append(accumulator)
-        self._gradients = [self.states.join(names) for names in by_type.values()]
+        self._joined_names = list(by_type.values())
+        self._gradients = [self.states.join(names, parts=self.communicator.size) for names in self._joined_names]
 
     def _description(self) -> dict[str, Any]:
         """What has to be the same in all processes."""
@@ -115,23 +116,32 @@ class ParallelSteps(Steps):
         """
         names, states, communicator = self.objective.names, self.states, self.communicator
         rate = {names.learning_rate: np.asarray(learning_rate, dtype=np.float32)}
+        weight, loss = self._add_up_and_share(feeds, rate)
+        for gradients in self._gradients:
+            communicator.all_reduce_(gradients)
+        states.current("accumulated_weight")[...], states.current("accumulated_loss")[...] = weight, loss
+        return float(self.session.step(rate, entry=1)[names.loss])
+
+    def _add_up_and_share(self, feeds: Arrays, rate: Arrays) -> tuple[float, float]:
+        """Add up gradients of this process's part; returns the weight and the loss of all parts."""
+        states, communicator = self.states, self.communicator
         weight, loss = states.current("accumulated_weight"), states.current("accumulated_loss")
         rows = self._rows(feeds)
         if not rows or self.accumulate > 1:
             for sums in (*self._gradients, weight, loss):
                 sums[...] = 0
-        if rows:
-            self._add_up(feeds, rate)
-        table = np.zeros((communicator.size, 4))
-        table[communicator.rank] = weight, loss, rows, self._signal
+        parts = self._add_up(feeds, rate) if rows else {}
+        of_parts = [parts.get(name, 0.0) for name in self._part_names]
+        table = np.zeros((communicator.size, 4 + len(of_parts)))
+        table[communicator.rank] = [float(weight), float(loss), rows, self._signal, *of_parts]
         communicator.all_gather_(table)
-        for gradients in self._gradients:
-            communicator.all_reduce_(gradients)
-        weight[...], loss[...] = (sum(column) for column in table[:, :2].T.tolist())
         self._mean_statistics(table[:, 2] > 0)
         self._signal_of_any = int(table[:, 3].max())
         self._losses = table[:, 1]
-        return float(self.session.step(rate, entry=1)[names.loss])
+        scales = np.ones(communicator.size) if self._sums else table[:, 2] / table[:, 2].sum()
+        self.parts = {name: float(scales @ column) for name, column in zip(self._part_names, table.T[4:], strict=True)}
+        weights, losses = table[:, :2].T.tolist()
+        return sum(weights), sum(losses)
 
     def tell(self, stopping: Stopping) -> None:
         """Let the other processes know, in the next step, that this one has been asked to stop."""

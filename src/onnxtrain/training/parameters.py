@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,6 +67,8 @@ _CONFIGURATION = {
     ("QuantizeLinear", 1): "quantization scale",
     ("DequantizeLinear", 1): "quantization scale",
     ("MatMulNBits", 2): "quantization scale",
+    ("MatMulNBits", 3): "quantization zero point",
+    ("GatherBlockQuantized", 2): "quantization scale",
     ("GroupQueryAttention", 7): "a table of positions: cosines of GroupQueryAttention",
     ("GroupQueryAttention", 8): "a table of positions: sines of GroupQueryAttention",
 }
@@ -77,11 +79,12 @@ _ROTARY = {"": (1, 2), MICROSOFT_DOMAIN: (2, 3)}
 
 def parameter_table(
     model: ir.Model,
-    loss: ir.Value | None,
+    loss: ir.Value | Sequence[ir.Value] | None,
     *,
     train: str | Sequence[str] | None = None,
     freeze: str | Sequence[str] | None = None,
     straight_through: bool = False,
+    learned: Collection[str] = (),
 ) -> list[Initializer]:
     """Sort the initializers of a model's main graph into parameters and constants.
 
@@ -92,13 +95,14 @@ def parameter_table(
 
     Args:
         model: The working copy; shapes are inferred, functions on the path to the loss are expanded in it.
-        loss: The value to train on; ``None`` takes every floating output.
+        loss: The value to train on, or several; ``None`` takes every floating output.
         train: Glob patterns: only matching initializers are trained; a constant named here without a wildcard is
             trained, too. A pattern matches the name of an initializer or its module path (``layer.1.query.weight``
             for ``val_92``), and where it matches none of these, the nodes that read it. ``|`` stands between
             alternatives.
         freeze: Glob patterns of what stays as it is; wins over ``train``.
         straight_through: Whether gradients pass through operators that round or quantize.
+        learned: Initializers that are parameters whatever they look like.
 
     Raises:
         OptionError: A pattern matches no initializer.
@@ -109,7 +113,7 @@ def parameter_table(
         option: None if given is None else matching(option, _listed(given), paths, model)
         for option, given in (("train", train), ("freeze", freeze))
     }
-    named = () if train is None else _listed(train)
+    named = {*learned, *(() if train is None else _listed(train))}
     given = list(graph.initializers.items())  # the functions that are expanded bring constants of their own
     candidates = [value for _, value in given if is_float(value)]
     # Before functions are expanded: some operators say what their inputs are, but their bodies do not.
@@ -167,12 +171,14 @@ def matching(option: str, patterns: Sequence[str], paths: Mapping[str, tuple[str
 
 
 def _reached(
-    model: ir.Model, loss: ir.Value | None, candidates: list[ir.Value], straight_through: bool
+    model: ir.Model, loss: ir.Value | Sequence[ir.Value] | None, candidates: list[ir.Value], straight_through: bool
 ) -> set[ir.Value]:
     if not candidates:
         return set()
     forward = Forward.of(model, straight_through=straight_through)
-    targets = [value for value in model.graph.outputs if is_float(value)] if loss is None else [loss]
+    if loss is None:
+        loss = [value for value in model.graph.outputs if is_float(value)]
+    targets = [loss] if isinstance(loss, ir.Value) else loss
     return set[ir.Value]().union(*(reached(forward, y, candidates) for y in targets))
 
 

@@ -150,6 +150,10 @@ class _LossOnRealRows(LossByExample):
 
     inner: Loss
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "weight", self.inner.weight)
+        object.__setattr__(self, "reduction", self.inner.reduction)
+
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss."""
         rows = op.Shape(target, start=0, end=1)

@@ -171,10 +171,8 @@ class _Step:
     def _add(self, sums: dict[str, np.ndarray], batch: Batch) -> float:
         """Add the clipped gradient of one example; returns its loss."""
         learner, states = self._learner, self._learner.states
-        feeds, targets = dict(batch.inputs), learner.objective.targets
-        if batch.targets is not None and targets is not None:
-            feeds[targets.name] = batch.targets
-        found = learner.session.step(feeds, entry=0)
+        objective = learner.objective
+        found = learner.session.step(objective.inputs_of(batch) | objective.targets_of(batch), entry=0)
         weight = float(states["accumulated_weight"]) or 1.0
         gradients = {name: states[name].astype(np.float64) / weight for name in self._names}
         norm = math.sqrt(sum(float(np.vdot(gradient, gradient)) for gradient in gradients.values()))

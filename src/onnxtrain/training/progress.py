@@ -81,7 +81,7 @@ class Bar(Display):
     def __init__(self, console: Console | None = None) -> None:
         from rich.console import Console
 
-        self._console = console or Console(stderr=True, highlight=False, markup=False, emoji=False)
+        self._console = console or Console(stderr=True, force_terminal=True, highlight=False, markup=False, emoji=False)
         self._bar: RichBar | None = None
 
     def begin(self, status: Status) -> None:
@@ -152,6 +152,18 @@ class Lines(Display):
     def note(self, text: str) -> None:
         """Add the line."""
         self._write(text)
+
+
+class StepsOf(Display):
+    """A display for the steps alone: what comes of an epoch is said by somebody else.
+
+    Args:
+        display: The display.
+    """
+
+    def __init__(self, display: Display) -> None:
+        self.interval = display.interval
+        self.begin, self.step, self.close = display.begin, display.step, display.close  # type: ignore[method-assign]
 
 
 class Notebook(Display):

@@ -19,9 +19,11 @@ from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.parallel.communicator import Communicator
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.training.adaptation import Adaptation
+from onnxtrain.training.ema import EMA, choose_ema
 from onnxtrain.training.groups import Group, listed_groups
-from onnxtrain.training.loss import Loss, TargetForm, TargetKind
-from onnxtrain.training.loss_choice import LossLike, resolve_loss
+from onnxtrain.training.joint_loss import Forms, JointLoss
+from onnxtrain.training.loss import Loss, TargetKind
+from onnxtrain.training.loss_choice import LossLike, resolve_losses
 from onnxtrain.training.optimizers import choose_optimizer
 from onnxtrain.training.training_modes import Modes
 from onnxtrain.training.untie import untied
@@ -52,13 +54,17 @@ class Options(TypedDict, total=False):
     masks: Mapping[str, np.ndarray] | None
     sparsify: Patterns | None
     accumulate: int
+    ema: float | EMA | None
     straight_through: bool
+    qat: bool
     recompute: Patterns
+    free_batch: bool
     lora: Adaptation | None
     seed: int
     threads: int | None
     options: RuntimeOptions | None
     parallel: Communicator | None
+    shard_states: bool
 
 
 class Masks(Mapping[str, np.ndarray]):
@@ -103,7 +109,7 @@ class Specification:
 
     Attributes:
         model: The model as it was read, with the copies that ``untie`` asks for. Compared by identity.
-        form: What the data say that targets are; ``None`` before there are any.
+        form: What the data say that targets are, those of each loss; ``None`` before there are any.
         weighted: Whether the data have one weight per example.
         options: All options of the sessions, with ``threads`` among them.
 
@@ -112,7 +118,7 @@ class Specification:
     """
 
     model: ModelFile
-    loss: Loss | str
+    loss: Loss | JointLoss | str
     optimizer: Optimizer = field(default_factory=Adam)
     train: tuple[str, ...] | None = None
     freeze: tuple[str, ...] | None = None
@@ -128,13 +134,17 @@ class Specification:
     masks: Masks = field(default_factory=Masks)
     sparsify: tuple[str, ...] | None = None
     accumulate: int = 1
+    ema: EMA | None = None
     straight_through: bool = False
+    qat: bool = False
     recompute: tuple[str, ...] = ()
+    free_batch: bool = False
     lora: Adaptation | None = None
     seed: int = 0
     options: RuntimeOptions = field(default_factory=RuntimeOptions)
     parallel: Communicator | None = None
-    form: TargetForm | None = None
+    shard_states: bool = False
+    form: Forms | None = None
     weighted: bool = False
 
     def __post_init__(self) -> None:
@@ -142,6 +152,13 @@ class Specification:
             raise OptionError(f"accumulate is {self.accumulate}; it needs a number of micro-batches of at least 1.")
         if self.targets not in (None, "indices", "values"):
             raise OptionError(f"targets is {self.targets!r}; it is 'indices' or 'values'.")
+        if isinstance(self.loss, JointLoss) and (self.output is not None or self.targets is not None):
+            raise OptionError("output and targets are for one loss; a mapping of losses names the outputs.")
+        reductions = {part.reduction for _, part in self.loss} if isinstance(self.loss, JointLoss) else set()
+        if len(reductions) > 1 and self.accumulate > 1:
+            raise OptionError(
+                "accumulate adds up micro-batches, but one loss is a mean and another a sum; give them one reduction."
+            )
         _ = self.modes, self.clipping  # which check their own fields
 
     @classmethod
@@ -163,7 +180,7 @@ class Specification:
         untie, tie = options.get("untie", False), options.get("tie", False)
         return cls(
             model=untied(ModelFile.load(model), untie),
-            loss=resolve_loss(loss),
+            loss=resolve_losses(loss),
             optimizer=choose_optimizer(optimizer),
             train=_patterns(options.get("train")),
             freeze=_patterns(options.get("freeze")),
@@ -179,12 +196,16 @@ class Specification:
             masks=Masks(options.get("masks")),
             sparsify=_patterns(options.get("sparsify")),
             accumulate=options.get("accumulate", 1),
-            straight_through=options.get("straight_through", False),
+            ema=choose_ema(options.get("ema")),
+            straight_through=options.get("straight_through", False) or options.get("qat", False),
+            qat=options.get("qat", False),
             recompute=_tuple(options.get("recompute", ())),
+            free_batch=options.get("free_batch", False),
             lora=_adaptation(options.get("lora")),
             seed=options.get("seed", 0),
             options=runtime if threads is None else dataclasses.replace(runtime, threads=threads),
             parallel=options.get("parallel"),
+            shard_states=options.get("shard_states", False),
         )
 
     @property

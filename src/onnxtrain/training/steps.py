@@ -74,7 +74,12 @@ class Steps:
         self.states = states
         self._session: TrainingSession | None = None
         self._padded: TrainingSession | None = None
-        specs = [*objective.inputs, *([] if objective.targets is None else [objective.targets.spec])]
+        self.parts: dict[str, float] = {}
+        """The losses of the last step, where the loss is the sum of several."""
+        specs = [*objective.inputs, *(head.targets.spec for head in objective.heads)]
+        self._part_names = objective.part_names
+        self._sums = any(head.targets.loss.reduction == "sum" for head in objective.heads)
+        self._real = {objective.names.weights, *(head.targets.name for head in objective.heads)}
         self.batched = {
             spec.name for spec in specs if self.fixed is not None and spec.shape and spec.shape[0] == self.fixed.size
         }
@@ -134,8 +139,11 @@ class Steps:
         if fixed is not None:
             self._check_rows(feeds)
         if self.accumulate == 1:
-            return float(self._run(feeds, rate)[names.loss])
-        self._add_up(feeds, rate)
+            results = self._run(feeds, rate)
+            if self._part_names:
+                self.parts = {name: float(results[name]) for name in self._part_names}
+            return float(results[names.loss])
+        self.parts = self._add_up(feeds, rate)
         return float(self.session.step(rate, entry=1)[names.loss])
 
     def step_share(self, feeds: Arrays, learning_rate: float) -> float:
@@ -175,6 +183,24 @@ class Steps:
         sums = {f"{name}/accumulated" for name in self.objective.parameters}
         return frozenset(sums | {"accumulated_weight", "accumulated_loss"}) & frozenset(self.states)
 
+    @property
+    def kept_names(self) -> list[str]:
+        """Names of what a checkpoint has."""
+        transient = self.transient
+        return [name for name in self.states if name not in transient]
+
+    def kept_states(self) -> dict[str, np.ndarray]:
+        """What a checkpoint has; of several processes all have to ask for it."""
+        return {name: self.states[name] for name in self.kept_names}
+
+    def take_states(self, values: Mapping[str, np.ndarray]) -> None:
+        """Take over what a checkpoint has."""
+        for name, value in values.items():
+            self.states[name] = value
+
+    def go_on_from(self, before: Steps) -> None:
+        """Take over what the steps of an earlier specification have beside the buffers."""
+
     def _rows(self, feeds: Arrays) -> int:
         """How many examples there are."""
         if self.fixed is not None:
@@ -182,22 +208,27 @@ class Steps:
         inputs = (str(value.name) for value in self.objective.model.graph.inputs)
         return next((len(feeds[name]) for name in inputs if feeds[name].ndim), 1)
 
-    def _add_up(self, feeds: Arrays, rate: Arrays) -> None:
-        """Add up the gradients of all micro-batches."""
+    def _add_up(self, feeds: Arrays, rate: Arrays) -> dict[str, float]:
+        """Add up the gradients of all micro-batches; returns the losses where the loss is the sum of several."""
         size = self._rows(feeds)
         micro = -(-size // self.accumulate) if self.fixed is None else self.fixed.size
+        totals: dict[str, float] = {}
         for start in range(0, size, micro):
             part = {key: value[start : start + micro] if value.ndim else value for key, value in feeds.items()}
-            self._run(part, rate)
+            results = self._run(part, rate)
+            rows = min(micro, size - start)
+            for name in self._part_names:
+                totals[name] = totals.get(name, 0.0) + float(results[name]) * (1.0 if self._sums else rows / size)
+        return totals
 
     def _run(self, feeds: Arrays, rate: Arrays) -> Arrays:
         """The first entry on a batch or micro-batch; one that is smaller than the model takes is padded."""
         fixed = self.fixed
         if fixed is None or fixed.rows(feeds) == fixed.size:
             return self.session.step(feeds | rate, entry=0)
-        rows, names = fixed.rows(feeds), self.objective.names
+        rows = fixed.rows(feeds)
         session = self.padded_session(rows)
-        real = {name: array for name, array in feeds.items() if name in (names.target, names.weights)}
+        real = {name: array for name, array in feeds.items() if name in self._real}
         for name, array in real.items():
             if len(array) != rows:
                 raise DataError(f"{name!r} has {len(array)} examples, but {fixed.input!r} has {rows}.")

@@ -137,9 +137,9 @@ class Targets:
         form = self.declared.form_of(wrapped(self.prediction), targets.dtype, targets.shape, sizes, self.form)
         return replace(form, ignoring=True) if self.hold_ignored(targets) else form
 
-    def form_of_dataset(self, dataset: Dataset) -> TargetForm:
-        """What the targets of a dataset are, as far as it tells before it is read."""
-        targets = dataset.targets
+    def form_of_dataset(self, dataset: Dataset, name: str | None = None) -> TargetForm:
+        """What the targets of a dataset, or its array of a name, are, as far as it tells before it is read."""
+        targets = dataset.targets if name is None else dataset.values(name)
         form = self.form if targets is None else self.form_of(targets, dataset.sizes)
         if form.kind != "indices" or dataset.size is not None or self._ignored is None:
             return form
@@ -158,7 +158,7 @@ class Targets:
         """Whether there are labels to ignore, for which the loss is not built so far."""
         if self.form.ignoring or self._ignored is None or targets.dtype.kind not in "iu":
             return False
-        return bool((targets == self._ignored).any())
+        return bool((targets == np.int64(self._ignored)).any())  # a number of Python's must fit the targets' type
 
     @property
     def _ignored(self) -> int | None:
@@ -185,7 +185,8 @@ class Targets:
         Raises:
             OptionError: There is no such metric, or it is for other predictions.
         """
-        return [self.reading.metric(metric) for metric in ([metrics] if isinstance(metrics, str) else metrics)]
+        given = [metrics] if isinstance(metrics, str) or callable(metrics) else metrics
+        return [self.reading.metric(metric) for metric in given]
 
     @cached_property
     def reading(self) -> Reading:

@@ -13,6 +13,7 @@ from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.parallel.communicator import Communicator
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.training.adaptation import Adaptation
+from onnxtrain.training.ema import EMA
 from onnxtrain.training.fitting import fit
 from onnxtrain.training.groups import Group
 from onnxtrain.training.hints import warn_of
@@ -41,6 +42,8 @@ class Trainer(Learner):
         freeze: Glob patterns of those to keep; wins over ``train``.
         groups: Parameters that are updated otherwise than the rest: a :class:`~onnxtrain.Group` each. A parameter
             belongs to the first group that matches it, as in PyTorch.
+        ema: Keep an exponential moving average of the parameters, with this decay, or as an :class:`~onnxtrain.EMA`
+            says; ``evaluate``, ``predict``, ``save`` and ``model`` take it with ``ema=True``.
         output: The output that the loss is built on, by default the first floating one.
         targets: ``"indices"`` or ``"values"`` (distributions over classes), where the loss takes both; by
             default what the first data hold.
@@ -61,15 +64,22 @@ class Trainer(Learner):
         accumulate: Split every batch into this many micro-batches; the step equals that of the whole batch.
         straight_through: Train through operators that round or quantize, as if they did not
             (quantization-aware training); see :func:`onnxtrain.gradient`.
+        qat: Train a quantized model as it is quantized: weights in integers are trained as numbers that are rounded
+            in every step, scales are learned, and integers and scales are saved
+            ([quantization](docs/quantization.md)). Implies ``straight_through``.
         recompute: Glob patterns of names of nodes whose results are computed again in the backward pass instead
             of being kept: takes time, saves memory, changes no number.
         lora: Adapters to train beside frozen weights, :class:`onnxtrain.Lora`. Then ``train`` names what is trained
             whole beside them, by default nothing.
+        free_batch: Train a model of a fixed batch size on batches of any size, as :func:`onnxtrain.free_batch` makes
+            it; the saved file keeps its own.
         seed: Seed of the order of the data and of dropout.
         threads: Threads within an operator; default one per core.
         options: All other options of the sessions.
         parallel: The processes that train this model together, each on its part of every batch, such as
             ``onnxtrain.parallel.MPI()``; by default this one alone.
+        shard_states: Whether of N such processes each keeps an N-th of the optimizer's states, and updates an N-th of
+            the weights.
 
     Raises:
         ModelError: The model cannot be read.
@@ -110,6 +120,7 @@ class Trainer(Learner):
         sparsify: str | Sequence[str] | None = None,
         accumulate: int = 1,
         straight_through: bool = False,
+        qat: bool = False,
         recompute: str | Sequence[str] = (),
         lora: Adaptation | None = None,
         seed: int = 0,
@@ -117,7 +128,10 @@ class Trainer(Learner):
         options: RuntimeOptions | None = None,
         tie: bool | str | Sequence[str] = False,
         parallel: Communicator | None = None,
+        shard_states: bool = False,
         groups: Sequence[Group] = (),
+        ema: float | EMA | None = None,
+        free_batch: bool = False,
     ) -> None:
         specification = Specification.of(
             model,
@@ -126,6 +140,7 @@ class Trainer(Learner):
             train=train,
             freeze=freeze,
             groups=groups,
+            ema=ema,
             output=output,
             targets=targets,
             batch_norm=batch_norm,
@@ -138,12 +153,15 @@ class Trainer(Learner):
             sparsify=sparsify,
             accumulate=accumulate,
             straight_through=straight_through,
+            qat=qat,
             recompute=recompute,
+            free_batch=free_batch,
             lora=lora,
             seed=seed,
             threads=threads,
             options=options,
             parallel=parallel,
+            shard_states=shard_states,
         )
         super().__init__(specification)
         warn_of(self._hints, stacklevel=3)  # the decorator is one of them

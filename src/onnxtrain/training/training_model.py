@@ -11,6 +11,7 @@ from onnxtrain.model.validity import refuses_invalid
 from onnxtrain.model.whole import with_external_data
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.training.adaptation import Adaptation
+from onnxtrain.training.ema import EMA
 from onnxtrain.training.groups import Group
 from onnxtrain.training.hints import warn_of
 from onnxtrain.training.loss import TargetKind
@@ -39,10 +40,13 @@ def training_model(
     sparsify: str | Sequence[str] | None = None,
     accumulate: bool = False,
     straight_through: bool = False,
+    qat: bool = False,
     recompute: str | Sequence[str] = (),
     lora: Adaptation | None = None,
     tie: bool | str | Sequence[str] = False,
     groups: Sequence[Group] = (),
+    ema: float | EMA | None = None,
+    free_batch: bool = False,
 ) -> onnx.ModelProto:
     """Write down the training of a model as the standard does: a model with ``training_info``.
 
@@ -57,6 +61,7 @@ def training_model(
         optimizer: ``Adam(...)``, ``AdamW(...)`` or another, or its name, ``"adamw(lr=3e-4)"``.
         train: As all that is not described here, see :class:`onnxtrain.Trainer`.
         freeze: What not to train.
+        ema: A moving average of the parameters: states ``{parameter}/average``.
         groups: Parameters that are updated otherwise than the rest; each rule gets an optimizer node of its own.
         output: The output that the loss is built on.
         targets: "indices" or "values", where the loss takes both; by default indices.
@@ -72,8 +77,12 @@ def training_model(
             them.
         straight_through: Train through operators that round or quantize; see :func:`onnxtrain.gradient`. The
             Gradient node cannot say so: the training model's metadata entry ``onnxtrain.straight_through`` does.
+        qat: Train a quantized model as it is quantized: weights in integers are trained as numbers that are rounded
+            in every step, scales are learned, and integers and scales are saved
+            ([quantization](docs/quantization.md)). Implies ``straight_through``.
         recompute: Glob patterns of names of nodes to compute again in the backward pass; likewise the entry
             ``onnxtrain.recompute``, a JSON list.
+        free_batch: Free the batch size of a model that has a fixed one.
         lora: Adapters to train beside frozen weights; they are initializers of the main graph.
 
     Returns:
@@ -93,6 +102,7 @@ def training_model(
         train=train,
         freeze=freeze,
         groups=groups,
+        ema=ema,
         output=output,
         targets=targets,
         batch_norm=batch_norm,
@@ -105,7 +115,9 @@ def training_model(
         sparsify=sparsify,
         accumulate=2 if accumulate else 1,  # any number of micro-batches makes the same model
         straight_through=straight_through,
+        qat=qat,
         recompute=recompute,
+        free_batch=free_batch,
         lora=lora,
     )
     file, objective = specification.model, prepare(specification)

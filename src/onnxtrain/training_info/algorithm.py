@@ -91,7 +91,7 @@ class Algorithm:
         self.op.scope = "loss"
         terms = self._recipe.build_loss(self.op)
         self.op.scope = ""
-        for given in (self._recipe.weights, self._recipe.target):
+        for given in (self._recipe.weights, *reversed(self._recipe.targets)):
             if given is not None:
                 self._take(given.name or "")
                 self._inputs.insert(0, given)

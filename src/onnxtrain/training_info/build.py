@@ -13,11 +13,11 @@ import onnx_ir as ir
 from onnx import helper, numpy_helper
 
 from onnxtrain.graph import Builder, Value
-from onnxtrain.graph.domains import TRAINING_DOMAIN
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN, TRAINING_DOMAIN
 from onnxtrain.training_info.algorithm import Algorithm, FirstValues, placeholder
 from onnxtrain.training_info.entry import COUNTERS_KEY, Entry
-from onnxtrain.training_info.recipe import Recipe
-from onnxtrain.training_info.update import optimizer_nodes
+from onnxtrain.training_info.recipe import LossTerms, Recipe
+from onnxtrain.training_info.update import AVERAGE, average_node, optimizer_nodes
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def build_unfilled(recipe: Recipe) -> UnfilledModel:
     )
     helper.set_model_props(proto, _metadata(proto) | _said(recipe))
     domains = {entry.domain for entry in proto.opset_import}
-    for domain in sorted({TRAINING_DOMAIN, recipe.optimizer.schema.domain} - domains):
+    for domain in sorted(_imported(recipe) - domains):
         proto.opset_import.append(helper.make_opsetid(domain, 1))
     return UnfilledModel(proto, values)
 
@@ -85,19 +85,37 @@ def build_entries(recipe: Recipe) -> tuple[list[Entry], FirstValues]:
     """
     values = _first_values(recipe)
     entries = [build.algorithm.entry() for build in _builds(recipe, values, apart=True)]
-    states = list(values)
     for entry in entries:
-        entry.states = states
-        model, graph = entry.model, entry.model.graph
-        for name in [name for name in graph.initializers if name in values.tensors]:
-            value = graph.initializers.pop(name)
-            value.const_value = None
-            graph.inputs.append(value)
-        model.metadata_props.clear()
-        model.metadata_props.update(_said(recipe))
-        for domain in (TRAINING_DOMAIN, recipe.optimizer.schema.domain):
-            graph.opset_imports.setdefault(domain, 1)
+        _finish(entry, recipe, values)
     return entries, values
+
+
+def build_update(recipe: Recipe) -> tuple[Entry, FirstValues]:
+    """The entry that applies what was accumulated, on a model of nothing but parameters; uses the recipe up."""
+    values = _first_values(recipe)
+    entry = _Writer(recipe).applying(Algorithm(recipe, values, label="the update")).entry()
+    _finish(entry, recipe, values)
+    return entry, values
+
+
+def _finish(entry: Entry, recipe: Recipe, values: FirstValues) -> None:
+    """Make the states inputs, and say what a file would say."""
+    entry.states = list(values)
+    model, graph = entry.model, entry.model.graph
+    for name in [name for name in graph.initializers if name in values.tensors]:
+        value = graph.initializers.pop(name)
+        value.const_value = None
+        graph.inputs.append(value)
+    model.metadata_props.clear()
+    model.metadata_props.update(_said(recipe))
+    for domain in sorted(_imported(recipe)):
+        graph.opset_imports.setdefault(domain, 1)
+
+
+def _imported(recipe: Recipe) -> set[str]:
+    """The domains of the operators of algorithms."""
+    averaged = set() if recipe.averaging is None else {ONNXTRAIN_DOMAIN}
+    return {TRAINING_DOMAIN, recipe.optimizer.schema.domain} | averaged
 
 
 def _said(recipe: Recipe) -> dict[str, str]:
@@ -186,25 +204,34 @@ class _Writer:
         gradients = self._masked(builder, builder.gradient(terms.loss, list(builder.parameters.values())))
         self._update(builder, self._clip(builder.op, gradients))
         builder.updates.update(self.recipe.statistics)
-        builder.result(self.recipe.names.loss, terms.loss)
+        self._return(builder, terms)
         return builder
 
+    def _return(self, builder: Algorithm, terms: LossTerms) -> None:
+        builder.result(self.recipe.names.loss, terms.loss)
+        for name, part in terms.parts.items():
+            builder.result(name, part)
+
     def accumulating(self, builder: Algorithm) -> Algorithm:
-        """accumulator += weight * gradient, total += weight, loss_total += weight * loss."""
+        """accumulator += weight * gradient, total += weight, loss_total += weight * loss.
+
+        Of a loss that is a sum, gradients and losses are added as they are, and nothing is divided.
+        """
         op = builder.op
         if _drops(self.recipe):
             self._count(builder)  # masks are drawn by it
         terms = builder.loss()
-        scaled = terms.loss * terms.weight
+        scaled = terms.loss if terms.sums else terms.loss * terms.weight
+        weight = op.scalar(0, terms.loss) if terms.sums else terms.weight
         gradients = self._masked(builder, builder.gradient(scaled, list(builder.parameters.values())))
         for (name, value), gradient in zip(builder.parameters.items(), gradients, strict=True):
             accumulator = builder.state(f"{name}/accumulated", _repeated(0.0, value))
             builder.update(accumulator, gradient if self.recipe.alone else accumulator + gradient)
-        for total_name, term in (("accumulated_weight", terms.weight), ("accumulated_loss", scaled)):
+        for total_name, term in (("accumulated_weight", weight), ("accumulated_loss", scaled)):
             total, term = builder.state(total_name, np.zeros((), np.float64)), op.cast(term, ir.DataType.DOUBLE)
             builder.update(total, term if self.recipe.alone else total + term)
         builder.updates.update(self.recipe.statistics)
-        builder.result(self.recipe.names.loss, terms.loss)
+        self._return(builder, terms)
         return builder
 
     def applying(self, builder: Algorithm) -> Algorithm:
@@ -278,8 +305,21 @@ class _Writer:
             for old, new in zip((xs[name], *states[name]), own, strict=True):
                 new.ir.type, new.ir.shape = old.ir.type, old.ir.shape
                 builder.update(old, new)
+        if self.recipe.averaging is not None:
+            self._average(builder, count, {name: own[0] for name, own in news.items()})
         builder.update(count, count + 1)
         op.scope = ""
+
+    def _average(self, builder: Algorithm, count: Value, xs: Mapping[str, Value]) -> None:
+        """The moving averages of all parameters, which start at zero and are the parameters after the first update."""
+        assert self.recipe.averaging is not None
+        averages = {
+            name: builder.state(f"{name}/{AVERAGE}", _repeated(0.0, value))
+            for name, value in builder.parameters.items()
+        }
+        first = self.schema.first_count
+        for name, new in average_node(builder.op, self.recipe.averaging, count, first, averages, xs).items():
+            builder.update(averages[name], new)
 
 
 def _initialization(builder: Algorithm) -> tuple[onnx.GraphProto, dict[str, str]] | None:

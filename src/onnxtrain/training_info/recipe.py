@@ -27,23 +27,36 @@ class Names:
     @classmethod
     def beside(cls, graph: ir.Graph) -> Names:
         """The usual names, with underscores behind those that the graph has given away."""
-        taken = {value.name for value in (*graph.inputs, *graph.initializers.values())}
-        taken |= {output.name for node in graph for output in node.outputs}
+        return cls(*free_names(graph, ["target", "learning_rate", "loss", "T", "sample_weight"]))
 
-        def free(name: str) -> str:
-            while name in taken:
-                name += "_"
-            return name
 
-        return cls(*(free(name) for name in ("target", "learning_rate", "loss", "T", "sample_weight")))
+def free_names(graph: ir.Graph, names: Sequence[str]) -> list[str]:
+    """The names, with underscores behind those that the graph has given away."""
+    taken = {value.name for value in (*graph.inputs, *graph.initializers.values())}
+    taken |= {output.name for node in graph for output in node.outputs}
+    found = []
+    for name in names:
+        while name in taken:
+            name += "_"
+        found.append(name)
+    return found
 
 
 @dataclass(frozen=True)
 class LossTerms:
-    """A loss under construction: ``loss`` = (sum of terms) / ``weight``, both 0-d of the prediction's type."""
+    """A loss under construction, all of it 0-d of the prediction's type.
+
+    Attributes:
+        loss: (sum of terms) / ``weight``, or the sum itself.
+        weight: How many terms there are, or the sum of their weights.
+        sums: Whether the loss is the sum: those of micro-batches add up to that of the batch.
+        parts: What the loss is made of, by the name that a step returns it under.
+    """
 
     loss: Value
     weight: Value
+    sums: bool = False
+    parts: Mapping[str, Value] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -78,6 +91,21 @@ class UpdateRule:
     rate_scale: float = 1.0
 
 
+@dataclass(frozen=True)
+class Averaging:
+    """An exponential moving average of the parameters, beside them; see :class:`onnxtrain.EMA`.
+
+    Attributes:
+        decay: The weight of the old average.
+        start: How many updates the average follows at once.
+        warmup: Whether the decay grows from 2/11 to its value.
+    """
+
+    decay: float
+    start: int = 0
+    warmup: bool = False
+
+
 @dataclass
 class Recipe:
     """All that a training model is made from.
@@ -85,10 +113,11 @@ class Recipe:
     Attributes:
         model: The main graph: a working copy with shapes inferred; algorithms are built beside its nodes.
         build_loss: Emits the loss in the algorithm; returns its terms.
-        target: The target that the algorithm takes as an input; ``None`` where the loss needs none.
+        targets: The targets that the algorithm takes as inputs.
         weights: The input for one weight per example; ``None`` where all count alike.
         parameters: Names of the initializers that are trained.
         optimizer: Update rule with its attributes.
+        averaging: The moving average that is kept of the parameters; ``None`` for none.
         rules: Update rules of the parameters that have one of their own, of the same operator.
         clipping: What is done to gradients.
         micro_batches: Write two entries: one that adds a micro-batch's gradients up, one that applies them.
@@ -103,7 +132,7 @@ class Recipe:
 
     model: ir.Model
     build_loss: Callable[[Builder], LossTerms]
-    target: ir.Value | None
+    targets: Sequence[ir.Value]
     parameters: Sequence[str]
     optimizer: Optimizer
     clipping: Clipping = field(default_factory=Clipping)
@@ -117,6 +146,7 @@ class Recipe:
     options: GradientOptions = field(default_factory=GradientOptions)
     weights: ir.Value | None = None
     rules: Mapping[str, UpdateRule] = field(default_factory=dict)
+    averaging: Averaging | None = None
 
     def rule_of(self, parameter: str) -> UpdateRule:
         """How a parameter is updated."""

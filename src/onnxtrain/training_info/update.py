@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+import onnx_ir as ir
+
 from onnxtrain.graph import Builder, Value
+from onnxtrain.operators import SGD
 from onnxtrain.operators.arithmetic import Tensor
 from onnxtrain.operators.optimizer import Optimizer
-from onnxtrain.training_info.recipe import UpdateRule
+from onnxtrain.training_info.recipe import Averaging, UpdateRule
 
 Variables = Mapping[str, tuple[Value, ...]]
 """X, G and the states of parameters by name."""
+
+AVERAGE = "average"
+"""What follows a parameter's name, and a slash, in that of its moving average."""
 
 
 def optimizer_nodes(
@@ -38,6 +44,48 @@ def optimizer_nodes(
         scaled = rate if rule.rate_scale == 1.0 else rate * rule.rate_scale
         news |= _nodes(op, rule.optimizer, scaled, count, members, sparsified)
     return {name: news[name] for name in variables}
+
+
+def average_node(
+    op: Builder,
+    averaging: Averaging,
+    count: Value,
+    first_count: int,
+    averages: Mapping[str, Value],
+    xs: Mapping[str, Value],
+) -> dict[str, Value]:
+    """Emit the moving averages A of parameters X, by name: A_new = A + (1 - d) (X - A).
+
+    It is one step of SGD on A, with the rate d - 1, X as the gradient and a weight decay of -1, so that it takes the
+    one kernel over all parameters, and reads and writes each number once.
+
+    Args:
+        op: Where to emit.
+        averaging: How d comes from the number of updates.
+        count: The update count before this update.
+        first_count: That of the first update.
+        averages: A, by parameter.
+        xs: X after the update.
+    """
+    done = op.cast(count, ir.DataType.DOUBLE) - float(first_count)
+    decay = op.scalar(averaging.decay, done)
+    if averaging.warmup:
+        decay = op.Min(decay, (done + 2.0) / (done + 11.0))
+    decay = op.Where(op.binary("Less", done, float(max(averaging.start, 1))), op.scalar(0.0, done), decay)
+    schema = SGD.schema
+    given = [*averages.values(), *(xs[name] for name in averages)]
+    news = op.several(
+        schema.name,
+        (decay - 1.0).with_shape(()),
+        count,
+        *given,
+        outputs=len(averages),
+        domain=schema.domain,
+        **schema.complete({"weight_decay": -1.0}),
+    )
+    for new, old in zip(news, averages.values(), strict=True):
+        new.ir.type, new.ir.shape = old.ir.type, old.ir.shape
+    return dict(zip(averages, news, strict=True))
 
 
 def _nodes(

@@ -100,13 +100,13 @@ class PackedWeight:
 
     def _integers(self, packed: Value, dtype: ir.DataType) -> Value:
         shape = (self.outputs, self.blocks, self.block)
-        return packed.op.cast(packed.op.reshape(self._unpacked(packed), shape), dtype)
+        return packed.op.cast(packed.op.reshape(unpacked(packed, self.bits), shape), dtype)
 
     def _zero_points(self, zeros: Value, dtype: ir.DataType) -> Value:
         """[N, blocks], of packed or floating ones."""
         op = zeros.op
         if zeros.dtype == ir.DataType.UINT8:
-            listed = op.reshape(self._unpacked(zeros), (self.outputs, -1))
+            listed = op.reshape(unpacked(zeros, self.bits), (self.outputs, -1))
             zeros = op.Slice(listed, op.ints(0), op.ints(self.blocks), op.ints(1))
         return op.cast(op.reshape(zeros, (self.outputs, self.blocks)), dtype)
 
@@ -125,14 +125,15 @@ class PackedWeight:
         padded = op.Pad(w, op.ints(0, 0, 0, rest)) if rest else w
         return op.reshape(padded, (self.outputs, self.blocks, self.block))
 
-    def _unpacked(self, packed: Value) -> Value:
-        """All integers in their order, each in a byte."""
-        op, per_byte = packed.op, 8 // self.bits
-        if per_byte == 1:
-            return packed
-        shifts = op.constant(np.arange(per_byte) * self.bits, np.uint8)
-        parts = op.BitShift(op.Unsqueeze(op.reshape(packed, [-1]), op.ints(1)), shifts, direction="RIGHT")
-        return op.BitwiseAnd(parts, op.constant((1 << self.bits) - 1, np.uint8))
+
+def unpacked(packed: Value, bits: int) -> Value:
+    """All integers in their order, each in a byte."""
+    op, per_byte = packed.op, 8 // bits
+    if per_byte == 1:
+        return packed
+    shifts = op.constant(np.arange(per_byte) * bits, np.uint8)
+    parts = op.BitShift(op.Unsqueeze(op.reshape(packed, [-1]), op.ints(1)), shifts, direction="RIGHT")
+    return op.BitwiseAnd(parts, op.constant((1 << bits) - 1, np.uint8))
 
 
 @register_body("MatMulNBits", domain=MICROSOFT_DOMAIN)
@@ -142,6 +143,49 @@ def matmul_nbits_body(node: Node) -> list[Value | None]:
     w = size.weight(node.input_required(1), node.input_required(2), node.input(3), node.input(_GROUP_INDEX))
     y, bias = node.x @ node.op.Transpose(w, perm=[1, 0]), node.input(5)
     return [y if bias is None else y + bias]
+
+
+@register_body("GatherBlockQuantized", domain=MICROSOFT_DOMAIN)
+def gather_block_quantized(node: Node) -> list[Value | None]:
+    """y = ((integers - zero points) scales)[indices], with a scale for each block along an axis.
+
+    Raises:
+        GradientError: The table's sizes are not known.
+    """
+    op, data, scales, zeros = node.op, node.x, node.input_required(2), node.input(3)
+    bits, block = int(node.attribute("bits", 4)), int(node.attribute("block_size", 128))
+    packed = data.dtype == ir.DataType.UINT8
+    sizes = _table_sizes(node, data, bits if packed else 8)
+    axis = int(node.attribute("quantize_axis", 1)) % len(sizes)
+    of_each = op.constant(np.arange(sizes[axis]) // block, np.int64)
+    integers = _each(data, bits, sizes) if packed else op.cast(data, scales.dtype)
+    if zeros is not None:
+        counts = _sizes(node, scales)
+        points = _each(zeros, bits, counts) if packed else op.cast(zeros, scales.dtype)
+        integers = integers - op.Gather(points, of_each, axis=axis)
+    elif packed:
+        integers = integers - float(1 << (bits - 1))
+    table = (integers * op.Gather(scales, of_each, axis=axis)).with_shape(sizes)
+    return [op.Gather(table, node.input_required(1), axis=int(node.attribute("gather_axis", 0)))]
+
+
+def _sizes(node: Node, value: Value) -> tuple[int, ...]:
+    shape = value.static_shape
+    if shape is None:
+        raise GradientError(f"{describe(node.ir)}: its body needs the sizes of {value.name!r}, which are not known.")
+    return shape
+
+
+def _table_sizes(node: Node, data: Value, bits: int) -> tuple[int, ...]:
+    shape = _sizes(node, data)
+    return (*shape[:-1], shape[-1] * 8 // bits)
+
+
+def _each(packed: Value, bits: int, sizes: tuple[int, ...]) -> Value:
+    """The integers of bytes, of which a row may not fill the last, as floating numbers."""
+    op, per_byte = packed.op, 8 // bits
+    integers = op.reshape(unpacked(packed, bits), (*sizes[:-1], -(-sizes[-1] // per_byte) * per_byte))
+    return op.cast(op.Slice(integers, op.ints(0), op.ints(sizes[-1]), op.ints(-1)), ir.DataType.FLOAT)
 
 
 @register_gradient("MatMulNBits", domain=MICROSOFT_DOMAIN)

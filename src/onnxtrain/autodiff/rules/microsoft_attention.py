@@ -39,8 +39,8 @@ def attention(node: Node) -> list[Value | None]:
         GradientError: The node embeds positions by rotation, or shares one buffer between past and present.
     """
     op, bias, past = node.op, node.input(2), node.input(4)
-    _refuse(node, bool(node.attribute("do_rotary", 0)), "rotary embedding inside")
-    _refuse(node, bool(node.attribute("past_present_share_buffer", 0)), "one buffer for past and present")
+    refuse(node, bool(node.attribute("do_rotary", 0)), "rotary embedding inside")
+    refuse(node, bool(node.attribute("past_present_share_buffer", 0)), "one buffer for past and present")
     total = node.x @ node.input_required(1)
     total = total if bias is None else total + bias
     sizes = node.attribute("qkv_hidden_sizes")
@@ -72,7 +72,7 @@ def multi_head_attention(node: Node) -> list[Value | None]:
         GradientError: The node shares one buffer between past and present.
     """
     op, bias, heads = node.op, node.input(3), int(node.attribute("num_heads"))
-    _refuse(node, node.input(8) is not None or node.input(9) is not None, "one buffer for past and present")
+    refuse(node, node.input(8) is not None or node.input(9) is not None, "one buffer for past and present")
     q, k, v = _unpacked(node)
     divided = node.rank(k) == 4
     if bias is not None:
@@ -207,7 +207,7 @@ def rotary_embedding(node: Node) -> list[Value | None]:
         GradientError: Several sequences of different lengths are packed in one.
     """
     op, x, positions = node.op, node.x, node.input_required(1)
-    _refuse(node, bool(node.attribute("is_packed_batching", 0)), "a packed batch")
+    refuse(node, bool(node.attribute("is_packed_batching", 0)), "a packed batch")
     caches = node.input_required(2), node.input_required(3)
     divided, width = node.rank() == 4, op.dimension(caches[0], 1)
     places = 2 if divided else 1
@@ -215,15 +215,31 @@ def rotary_embedding(node: Node) -> list[Value | None]:
         zero, one = op.constant(0, np.int64), op.constant(1, np.int64)
         positions = op.Add(positions, op.Range(zero, op.Reshape(op.dimension(x, places), op.ints()), one))
         positions = op.Unsqueeze(positions, op.ints(0))
-    axis = op.ints(1 if divided else 2)
-    cosines, sines = (op.Unsqueeze(op.Gather(cache, positions), axis) for cache in caches)
     heads = int(node.attribute("num_heads", 0))
     size = op.ints(-1) if node.attribute("rotary_embedding_dim", 0) else op.Add(width, width)
     whole = x if divided else op.Reshape(x, op.Concat(op.ints(0, 0, heads or -1), size, axis=0))
-    turned = op.Slice(whole, op.ints(0), op.Add(width, width), op.ints(-1))
-    rest = op.Slice(whole, op.Add(width, width), op.ints(2**31), op.ints(-1))
-    y = op.Concat(_turned(turned, cosines, sines, bool(node.attribute("interleaved", 0))), rest, axis=-1)
+    y = turned_at(whole, positions, caches, 1 if divided else 2, bool(node.attribute("interleaved", 0)))
     return [(y if divided else op.Reshape(y, op.Shape(x))).with_shape(x.shape)]
+
+
+def turned_at(x: Value, positions: Value, caches: tuple[Value, Value], heads: int, interleaved: bool) -> Value:
+    """x of four axes with the pairs of its last one turned by the angles of positions, as far as these go.
+
+    Args:
+        x: Vectors; ``heads`` is the axis of the heads, 1 or 2, and the other of these that of the positions.
+        positions: [b or 1, s].
+        caches: Cosines and sines, [positions, half of what is turned].
+        heads: The axis.
+        interleaved: Whether pairs are neighbours, not of both halves.
+    """
+    op, width = x.op, x.op.dimension(caches[0], 1)
+    cosines, sines = (op.Unsqueeze(op.Gather(cache, positions), op.ints(heads)) for cache in caches)
+    half, size = (None if value.shape is None else value.shape[-1] for value in (caches[0], x))
+    if isinstance(half, int) and size == 2 * half:
+        return _turned(x, cosines, sines, interleaved)
+    turned = op.Slice(x, op.ints(0), op.Add(width, width), op.ints(-1))
+    rest = op.Slice(x, op.Add(width, width), op.ints(2**31), op.ints(-1))
+    return op.Concat(_turned(turned, cosines, sines, interleaved), rest, axis=-1)
 
 
 def _turned(x: Value, cosines: Value, sines: Value, interleaved: bool) -> Value:
@@ -240,7 +256,8 @@ def _turned(x: Value, cosines: Value, sines: Value, interleaved: bool) -> Value:
     return op.Reshape(joined, op.ints(0, 0, 0, -1))
 
 
-def _refuse(node: Node, condition: bool, what: str) -> None:
+def refuse(node: Node, condition: bool, what: str) -> None:
+    """Say what the body of an operator does not cover, where the condition holds."""
     if condition:
         raise GradientError(
             f"{describe(node.ir)}: it has {what}, which its body in standard operators does not cover; export the "

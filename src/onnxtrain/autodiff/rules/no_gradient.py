@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from onnxtrain.autodiff.registry import no_gradient, only_straight_through
+from onnxtrain.graph.domains import MACHINE_LEARNING_DOMAIN
 
 STEPS = ("Ceil", "Floor", "Round", "Sign", "QuantizeLinear")
 """Operators that round: their derivative is zero; :mod:`onnxtrain.autodiff.rules.straight_through` has what stands
@@ -45,6 +46,16 @@ for operator, quantized in {
 no_gradient(
     *("StringConcat", "StringNormalizer", "StringSplit", "RegexFullMatch", "TfIdfVectorizer"),
     reason="the input is text or tokens",
+)
+no_gradient(
+    *("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor"),
+    domain=MACHINE_LEARNING_DOMAIN,
+    reason="the output is constant between the thresholds of the trees",
+)
+no_gradient(
+    *("SVMClassifier", "SVMRegressor"),
+    domain=MACHINE_LEARNING_DOMAIN,
+    reason="support vectors are examples, which are chosen and not learned",
 )
 no_gradient(
     *("BlackmanWindow", "HammingWindow", "HannWindow", "MelWeightMatrix"),

@@ -6,8 +6,12 @@ from onnxtrain.training.data.conversion import TensorSpec
 from onnxtrain.training.data.csv_file import CsvFile
 from onnxtrain.training.data.image_folder import ImageFolder
 from onnxtrain.training.data.iterable_dataset import IterableDataset
+from onnxtrain.training.data.map_dataset import MapDataset
 from onnxtrain.training.data.opening import open_dataset
+from onnxtrain.training.data.parquet_file import ParquetFile
+from onnxtrain.training.data.tar_file import TarFile
 from onnxtrain.training.data.target_checks import TargetCheck, check_labels
+from onnxtrain.training.data.text_file import TextFile
 
 __all__ = [
     "ArrayDataset",
@@ -16,9 +20,13 @@ __all__ = [
     "Dataset",
     "ImageFolder",
     "IterableDataset",
+    "MapDataset",
+    "ParquetFile",
     "Split",
+    "TarFile",
     "TargetCheck",
     "TensorSpec",
+    "TextFile",
     "check_labels",
     "open_dataset",
     "split_validation",

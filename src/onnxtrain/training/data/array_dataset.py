@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple, Protocol, Self, cast
 
 import numpy as np
 
@@ -62,11 +62,16 @@ class ArrayDataset(Dataset):
         name: str = "the data",
     ) -> None:
         by_name = {spec.name: spec for spec in specs}
-        self._inputs = {key: Column.checked(value, by_name.get(key), f"input '{key}'") for key, value in inputs.items()}
+        self._inputs = {
+            key: Column.checked(
+                value, by_name.get(key), f"{'input' if not by_name or key in by_name else 'target'} '{key}'"
+            )
+            for key, value in inputs.items()
+        }
         self._targets = None if targets is None else Column.checked(targets, target_spec, "the target array")
         self._indices: Array | None = None
         self._divide: Divide | None = None
-        self._validated: tuple[TensorSpec | None, TargetCheck | None] | None = None
+        self._validated: tuple[object, ...] | None = None
         self.name = name
         self.size = check_columns(self._columns, name)
 
@@ -84,24 +89,35 @@ class ArrayDataset(Dataset):
         """What symbols of the inputs' shapes stand for."""
         return symbol_sizes((column.spec, column.array.shape) for column in self._inputs.values())
 
-    def expecting(self, target_spec: TensorSpec | None) -> Self:
+    def values(self, name: str) -> Array | None:
+        """An array as it came; see `Dataset.values`."""
+        return self._inputs[name].array if name in self._inputs else None
+
+    def expecting(self, target_spec: TensorSpec | None, name: str | None = None) -> Self:
         """The same data with other demands on its targets; see `Dataset.expecting`."""
-        if self._targets is None or target_spec is None:
+        column = self._targets if name is None else self._inputs.get(name)
+        if column is None or target_spec is None:
             return self
-        result = copy.copy(self)
-        result._targets = Column.checked(self._targets.array, target_spec, "the target array")
+        return self._with_column(name, Column.checked(column.array, target_spec, column.what))
+
+    def adapting(self, adapt: Callable[[Array], Array], name: str | None = None) -> Self:
+        """The same data with other targets; see `Dataset.adapting`."""
+        column = self._targets if name is None else self._inputs.get(name)
+        if column is None:
+            return self
+        array = adapt(column.array)
+        if array is column.array:
+            return self
+        result = self._with_column(name, Column.checked(array, None, column.what))
+        result._validated = None
         return result
 
-    def adapting(self, adapt: Callable[[Array], Array]) -> Self:
-        """The same data with other targets; see `Dataset.adapting`."""
-        if self._targets is None:
-            return self
-        array = adapt(self._targets.array)
-        if array is self._targets.array:
-            return self
+    def _with_column(self, name: str | None, column: Column) -> Self:
         result = copy.copy(self)
-        result._targets = Column.checked(array, None, "the target array")
-        result._validated = None
+        if name is None:
+            result._targets = column
+        else:
+            result._inputs = {**self._inputs, name: column}
         return result
 
     def with_input(self, values: Array, spec: TensorSpec) -> Self:
@@ -133,7 +149,7 @@ class ArrayDataset(Dataset):
         check_not_negative(seed=seed, epoch=epoch, start=start)
         order = None
         if shuffle:
-            order = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch]))).permutation(self.size)
+            order = epoch_order(self.size, seed, epoch)
         return self._read_batches(batch_size, order, start)
 
     def batch_count(self, batch_size: int) -> int:
@@ -141,21 +157,31 @@ class ArrayDataset(Dataset):
         return -(-self.size // checked_batch_size(batch_size))
 
     def validate(
-        self, *, classes: int | None = None, ignore_index: int | None = None, check: TargetCheck | None = None
+        self,
+        *,
+        classes: int | None = None,
+        ignore_index: int | None = None,
+        check: TargetCheck | None = None,
+        checks: Mapping[str, TargetCheck] | None = None,
     ) -> None:
         """Check all values, some megabytes at a time; see `Dataset.validate`. A second time nothing is read."""
         check = chosen_check(classes, ignore_index, check)
-        done = (None if self._targets is None else self._targets.spec, check)
+        by_name = dict(checks or {})
+        done = (None if self._targets is None else self._targets.spec, check, by_name)
         if self._validated == done:
             return
         for column in self._columns:
+            own = check if column is self._targets else by_name.get(self._name_of(column))
             row_bytes = 1 if column.is_scalar else max(1, column.array[:1].nbytes)
             for start, stop in _chunks(self.size, max(1, _CHECK_BYTES // row_bytes)):
                 rows, examples = self._rows(start, stop, None)
                 values = column.converted(rows, examples, check=True)
-                if check is not None and column is self._targets:
-                    check(values, column.what, examples)
+                if own is not None:
+                    own(values, column.what, examples)
         self._validated = done
+
+    def _name_of(self, column: Column) -> str:
+        return next((name for name, own in self._inputs.items() if own is column), "")
 
     def fingerprint(self) -> str:
         """A hash of names, types, shapes and values as the model gets them; of large data, of samples of it."""
@@ -191,11 +217,26 @@ class ArrayDataset(Dataset):
         return rows, rows
 
 
+def epoch_order(size: int, seed: int, epoch: int) -> Array:
+    """The order of the examples in an epoch, which seed and epoch alone decide."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch]))).permutation(size)
+
+
+class Divisible(Protocol):
+    """A dataset of which parts can be taken."""
+
+    size: int
+
+    def take(self, indices: Array) -> Dataset:
+        """The examples with these indices."""
+        ...
+
+
 class Split(NamedTuple):
     """A dataset in two parts."""
 
-    train: ArrayDataset
-    validation: ArrayDataset
+    train: Dataset
+    validation: Dataset
 
 
 def split_validation(dataset: Dataset, fraction: float, seed: int = 0) -> Split:
@@ -213,7 +254,7 @@ def split_validation(dataset: Dataset, fraction: float, seed: int = 0) -> Split:
     if not 0 < fraction < 1:
         raise OptionError(f"the validation fraction is {fraction}; it must be greater than 0 and less than 1.")
     check_not_negative(seed=seed)
-    if not isinstance(dataset, ArrayDataset):
+    if dataset.size is None or not hasattr(dataset, "take"):
         raise OptionError(
             f"a fraction for validation needs data in arrays, not {type(dataset).__name__}: "
             f"give the validation data separately."
@@ -224,7 +265,8 @@ def split_validation(dataset: Dataset, fraction: float, seed: int = 0) -> Split:
     # A spawn key keeps this stream apart from those that shuffle the epochs.
     generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed], spawn_key=(1,))))
     order = generator.permutation(dataset.size)
-    return Split(dataset.take(np.sort(order[count:])), dataset.take(np.sort(order[:count])))
+    whole = cast("Divisible", dataset)
+    return Split(whole.take(np.sort(order[count:])), whole.take(np.sort(order[:count])))
 
 
 def _chunks(size: int, length: int, start: int = 0) -> Iterator[tuple[int, int]]:

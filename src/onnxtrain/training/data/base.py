@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, SupportsIndex
 
@@ -76,16 +76,27 @@ class Dataset(ABC):
         """What symbols of the inputs' shapes stand for, as far as it is known before batches are read."""
         return {}
 
-    def expecting(self, target_spec: TensorSpec | None) -> Self:
+    def values(self, name: str) -> Array | None:
+        """An array as it came, or that of the first batch; None where there is none to be seen yet."""
+        return None
+
+    def expecting(self, target_spec: TensorSpec | None, name: str | None = None) -> Self:
         """The same data with its targets checked against, and converted to, what the loss needs, where it can be.
+
+        Args:
+            target_spec: what the loss needs; None takes them as they are.
+            name: the array that is meant, where it is not the only target.
 
         Raises:
             DataError: they do not fit.
         """
         return self
 
-    def adapting(self, adapt: Callable[[Array], Array]) -> Self:
-        """The same data with targets as a function makes them of those that came, before anything else is done."""
+    def adapting(self, adapt: Callable[[Array], Array], name: str | None = None) -> Self:
+        """The same data with targets, or an array of a name, as a function makes them of those that came.
+
+        That is done before anything else.
+        """
         return self
 
     def with_input(self, values: Array, spec: TensorSpec) -> Self:
@@ -120,7 +131,12 @@ class Dataset(ABC):
 
     @abstractmethod
     def validate(
-        self, *, classes: int | None = None, ignore_index: int | None = None, check: TargetCheck | None = None
+        self,
+        *,
+        classes: int | None = None,
+        ignore_index: int | None = None,
+        check: TargetCheck | None = None,
+        checks: Mapping[str, TargetCheck] | None = None,
     ) -> None:
         """Check all values, once: NaN and infinity in inputs and targets, and what targets may be.
 
@@ -128,6 +144,7 @@ class Dataset(ABC):
             classes: when the targets are class indices, how many classes there are; None to not check labels.
             ignore_index: a label that is allowed although it is outside the range.
             check: any other check of the targets.
+            checks: checks of arrays by name.
 
         Raises:
             DataError: a value that cannot be used; the message names the array and the first example.

@@ -18,6 +18,7 @@ from numpy.lib import format as npy_format
 
 from onnxtrain.errors import DataError
 from onnxtrain.training.data.conversion import Array
+from onnxtrain.training.data.safetensors_file import SAFETENSORS_SUFFIX, map_safetensors
 
 _logger = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ _READ_WHOLE_BYTES: Final = 64 * 2**20
 
 
 def read_arrays(path: str | os.PathLike[str]) -> dict[str, Array]:
-    """Open the arrays of a ``.npz`` file, a ``.npy`` file or a folder of ``.npy`` files.
+    """Open the arrays of a ``.npz``, ``.npy`` or ``.safetensors`` file, or of a folder of ``.npy`` files.
 
     What a file is, its content says, not its name. Arrays are memory-mapped and read-only: nothing is read
     until a batch needs it. Compressed members of a ``.npz`` cannot be mapped: small ones are read into
@@ -49,6 +50,8 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, Array]:
         if path.is_dir():
             return _read_folder(path)
         check_regular(path)
+        if path.suffix.lower() == SAFETENSORS_SUFFIX:
+            return map_safetensors(path)
         with path.open("rb") as file:
             start = file.read(len(_NPY_MAGIC))
             file.seek(0, os.SEEK_END)

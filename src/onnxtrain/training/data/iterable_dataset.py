@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Self
+
+import numpy as np
 
 from onnxtrain.errors import DataError
 from onnxtrain.training.data.base import (
@@ -34,6 +36,7 @@ class IterableDataset(Dataset):
         target_spec: what the loss needs of the targets.
         need_target: whether batches must have targets.
         validate: whether to check values for NaN and infinity as they pass.
+        others: names of further arrays of every batch, which are taken as they are.
     """
 
     def __init__(
@@ -45,16 +48,18 @@ class IterableDataset(Dataset):
         target_spec: TensorSpec | None = None,
         need_target: bool = True,
         validate: bool = True,
+        others: Sequence[str] = (),
     ) -> None:
         self._source = source
+        self._others = {name: TensorSpec(name, np.dtype(np.float32)) for name in others}
         self.name = getattr(source, "__name__", "") if callable(source) else f"the {type(source).__name__}"
         self._specs = {spec.name: spec for spec in specs}
         self._target = target
-        self._target_spec = target_spec
+        self._target_specs: dict[str | None, TensorSpec | None] = {None: target_spec}
         self._need_target = need_target
         self._check_values = validate
-        self._target_check: TargetCheck | None = None
-        self._adapt: Callable[[Array], Array] | None = None
+        self._target_checks: dict[str | None, TargetCheck] = {}
+        self._adapt: dict[str | None, Callable[[Array], Array]] = {}
         self._epochs_read = [0]  # shared by all copies: a one-shot iterator is used up for each of them
 
     @property
@@ -65,20 +70,27 @@ class IterableDataset(Dataset):
         targets = self._matched(self._source[0], "batch 0")[1]
         return None if targets is None else self._adapted(targets, "the target array of batch 0")
 
-    def _adapted(self, targets: object, what: str) -> Array:
-        array = to_numpy(targets, what)
-        return array if self._adapt is None else self._adapt(array)
+    def values(self, name: str) -> Array | None:
+        """An array of the first batch of a list; see `targets`."""
+        if not isinstance(self._source, list | tuple) or not self._source:
+            return None
+        given = self._matched(self._source[0], "batch 0")[0].get(name)
+        return None if given is None else self._adapted(given, f"'{name}' of batch 0", name)
 
-    def adapting(self, adapt: Callable[[Array], Array]) -> Self:
+    def _adapted(self, targets: object, what: str, name: str | None = None) -> Array:
+        array = to_numpy(targets, what)
+        return self._adapt[name](array) if name in self._adapt else array
+
+    def adapting(self, adapt: Callable[[Array], Array], name: str | None = None) -> Self:
         """The same source with other targets; see `Dataset.adapting`."""
         result = copy.copy(self)
-        result._adapt = adapt
+        result._adapt = {**self._adapt, name: adapt}
         return result
 
-    def expecting(self, target_spec: TensorSpec | None) -> Self:
+    def expecting(self, target_spec: TensorSpec | None, name: str | None = None) -> Self:
         """The same source with other demands on the targets of batches, when they are read."""
         result = copy.copy(self)
-        result._target_spec = target_spec
+        result._target_specs = {**self._target_specs, name: target_spec}
         return result
 
     def batches(
@@ -97,11 +109,18 @@ class IterableDataset(Dataset):
             return None
 
     def validate(
-        self, *, classes: int | None = None, ignore_index: int | None = None, check: TargetCheck | None = None
+        self,
+        *,
+        classes: int | None = None,
+        ignore_index: int | None = None,
+        check: TargetCheck | None = None,
+        checks: Mapping[str, TargetCheck] | None = None,
     ) -> None:
         """Check every batch from now on when it is read, not before: the source may be large or endless."""
         self._check_values = True
-        self._target_check = chosen_check(classes, ignore_index, check)
+        chosen = chosen_check(classes, ignore_index, check)
+        self._target_checks = {} if chosen is None else {None: chosen}
+        self._target_checks.update(checks or {})
 
     def _open(self) -> Iterator[object]:
         source = self._source
@@ -128,16 +147,23 @@ class IterableDataset(Dataset):
 
     def _batch(self, item: object, name: str) -> Batch:
         inputs, targets = self._matched(item, name)
-        columns = [Column.checked(value, self._specs[key], f"input '{key}' of {name}") for key, value in inputs.items()]
+        columns = [self._column(key, value, name) for key, value in inputs.items()]
         if targets is not None:
             what = f"the target array of {name}"
-            columns.append(Column.checked(self._adapted(targets, what), self._target_spec, what))
+            columns.append(Column.checked(self._adapted(targets, what), self._target_specs[None], what))
         size = check_columns(columns, name)
         arrays = [column.converted(slice(None), range(size), check=self._check_values) for column in columns]
-        if targets is not None and self._target_check is not None:
-            self._target_check(arrays[-1], columns[-1].what, range(size))
+        for key, column, array in zip([*inputs, None], columns, arrays, strict=False):
+            if key in self._target_checks:
+                self._target_checks[key](array, column.what, range(size))
         return Batch(dict(zip(inputs, arrays, strict=False)), None if targets is None else arrays[-1], size)
 
+    def _column(self, key: str, value: object, name: str) -> Column:
+        if key in self._others:
+            what = f"target '{key}' of {name}"
+            return Column.checked(self._adapted(value, what, key), self._target_specs.get(key), what)
+        return Column.checked(value, self._specs[key], f"input '{key}' of {name}")
+
     def _matched(self, item: object, name: str) -> tuple[dict[str, object], object | None]:
-        specs = list(self._specs.values())
+        specs = [*self._specs.values(), *self._others.values()]
         return match_batch(item, specs, name, target=self._target, need_target=self._need_target)

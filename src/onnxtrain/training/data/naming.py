@@ -82,6 +82,8 @@ def match_positions(
         return _named(parts[:-1], specs), parts[-1]
     if flat and len(parts) == count and not need_target:
         return _named(parts, specs), None
+    if len(parts) == 2 and isinstance(parts[1], Mapping) and not need_target:
+        return match_names(joined(parts[0], parts[1], specs, what), specs, what, need_target=False)
     if len(parts) == 2 and is_array_like(parts[1]):
         inputs, targets = parts
         if isinstance(inputs, Mapping):
@@ -95,6 +97,16 @@ def match_positions(
         f"{count} {_plural('array', specs)} for {_names(spec.name for spec in specs)} in this order, "
         f"or a mapping from name to array."
     )
+
+
+def joined(inputs: object, targets: Mapping[str, object], specs: Sequence[TensorSpec], what: str) -> dict[str, object]:
+    """Inputs in any form and several targets by name, as one mapping.
+
+    Raises:
+        DataError: the inputs have another form.
+    """
+    own = [spec for spec in specs if spec.name not in targets]
+    return {**match_batch(inputs, own, f"the inputs of {what}", need_target=False)[0], **targets}
 
 
 def match_batch(

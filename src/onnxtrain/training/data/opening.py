@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from onnxtrain.errors import DataError
 from onnxtrain.training.data.array_dataset import ArrayDataset
 from onnxtrain.training.data.base import Dataset
@@ -13,10 +15,14 @@ from onnxtrain.training.data.conversion import TensorSpec, is_array_like
 from onnxtrain.training.data.csv_file import CSV_SUFFIXES, CsvFile
 from onnxtrain.training.data.files import read_arrays
 from onnxtrain.training.data.frames import is_frame, match_frame
+from onnxtrain.training.data.hugging_face import HuggingFaceExamples, is_hugging_face, refuse_other_kinds
 from onnxtrain.training.data.image_folder import ImageFolder, is_image_folder
 from onnxtrain.training.data.iterable_dataset import IterableDataset
-from onnxtrain.training.data.naming import is_batch_list, match_batch, match_names, match_positions
+from onnxtrain.training.data.map_dataset import Examples, IndexedExamples, MapDataset, is_map_style
+from onnxtrain.training.data.naming import is_batch_list, joined, match_batch, match_names, match_positions
 from onnxtrain.training.data.parquet_file import PARQUET_SUFFIXES, ParquetFile
+from onnxtrain.training.data.tar_file import TarFile, is_tar
+from onnxtrain.training.data.text_file import TextFile
 
 
 def open_dataset(
@@ -27,6 +33,7 @@ def open_dataset(
     target_spec: TensorSpec | None = None,
     need_target: bool = True,
     validate: bool = True,
+    others: Sequence[str] = (),
 ) -> Dataset:
     """Open data of any accepted form for a model.
 
@@ -40,6 +47,10 @@ def open_dataset(
             - a path to a ``.csv`` or ``.tsv`` file, or a `CsvFile`;
             - a path to a ``.parquet`` or ``.arrow`` file;
             - a path to a folder with one folder of pictures for each class, or an `ImageFolder`;
+            - a path to a ``.tar`` file of examples as WebDataset has them, a pattern of several, or a `TarFile`;
+            - a path to a ``.safetensors`` file;
+            - texts and a tokenizer: a `TextFile`;
+            - a dataset of Hugging Face's ``datasets``, or what gives an example for an index (map-style);
             - a mapping from name to array;
             - a table of pandas or Polars with a column of targets;
             - ``(inputs, targets)``, where inputs is an array, a sequence of arrays in the order of the
@@ -53,6 +64,8 @@ def open_dataset(
         target_spec: type and shape that the loss needs; None takes the targets as they are.
         need_target: whether there must be targets.
         validate: whether to check all values for NaN and infinity; iterables are checked batch by batch.
+        others: names of further arrays, several targets, which are taken as they are. ``(inputs, targets)`` then has
+            them in a mapping.
 
     Raises:
         DataError: the data cannot be read or does not fit the model.
@@ -65,7 +78,23 @@ def open_dataset(
     """
     if isinstance(source, Dataset):
         return source
-    matched = _match_source(source, specs, target, need_target)
+    if others and isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], Mapping):
+        source = joined(source[0], source[1], specs, "the data")
+    indexed = _examples(source, specs, target, need_target)
+    if indexed is not None:
+        examples, name = indexed
+        by_name = None if isinstance(examples, HuggingFaceExamples) else target
+        return MapDataset(
+            examples,
+            specs,
+            name=name,
+            target=by_name,
+            target_spec=target_spec,
+            need_target=need_target,
+            validate=validate,
+        )
+    wanted = [*specs, *(TensorSpec(name, np.dtype(np.float32)) for name in others)]
+    matched = _match_source(source, wanted, target, need_target)
     if matched is None:
         if not isinstance(source, Iterable) and not callable(source):
             raise DataError(
@@ -73,7 +102,13 @@ def open_dataset(
                 f"(inputs, targets), or an iterable of batches."
             )
         return IterableDataset(
-            source, specs, target=target, target_spec=target_spec, need_target=need_target, validate=validate
+            source,
+            specs,
+            target=target,
+            target_spec=target_spec,
+            need_target=need_target,
+            validate=validate,
+            others=others,
         )
     inputs, targets, name = matched
     dataset = ArrayDataset(inputs, targets, specs=specs, target_spec=target_spec, name=name)
@@ -104,12 +139,30 @@ def _match_source(
     return None
 
 
-def _reader(source: object) -> CsvFile | ParquetFile | ImageFolder | None:
+Reader = CsvFile | ParquetFile | ImageFolder | TarFile | TextFile
+
+
+def _examples(
+    source: object, specs: Sequence[TensorSpec], target: str | None, need_target: bool
+) -> tuple[Examples, str] | None:
+    """Examples by index and what to call them, or None if the source is something else."""
+    if is_hugging_face(source):
+        refuse_other_kinds(source)
+        return HuggingFaceExamples(source, specs, target=target, need_target=need_target), "the dataset"
+    if is_map_style(source) and not is_array_like(source) and not is_frame(source):
+        name = f"the {type(source).__name__}"
+        return IndexedExamples(source, name), name
+    return None
+
+
+def _reader(source: object) -> Reader | None:
     """What reads a source that needs more than to be mapped."""
-    if isinstance(source, CsvFile | ParquetFile | ImageFolder):
+    if isinstance(source, Reader):
         return source
     if not isinstance(source, str | os.PathLike):
         return None
+    if is_tar(source):
+        return TarFile(source)
     if Path(source).suffix.lower() in CSV_SUFFIXES:
         return CsvFile(source)
     if Path(source).suffix.lower() in PARQUET_SUFFIXES:

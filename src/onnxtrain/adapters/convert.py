@@ -1,0 +1,164 @@
+"""Adapters without a training: merged into a model, from one form into another, and what one holds."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from onnxtrain.adapters.adapter import Adapter
+from onnxtrain.adapters.files import is_adapter_path, read_adapter, write_adapter
+from onnxtrain.adapters.fitting import Place, fit, gains
+from onnxtrain.adapters.layers import Layer, find_layers
+from onnxtrain.adapters.manifest import check_base, describe_base
+from onnxtrain.adapters.merging import Cost, merged_weights
+from onnxtrain.errors import OptionError
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.model.file import ModelFile
+from onnxtrain.model.validity import refuses_invalid
+
+Model = str | os.PathLike[str] | onnx.ModelProto
+AdapterPath = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class AdaptableLayer:
+    """A layer that can have an adapter.
+
+    Attributes:
+        name: What its adapter is called.
+        kind: The operator.
+        inputs: Size of what comes in; of an embedding the number of its rows.
+        outputs: Size of what goes out.
+        bits: Bits per weight.
+        weight: The initializer that holds the weight.
+        parts: What the checkpoint has in its place, where an exporter packed several layers into one.
+    """
+
+    name: str
+    kind: str
+    inputs: int
+    outputs: int
+    bits: int
+    weight: str
+    parts: tuple[str, ...] = ()
+
+
+@refuses_invalid()
+def adaptable_layers(model: Model) -> list[AdaptableLayer]:
+    """The layers of a model that can have adapters.
+
+    Raises:
+        ModelError: The model cannot be read.
+    """
+    return [
+        AdaptableLayer(
+            layer.name,
+            layer.kind,
+            layer.inputs,
+            layer.outputs,
+            layer.bits,
+            str(layer.weight.name),
+            tuple(part.name for part in layer.parts),
+        )
+        for layer in _layers(ModelFile.load(model))
+    ]
+
+
+@refuses_invalid()
+def merge_adapter(model: Model, adapter: AdapterPath, output: AdapterPath, *, requantize: bool = False) -> list[Cost]:
+    """Write a model whose weights contain an adapter; nothing else of it differs.
+
+    Args:
+        model: A path or a loaded model; it is not changed.
+        adapter: An ``.onnx_adapter`` file, or a folder of PEFT.
+        output: The file to write.
+        requantize: Whether quantized weights are quantized anew, with the scales that they have, which loses a part of
+            the adapter.
+
+    Returns:
+        What is lost of the adapter of each layer that was quantized anew.
+
+    Raises:
+        ModelError: Something cannot be read or written; the adapter is for another model.
+        OptionError: A weight is quantized, and ``requantize`` is not given; or it is shared.
+    """
+    file = ModelFile.load(model)
+    found, places = _fitted(file, adapter)
+    costs: list[Cost] = []
+    adapted = [(*place, entry) for place, entry in zip(places, found.entries.values(), strict=True)]
+    file.save(output, merged_weights(adapted, requantize=requantize, costs=costs))
+    return costs
+
+
+@refuses_invalid()
+def convert_adapter(model: Model, adapter: AdapterPath, output: AdapterPath) -> None:
+    """Write an adapter in another form: an ``.onnx_adapter`` file, or a folder that PEFT reads.
+
+    Args:
+        model: The model that it is for: it says what its layers are called, and which types they have.
+        adapter: An ``.onnx_adapter`` file, or a folder of PEFT.
+        output: The file or folder to write.
+
+    Raises:
+        ModelError: Something cannot be read or written; the adapter is for another model.
+    """
+    path = Path(output)
+    if not is_adapter_path(path):
+        raise OptionError(f"output is {str(path)!r}; it must be a file that ends in .onnx_adapter, or a folder.")
+    file = ModelFile.load(model)
+    found, places = _fitted(file, adapter)
+    found = replace(found, base=describe_base(file, [layer for layer, _ in places]))
+    dtypes = {name: layer.y.dtype or ir.DataType.FLOAT for name, (layer, _) in zip(found.entries, places, strict=True)}
+    write_adapter(path, found, dtypes, gains(places, found))
+
+
+def describe_adapter(adapter: AdapterPath, *, model: Model | None = None) -> dict[str, Any]:
+    """What an adapter holds: its settings and its layers, each with rank, sizes and scale.
+
+    Args:
+        adapter: An ``.onnx_adapter`` file, or a folder of PEFT.
+        model: A model that it is to belong to.
+
+    Returns:
+        A mapping that JSON takes.
+
+    Raises:
+        ModelError: Something cannot be read; the adapter is for another model.
+    """
+    found = read_adapter(adapter) if model is None else _fitted(ModelFile.load(model), adapter)[0]
+    return {
+        "kind": "DoRA" if found.dora else "LoRA",
+        "rank": found.rank,
+        "alpha": found.alpha,
+        "rank_stabilized": found.rslora,
+        "dropout": found.dropout,
+        "parameters": sum(entry.size for entry in found.entries.values()),
+        "names_its_model": found.base is not None,
+        "layers": [
+            {
+                "name": name,
+                "rank": entry.rank,
+                "inputs": entry.inputs,
+                "outputs": entry.outputs,
+                "scale": entry.scale,
+            }
+            for name, entry in found.entries.items()
+        ],
+    }
+
+
+def _fitted(file: ModelFile, path: AdapterPath) -> tuple[Adapter, list[Place]]:
+    """An adapter, and where in a model it belongs."""
+    found, places = fit(read_adapter(path), _layers(file), str(path))
+    layers = [layer for layer, _ in places]
+    check_base(found.base, file, layers, str(path))
+    return found, places
+
+
+def _layers(file: ModelFile) -> list[Layer]:
+    return find_layers(infer_shapes(file.training_model()))

@@ -1,0 +1,127 @@
+"""A model with slots: inputs that adapters are loaded into when it runs, empty where none is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxtrain.adapters.emit import Emitter, Pair
+from onnxtrain.adapters.files import GAIN, A, B, read_adapter
+from onnxtrain.adapters.fitting import chosen_layers, fit, name_of
+from onnxtrain.adapters.layers import Layer, Part, choose_layers, find_layers, main_output, refuse_magnitudes
+from onnxtrain.adapters.lora import TARGETS
+from onnxtrain.adapters.manifest import check_base
+from onnxtrain.errors import OptionError
+from onnxtrain.graph.builder import Builder
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.graph.value import Value
+from onnxtrain.model.external import set_folder
+from onnxtrain.model.file import ModelFile
+from onnxtrain.model.validity import refuses_invalid
+
+RANK = "lora_rank"
+"""The axis of A and B whose size an adapter chooses, with a number behind it for every layer."""
+
+
+@refuses_invalid()
+def add_slots(
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    output: str | os.PathLike[str],
+    *,
+    targets: str | Sequence[str] = TARGETS,
+    dora: bool = False,
+    adapter: str | os.PathLike[str] | None = None,
+) -> list[str]:
+    """Write a model with slots for adapters, which ONNX Runtime fills from ``.onnx_adapter`` files.
+
+    Each slot is a pair of inputs ``{layer}.lora_A.weight`` [inputs, rank] and ``{layer}.lora_B.weight`` [rank, outputs]
+    of any rank, whose default has rank 0: without an adapter the model computes what it computed before. In Python::
+
+        adapters = onnxruntime.LoraAdapter()
+        adapters.Load("tuned.onnx_adapter")
+        run = onnxruntime.RunOptions()
+        run.add_active_adapter(adapters)
+        session.run(None, feeds, run)
+
+    Args:
+        model: A path or a loaded model; it is not changed.
+        output: The file to write; external data goes beside it.
+        targets: The layers that get slots; see :class:`onnxtrain.Lora`.
+        dora: Whether there are inputs ``{layer}.lora_gain`` [outputs], too, by default ones.
+        adapter: An adapter, whose layers get slots in the place of ``targets`` and ``dora``.
+
+    Returns:
+        The names of the slots' layers.
+
+    Raises:
+        ModelError: The model cannot be read, or the result not be written; the adapter is for another one.
+        OptionError: ``targets`` matches no layer.
+    """
+    file = ModelFile.load(model)
+    working = ir.from_proto(file.whole())
+    graph = working.graph
+    set_folder(working, str(file.folder or ""))
+    declared = {value for value in _computed(graph) if value.shape is not None}
+    infer_shapes(working)
+    layers = find_layers(working)
+    if adapter is None:
+        chosen = choose_layers(layers, targets, main_output(graph))
+    else:
+        given, places = fit(read_adapter(adapter), layers, str(adapter))
+        check_base(given.base, file, [layer for layer, _ in places], str(adapter))
+        chosen, dora = chosen_layers(layers, places, str(adapter)), given.dora
+    if dora:
+        refuse_magnitudes(chosen)
+    emitter = Emitter(graph, graph.opset_imports[""])
+    names = []
+    for place, layer in enumerate(chosen):
+        op = emitter.builder(layer)
+        pairs = []
+        for index, part in enumerate(layer.parts or (None,)):
+            name = name_of(layer, part)
+            pairs.append(_slot(op, layer, part, name, f"{RANK}_{place}_{index}", dora=dora))
+            names.append(name)
+        emitter.add(op, layer, pairs)
+    for value in _computed(graph):
+        if value not in declared and not value.is_graph_output():
+            value.type = value.shape = None  # those that were inferred are no news
+    file.changed(ir.to_proto(working)).save(output, {})
+    return names
+
+
+def _computed(graph: ir.Graph) -> list[ir.Value]:
+    return [value for node in graph for value in node.outputs]
+
+
+def _slot(op: Builder, layer: Layer, part: Part | None, name: str, rank: str, *, dora: bool) -> Pair:
+    """The inputs of a layer's adapter."""
+    dtype, outputs = layer.y.dtype or ir.DataType.FLOAT, layer.outputs if part is None else part.size
+    ones = (1,) * len(layer.window)
+    if layer.is_convolution:
+        a = _input(op, name + A, (rank, layer.inputs, *layer.window), dtype)
+        b = _input(op, name + B, (outputs, rank, *ones), dtype)
+    else:
+        a = _input(op, name + A, (layer.inputs, rank), dtype)
+        b = _input(op, name + B, (rank, outputs), dtype)
+    return Pair(a, b, 1.0, part, _input(op, name + GAIN, (outputs,), dtype) if dora else None)
+
+
+def _input(op: Builder, name: str, shape: tuple[int | str, ...], dtype: ir.DataType) -> Value:
+    """An input that may be left out: its default is empty where it has a symbolic axis, and ones where it has none.
+
+    Raises:
+        OptionError: The model has something of this name.
+    """
+    graph = op.graph
+    if name in graph.initializers or any(value.name == name for value in graph.inputs):
+        raise OptionError(f"The model has a tensor {name!r} already, so that it has slots; give the model without.")
+    sizes = [size if isinstance(size, int) else 0 for size in shape]
+    tensor = ir.tensor(np.ones(sizes, dtype.numpy()), dtype=dtype, name=name)
+    value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape), const_value=tensor)
+    graph.inputs.append(value)
+    graph.register_initializer(value)
+    return op.wrap(value)

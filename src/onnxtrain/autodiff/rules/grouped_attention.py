@@ -1,0 +1,251 @@
+"""GroupQueryAttention of ONNX Runtime: causal attention in which several heads of queries share keys and values.
+
+The queries of a group become rows of one head, side by side: keys and values are not repeated, and what several heads
+give to the gradients of keys and values is summed by the products.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.autodiff.fused import emit
+from onnxtrain.autodiff.node import Node
+from onnxtrain.autodiff.registry import register_body
+from onnxtrain.autodiff.rules.microsoft import DOMAIN
+from onnxtrain.autodiff.rules.microsoft_attention import refuse, turned_at
+from onnxtrain.graph import Value
+
+_KEY, _VALUE, _PAST_KEY, _PAST_VALUE, _LAST_PLACES, _COSINES, _SINES, _POSITIONS, _BIAS, _SINK = (
+    *range(1, 6),
+    *range(7, 12),
+)
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """The heads of a node, and where its queries begin.
+
+    Attributes:
+        heads: Of queries.
+        groups: Heads of keys and values.
+        begins: How many keys of the past each sequence has, [b, 1]; ``None`` without a past.
+        lengths: How many keys each sequence has together with the new ones, [b, 1].
+    """
+
+    heads: int
+    groups: int
+    begins: Value | None
+    lengths: Value
+
+    @property
+    def shared(self) -> int:
+        """Heads of queries that share keys and values."""
+        return self.heads // self.groups
+
+
+@register_body("GroupQueryAttention", domain=DOMAIN)
+def group_query_attention(node: Node) -> list[Value | None]:
+    """y = softmax(cap(scale Q Kᵀ) + mask) V per head; keys are seen up to a query's own place, in a window behind it.
+
+    Query, key and value are [b, s, heads n], or packed in the query, [b, s, (heads + 2 kv_heads) n]. They are rotated
+    by their places where the node says so. A past [b, kv_heads, p, n] comes in front; of it a sequence has
+    seqlens_k + 1 - s rows.
+
+    Raises:
+        GradientError: Past keys and values are quantized, or the scores are an output.
+    """
+    op = node.op
+    refuse(
+        node, node.input(12) is not None or bool(node.attribute("kv_cache_bit_width", 0)), "quantized keys and values"
+    )
+    refuse(node, node.has_output(3), "its scores as an output")
+    lengths = op.cast(op.reshape(node.input_required(_LAST_PLACES), [-1, 1]), ir.DataType.INT64) + 1
+    q, k, v = _split(node)
+    past = node.input(_PAST_KEY), node.input(_PAST_VALUE)
+    begins = None
+    if past[0] is not None and not (past[0].shape is not None and past[0].shape[2] == 0):
+        begins = op.Max(lengths - op.dimension(q, 1), op.constant(0, np.int64))
+    sizes = _Sizes(int(node.attribute("num_heads")), int(node.attribute("kv_num_heads")), begins, lengths)
+    places = _places(node, q, sizes)
+    if node.attribute("do_rotary", 0):
+        q, k = (_rotated(node, part, places, sizes) for part in (q, k))
+    k, v = (op.Transpose(part, perm=[0, 2, 1, 3]) for part in (k, v))
+    if begins is not None and past[0] is not None and past[1] is not None:
+        k, v = op.Concat(past[0], k, axis=2), op.Concat(past[1], v, axis=2)
+    mask = _mask(node, q, k, past[0], sizes)
+    return [_attended(node, q, k, v, mask, sizes), k, v]
+
+
+def _split(node: Node) -> tuple[Value, Value, Value]:
+    """Query, keys and values as [b, s, heads, n]."""
+    op = node.op
+    heads, groups = int(node.attribute("num_heads")), int(node.attribute("kv_num_heads"))
+    key, value = node.input(_KEY), node.input(_VALUE)
+    if key is not None and value is not None:
+        counts = ((node.x, heads), (key, groups), (value, groups))
+        return tuple(_in_heads(part, count) for part, count in counts)  # type: ignore[return-value]
+    whole = _in_heads(node.x, heads + 2 * groups)
+    parts = op.several("Split", whole, op.ints(heads, groups, groups), outputs=3, axis=2)
+    if whole.shape is not None:
+        before, size = whole.shape[:2], whole.shape[3]
+        for part, count in zip(parts, (heads, groups, groups), strict=True):
+            part.with_shape((*before, count, size))
+    return parts[0], parts[1], parts[2]
+
+
+def _in_heads(value: Value, heads: int) -> Value:
+    """[b, s, heads n] as [b, s, heads, n]."""
+    op, shape = value.op, value.shape
+    divided = op.Reshape(value, op.ints(0, 0, heads, -1))
+    if shape is None:
+        return divided.with_shape((None, None, heads, None))
+    last = shape[2] // heads if isinstance(shape[2], int) else None
+    return divided.with_shape((shape[0], shape[1], heads, last))
+
+
+def _places(node: Node, q: Value, sizes: _Sizes) -> Value:
+    """The place of each query in its sequence, [b or 1, s]."""
+    op, given = node.op, node.input(_POSITIONS)
+    if given is not None:
+        return given
+    count = op.Range(op.constant(0, np.int64), op.Squeeze(op.dimension(q, 1)), op.constant(1, np.int64))
+    places = op.Unsqueeze(count, op.ints(0))
+    return places if sizes.begins is None else op.Add(places, sizes.begins)
+
+
+def _rotated(node: Node, part: Value, places: Value, sizes: _Sizes) -> Value:
+    caches = node.input_required(_COSINES), node.input_required(_SINES)
+    y = turned_at(part, places, caches, 2, bool(node.attribute("rotary_interleaved", 0)))
+    return y.with_shape(part.shape)
+
+
+def _mask(node: Node, q: Value, keys: Value, past: Value | None, sizes: _Sizes) -> Value:
+    """Which keys a query sees, [b or 1, 1, s, t]: those up to its own place, and no further back than the window."""
+    op, window = node.op, int(node.attribute("local_window_size", -1))
+    zero, one = op.constant(0, np.int64), op.constant(1, np.int64)
+    queries = op.Range(zero, op.Squeeze(op.dimension(q, 1)), one)
+    rows = op.Unsqueeze(queries, op.ints(0, 1, 3))
+    new = op.Unsqueeze(queries, op.ints(0, 1, 2))
+    columns = new
+    if sizes.begins is not None and past is not None:  # counted from the first query on: the past lies before 0
+        begins = op.Unsqueeze(sizes.begins, op.ints(2, 3))
+        old = op.Unsqueeze(op.Range(zero, op.Squeeze(op.dimension(past, 2)), one), op.ints(0, 1, 2))
+        never = op.constant(np.iinfo(np.int32).max, np.int64)
+        before = op.Where(op.Less(old, begins), op.Sub(old, begins), never)
+        columns = op.Concat(before, op.Add(new, op.Sub(begins, begins)), axis=3)
+    seen = op.LessOrEqual(columns, rows)
+    if window >= 0:
+        return op.And(seen, op.Less(op.Sub(rows, columns), op.constant(window, np.int64)))
+    # Only queries behind the end of their sequence would see what is behind it; in a window they may see nothing else.
+    ends = sizes.lengths if sizes.begins is None else op.Sub(sizes.lengths, sizes.begins)
+    return op.And(seen, op.Less(columns, op.Unsqueeze(ends, op.ints(2, 3))))
+
+
+def _attended(node: Node, q: Value, k: Value, v: Value, mask: Value, sizes: _Sizes) -> Value:
+    """The output [b, s, heads n] for queries [b, s, heads, n], keys and values [b, kv_heads, t, n]."""
+    op, cap, known = node.op, float(node.attribute("softcap", 0.0)), None if q.shape is None else q.shape[3]
+    scale: float = float(node.attribute("scale", 0.0))
+    if not scale and not isinstance(known, int):
+        width = op.Sqrt(op.cast(op.Squeeze(op.dimension(q, 3)), q.dtype))
+        q, scale = (q / width).with_shape(q.shape), 1.0
+    scale = scale or 1 / math.sqrt(known)  # type: ignore[arg-type]
+    bias = _bias(node, mask, sizes)
+    rows = _grouped(q, sizes)
+    if cap == 0 and not node.attribute("smooth_softmax", 0) and node.input(_SINK) is None:
+        keys, values = (_rows_first(part, sizes) for part in (k, v))
+        (y,) = emit(op, "Attention", rows, keys, values, bias, like=[rows], scale=scale, zero_empty_rows=0)
+    else:
+        y = _capped(node, rows, k, v, bias, scale, sizes)
+    return _ungrouped(node, y, sizes)
+
+
+def _rows_first(value: Value, sizes: _Sizes) -> Value:
+    """[b, h, t, n] as [b, t, h, n]."""
+    turned, shape = value.op.Transpose(value, perm=[0, 2, 1, 3]), value.shape
+    known = (None, None, None) if shape is None else (shape[0], shape[2], shape[3])
+    return turned.with_shape((*known[:2], sizes.groups, known[2]))
+
+
+def _capped(node: Node, rows: Value, k: Value, v: Value, bias: Value, scale: float, sizes: _Sizes) -> Value:
+    """Attention whose scores are capped, or whose softmax has a term for no key at all."""
+    op, cap = node.op, float(node.attribute("softcap", 0.0))
+    scores = (op.Transpose(rows, perm=[0, 2, 1, 3]) @ op.Transpose(k, perm=[0, 1, 3, 2])) * scale
+    if cap:
+        scores = op.Tanh(scores / cap) * cap
+    scores = scores + bias
+    sink = node.input(_SINK)
+    if sink is None and not node.attribute("smooth_softmax", 0):
+        probability = op.Softmax(scores, axis=-1)
+    else:
+        first = op.Expand(op.scalar(0, scores), op.Concat(op.Shape(scores, end=3), op.ints(1), axis=0))
+        first.with_shape((None, None, None, 1))
+        if sink is not None:  # [heads] as [1, kv_heads, s heads of a group, 1]
+            by_group = op.reshape(sink, (1, sizes.groups, 1, sizes.shared))
+            length = op.Div(op.dimension(rows, 1), op.ints(sizes.shared))
+            tiled = op.Tile(by_group, op.Concat(op.ints(1, 1), length, op.ints(1), axis=0))
+            first = first + op.Reshape(tiled, op.ints(1, sizes.groups, -1, 1))
+        with_none = op.Softmax(op.Concat(first, scores, axis=3), axis=-1)
+        probability = op.Slice(with_none, op.ints(1), op.ints(2**31), op.ints(3))
+    return op.Transpose(probability @ v, perm=[0, 2, 1, 3])
+
+
+def _grouped(q: Value, sizes: _Sizes) -> Value:
+    """[b, s, heads, n] as [b, s heads of a group, kv_heads, n]."""
+    if sizes.shared == 1:
+        return q
+    op, shape = q.op, q.shape
+    divided = op.Reshape(q, op.Concat(op.ints(0, 0), op.ints(sizes.groups, sizes.shared, -1), axis=0))
+    rows = op.Reshape(
+        op.Transpose(divided, perm=[0, 1, 3, 2, 4]),
+        op.Concat(op.ints(0, -1, sizes.groups), op.dimension(q, 3), axis=0),
+    )
+    if shape is None:
+        return rows.with_shape((None, None, sizes.groups, None))
+    count = shape[1] * sizes.shared if isinstance(shape[1], int) else None
+    return rows.with_shape((shape[0], count, sizes.groups, shape[3]))
+
+
+def _ungrouped(node: Node, y: Value, sizes: _Sizes) -> Value:
+    """[b, s heads of a group, kv_heads, n] as [b, s, heads n]."""
+    op, size = node.op, None if y.shape is None else y.shape[-1]
+    if sizes.shared > 1:
+        last = op.Shape(y, start=3, end=4)
+        divided = op.Reshape(y, op.Concat(op.ints(0, -1, sizes.shared, sizes.groups), last, axis=0))
+        y = op.Transpose(divided, perm=[0, 1, 3, 2, 4])
+        result = op.Reshape(y, op.Concat(op.dimension(node.x, 0), op.dimension(node.x, 1), op.ints(-1), axis=0))
+    else:
+        result = op.Reshape(y, op.ints(0, 0, -1))
+    shape = node.x.shape
+    width = size * sizes.heads if isinstance(size, int) else None
+    return result.with_shape((None, None, width) if shape is None else (shape[0], shape[1], width))
+
+
+def _bias(node: Node, mask: Value, sizes: _Sizes) -> Value:
+    """What is added to the scores, [b or 1, 1 or kv_heads, s heads of a group, t]."""
+    op, given, x = node.op, node.input(_BIAS), node.x
+    bias = op.Where(mask, op.scalar(0, x), op.scalar(-np.inf, x))
+    if given is None:
+        return _repeated(bias, sizes)
+    if given.shape is not None and given.shape[1] == 1:
+        return _repeated(bias + given, sizes)
+    if given.shape is None or given.shape[1] != sizes.heads:
+        refuse(node, True, "an attention bias whose number of heads is not known")
+    total = bias + given
+    if sizes.shared == 1:
+        return total
+    divided = op.Reshape(total, op.Concat(op.ints(0, sizes.groups, sizes.shared), op.Shape(total, start=2), axis=0))
+    by_row = op.Transpose(divided, perm=[0, 1, 3, 2, 4])
+    return op.Reshape(by_row, op.Concat(op.ints(0, 0, -1), op.Shape(total, start=3), axis=0))
+
+
+def _repeated(bias: Value, sizes: _Sizes) -> Value:
+    """[b, 1, s, t] with every row once for each head of a group."""
+    if sizes.shared == 1:
+        return bias
+    op = bias.op
+    wide = op.Expand(op.Unsqueeze(bias, op.ints(3)), op.ints(1, 1, 1, sizes.shared, 1))
+    return op.Reshape(wide, op.Concat(op.ints(0, 0, -1), op.Shape(bias, start=3), axis=0))

@@ -1,0 +1,175 @@
+"""``onnxtrain adapter``: adapters merged, converted and looked into, and models with slots for them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from onnxtrain.cli import flags, paths, terminal
+from onnxtrain.cli.flags import MODEL, RESULTS, SWITCH
+from onnxtrain.cli.lora_flags import ADAPTERS
+from onnxtrain.errors import OptionError
+
+HELP = "Merge adapters into a model, convert them, look into them, or give a model slots to run them in."
+
+EXAMPLES = """\
+Examples
+
+  A model that computes the same without the adapter:
+    onnxtrain adapter merge model.onnx tuned.onnx_adapter -o merged.onnx
+
+  A model into which ONNX Runtime loads adapters while it runs:
+    onnxtrain adapter slots model.onnx -o slots.onnx
+    onnxtrain adapter slots model.onnx tuned.onnx_adapter -o slots.onnx
+
+  To PEFT and back:
+    onnxtrain adapter to-peft model.onnx tuned.onnx_adapter -o tuned
+    onnxtrain adapter from-peft model.onnx tuned -o tuned.onnx_adapter
+
+  What it holds, and whether it belongs to a model:
+    onnxtrain adapter inspect tuned.onnx_adapter
+    onnxtrain adapter inspect model.onnx tuned.onnx_adapter
+"""
+
+Action = Literal["merge", "slots", "to-peft", "from-peft", "inspect"]
+
+
+def command(
+    action: Annotated[
+        Action,
+        Parameter(
+            group=MODEL,
+            help="merge, to-peft and from-peft take MODEL ADAPTER; slots a MODEL, or MODEL ADAPTER; inspect an "
+            "ADAPTER, or MODEL ADAPTER.",
+        ),
+    ],
+    model: Annotated[Path, Parameter(group=MODEL, help="The ONNX model. It is never changed.")],
+    adapter: Annotated[
+        Path | None, Parameter(group=MODEL, help="An .onnx_adapter file, or a folder of PEFT.", show_default=False)
+    ] = None,
+    /,
+    *,
+    output: Annotated[
+        Path | None,
+        Parameter(
+            name=("--output", "-o"), group=RESULTS, metavar="PATH", help="The file, or the folder of PEFT, to write."
+        ),
+    ] = None,
+    targets: Annotated[
+        list[str] | None,
+        Parameter(
+            group=ADAPTERS,
+            negative=(),
+            metavar="PATTERN",
+            help="slots: the layers that get some. May be repeated.  [default: *.{q,k,v,o}_proj]",
+        ),
+    ] = None,
+    dora: Annotated[bool, SWITCH, Parameter(group=ADAPTERS, help="slots: for adapters with magnitudes, too.")] = False,
+    requantize: Annotated[
+        bool,
+        SWITCH,
+        Parameter(
+            group=ADAPTERS,
+            help="merge: quantize quantized weights anew, with the scales that they have; says what is lost.",
+        ),
+    ] = False,
+    json_output: Annotated[flags.Json, Parameter(name="--json")] = False,
+    debug: flags.Debug = False,
+) -> None:
+    """Run ``onnxtrain adapter``; the flags are described where they are declared."""
+    _check(action, adapter, output, {"--targets": bool(targets), "--dora": dora}, requantize=requantize)
+    if action == "inspect":
+        _inspect(model, adapter, as_json=json_output)
+        return
+    assert output is not None
+    writes_model = action in ("merge", "slots")
+    paths.check_paths(
+        {
+            paths.MODEL: paths.model(model),
+            "ADAPTER": paths.Given(adapter),
+            "--output": paths.output(output, is_model=writes_model),
+        },
+        in_place=False,
+    )
+    rows = _run(action, model, adapter, output, targets=targets, dora=dora, requantize=requantize)
+    if json_output:
+        print(json.dumps(rows))  # noqa: T201
+        return
+    size = f" ({terminal.file_size(output)})" if output.is_file() else ""
+    shown = {"written": f"{output}{size}", **{name: _text(value) for name, value in rows.items()}}
+    terminal.console().print(terminal.facts(shown))
+
+
+def _check(
+    action: Action, adapter: Path | None, output: Path | None, of_slots: dict[str, bool], *, requantize: bool
+) -> None:
+    """Refuse arguments that the action does not take, and the lack of those that it needs."""
+    if adapter is None and action not in ("slots", "inspect"):
+        raise OptionError(f"{action} needs a model and an adapter: onnxtrain adapter {action} MODEL ADAPTER.")
+    if output is None and action != "inspect":
+        raise OptionError(f"{action} writes a result; give --output.")
+    if output is not None and action == "inspect":
+        raise OptionError(f"inspect writes nothing, but --output is {str(output)!r}; leave it out.")
+    for flag, given in of_slots.items():
+        if given and action != "slots":
+            raise OptionError(f"{flag} is for slots, and not for {action}; leave it out.")
+        if given and adapter is not None:
+            raise OptionError(f"{flag} says which slots there are, and so does the adapter; leave one of them out.")
+    if requantize and action != "merge":
+        raise OptionError(f"--requantize is for merge, and not for {action}; leave it out.")
+    if action == "to-peft" and output is not None and output.suffix == ".onnx_adapter":
+        raise OptionError(f"to-peft writes a folder, but --output is {str(output)!r}; give the name of a folder.")
+    if action == "from-peft" and output is not None and output.suffix != ".onnx_adapter":
+        raise OptionError(f"from-peft writes an .onnx_adapter file, but --output is {str(output)!r}; let it end so.")
+
+
+def _run(
+    action: Action,
+    model: Path,
+    adapter: Path | None,
+    output: Path,
+    *,
+    targets: list[str] | None,
+    dora: bool,
+    requantize: bool,
+) -> dict[str, Any]:
+    """Do it; returns what there is to say of it."""
+    from onnxtrain.adapters import add_slots, convert_adapter, merge_adapter
+    from onnxtrain.adapters.lora import TARGETS
+
+    if action == "slots":
+        names = add_slots(model, output, targets=targets or TARGETS, dora=dora, adapter=adapter)
+        return {"slots": names}
+    assert adapter is not None
+    if action == "merge":
+        costs = merge_adapter(model, adapter, output, requantize=requantize)
+        return {"lost": {cost.layer: cost.lost for cost in costs}} if costs else {}
+    convert_adapter(model, adapter, output)
+    return {}
+
+
+def _text(value: object) -> str:
+    if isinstance(value, dict):
+        return "\n".join(f"{name}: {lost:.1%} of what the adapter adds" for name, lost in value.items())
+    names = value if isinstance(value, list) else [str(value)]
+    return "\n".join(names)
+
+
+def _inspect(model: Path, adapter: Path | None, *, as_json: bool) -> None:
+    from onnxtrain.adapters import describe_adapter
+
+    found = describe_adapter(adapter or model, model=None if adapter is None else model)
+    if as_json:
+        print(json.dumps(found))  # noqa: T201
+        return
+    console = terminal.console()
+    layers = found.pop("layers")
+    console.print(terminal.facts({name.replace("_", " "): str(value) for name, value in found.items()}))
+    table = terminal.table("layer", "rank", "inputs", "outputs", "scale", right=("rank", "inputs", "outputs", "scale"))
+    for row in layers:
+        sizes = (terminal.count(row[name]) for name in ("rank", "inputs", "outputs"))
+        table.add_row(row["name"], *sizes, f"{row['scale']:g}")
+    console.print(table)

@@ -1,0 +1,73 @@
+"""Data with the targets that losses need, of one output or of several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from onnxtrain.errors import DataError
+from onnxtrain.training.data import Dataset, open_dataset
+from onnxtrain.training.data.conversion import is_array_like
+from onnxtrain.training.heads import Head
+from onnxtrain.training.joint_loss import Forms
+from onnxtrain.training.objective import Objective
+from onnxtrain.training.targets import Targets
+
+Adapting = Callable[[Dataset, Targets, str | None], Dataset]
+"""Makes targets, or those of a name, what the loss takes."""
+
+
+def open_with_targets(
+    objective: Objective, source: Any, *, target: str | None, adapted: Adapting
+) -> tuple[Dataset, Forms]:
+    """Data in any form with targets, and what these are; values are not checked yet.
+
+    Several targets are arrays named like the outputs, or the mapping in (inputs, targets).
+
+    Raises:
+        DataError: The data cannot be read, or something is missing.
+    """
+    heads = objective.heads
+    for head in heads:
+        head.targets.check_batch_axis()
+    if len(heads) == 1:
+        (head,) = heads
+        if isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], Mapping):
+            source = (source[0], targets_by_output(heads, source[1])[head.name])
+        dataset = open_dataset(source, objective.inputs, target=target, validate=False)
+        dataset = adapted(dataset, head.targets, None)
+        return dataset, head.targets.form_of_dataset(dataset)
+    if target is not None:
+        raise DataError(
+            f"target={target!r} names one target, but {len(heads)} outputs have losses; name the arrays of targets "
+            f"like the outputs: {', '.join(head.name for head in heads)}."
+        )
+    if isinstance(source, tuple) and len(source) == 2 and (isinstance(source[1], Mapping) or is_array_like(source[1])):
+        source = (source[0], targets_by_output(heads, source[1]))
+    names = [head.name for head in heads]
+    dataset = open_dataset(source, objective.inputs, need_target=False, validate=False, others=names)
+    forms = []
+    for head in heads:
+        dataset = adapted(dataset, head.targets, head.name)
+        forms.append(head.targets.form_of_dataset(dataset, head.name))
+    return dataset, tuple(forms)
+
+
+def targets_by_output(heads: list[Head], targets: Any) -> dict[str, Any]:
+    """Targets of one step by the outputs that they are for.
+
+    Raises:
+        DataError: One is missing, or it is not said whose they are.
+    """
+    names = [head.name for head in heads]
+    if not isinstance(targets, Mapping):
+        if len(heads) == 1:
+            return {names[0]: targets}
+        raise DataError(
+            f"{len(heads)} outputs have losses, but the targets are a {type(targets).__name__}; give a mapping with "
+            f"{', '.join(names)}."
+        )
+    for name in names:
+        if name not in targets:
+            raise DataError(f"The targets of {name!r} are missing; got {', '.join(map(str, targets)) or 'none'}.")
+    return {name: targets[name] for name in names}

@@ -1,0 +1,261 @@
+"""Files of adapters: what ONNX Runtime loads, what PEFT reads, and what does not fit together."""
+
+import json
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import numpy_helper
+from safetensors.numpy import load_file, save_file
+
+import onnxtrain
+from adapters.decoder import batch, decoder, parsed
+from onnxtrain import Lora
+from onnxtrain.adapters import adaptable_layers, add_slots, convert_adapter, merge_adapter
+from onnxtrain.adapters.files import read_adapter
+from onnxtrain.errors import ModelError, OptionError
+
+Q = "model.layers.0.self_attn.q_proj"
+
+
+def trained(model, steps=3, **settings):
+    lora = Lora(**{"rank": 3, "alpha": 6, "targets": "*.{q,v}_proj", **settings})
+    learner = onnxtrain.Trainer(model, loss="softmax_cross_entropy", optimizer=onnxtrain.AdamW(1e-2), lora=lora)
+    for _ in range(steps):
+        learner.train_step(*batch())
+    return learner
+
+
+def session(model):
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # it warns of every initializer that is an input, too
+    return onnxruntime.InferenceSession(
+        model.SerializeToString() if isinstance(model, onnx.ModelProto) else str(model), options
+    )
+
+
+def run(opened, x, *adapters):
+    options = onnxruntime.RunOptions()
+    loaded = [onnxruntime.LoraAdapter() for _ in adapters]
+    for adapter, path in zip(loaded, adapters, strict=True):
+        adapter.Load(str(path))
+        options.add_active_adapter(adapter)
+    return opened.run(None, {"input_ids": x}, options)[0]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"dora": True}, {"packed": True}, {"packed": True, "dora": True}, {"targets": ["embed_tokens", "down_proj"]}],
+)
+def test_onnxruntime_runs_adapters_in_slots(settings, tmp_path):
+    settings = dict(settings)
+    model, (x, _) = decoder(packed=settings.pop("packed", False)), batch()
+    learner = trained(model, **settings)
+    learner.save(tmp_path / "tuned.onnx_adapter")
+    names = add_slots(model, tmp_path / "slots.onnx", adapter=tmp_path / "tuned.onnx_adapter")
+    assert len(names) == len(read_adapter(tmp_path / "tuned.onnx_adapter").entries)
+    opened = session(tmp_path / "slots.onnx")
+    base = session(model).run(None, {"input_ids": x})[0]
+    assert run(opened, x).tobytes() == base.tobytes()
+    adapted = run(opened, x, tmp_path / "tuned.onnx_adapter")
+    np.testing.assert_allclose(adapted, learner.predict(x), atol=1e-5)
+    assert np.abs(adapted - base).max() > 0.01
+    assert run(opened, x).tobytes() == base.tobytes()
+
+
+def test_slots_take_adapters_of_any_rank(tmp_path):
+    model, (x, _) = decoder(packed=True), batch()
+    assert len(add_slots(model, tmp_path / "slots.onnx")) == 8
+    opened = session(tmp_path / "slots.onnx")
+    for rank, targets in ((1, "*.q_proj"), (5, "*.{k,o}_proj")):
+        learner = trained(model, rank=rank, targets=targets)
+        learner.save(tmp_path / f"{rank}.onnx_adapter")
+        np.testing.assert_allclose(run(opened, x, tmp_path / f"{rank}.onnx_adapter"), learner.predict(x), atol=1e-5)
+
+
+def test_an_adapter_file_is_as_olive_writes_it(tmp_path):
+    learner = trained(decoder())
+    learner.save(tmp_path / "tuned.onnx_adapter")
+    values = onnxruntime.AdapterFormat.read_adapter(str(tmp_path / "tuned.onnx_adapter")).get_parameters()
+    names = {f"model.layers.{i}.self_attn.{p}_proj.lora_{m}.weight" for i in (0, 1) for p in "qv" for m in "AB"}
+    assert set(values) == names
+    a, b = (values[f"{Q}.lora_{matrix}.weight"].numpy() for matrix in "AB")
+    assert (a.shape, b.shape) == ((16, 3), (3, 16))
+    np.testing.assert_array_equal(a, learner.parameters[f"{Q}.lora_A.weight"])
+    np.testing.assert_array_equal(b, learner.parameters[f"{Q}.lora_B.weight"] * np.float32(2))
+
+
+def test_a_folder_is_as_peft_writes_it(tmp_path):
+    learner = trained(decoder(), dora=True, rslora=True)
+    learner.save(tmp_path / "tuned")
+    found = load_file(tmp_path / "tuned" / "adapter_model.safetensors")
+    prefix = f"base_model.model.{Q}"
+    assert found[f"{prefix}.lora_A.weight"].shape == (3, 16)
+    np.testing.assert_array_equal(found[f"{prefix}.lora_B.weight"].T, learner.parameters[f"{Q}.lora_B.weight"])
+    assert found[f"{prefix}.lora_magnitude_vector"].shape == (16,)
+    config = json.loads((tmp_path / "tuned" / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["use_dora"], config["use_rslora"]) == (3, 6, True, True)
+    assert config["target_modules"] == sorted(f"model.layers.{i}.self_attn.{p}_proj" for i in (0, 1) for p in "qv")
+
+
+@pytest.mark.parametrize("settings", [{}, {"dora": True}, {"packed": True}, {"targets": ["embed_tokens", "up_proj"]}])
+def test_there_and_back_again(settings, tmp_path):
+    settings = dict(settings)
+    model, (x, _) = decoder(packed=settings.pop("packed", False)), batch()
+    learner = trained(model, **settings)
+    expected = learner.predict(x)
+    learner.save(tmp_path / "one.onnx_adapter")
+    convert_adapter(model, tmp_path / "one.onnx_adapter", tmp_path / "two")
+    convert_adapter(model, tmp_path / "two", tmp_path / "three.onnx_adapter")
+    for form in ("one.onnx_adapter", "two", "three.onnx_adapter"):
+        again = trained(model, steps=0, **{**settings, "adapter": tmp_path / form})
+        np.testing.assert_allclose(again.predict(x), expected, atol=1e-5)
+        assert again.train_step(*batch()) == pytest.approx(learner.evaluate(batch())["loss"], abs=1e-5)
+        merge_adapter(model, tmp_path / form, tmp_path / "merged.onnx")
+        np.testing.assert_allclose(run(session(tmp_path / "merged.onnx"), x), expected, atol=1e-5)
+
+
+def test_what_olive_wrote_goes_on_with_a_scale_of_its_own(tmp_path):
+    model, (x, _) = decoder(), batch()
+    learner = trained(model)
+    learner.save(tmp_path / "tuned.onnx_adapter")
+    (tmp_path / "tuned.onnx_adapter.json").unlink()
+    again = trained(model, steps=0, adapter=tmp_path / "tuned.onnx_adapter", rank=1, alpha=5)
+    np.testing.assert_allclose(again.predict(x), learner.predict(x), atol=1e-5)
+    expected = learner.parameters[f"{Q}.lora_B.weight"] * 2 / 5
+    np.testing.assert_allclose(again.parameters[f"{Q}.lora_B.weight"], expected, rtol=1e-6)
+
+
+def test_external_data_goes_with_the_slots(tmp_path):
+    model, (x, _) = decoder(), batch()
+    base = session(model).run(None, {"input_ids": x})[0]
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    onnx.save(model, tmp_path / "a" / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=100)
+    before = (tmp_path / "a" / "m.data").read_bytes()
+    add_slots(tmp_path / "a" / "m.onnx", tmp_path / "b" / "slots.onnx")
+    assert (tmp_path / "b" / "m.data").read_bytes() == before == (tmp_path / "a" / "m.data").read_bytes()
+    assert run(session(tmp_path / "b" / "slots.onnx"), x).tobytes() == base.tobytes()
+
+
+def test_the_names_of_generative_models_are_those_of_checkpoints(tmp_path):
+    model = parsed("""g (float[n,4] x) => (float[n,4] y)
+        <float[4,4] model__layers__0__attn__q_proj__MatMul__weight = {1,0,0,0,0,1,0,0,0,0,1,0,0,0,0,1}>
+        { y = MatMul(x, model__layers__0__attn__q_proj__MatMul__weight) }""")
+    (layer,) = adaptable_layers(model)
+    assert (layer.name, layer.kind, layer.inputs, layer.outputs, layer.bits) == (Q, "MatMul", 4, 4, 32)
+    assert layer.weight == "model.layers.0.attn.q_proj.MatMul.weight"
+    for target in ("*.q_proj", "model.layers.0.attn.*", "*self_attn*"):
+        lora = Lora(rank=2, targets=target)
+        found = onnxtrain.Trainer(model, loss="mean_squared_error", lora=lora).parameters
+        assert list(found) == [f"{Q}.lora_A.weight", f"{Q}.lora_B.weight"]
+
+
+def changed(model, name, change):
+    """The same model with another initializer."""
+    other = onnx.ModelProto()
+    other.CopyFrom(model)
+    tensor = next(tensor for tensor in other.graph.initializer if tensor.name == name)
+    tensor.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(tensor)), name))
+    return other
+
+
+def test_an_adapter_knows_its_model(tmp_path):
+    model = decoder()
+    learner = trained(model)
+    learner.save(tmp_path / "tuned.onnx_adapter")
+    learner.save(tmp_path / "tuned")
+    other = changed(model, f"{Q}.weight", lambda array: array + 1)
+    renamed = onnx.ModelProto()
+    renamed.CopyFrom(model)
+    renamed.graph.output[0].name = renamed.graph.node[-1].output[0] = "other"
+    for path in (tmp_path / "tuned.onnx_adapter", tmp_path / "tuned"):
+        merge_adapter(changed(model, "lm_head.weight", lambda array: array + 1), path, tmp_path / "merged.onnx")
+        with pytest.raises(ModelError, match=rf"made for another model: the weight '{Q}.weight' differs; give the"):
+            merge_adapter(other, path, tmp_path / "merged.onnx")
+        with pytest.raises(ModelError, match=r"made for another model: this one has another graph; give the model"):
+            trained(renamed, adapter=path)
+        with pytest.raises(ModelError, match=r"made for another model"):
+            add_slots(other, tmp_path / "slots.onnx", adapter=path)
+
+
+def test_adapters_that_do_not_fit(tmp_path):
+    model = decoder()
+    trained(model).save(tmp_path / "tuned")
+    (tmp_path / "tuned" / "onnxtrain.json").unlink()
+    weights = load_file(tmp_path / "tuned" / "adapter_model.safetensors")
+
+    def with_weights(**changes):
+        found = {name: array for name, array in {**weights, **changes}.items() if array is not None}
+        save_file(found, tmp_path / "tuned" / "adapter_model.safetensors")
+        return trained(model, adapter=tmp_path / "tuned", steps=0)
+
+    with_weights()
+    name = f"base_model.model.{Q}.lora_A.weight"
+    with pytest.raises(ModelError, match=r"an adapter of 7 x 16 for 'model.*q_proj', whose weight is 16 x 16"):
+        with_weights(**{name: np.zeros((3, 7), np.float32)})
+    with pytest.raises(ModelError, match=r"has no lora_A for 'model\.layers\.0"):
+        with_weights(**{name: None})
+    with pytest.raises(ModelError, match=r"an adapter for 'strange', which the model has no layer for; it has model"):
+        with_weights(**{f"base_model.model.strange.lora_{m}.weight": np.zeros((3, 3), np.float32) for m in "AB"})
+    with pytest.raises(ModelError, match=r"a tensor 'classifier.bias', which belongs to no low-rank adapter"):
+        with_weights(**{"classifier.bias": np.zeros(3, np.float32)})
+
+
+def test_folders_that_are_no_adapters(tmp_path):
+    model, folder = decoder(), tmp_path / "folder"
+    folder.mkdir()
+
+    def message(config=None):
+        if config is not None:
+            (folder / "adapter_config.json").write_text(config)
+        with pytest.raises(ModelError) as caught:
+            merge_adapter(model, folder, tmp_path / "merged.onnx")
+        return str(caught.value)
+
+    assert "has no adapter_config.json, so it is no adapter that PEFT has written" in message()
+    assert "cannot be read" in message("{")
+    assert "an adapter of the kind 'IA3'; LORA is what can be taken over" in message('{"peft_type": "IA3"}')
+    assert "lacks a number of 'r' or 'lora_alpha'" in message('{"peft_type": "LORA"}')
+    assert "has no adapter_model.safetensors" in message('{"peft_type": "LORA", "r": 2, "lora_alpha": 2}')
+    (folder / "adapter_model.safetensors").write_bytes(b"no tensors")
+    assert "adapter_model.safetensors' cannot be read" in message()
+    save_file({}, folder / "adapter_model.safetensors")
+    assert "has an adapter for no layer" in message()
+
+
+def test_files_that_are_no_adapters(tmp_path):
+    model = decoder()
+    with pytest.raises(ModelError, match=r"nowhere.onnx_adapter' does not exist; give an .onnx_adapter file"):
+        merge_adapter(model, tmp_path / "nowhere.onnx_adapter", tmp_path / "merged.onnx")
+    (tmp_path / "bad.onnx_adapter").write_bytes(b"nothing")
+    with pytest.raises(ModelError, match=r"bad.onnx_adapter' is no .onnx_adapter file"):
+        merge_adapter(model, tmp_path / "bad.onnx_adapter", tmp_path / "merged.onnx")
+    trained(model).save(tmp_path / "good.onnx_adapter")
+    (tmp_path / "good.onnx_adapter.json").write_text("[")
+    with pytest.raises(ModelError, match=r"is no manifest of an adapter .*remove it to go without"):
+        merge_adapter(model, tmp_path / "good.onnx_adapter", tmp_path / "merged.onnx")
+    with pytest.raises(OptionError, match=r"must be a file that ends in .onnx_adapter, or a folder"):
+        convert_adapter(model, tmp_path / "good.onnx_adapter", tmp_path / "other.onnx")
+
+
+def test_tensors_of_other_kinds(tmp_path):
+    value = onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros((2, 2), np.float32))
+    for names, message in (
+        (["a"], r"has a tensor 'a'; an adapter has pairs that end in '.lora_A.weight' and '.lora_B.weight'"),
+        (["a.lora_A.weight"], r"has 'a.lora_A.weight', but no 'a.lora_B.weight'"),
+    ):
+        adapter = onnxruntime.AdapterFormat()
+        adapter.set_parameters(dict.fromkeys(names, value))
+        adapter.export_adapter(str(tmp_path / "odd.onnx_adapter"))
+        with pytest.raises(ModelError, match=message):
+            read_adapter(tmp_path / "odd.onnx_adapter")
+
+
+def test_a_model_with_slots_takes_no_more(tmp_path):
+    add_slots(decoder(), tmp_path / "slots.onnx")
+    with pytest.raises(OptionError, match="already, so that it has slots; give the model without"):
+        add_slots(tmp_path / "slots.onnx", tmp_path / "more.onnx")
+    with pytest.raises(OptionError, match="already, so that it has adapters, or slots"):
+        trained(tmp_path / "slots.onnx", targets="*.{q,v}_proj")

@@ -1,0 +1,204 @@
+"""Adapters of quantized weights: the weights stay, and adapters learn beside them."""
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import numpy_helper
+
+import onnxtrain
+from adapters.decoder import parsed
+from onnxtrain import Lora
+from onnxtrain.adapters import adaptable_layers, add_slots, merge_adapter
+from onnxtrain.adapters.values import packed, unpacked
+from onnxtrain.errors import OptionError
+
+INPUTS, OUTPUTS, BLOCK = 40, 6, 16
+
+
+def with_weights(model, **arrays):
+    for name, array in arrays.items():
+        model.graph.initializer.append(numpy_helper.from_array(array, name.replace("__", ".")))
+    return model
+
+
+def few_bits(bits, zeros):
+    """x W by MatMulNBits, with a partial block; and W."""
+    random = np.random.default_rng(bits)
+    blocks = -(-INPUTS // BLOCK)
+    numbers = random.integers(0, 1 << bits, (OUTPUTS, blocks, BLOCK)).astype(np.uint8)
+    scales = (0.5 + random.random((OUTPUTS, blocks))).astype(np.float32) / (1 << bits)
+    given = random.integers(0, 1 << bits, (OUTPUTS, blocks)).astype(np.uint8)
+    middle = np.full_like(given, 1 << (bits - 1))
+    dense = (numbers.astype(np.float32) - (given if zeros else middle)[..., None]) * scales[..., None]
+    per = 8 // bits
+    filled = np.pad(given, ((0, 0), (0, -blocks % per)))
+    third = ", fc__zeros" if zeros else ""
+    model = parsed(f"""g (float[n,{INPUTS}] x) => (float[n,{OUTPUTS}] y) {{
+        h = Tanh(x) y = com.microsoft.MatMulNBits<K={INPUTS}, N={OUTPUTS}, bits={bits}, block_size={BLOCK}>
+            (h, fc__weight, fc__scales{third}) }}""")
+    with_weights(model, fc__weight=packed(numbers, bits), fc__scales=scales.reshape(-1))
+    if zeros:
+        with_weights(model, fc__zeros=packed(filled, bits).reshape(-1))
+    return model, dense.reshape(OUTPUTS, -1)[:, :INPUTS].T
+
+
+def integers(per_column):
+    """x W with W from DequantizeLinear; and W."""
+    random = np.random.default_rng(0)
+    numbers = random.integers(-127, 128, (INPUTS, OUTPUTS)).astype(np.int8)
+    scale = (random.random(OUTPUTS if per_column else ()) + 0.5).astype(np.float32) / 200
+    model = parsed(f"""g (float[n,{INPUTS}] x) => (float[n,{OUTPUTS}] y) {{
+        h = Tanh(x) w = DequantizeLinear<axis=1>(fc__weight, fc__scale) y = MatMul(h, w) }}""")
+    with_weights(model, fc__weight=numbers, fc__scale=np.asarray(scale))
+    return model, numbers.astype(np.float32) * scale
+
+
+BASES = {
+    "4 bits": lambda: few_bits(4, zeros=False),
+    "4 bits, zero points": lambda: few_bits(4, zeros=True),
+    "8 bits": lambda: few_bits(8, zeros=True),
+    "QDQ": lambda: integers(per_column=False),
+    "QDQ by column": lambda: integers(per_column=True),
+}
+
+
+@pytest.fixture(params=BASES)
+def base(request):
+    return BASES[request.param]()
+
+
+def data():
+    random = np.random.default_rng(5)
+    x = random.standard_normal((8, INPUTS)).astype(np.float32)
+    return x, random.standard_normal((8, OUTPUTS)).astype(np.float32)
+
+
+def trainer(model, **settings):
+    lora = Lora(**{"rank": 3, "alpha": 6, "targets": "fc", **settings})
+    return onnxtrain.Trainer(model, loss="mean_squared_error", optimizer=onnxtrain.SGD(0.1), lora=lora)
+
+
+def run(model, x, adapter=None):
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    given = str(model) if not isinstance(model, onnx.ModelProto) else model.SerializeToString()
+    options_of_run, loaded = onnxruntime.RunOptions(), onnxruntime.LoraAdapter()
+    if adapter is not None:
+        loaded.Load(str(adapter))
+        options_of_run.add_active_adapter(loaded)
+    return onnxruntime.InferenceSession(given, options).run(None, {"x": x}, options_of_run)[0]
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_steps_are_those_of_the_dequantized_weights(base, dora):
+    """The same adapter on the same weight in float."""
+    model, dense = base
+    plain = parsed(f"""g (float[n,{INPUTS}] x) => (float[n,{OUTPUTS}] y) {{ h = Tanh(x) y = MatMul(h, fc__weight) }}""")
+    with_weights(plain, fc__weight=np.ascontiguousarray(dense))
+    x, y = data()
+    learner, other = trainer(model, dora=dora), trainer(plain, dora=dora)
+    for _ in range(10):
+        assert learner.train_step(x, y) == pytest.approx(other.train_step(x, y), abs=2e-5)
+    for name, array in other.parameters.items():
+        np.testing.assert_allclose(learner.parameters[name], array, atol=2e-5)
+
+
+def test_the_base_stays_as_it_is_and_runs_with_slots(base, tmp_path):
+    model, _ = base
+    x, y = data()
+    onnx.save(model, tmp_path / "base.onnx")
+    before = (tmp_path / "base.onnx").read_bytes()
+    learner = trainer(tmp_path / "base.onnx")
+    losses = [learner.train_step(x, y) for _ in range(5)]
+    assert losses[-1] < losses[0]
+    learner.save(tmp_path / "tuned.onnx_adapter")
+    assert (tmp_path / "base.onnx").read_bytes() == before
+    add_slots(model, tmp_path / "slots.onnx", adapter=tmp_path / "tuned.onnx_adapter")
+    np.testing.assert_array_equal(run(tmp_path / "slots.onnx", x), run(model, x))
+    got = run(tmp_path / "slots.onnx", x, tmp_path / "tuned.onnx_adapter")
+    np.testing.assert_allclose(got, learner.predict(x), atol=1e-5)
+
+
+def test_merging_is_refused_or_says_what_it_costs(base, tmp_path):
+    model, dense = base
+    x, y = data()
+    learner = trainer(model)
+    for _ in range(5):
+        learner.train_step(x, y)
+    with pytest.raises(OptionError, match=r"is quantized to [48] bits, which its adapter does not fit into: save the"):
+        learner.save(tmp_path / "merged.onnx")
+    learner.save(tmp_path / "tuned.onnx_adapter")
+    (cost,) = merge_adapter(model, tmp_path / "tuned.onnx_adapter", tmp_path / "merged.onnx", requantize=True)
+    a, b = (learner.parameters[f"fc.lora_{matrix}.weight"] for matrix in "AB")
+    wanted = dense + 2 * a @ b
+    eye = np.arctanh(np.eye(INPUTS, dtype=np.float32) * 0.5)
+    got = run(tmp_path / "merged.onnx", eye) * 2
+    assert cost.lost == pytest.approx(np.linalg.norm(wanted - got) / np.linalg.norm(2 * a @ b), rel=1e-3)
+    changed = {
+        one.name
+        for one, other in zip(
+            onnx.load(tmp_path / "merged.onnx").graph.initializer, model.graph.initializer, strict=True
+        )
+        if one != other
+    }
+    assert changed <= {"fc.weight"}
+
+
+def test_layers_say_their_bits():
+    assert [adaptable_layers(make()[0])[0].bits for make in BASES.values()] == [4, 4, 8, 8, 8]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_weights_that_are_quantized_with_what_they_multiply(fused, tmp_path):
+    random = np.random.default_rng(0)
+    w = random.integers(-127, 128, (INPUTS, OUTPUTS)).astype(np.int8)
+    text = """q, s, z = DynamicQuantizeLinear(x) p = MatMulInteger(q, fc__weight, z) f = Cast<to=1>(p)
+        t = Mul(s, fc__scale) y = Mul(f, t)"""
+    if fused:
+        text = "y = com.microsoft.DynamicQuantizeMatMul(x, fc__weight, fc__scale)"
+    model = parsed(f"g (float[n,{INPUTS}] x) => (float[n,{OUTPUTS}] y) {{ {text} }}")
+    with_weights(model, fc__weight=w, fc__scale=np.asarray([0.01] if fused else 0.01, np.float32))
+    x, y = data()
+    learner = trainer(model)
+    np.testing.assert_allclose(learner.predict(x), run(model, x), atol=1e-6)
+    losses = [learner.train_step(x, y) for _ in range(10)]
+    assert losses[-1] < losses[0]
+    with pytest.raises(OptionError, match="quantized to 8 bits"):
+        learner.save(tmp_path / "merged.onnx")
+    with pytest.raises(OptionError, match="whose weight has none; leave it out of the targets, or go without DoRA"):
+        trainer(model, dora=True)
+    learner.save(tmp_path / "tuned.onnx_adapter")
+    with pytest.raises(OptionError, match="is quantized together with what it multiplies"):
+        merge_adapter(model, tmp_path / "tuned.onnx_adapter", tmp_path / "merged.onnx", requantize=True)
+    add_slots(model, tmp_path / "slots.onnx", adapter=tmp_path / "tuned.onnx_adapter")
+    got = run(tmp_path / "slots.onnx", x, tmp_path / "tuned.onnx_adapter")
+    np.testing.assert_allclose(got, learner.predict(x), atol=1e-5)
+
+
+def test_bits_in_bytes():
+    for bits in (2, 4, 8):
+        numbers = np.random.default_rng(0).integers(0, 1 << bits, (3, 16)).astype(np.uint8)
+        found = packed(numbers, bits)
+        assert found.shape == (3, 16 * bits // 8)
+        np.testing.assert_array_equal(unpacked(found, bits), numbers)
+
+
+def test_bases_of_16_bits(tmp_path):
+    random = np.random.default_rng(0)
+    w = random.standard_normal((INPUTS, OUTPUTS)).astype(np.float16)
+    model = parsed(f"""g (float[n,{INPUTS}] x) => (float[n,{OUTPUTS}] y) {{
+        h = Cast<to=10>(x) p = MatMul(h, fc__weight) y = Cast<to=1>(p) }}""")
+    with_weights(model, fc__weight=w)
+    x, y = data()
+    learner = trainer(model)
+    assert {array.dtype for array in learner.parameters.values()} == {np.dtype(np.float32)}
+    losses = [learner.train_step(x, y) for _ in range(5)]
+    assert losses[-1] < losses[0]
+    learner.save(tmp_path / "tuned.onnx_adapter")
+    add_slots(model, tmp_path / "slots.onnx", adapter=tmp_path / "tuned.onnx_adapter")
+    np.testing.assert_array_equal(run(tmp_path / "slots.onnx", x), run(model, x))
+    got = run(tmp_path / "slots.onnx", x, tmp_path / "tuned.onnx_adapter")
+    np.testing.assert_allclose(got, learner.predict(x), atol=2e-2)
+    learner.save(tmp_path / "merged.onnx")
+    np.testing.assert_allclose(run(tmp_path / "merged.onnx", x), learner.predict(x), atol=5e-2)

@@ -1,0 +1,92 @@
+"""``fit --lora`` and ``adapter``: what they write, and the mistakes that they name."""
+
+import json
+
+import numpy as np
+import onnxruntime
+import pytest
+
+LOSS = ("--data", "train.npz", "--loss", "softmax_cross_entropy")
+LORA = ("--lora", "2", "--lora-targets", "all-linear", "--lora-targets", "*")
+
+
+def outputs(path, points):
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(path, options).run(None, {"input": points})[0]
+
+
+def names(success):
+    return [row["name"] for row in json.loads(success("inspect", "model.onnx", "--adaptable", "--json").out)]
+
+
+def test_layers_are_listed(files, success):
+    table = success("inspect", "model.onnx", "--adaptable").out
+    found = json.loads(success("inspect", "model.onnx", "--adaptable", "--json").out)
+    assert [(row["inputs"], row["outputs"], row["bits"]) for row in found] == [(4, 8, 32), (8, 3, 32)]
+    assert all(row["name"] in table for row in found)
+
+
+def test_from_fit_to_every_form_and_back(files, success):
+    layers = names(success)
+    result = success("fit", "model.onnx", *LOSS, *LORA, "--lora-alpha", "4", "--epochs", "2", "-o", "a.onnx_adapter")
+    assert "adapter" in result.out
+    success("adapter", "merge", "model.onnx", "a.onnx_adapter", "-o", "merged.onnx")
+    success("adapter", "to-peft", "model.onnx", "a.onnx_adapter", "-o", "peft")
+    success("adapter", "from-peft", "model.onnx", "peft", "-o", "b.onnx_adapter")
+    success("adapter", "merge", "model.onnx", "b.onnx_adapter", "-o", "again.onnx")
+    listed = success("adapter", "slots", "model.onnx", "a.onnx_adapter", "-o", "slots.onnx", "--json").out
+    assert json.loads(listed)["slots"] == layers
+    points = np.load(files / "test.npz")["input"]
+    base, merged, again, slots = (
+        outputs(files / f"{name}.onnx", points) for name in ("model", "merged", "again", "slots")
+    )
+    assert np.abs(merged - base).max() > 1e-4
+    np.testing.assert_allclose(again, merged, atol=1e-6)
+    np.testing.assert_array_equal(slots, base)
+    found = json.loads(success("adapter", "inspect", "model.onnx", "b.onnx_adapter", "--json").out)
+    assert (found["kind"], found["rank"], found["alpha"]) == ("LoRA", 2, 4)
+    assert [row["name"] for row in found["layers"]] == layers
+    assert layers[0] in success("adapter", "inspect", "a.onnx_adapter").out
+
+
+def test_fit_writes_an_adapter_by_default_and_goes_on_with_one(files, success):
+    success("fit", "model.onnx", *LOSS, *LORA, "--dora", "--rslora")
+    found = json.loads(success("adapter", "inspect", "model-trained.onnx_adapter", "--json").out)
+    assert (found["kind"], found["rank_stabilized"]) == ("DoRA", True)
+    success("fit", "model.onnx", *LOSS, "--lora-adapter", "model-trained.onnx_adapter", "-o", "tuned.onnx")
+    points = np.load(files / "test.npz")["input"]
+    assert (outputs(files / "tuned.onnx", points) != outputs(files / "model.onnx", points)).any()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("fit", "model.onnx", *LOSS, "--lora", "0"), r"rank of Lora is 0; it must be a whole number"),
+        (("fit", "model.onnx", *LOSS, "--lora", "2"), r"The target '\*\.\{q,k,v,o\}_proj' matches no layer .* it|has"),
+        (("fit", "model.onnx", *LOSS, "--lora-alpha", "2"), r"--lora-alpha is for adapters, .* --lora 8"),
+        (("fit", "model.onnx", *LOSS, "--dora"), r"--dora is for adapters"),
+        (("adapter", "merge", "model.onnx", "-o", "x.onnx"), r"merge needs a model and an adapter"),
+        (("adapter", "slots", "model.onnx"), r"slots writes a result; give --output"),
+        (("adapter", "inspect", "a.onnx_adapter", "-o", "x"), r"inspect writes nothing, but --output is 'x'"),
+        (("adapter", "inspect", "a.onnx_adapter"), r"a.onnx_adapter' does not exist"),
+        (("adapter", "merge", "model.onnx", "a", "-o", "x.onnx", "--dora"), r"--dora is for slots, and not for merge"),
+        (
+            ("adapter", "slots", "model.onnx", "a", "-o", "x.onnx", "--targets", "*"),
+            r"--targets says which slots there are, and so does the adapter",
+        ),
+        (("adapter", "slots", "model.onnx", "-o", "x.onnx", "--requantize"), r"--requantize is for merge"),
+        (("adapter", "to-peft", "model.onnx", "a", "-o", "x.onnx_adapter"), r"to-peft writes a folder"),
+        (("adapter", "from-peft", "model.onnx", "a", "-o", "x.onnx"), r"from-peft writes an .onnx_adapter file"),
+        (("adapter", "slots", "model.onnx", "-o", "model.onnx", "--targets", "*"), r"--output is the model itself"),
+    ],
+)
+def test_mistakes(files, run, arguments, message):
+    before = sorted(path.name for path in files.iterdir())
+    result = run(*arguments)
+    assert result.code == 2
+    assert result.err.count("\n") == 1
+    import re
+
+    assert re.search(message, result.err), result.err
+    assert sorted(path.name for path in files.iterdir()) == before

@@ -1,0 +1,82 @@
+"""The programs in examples/ run, and learn what they are there to show."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+FOLDER = Path(__file__).resolve().parent.parent / "examples"
+TESTED_ELSEWHERE = {
+    "custom_ops_plain.py": "tests/native/test_native_library.py",
+    "step_in_place.py": "tests/lowering/test_in_place_runs.py",
+    "train.cpp": "tests/languages/test_cpp.py",
+}
+
+
+def above(bound):
+    return lambda result: result > bound
+
+
+def two_outputs(result):
+    right, apart = result
+    return right > 0.95 and apart < 1
+
+
+def distillation(result):
+    teacher, student = result
+    return student > 0.9 and student > teacher - 0.05
+
+
+def continue_sklearn(result):
+    before, after = result
+    return after > max(before, 0.9)
+
+
+# Program: what it needs besides, the model that it writes, whether what it returns is what it promises.
+PROGRAMS = {
+    "transfer_images.py": ("PIL", "tuned.onnx", above(0.9)),
+    "tabular.py": (None, "flowers.onnx", above(0.9)),
+    "text_classification.py": (None, "reviews.onnx", above(0.95)),
+    "language_model.py": (None, "letters.onnx", lambda text: text.startswith("twinkle little star\nhow i wonder")),
+    "distillation.py": (None, "student.onnx", distillation),
+    "two_outputs.py": (None, "detector.onnx", two_outputs),
+    "continue_sklearn.py": ("skl2onnx", "tuned.onnx", continue_sklearn),
+    "wake_word.py": (None, "wake_word.onnx", lambda found: found["recall"] > 0.9 and found["precision"] > 0.8),
+}
+QUICK = {"tabular.py", "wake_word.py"}
+
+
+@pytest.mark.parametrize(
+    "program", [pytest.param(name, marks=() if name in QUICK else pytest.mark.thorough) for name in PROGRAMS]
+)
+def test_an_example_runs(program, tmp_path, monkeypatch):
+    needed, written, keeps = PROGRAMS[program]
+    if needed:
+        pytest.importorskip(needed)
+    if program == "continue_sklearn.py":
+        monkeypatch.setattr("warnings.filters", [])  # scikit-learn's and skl2onnx's own
+    spec = importlib.util.spec_from_file_location(f"example_{Path(program).stem}", FOLDER / program)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    result = module.main(tmp_path)
+    assert keeps(result), result
+    model = onnx.load(tmp_path / written)
+    onnx.checker.check_model(model)
+    assert all(
+        np.isfinite(array).all()
+        for array in map(onnx.numpy_helper.to_array, model.graph.initializer)
+        if array.dtype.kind == "f"
+    )
+
+
+def test_every_program_is_listed_and_tested():
+    programs = {path.name for path in FOLDER.iterdir() if path.suffix in (".py", ".cpp")} - {"make_data.py"}
+    assert set(re.findall(r"^\| `([\w.]+(?:py|cpp))` \|", (FOLDER / "README.md").read_text(), re.MULTILINE)) == programs
+    assert programs == PROGRAMS.keys() | TESTED_ELSEWHERE.keys()
+    for program, test in TESTED_ELSEWHERE.items():
+        assert program in (FOLDER.parent / test).read_text()

@@ -1,0 +1,104 @@
+"""Linear models and pipelines of scikit-learn go on learning after skl2onnx has written them."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+import onnxtrain
+from onnxtrain.errors import OptionError
+
+pytest.importorskip("skl2onnx")
+pytest.importorskip("sklearn")
+pytestmark = pytest.mark.torch
+
+
+def written(estimator, x, **options):
+    from skl2onnx import to_onnx
+
+    return to_onnx(estimator, x[:1], options={"zipmap": False, **options} if hasattr(estimator, "classes_") else None)
+
+
+def probabilities(model, x):
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, {session.get_inputs()[0].name: x})
+
+
+@pytest.fixture(scope="module")
+def iris():
+    from sklearn.datasets import load_iris
+
+    x, y = load_iris(return_X_y=True)
+    return ((x - x.mean(0)) / x.std(0)).astype(np.float32), y
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_logistic_regression_is_trained_to_what_scikit_learn_finds(iris, classes):
+    from sklearn.linear_model import LogisticRegression
+
+    x, y = iris
+    x, y = (x[50:, :3], y[50:] - 1) if classes == 2 else (x, np.digitize(x[:, 0], [-0.5, 0.5]))
+    x = x[:, :2] if classes == 2 else x[:, 1:]
+    rough = LogisticRegression(C=1e-3).fit(x, y)
+    best = LogisticRegression(C=np.inf, tol=1e-8, max_iter=10_000).fit(x, y)
+    trainer = onnxtrain.Trainer(written(rough, x), loss="softmax_cross_entropy", optimizer="sgd(lr=0.5, momentum=0.95)")
+    first = trainer.evaluate(x, y)["loss"]
+    for _ in range(1500):
+        trainer.train_step(x, y)
+    label, found = probabilities(trainer.model(), x)
+    expected = best.predict_proba(x)
+    assert first > 1.1 * trainer.evaluate(x, y)["loss"]
+    np.testing.assert_allclose(found, expected, atol=2e-3)
+    assert np.mean(label == best.predict(x)) > 0.98
+
+
+def test_linear_regression_is_trained_to_least_squares(iris):
+    from sklearn.linear_model import LinearRegression, Ridge
+
+    x, _ = iris
+    x, y = x[:, 2:], x[:, :2]
+    trainer = onnxtrain.Trainer(written(Ridge(1e3).fit(x, y), x), loss="mse", optimizer="sgd(lr=0.2, momentum=0.9)")
+    for _ in range(1000):
+        trainer.train_step(x, y)
+    (found,) = probabilities(trainer.model(), x)
+    np.testing.assert_allclose(found, LinearRegression().fit(x, y).predict(x), atol=1e-3)
+
+
+def test_a_pipeline_goes_on_learning_preprocessing_included(iris, tmp_path):
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    x, y = iris
+    names = np.array(["setosa", "versicolor", "virginica"])[y]
+    x = 100 * x + 500
+    pipeline = make_pipeline(StandardScaler(), LogisticRegression(C=1e-2)).fit(x, names)
+    onnx.save(written(pipeline, x), tmp_path / "model.onnx")
+    trainer = onnxtrain.Trainer(tmp_path / "model.onnx", loss="softmax_cross_entropy", optimizer="adam(lr=0.05)")
+    assert {"Scaler.offset", "Scaler.scale", "LinearClassifier.coefficients"} <= set(trainer.parameters)
+    trainer.fit(x, names, epochs=30, progress=False)
+    assert trainer.labels == ("setosa", "versicolor", "virginica")
+    trainer.save(tmp_path / "tuned.onnx")
+    label, found = probabilities(onnx.load(tmp_path / "tuned.onnx"), x)
+    predicted = trainer.predict(x)
+    np.testing.assert_array_equal(label, predicted["label"])
+    np.testing.assert_allclose(found, predicted["probabilities"], rtol=1e-4, atol=1e-6)
+    assert np.mean(label == names) > pipeline.score(x, names)
+
+
+@pytest.mark.parametrize("kind", ["forest", "support vectors"])
+def test_what_is_fitted_otherwise_is_named(iris, kind):
+    from sklearn.ensemble import RandomForestClassifier
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+    from sklearn.svm import SVR
+
+    estimator, operator = {
+        "forest": (RandomForestClassifier(2, random_state=0), "TreeEnsembleClassifier"),
+        "support vectors": (SVR(), "SVMRegressor"),
+    }[kind]
+    model = written(make_pipeline(StandardScaler(), estimator).fit(*iris), iris[0])
+    with pytest.raises(OptionError, match=f"computes with {operator}, through which no gradient passes"):
+        onnxtrain.Trainer(model, loss="mse")

@@ -1,0 +1,102 @@
+"""Writes docs/names.md: every public name with the first sentence of its docstring.
+
+python tools/names_page.py
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "names.md"
+MODULES = (
+    "losses", "metrics", "schedules", "callbacks", "data", "layers", "sklearn", "parallel", "pruning", "examples",
+    "testing", "operators", "kernels", "errors",
+)  # fmt: skip
+CLASSES = ("Trainer", "TrainingSession")
+HEAD = """# Names
+
+What `import onnxtrain` offers, each name with the first sentence of its documentation; `help(onnxtrain.Trainer)`
+has the rest: arguments, shapes, errors, examples. These names and their signatures are
+[promised](releases.md#versions). Written by `python tools/names_page.py`.
+"""
+
+
+def summary(value: Any) -> str:
+    """The first sentence of a docstring, on one line, fit for a table."""
+    text = inspect.getdoc(value) or ""
+    paragraph = " ".join(text.split("\n\n")[0].split())
+    return re.sub(r":\w+:`~?([^`]*)`", r"`\1`", paragraph).replace("``", "`").replace("|", "\\|")
+
+
+def public_names(module: Any) -> list[str]:
+    """The names of a module: those it lists, else the functions and classes that it defines."""
+    listed = getattr(module, "__all__", None)
+    if listed is not None:
+        return sorted(listed, key=str.lower)
+    defined = [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and callable(value) and getattr(value, "__module__", "") == module.__name__
+    ]
+    return sorted(defined, key=str.lower)
+
+
+def methods(owner: type) -> Iterator[str]:
+    """The public methods and properties that a class documents."""
+    for name, _ in inspect.getmembers(owner):
+        if not name.startswith("_") and inspect.getdoc(inspect.getattr_static(owner, name)):
+            yield name
+
+
+def rows(entries: list[tuple[str, Any]]) -> str:
+    """A table of names and summaries."""
+    lines = [f"| `{name}` | {summary(value)} |" for name, value in entries]
+    return "\n".join(["| name | what it is |", "| --- | --- |", *lines])
+
+
+def is_described(value: Any) -> bool:
+    """Whether a docstring of this value is its own, and not that of its type, as a constant's is."""
+    return isinstance(value, property) or inspect.isclass(value) or inspect.isroutine(value) or inspect.ismodule(value)
+
+
+def undocumented() -> list[str]:
+    """Public names that say nothing of what they are."""
+    found = []
+    for heading, entries in sections():
+        for name, value in entries:
+            text = inspect.getdoc(value) or ""
+            generated = dataclasses.is_dataclass(value) and text.startswith(f"{name}(")
+            if is_described(value) and (not text or generated):
+                found.append(f"{heading}.{name}")
+    return found
+
+
+def sections() -> Iterator[tuple[str, list[tuple[str, Any]]]]:
+    """Headings with their names and values."""
+    package = importlib.import_module("onnxtrain")
+    yield "onnxtrain", [(name, getattr(package, name)) for name in public_names(package)]
+    for name in CLASSES:
+        owner = getattr(package, name)
+        yield f"onnxtrain.{name}", [(entry, inspect.getattr_static(owner, entry)) for entry in methods(owner)]
+    for name in MODULES:
+        module = importlib.import_module(f"onnxtrain.{name}")
+        yield f"onnxtrain.{name}", [(entry, getattr(module, entry)) for entry in public_names(module)]
+
+
+def page() -> str:
+    """The page as text."""
+    parts = [HEAD]
+    for heading, entries in sections():
+        described = [(name, value) for name, value in entries if is_described(value)]
+        parts.append(f"## {heading}\n\n{rows(described)}\n")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
