@@ -24,6 +24,7 @@ import step  # noqa: E402
 
 import report  # noqa: E402
 from onnxtrain.autodiff.fused import fused_operators  # noqa: E402
+from parallel.processes import needs_mpi  # noqa: E402
 
 pytestmark = pytest.mark.thorough
 
@@ -79,6 +80,17 @@ def test_step_compares_with_pytorch(models: str, tmp_path: Path) -> None:
     assert min(ours, torch, our_memory, torch_memory) > 0
     assert ratio > 0
     assert "onnxsim 0.8.1, mlp, batch 4: no environment: give --environment onnxsim=" in text
+
+
+@pytest.mark.torch
+@needs_mpi
+def test_parallel_compares_with_pytorch(models: str) -> None:
+    text = run("parallel.py", "--quick", "--models", "mlp", "--ranks", "1", "2", "--folder", models)
+    header, one, two = rows(text)
+    assert header[:3] == ["model", "batch", "processes"]
+    assert min(float(one[3]), float(one[4]), float(one[6])) > 0
+    bytes_moved = 4 * (784 * 512 + 512 + 512 * 512 + 512 + 512 * 10 + 10)
+    assert float(two[7]) == pytest.approx(bytes_moved / 1e6, rel=0.01)
 
 
 @pytest.mark.torch

@@ -58,6 +58,7 @@ PUBLIC = {
     "predict",
     "prune",
     "replace_head",
+    "quantize",
     "register_gradient",
     "testing",
     "training_model",

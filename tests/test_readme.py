@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import shlex
+import shutil
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from onnxtrain.autodiff import registry
+from onnxtrain.cli import main
 from onnxtrain.cli.app import COMMANDS, build
 from onnxtrain.operators import OPTIMIZERS
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("examples/*.md"), *ROOT.glob("docs/**/*.md")])
+COMPARISON = ROOT / "docs" / "coming_from.md"
 BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
 
@@ -37,14 +43,29 @@ def commands(page: Path) -> list[list[str]]:
     return found
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name)
-def test_python_examples_run(page, tmp_path, monkeypatch):
-    """The blocks of a page are one program."""
-    monkeypatch.chdir(tmp_path)
-    namespace: dict[str, object] = {"__name__": "example"}
-    try:
+def programs() -> list[Any]:
+    """Every block of Python with its page and number; those that need PyTorch take seconds."""
+    found = []
+    for page in PAGES:
+        if page.parent.name == "operators":  # generated pages: what they show are rules, not programs
+            continue
         for number, block in enumerate(blocks(page, "python"), 1):
-            exec(compile(block, f"{name(page)}, block {number}", "exec"), namespace)
+            marks = [pytest.mark.torch, pytest.mark.thorough] if "import torch" in block else []
+            found.append(pytest.param(page, block, id=f"{name(page)}-{number}", marks=marks))
+    return found
+
+
+@pytest.mark.parametrize(("page", "block"), programs())
+def test_a_block_runs_alone(page, block, tmp_path, monkeypatch):
+    """Whoever copies a block has a whole program."""
+    for package in re.findall(r"^(?:import|from) (torch|transformers|sklearn|flwr)", block, re.MULTILINE):
+        pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    try:
+        with warnings.catch_warnings():
+            if "import torch" in block:
+                warnings.simplefilter("ignore")  # the exporter's own
+            exec(compile(block, name(page), "exec"), {"__name__": "example"})
     finally:
         registry.unregister_gradient("SquaredRelu", "my.domain")
 
@@ -59,6 +80,31 @@ def test_command_lines_parse(page):
         app.parse_args(arguments, exit_on_error=False, print_error=False)
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "transfer_learning.md"], ids=name)
+def test_commands_with_files_of_the_repository_run(page, tmp_path, monkeypatch):
+    """What a newcomer copies first: two trainings, each to a model that is right about what it did not see."""
+    pytest.importorskip("PIL")
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ROOT / "examples" / "data", tmp_path / "examples" / "data")
+    first, second = [arguments for arguments in commands(page) if "examples/data" in " ".join(arguments)]
+    for arguments in (first, second):
+        assert main(arguments) == 0
+        assert (tmp_path / arguments[arguments.index("--output") + 1]).is_file()
+        if "--run" in arguments:
+            run = tmp_path / arguments[arguments.index("--run") + 1]
+            assert "<html" in (run / "report.html").read_text()
+            with (run / "metrics.csv").open() as file:
+                *_, last = csv.DictReader(file)
+            assert float(last["validation_accuracy"]) > 0.85
+
+
+def test_readme_is_one_screen_and_says_nothing_twice():
+    lines = [line for line in (ROOT / "README.md").read_text().splitlines() if line and not line.startswith("```")]
+    assert len(lines) <= 70
+    assert len(set(lines)) == len(lines)
+
+
 def test_readme_shows_the_two_commands():
     first, second = blocks(ROOT / "README.md", "sh")[:2]
     assert first.rstrip().endswith('pip install ".[demo]" && .venv/bin/onnxtrain demo')
@@ -70,15 +116,15 @@ def test_readme_example_has_ten_lines_at_most():
     assert len(lines) <= 10
 
 
-def test_readme_counts_the_rules():
-    claimed = re.search(r"more than (\d+) by rule", (ROOT / "README.md").read_text())
+def test_the_comparison_counts_the_rules():
+    claimed = re.search(r"more than (\d+) by rule", COMPARISON.read_text())
     assert claimed
     ruled = {entry.operator for entry in registry.entries() if entry.function is not None and entry.domain == ""}
     assert len(ruled) > int(claimed[1])
 
 
-def test_readme_names_the_optimizers():
-    (row,) = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| optimizers |")]
+def test_the_comparison_names_the_optimizers():
+    (row,) = [line for line in COMPARISON.read_text().splitlines() if line.startswith("| optimizers |")]
     ours = row.split("|")[2]
     assert all(optimizer in ours for optimizer in OPTIMIZERS)
 

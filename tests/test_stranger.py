@@ -1,4 +1,4 @@
-"""A stranger's hour: from a model and data to a tuned model and a report by the README's two commands."""
+"""A stranger's hour: from a model and data to a tuned model and a report by two commands of the documentation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 
-import readme_runs
+import stranger_runs
 from onnxtrain.training.run_folder import FILES
 
 
@@ -19,7 +19,7 @@ def test_two_commands(kind, tmp_path, monkeypatch, capsys):
     if kind == "pictures":
         pytest.importorskip("PIL.Image")
     monkeypatch.chdir(tmp_path)
-    folder, truth = readme_runs.run(kind, tmp_path)
+    folder, truth = stranger_runs.run(kind, tmp_path)
     assert {path.name for path in folder.iterdir()} == {*FILES, "model.onnx", "model.labels.json"}
     lines = list(csv.DictReader((tmp_path / "found.csv").read_text().splitlines()))
     assert len(lines) == len(truth) == 30

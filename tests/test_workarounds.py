@@ -138,6 +138,26 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
+@shows("quantized biases")
+def quantized_biases() -> bool:
+    model = parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 18, "onnxtrain": 1]> f (float[1,1,4,4] x) => (float[1,1,4,4] y)
+        <float s = {0.1}, uint8 z = {7}, int8[1,1,1,1] w = {3}, int8 zw = {0}, float[1] b = {0.5}> {
+            q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)  v = DequantizeLinear(w, s, zw)
+            c = onnxtrain.Conv
+                <kernel_shape = [1, 1], pads = [0, 0, 0, 0], strides = [1, 1], dilations = [1, 1]> (d, v, b)
+            o = QuantizeLinear(c, s, z)  y = DequantizeLinear(o, s, z) }"""
+    )
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.register_custom_ops_library(str(onnxtrain.custom_ops_library()))
+    try:
+        onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        return "onnxtrain:Mul" in str(error)
+    return False
+
+
 @shows("eliminated dropout")
 def eliminated_dropout() -> bool:
     dropping = model("""g (float[100] x) => (float[100] y) <float r = {0.5}, bool t = {1}>

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from onnxtrain.training.groups import Group
     from onnxtrain.training.inspection import inspect
     from onnxtrain.training.layer_decay import layer_decay
+    from onnxtrain.training.quantize import quantize
     from onnxtrain.training.trainer import Trainer
     from onnxtrain.training.training_model import training_model
 
@@ -73,6 +74,7 @@ _HOMES = {
     "predict": "onnxtrain.training.forward",
     "prune": "onnxtrain.pruning.prune",
     "register_gradient": "onnxtrain.autodiff",
+    "quantize": "onnxtrain.training.quantize",
     "replace_head": "onnxtrain.edit.head",
     "training_model": "onnxtrain.training.training_model",
     "unregister_gradient": "onnxtrain.autodiff",
@@ -91,7 +93,7 @@ _MODULES = frozenset(
         "losses",
         "metrics",
     }
-    | {"operators", "parallel", "pruning", "schedules", "sklearn", "testing"}
+    | {"operators", "parallel", "pruning", "ray", "schedules", "sklearn", "testing"}
 )
 
 __all__ = [
@@ -135,6 +137,7 @@ __all__ = [
     "predict",
     "prune",
     "pruning",
+    "quantize",
     "register_gradient",
     "replace_head",
     "schedules",

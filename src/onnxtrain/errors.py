@@ -4,7 +4,13 @@ from __future__ import annotations
 
 
 class OnnxTrainError(Exception):
-    """The base of all errors raised on purpose; the command line prints the message and exits with 2."""
+    """The base of all errors raised on purpose; the command line prints the message and exits with 2.
+
+    Attributes:
+        everywhere: Whether all processes that train together raise it, so that one of them is enough to say it.
+    """
+
+    everywhere: bool = False
 
 
 class ModelError(OnnxTrainError):
@@ -38,6 +44,8 @@ class CheckpointError(OnnxTrainError):
 class NumericalError(OnnxTrainError):
     """Training left the range of numbers: the loss became NaN or infinite."""
 
+    everywhere = True
+
 
 class StepError(OnnxTrainError):
     """ONNX Runtime failed inside a step; the message names the node and the rule that wrote it."""
@@ -48,4 +56,14 @@ class TrainingHint(OnnxTrainError, UserWarning):  # noqa: N818 - it is a warning
 
 
 class ParallelError(OnnxTrainError):
-    """Processes that train together do not: one ended, hangs, or has another model or other settings."""
+    """Processes that train together do not: one ended, hangs, or has another model or other settings.
+
+    Attributes:
+        lost: Whether one is lost, so that the training would go on from its last checkpoint with another start.
+    """
+
+    def __init__(self, sentence: str, *, lost: bool = False) -> None:
+        super().__init__(sentence)
+        self.lost = lost
+
+    everywhere = True

@@ -1,4 +1,4 @@
-"""Small models as ONNX, with random weights: for the demo, for tests, and to try things on.
+"""Small models as ONNX, with random weights, and points to train on: for the demo, for tests, to try things.
 
 They are written with ``onnx.helper`` alone, so that nothing but ONNX is needed to have a model to train.
 Every model has a symbolic batch dimension ``N`` and ends in ``logits``; weights come from the given seed.
@@ -24,6 +24,7 @@ __all__ = [
     "lenet5_caffe",
     "lenet_300_100",
     "mlp",
+    "points",
     "small_resnet",
     "small_transformer",
 ]
@@ -91,6 +92,22 @@ def mlp(
             value = graph.node(operator, value)
         value = graph.linear(f"layer{layer}", value, fan_in, fan_out, glorot=glorot)
     return graph.model(["N", sizes[-1]])
+
+
+def points(count: int = 200, *, seed: int = 0) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Something to train on: points [count, 4], and which of their first three numbers is the largest [count].
+
+    Args:
+        count: How many points.
+        seed: Seeds the numbers, which are normal with mean 0 and deviation 1.
+
+    Example:
+        >>> x, y = points(3)
+        >>> x.shape, y.tolist() == x[:, :3].argmax(axis=1).tolist()
+        ((3, 4), True)
+    """
+    numbers = np.random.default_rng(seed).normal(size=(count, 4)).astype(np.float32)
+    return numbers, numbers[:, :3].argmax(axis=1)
 
 
 def digits_cnn(*, opset: int = _DEFAULT_OPSET, seed: int = 0) -> onnx.ModelProto:

@@ -57,6 +57,15 @@ BOOK: tuple[Workaround, ...] = (
         ("workarounds.py", "runtime/step.py"),
     ),
     Workaround(
+        "quantized biases",
+        "onnxruntime",
+        ("1.32.0", "1.32.0"),
+        "WeightBiasQuantization takes a Conv of another domain for ONNX's: where it stands between dequantized and "
+        "quantized values and its bias is constant, it writes a Mul of that domain, which nobody knows.",
+        "Sessions are opened without this optimizer.",
+        ("workarounds.py", "runtime/step.py"),
+    ),
+    Workaround(
         "branches that move twice",
         "onnxruntime",
         _RUNTIME,
@@ -259,7 +268,7 @@ BOOK: tuple[Workaround, ...] = (
 """Every bug that is worked around, by package."""
 
 
-DISABLED_OPTIMIZERS = ("EliminateDropout",)
+DISABLED_OPTIMIZERS = ("EliminateDropout", "WeightBiasQuantization")
 """Graph optimizers of ONNX Runtime that no session has ("eliminated dropout")."""
 
 
@@ -289,7 +298,11 @@ def refuse_what_crashes(graph: ir.Graph) -> None:
 
 
 def hand_over(
-    settings: Any, arrays: Mapping[str, np.ndarray[Any, Any]], dtypes: Mapping[str, ir.DataType]
+    settings: Any,
+    arrays: Mapping[str, np.ndarray[Any, Any]],
+    dtypes: Mapping[str, ir.DataType],
+    *,
+    shared: bool = True,
 ) -> list[Any]:
     """Let a session work on initializers where they are in memory ("copies of external initializers").
 
@@ -297,19 +310,25 @@ def hand_over(
         settings: The options of the session.
         arrays: Memory by name: unsigned numbers of the size of an element, or what :func:`packed` gives.
         dtypes: Element types.
+        shared: Whether the session reads this memory itself, instead of a copy.
 
     Returns:
         What must live as long as the session.
     """
+    values = in_place(arrays, dtypes)
+    if values:
+        settings.add_external_initializers(list(arrays), values)
+        for name, value in zip(arrays, values, strict=True) if shared else ():
+            settings.add_initializer(name, value)
+    return values
+
+
+def in_place(arrays: Mapping[str, np.ndarray[Any, Any]], dtypes: Mapping[str, ir.DataType]) -> list[Any]:
+    """Values of ONNX Runtime on the memory of arrays, which must live as long; see :func:`hand_over`."""
     import onnxruntime
 
     make = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type
-    values = [make(array, int(dtypes[name])) for name, array in arrays.items()]
-    if values:
-        settings.add_external_initializers(list(arrays), values)
-        for name, value in zip(arrays, values, strict=True):
-            settings.add_initializer(name, value)
-    return values
+    return [make(array, int(dtypes[name])) for name, array in arrays.items()]
 
 
 def packed(raw: np.ndarray[Any, Any], shape: Sequence[int]) -> np.ndarray[Any, Any]:

@@ -22,7 +22,7 @@ ELSEWHERE = {
     "model": "the positional argument",
     "optimizer": "a name here, with a flag for each attribute",
     "output": "--prediction; --output is the file that is written",
-    "options": "Python only: providers, profiles",
+    "options": "--provider and --threads; the others in Python only",
     "callbacks": "Python only",
     "augment": "Python only",
     "prefetch": "Python only: for iterables that only one thread may read",

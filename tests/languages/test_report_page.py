@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from javascript import BROWSER, needs_browser
 
-import readme_runs
+import stranger_runs
 from onnxtrain.report.colours import colours
 from onnxtrain.report.page import page
 from onnxtrain.report.record import Confusion, ParameterRow, Residuals, RunRecord
@@ -99,9 +99,9 @@ def test_no_text_covers_another(tmp_path, epochs):
 
 
 @pytest.mark.parametrize("kind", ["pictures", "flowers"])
-def test_the_reports_of_the_readme_are_seen(tmp_path, kind, monkeypatch):
+def test_the_reports_of_the_documentation_are_seen(tmp_path, kind, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    folder, _ = readme_runs.run(kind, tmp_path)
+    folder, _ = stranger_runs.run(kind, tmp_path)
     for name, size in (("report.html", "1400,2000"), ("curves.svg", "700,900")):
         path = tmp_path / f"{name}.png"
         browse(f"--window-size={size}", f"--screenshot={path}", f"file://{folder}/{name}")

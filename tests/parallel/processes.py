@@ -21,20 +21,23 @@ needs_mpi = pytest.mark.skipif(
 
 
 def mpiexec(
-    ranks: int, *arguments: object, timeout: float = 120, **environment: str
+    ranks: int, *arguments: object, timeout: float = 120, cwd: Path | str | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run Python with arguments in so many processes."""
     assert MPIEXEC is not None
     command = [MPIEXEC, "-n", str(ranks), sys.executable, *map(str, arguments)]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=timeout, env={**os.environ, **environment}, check=False
-    )
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=cwd, check=False)
 
 
-def run_script(folder: Path, ranks: int, text: str, *arguments: object, **options: str) -> str:
+def script(folder: Path, text: str) -> Path:
+    """A file with a script."""
+    path = folder / "script.py"
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+def run_script(folder: Path, ranks: int, text: str, *arguments: object, cwd: Path | str | None = None) -> str:
     """Run a script in so many processes; returns what they printed."""
-    script = folder / "script.py"
-    script.write_text(textwrap.dedent(text))
-    done = mpiexec(ranks, script, *arguments, **options)
+    done = mpiexec(ranks, script(folder, text), *arguments, cwd=cwd)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-import textwrap
 
 import numpy as np
 import pytest
@@ -12,7 +10,7 @@ import pytest
 import onnxtrain
 from onnxtrain.errors import OptionError
 from onnxtrain.parallel import Communicator, Single
-from parallel.processes import mpiexec, needs_mpi, run_script
+from parallel.processes import mpiexec, needs_mpi, run_script, script
 
 OPERATIONS = """
     import sys
@@ -78,15 +76,9 @@ FAILURES = """
 """
 
 
-def failed(folder, how: str) -> subprocess.CompletedProcess[str]:
-    script = folder / "script.py"
-    script.write_text(textwrap.dedent(FAILURES))
-    return mpiexec(3, script, how)
-
-
 @needs_mpi
 def test_an_error_of_one_rank_ends_all_and_is_said_by_rank_0(tmp_path):
-    done = failed(tmp_path, "raises")
+    done = mpiexec(3, script(tmp_path, FAILURES), "raises")
     assert done.returncode == 1
     assert done.stderr.count("ParallelError: Rank 2 ended: There is no data here.") == 1
     assert "BAD TERMINATION" not in done.stdout + done.stderr
@@ -94,7 +86,7 @@ def test_an_error_of_one_rank_ends_all_and_is_said_by_rank_0(tmp_path):
 
 @needs_mpi
 def test_a_rank_that_hangs_is_named_by_rank_0(tmp_path):
-    done = failed(tmp_path, "hangs")
+    done = mpiexec(3, script(tmp_path, FAILURES), "hangs")
     assert done.returncode != 0
     assert done.stderr.count("ParallelError: Rank 2 did not answer for 1 s, in all_reduce_.") == 1
 

@@ -86,7 +86,7 @@ def doubled(dtype: type | np.dtype = np.float32, shape: tuple[int, ...] = (2, 3)
 def step(states: StateBuffers, number: float) -> None:
     """What a step does to a state that has two buffers."""
     states.buffer("w", states.turn("w") + 1)[...] = number
-    states.swap(("w",))
+    states.after_step(["w"], ("w",))
 
 
 VIEWS: dict[str, Callable[[np.ndarray], np.ndarray]] = {

@@ -145,6 +145,14 @@ def test_a_group_that_loses_settings_to_an_earlier_one_is_told():
     )
 
 
+def test_an_alternative_that_matches_nothing_is_told():
+    groups = [Group("*.bias|*norm*", weight_decay=0.0)]
+    trainer = onnxtrain.Trainer(examples.mlp(SIZES), loss=LOSS, optimizer="adamw", groups=groups)
+    (hint,) = [hint for hint in trainer.hints if "Group" in hint]
+    expected = "In Group('*.bias|*norm*', weight_decay=0.0) nothing matches '*norm*', in which capital letters count."
+    assert hint == expected
+
+
 def test_groups_match_module_paths():
     model = named(["onnx::MatMul_4", "onnx::MatMul_5"])
     for node, name in zip(model.graph.node, ["/body/MatMul", "/head/MatMul"], strict=True):
@@ -256,7 +264,7 @@ def scales(groups):
 
 
 def test_layers_are_those_of_numbers_with_what_is_before_and_behind():
-    paths = ["bert.tokens.weight", "bert.positions.weight", "bert.layer.0.a.weight", "bert.layer.0.b.weight"]
+    paths = ["bert.tokens.weight", "positions", "bert.layer.0.a.weight", "bert.layer.0.b.weight"]
     model = named([*paths, "bert.layer.1.a.weight", "pooler.weight", "classifier.weight"])
     assert scales(layer_decay(model, 0.5)) == [
         (paths[:2], 0.125),

@@ -21,7 +21,7 @@ from onnxtrain.training_info.build import build_entries
 
 LOSS = "softmax_cross_entropy"
 OPTIONS = set(typing.get_type_hints(Options))
-NO_DATA_OPTIONS = {"masks", "threads", "options"}
+NO_DATA_OPTIONS = {"masks", "threads", "options", "parallel", "shard_states"}
 """What a training model that is written down has no use for."""
 
 
@@ -65,7 +65,7 @@ def test_prune_passes_the_options_on():
 
 def test_the_command_line_has_the_options_and_their_defaults():
     given = flags.Training().arguments()
-    elsewhere = {"accumulate", "threads", "masks", "sparsify", "options", "lora", "ema"}
+    elsewhere = {"accumulate", "threads", "masks", "sparsify", "options", "lora", "ema", "parallel", "shard_states"}
     assert set(given) == OPTIONS - elsewhere
     assert given == {name: value for name, value in defaults().items() if name in given}
 
@@ -188,7 +188,7 @@ def test_evaluation_takes_the_list_of_passes(monkeypatch):
     trainer = onnxtrain.Trainer(examples.mlp((4, 8, 3)), loss=LOSS)
     trainer.evaluate((x, y))
     trainer.predict(x)
-    assert seen == [{"kernels": False}] * 2
+    assert [options["kernels"] for options in seen] == [False] * 2
 
 
 def test_what_has_no_gradient_is_said_before_the_first_step(built):

@@ -17,10 +17,11 @@ import onnxtrain
 from onnxtrain.cli import wording
 from onnxtrain.cli.configuration import remember, with_file
 from onnxtrain.cli.interruption import interrupted
+from onnxtrain.cli.launching import LOST, after_error, one_voice
 from onnxtrain.cli.notices import notices
 from onnxtrain.cli.streams import quiet_streams
 from onnxtrain.cli.terminal import console
-from onnxtrain.errors import OnnxTrainError, OptionError
+from onnxtrain.errors import OnnxTrainError, OptionError, ParallelError
 from onnxtrain.report.visible import visible
 
 COMMANDS = (
@@ -31,7 +32,9 @@ COMMANDS = (
         "predict",
         "inspect",
         "doctor",
+        "check",
         "adapter",
+        "quantize",
         "export",
         "import-states",
         "runs",
@@ -82,7 +85,7 @@ def build() -> App:
 
 def run(tokens: Sequence[str]) -> int:
     """Run a command: what :func:`onnxtrain.cli.main` does once everything is imported."""
-    with quiet_streams() as output:
+    with one_voice(tokens), quiet_streams() as output:
         with notices(everything="--debug" in tokens):
             code = _attempt(tokens)
         lost = output.lost()
@@ -102,7 +105,9 @@ def _attempt(tokens: Sequence[str]) -> int:
     except (Exception, KeyboardInterrupt) as error:
         if "--debug" in tokens:
             sys.stderr.write(visible(traceback.format_exc()))
-        return _fail(error)
+        code = _fail(error)
+        after_error(tokens, error)
+        return code
 
 
 def _check_not_empty(tokens: Sequence[str]) -> None:
@@ -120,6 +125,8 @@ def _fail(error: BaseException) -> int:
     """Say what went wrong; returns the exit code."""
     if interrupted(error):
         code, sentence = INTERRUPTED, (isinstance(error, KeyboardInterrupt) and str(error)) or "Interrupted."
+    elif isinstance(error, ParallelError) and error.lost:
+        code, sentence = LOST, wording.in_flags(str(error))
     elif isinstance(error, OnnxTrainError):
         code, sentence = MISUSE, wording.in_flags(str(error))
     elif isinstance(error, CycloptsError):

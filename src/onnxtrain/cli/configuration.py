@@ -29,7 +29,10 @@ Config = Annotated[
 ]
 
 _MODEL: Final = "model"
-_OF_ONE_CALL: Final = ("config", "run", "debug", "quiet", "progress", "resume", "change", "json_output")
+_OF_ONE_CALL: Final = (
+    *("config", "run", "debug", "quiet", "progress", "resume", "change", "json_output"),
+    *("parallel", "processes", "restarts", "sum_order", "shard_states", "wait"),
+)
 """What a configuration file leaves out: what belongs to one call, and not to what is computed."""
 
 _tokens: ContextVar[tuple[str, ...]] = ContextVar("tokens", default=())
@@ -38,6 +41,11 @@ _tokens: ContextVar[tuple[str, ...]] = ContextVar("tokens", default=())
 def command_line() -> str:
     """The command that runs, as one would type it."""
     return shlex.join(["onnxtrain", *_tokens.get()])
+
+
+def given_tokens() -> tuple[str, ...]:
+    """What follows ``onnxtrain`` in the command that runs."""
+    return _tokens.get()
 
 
 def remember(tokens: Sequence[str]) -> None:

@@ -34,11 +34,11 @@ def command(
     prediction: flags.Prediction = None,
     batch_size: Annotated[int, Parameter(group=flags.DATA, help="Examples per batch.")] = 256,
     threads: flags.Threads = None,
+    provider: flags.Provider = None,
     json_output: Annotated[flags.Json, Parameter(name="--json")] = False,
     debug: flags.Debug = False,
 ) -> None:
     """Run ``onnxtrain evaluate``; the flags are described where they are declared."""
-    from onnxtrain.runtime.options import RuntimeOptions
     from onnxtrain.training.forward import evaluate
 
     paths.check_paths({paths.MODEL: paths.model(model), "--data": paths.data(data), "--loss": paths.loss(loss)})
@@ -50,7 +50,7 @@ def command(
         metrics=metrics or (),
         batch_size=batch_size,
         output=prediction,
-        options=RuntimeOptions(threads=threads),
+        options=flags.runtime(threads, provider),
     )
     if json_output:
         print(json.dumps(measured))  # noqa: T201 - the output of the command

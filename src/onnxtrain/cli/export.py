@@ -98,20 +98,6 @@ class Written:
         """Whether the step graph is looked at."""
         return self.step_graph is not None or self.describe or self.web is not None
 
-    def sizes(self) -> dict[str, int]:
-        """The sizes of ``--static`` by name.
-
-        Raises:
-            OptionError: One is not as it should be.
-        """
-        sizes = {}
-        for text in self.static or ():
-            name, _, size = text.rpartition("=")
-            if not name or not size.isascii() or not size.isdigit():
-                raise OptionError(f"--static is {text!r}; it needs a name and a size, such as N=32.")
-            sizes[name] = int(size)
-        return sizes
-
     def paths(self, *, tie: bool) -> dict[str, Path]:
         """The files by what they hold.
 
@@ -132,6 +118,21 @@ class Written:
                 "step graph with --tie, and bring its states home with import-states --tie."
             )
         return found
+
+
+def sizes_of(static: list[str] | None) -> dict[str, int]:
+    """The sizes of ``--static`` by name.
+
+    Raises:
+        OptionError: One is not as it should be.
+    """
+    sizes = {}
+    for text in static or ():
+        name, _, size = text.rpartition("=")
+        if not name or not size.isascii() or not size.isdigit():
+            raise OptionError(f"--static is {text!r}; it needs a name and a size, such as N=32.")
+        sizes[name] = int(size)
+    return sizes
 
 
 def command(
@@ -179,7 +180,7 @@ def command(
     if written.describe and not files and written.web is None and _is_step(file.proto):
         describe(terminal.console(), file.proto)
         return
-    sizes = written.sizes()
+    sizes = sizes_of(written.static)
     if file.proto.training_info:
         if loss is not None:
             raise OptionError(f"{str(model)!r} is a training model, which has its own loss; leave --loss out.")

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import numpy as np
     from onnx import ModelProto
 
+    from onnxtrain.parallel.communicator import Communicator
     from onnxtrain.training.callbacks import Callback
     from onnxtrain.training.run_folder import RunFolder
     from onnxtrain.training.trainer import Trainer
@@ -154,6 +155,47 @@ class Results:
     ] = None
 
 
+@Parameter(name="*", group=RUNNING)
+@dataclass(frozen=True)
+class Together:
+    """Several processes on one training."""
+
+    parallel: Annotated[
+        Literal["mpi"] | None,
+        Parameter(help="Train in the processes that mpiexec or srun has started, each on its part of every batch."),
+    ] = None
+    processes: Annotated[int | None, Parameter(help="Start that many processes here, with mpiexec.")] = None
+    restarts: Annotated[
+        int, Parameter(help="With --processes: go on from the last checkpoint that often, where a process is lost.")
+    ] = 0
+    sum_order: Annotated[
+        Literal["rank", "fast"],
+        Parameter(help="rank: the same bits on every network. fast: MPI's own sums."),
+    ] = "rank"
+    shard_states: Annotated[
+        bool, SWITCH, Parameter(help="Keep a share of the optimizer's states in each process, instead of all in all.")
+    ] = False
+    wait: Annotated[float, Parameter(help="Seconds to wait for another process before giving it up.")] = 600.0
+
+    def communicator(self) -> Communicator | None:
+        """The processes, where there are several."""
+        if self.parallel is None:
+            return None
+        from onnxtrain.parallel.mpi import MPI
+
+        return MPI(self.sum_order, timeout=self.wait)
+
+    def launch(self, checkpoint: str | None) -> int:
+        """Start the processes; returns the exit code."""
+        if self.parallel is None:
+            raise OptionError("--processes and --restarts start several processes; give --parallel mpi, too.")
+        if self.processes is None:
+            raise OptionError("--restarts starts the processes again; give --processes, too.")
+        from onnxtrain.cli.launching import launch
+
+        return launch(self.processes, self.restarts, checkpoint=checkpoint)
+
+
 @unattended()
 def command(
     model: flags.TunedModelPath,
@@ -197,6 +239,8 @@ def command(
     course: Course = Course(),
     results: Results = Results(),
     threads: flags.Threads = None,
+    provider: flags.Provider = None,
+    together: Together = Together(),
     progress: Annotated[
         Literal["auto", "lines"],
         Parameter(group=RUNNING, help="Lines in a terminal, too, instead of a bar.", show_default=False),
@@ -204,18 +248,22 @@ def command(
     quiet: Annotated[bool, SWITCH, Parameter(group=RUNNING, help="Print the results only.")] = False,
     config: Config = None,
     debug: flags.Debug = False,
-) -> None:
+) -> int:
     """Run ``onnxtrain fit``; the flags are described where they are declared."""
     arguments = dict(locals())
     from onnxtrain.cli.progress import Progress
     from onnxtrain.training.trainer import Trainer
 
+    if together.processes is not None or together.restarts:
+        return together.launch(course.checkpoint)
+    parallel = together.communicator()
+    root = parallel is None or parallel.rank == 0
     folder = results.run
     lora = adapters.build()
     ending = ".onnx" if lora is None or results.in_place else ".onnx_adapter"
     default = f"{model.stem}-trained{ending}" if folder is None else str(folder / f"model{ending}")
     output = paths.output_of(model, results.output, default, in_place=results.in_place)
-    _check_paths(results, course, output, validated=validation is not None)
+    _check_paths(results, course, output, validated=validation is not None, root=root)
     paths.check_paths(
         {
             paths.MODEL: paths.model(model),
@@ -240,12 +288,14 @@ def command(
             optimizer=settings.build(),
             accumulate=accumulate,
             ema=ema,
-            threads=threads,
             lora=lora,
+            options=flags.runtime(threads, provider),
+            parallel=parallel,
+            shard_states=together.shard_states,
             **training.arguments(),
         )
     run = None if folder is None else _run_folder(folder, model, arguments, settings, resume=course.resume)
-    if output.parent.is_dir() or folder is None:  # else the run makes it
+    if root and (output.parent.is_dir() or folder is None):  # else the run makes it
         check_output(trainer, output)
     source, held_out = reading.source(data), _validation(validation)
     held_out = reading.source(held_out) if isinstance(held_out, str) else held_out
@@ -271,6 +321,8 @@ def command(
             change=",".join(course.change or ()),
             run=run,
         )
+    if not root:
+        return 0
     trainer.save(output, ema=ema is not None)
     shown.written("model" if lora is None or output.suffix == ".onnx" else "adapter", output)
     if results.history is not None:
@@ -281,6 +333,7 @@ def command(
     if run is not None:
         shown.written("report", run.report)
     shown.summary(history.rows)
+    return 0
 
 
 def _run_folder(
@@ -307,10 +360,12 @@ def _with_head(model: Path, classes: int | None, output: str | None, seed: int) 
     return replace_head(model, classes, output=output, seed=seed)
 
 
-def _check_paths(results: Results, course: Course, output: Path, *, validated: bool) -> None:
+def _check_paths(results: Results, course: Course, output: Path, *, validated: bool, root: bool) -> None:
     """Find out before training what would fail after it."""
     from onnxtrain.model.file import check_writable
 
+    if not root:  # which writes nothing
+        return
     for path in (output, results.curve, results.history):
         in_run = results.run is not None and path is not None and path.parent == results.run
         if path is not None and not (in_run and not path.parent.exists()):  # the run makes its folder

@@ -13,6 +13,9 @@ from onnxtrain.errors import OptionError
 from onnxtrain.operators import OPTIMIZERS
 from onnxtrain.operators.optimizer import Optimizer
 
+if TYPE_CHECKING:
+    from onnxtrain.runtime.options import RuntimeOptions
+
 LOSS_HELP = (
     "What to minimise: softmax_cross_entropy, binary_cross_entropy, mean_squared_error, mean_absolute_error, huber, "
     "focal, binary_focal, dice, ctc, triplet, info_nce, 'distillation(teacher=FILE)', each with arguments as in "
@@ -132,8 +135,32 @@ Ema = Annotated[
     ),
 ]
 Threads = Annotated[int | None, Parameter(group=RUNNING, help="Threads within an operator.  [default: one per core]")]
+Provider = Annotated[
+    list[str] | None,
+    Parameter(
+        name="--provider",
+        group=RUNNING,
+        negative=(),
+        metavar="NAME",
+        help="Execution provider, such as cuda or openvino; the processor runs what it does not. May be repeated, the "
+        "preferred one first.  [default: cpu]",
+    ),
+]
 Debug = Annotated[bool, SWITCH, Parameter(group=RUNNING, help="Show the traceback of an error.")]
 Json = Annotated[bool, SWITCH, Parameter(group=RESULTS, help="Print JSON instead of tables.")]
+
+
+def runtime(threads: int | None, provider: list[str] | None) -> RuntimeOptions:
+    """The options of the sessions.
+
+    Raises:
+        OptionError: There is no such provider here.
+    """
+    from onnxtrain.runtime.options import RuntimeOptions
+
+    options = RuntimeOptions(threads=threads, providers=provider) if provider else RuntimeOptions(threads=threads)
+    options.provider_list()
+    return options
 
 
 @Parameter(name="*", group=TRAINED)
@@ -188,6 +215,11 @@ class Training:
         bool,
         SWITCH,
         Parameter(help="Train through operators that round or quantize as if they did not."),
+    ] = False
+    qat: Annotated[
+        bool,
+        SWITCH,
+        Parameter(help="Train a quantized model as it is quantized: weights in integers, and their scales."),
     ] = False
     recompute: Annotated[
         list[str] | None,

@@ -130,6 +130,7 @@ def command(
     ] = None,
     json_output: Annotated[flags.Json, Parameter(name="--json")] = False,
     threads: flags.Threads = None,
+    provider: flags.Provider = None,
     quiet: Annotated[bool, SWITCH, Parameter(group=RUNNING, help="Print the results only.")] = False,
     debug: flags.Debug = False,
 ) -> None:
@@ -162,7 +163,7 @@ def command(
         save=path,
         report=report,
         progress=None if silent else _display(console),
-        threads=threads,
+        options=flags.runtime(threads, provider),
         **arguments,
         **training.arguments(),
     )

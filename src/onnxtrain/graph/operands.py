@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -94,15 +95,14 @@ def _shown(array: np.ndarray) -> str:
 
 
 def _type(
-    item: object, array: np.ndarray, formal: Any, known: dict[str, ir.DataType], floating: ir.DataType | None
+    item: object, array: np.ndarray, formal: _Formal, known: dict[str, ir.DataType], floating: ir.DataType | None
 ) -> ir.DataType:
     if formal.type_str in known:
         return known[formal.type_str]
     open_type = _open_type(item, array, floating)
-    allowed = set(formal.types)
-    if f"tensor({_onnx_name(open_type)})" not in allowed:
+    if f"tensor({_onnx_name(open_type)})" not in formal.types:
         for name in ("int64", "float", "bool"):
-            if f"tensor({name})" in allowed:
+            if f"tensor({name})" in formal.types:
                 return _BY_ONNX_NAME[name]
     return open_type
 
@@ -122,13 +122,25 @@ def _onnx_name(dtype: ir.DataType) -> str:
     return str(onnx.TensorProto.DataType.Name(int(dtype))).lower()
 
 
-def _formal_inputs(operator: str, domain: str, opset: int, count: int) -> list[Any]:
+@dataclass(frozen=True)
+class _Formal:
+    """What a schema says of an input: the name of its type, and the types that it may have."""
+
+    type_str: str
+    types: frozenset[str]
+
+
+def _formal_inputs(operator: str, domain: str, opset: int, count: int) -> list[_Formal | None]:
     """What the schema says of each input; ``None`` where there is no schema."""
     try:
         schema = onnx.defs.get_schema(operator, opset, domain)
     except onnx.defs.SchemaError:
         return [None] * count
-    formals: list[Any] = list(schema.inputs)
-    if formals and formals[-1].option == onnx.defs.OpSchema.FormalParameterOption.Variadic:
+    # Not the `types` of an input itself: onnx 1.20 cannot give them to Python.
+    allowed = {constraint.type_param_str: constraint.allowed_type_strs for constraint in schema.type_constraints}
+    formals: list[_Formal | None] = [
+        _Formal(formal.type_str, frozenset(allowed.get(formal.type_str, [formal.type_str]))) for formal in schema.inputs
+    ]
+    if formals and schema.inputs[-1].option == onnx.defs.OpSchema.FormalParameterOption.Variadic:
         formals += [formals[-1]] * (count - len(formals))
     return (formals + [None] * count)[:count]

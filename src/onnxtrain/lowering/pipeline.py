@@ -9,6 +9,7 @@ from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN, TRAINING_DOMAIN
 from onnxtrain.graph.passes import clean, remove_unused
 from onnxtrain.lowering.count_dropout import count_dropout
+from onnxtrain.lowering.dequantize_again import dequantize_again
 from onnxtrain.lowering.fuse_activations import fuse_activations
 from onnxtrain.lowering.fuse_attention import fuse_attention
 from onnxtrain.lowering.fuse_linear import fuse_linear
@@ -68,6 +69,7 @@ def lower_graph(
         reuse_activations(graph, backward)  # activations that their gradient gives once more
         use_convolution_kernels(model)
         remove_unused(model)
+        dequantize_again(graph)  # frozen weights are in float while they are read, no longer
         spread_updates(graph)  # an update for every few layers, in the backward pass
         fuse_updates(model)  # clipping and masks inside the update
     else:

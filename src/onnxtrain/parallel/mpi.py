@@ -26,8 +26,18 @@ _GRACE = 10.0
 _AT_ONCE = 1 << 15
 """Bytes up to which an array is summed from everybody's whole array: one exchange of messages instead of two."""
 
+_BLOCK = 1 << 20
+"""Bytes of a share that are added up at a time: what has arrived is still in the cache."""
+
+_EAGER = 100
+"""Looks without a pause: some 50 microseconds, in which small messages arrive that are on their way."""
+
 _LOOKS = 256
 """Looks at what has arrived between two looks at the clock and at sentences of others."""
+
+
+_OPEN: list[MPI] = []
+"""The communicators of this process that have other ranks."""
 
 
 def environment_rank() -> int:
@@ -36,6 +46,19 @@ def environment_rank() -> int:
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
     return 0
+
+
+def tell_ranks(error: BaseException) -> bool:
+    """Tell the other ranks of all communicators that this one ends; says whether there are any.
+
+    A rank other than 0 says nothing itself, unless rank 0 is lost.
+    """
+    sentence = " ".join(str(error).split()) or type(error).__name__
+    for communicator in _OPEN:
+        communicator.fail(sentence)
+        if communicator.rank and communicator.speaks and sys.__stderr__ is not None:
+            sys.__stderr__.write(f"error: {sentence}\n")
+    return any(communicator.size > 1 for communicator in _OPEN)
 
 
 class MPI(Communicator):
@@ -71,6 +94,7 @@ class MPI(Communicator):
         if self.size > 1:
             atexit.register(self._leave)
             self._tell_of_uncaught_errors()
+            _OPEN.append(self)
 
     def __repr__(self) -> str:
         return f"MPI(order={self.order!r}, rank={self.rank}, size={self.size})"
@@ -148,11 +172,15 @@ class MPI(Communicator):
 
     def _reduce_share(self, shares: Sequence[np.ndarray], what: str) -> None:
         """Replace the share of this rank by its sum over all ranks."""
-        own = shares[self.rank]
-        parts = self._room((self.size, own.size), own.dtype)
-        self._exchange(shares, list(parts), what)
-        parts[self.rank] = own
-        _add_in_order(parts, own)
+        longest = max(share.size for share in shares)
+        step = max(1, _BLOCK // shares[0].itemsize)
+        for start in range(0, longest, step):
+            blocks = [share[start : start + step] for share in shares]
+            own = blocks[self.rank]
+            parts = self._room((self.size, own.size), own.dtype)
+            self._exchange(blocks, list(parts), what)
+            parts[self.rank] = own
+            _add_in_order(parts, own)
 
     def _shares(self, flat: np.ndarray) -> list[np.ndarray]:
         """An array in as many parts as there are ranks."""
@@ -186,16 +214,17 @@ class MPI(Communicator):
     def _wait(self, requests: list[Any], what: str, partners: Sequence[int] = ()) -> None:
         """Wait until requests are done, and no longer than somebody is there to do them.
 
-        A process that looks without pause keeps others from the processor, the one it waits for among them where
-        there are fewer processors than ranks; so between two looks it lets them.
+        What comes soon is there at the next look. A process that looks without pause for longer keeps others from the
+        processor, the one it waits for among them where there are fewer processors than ranks; so then it lets them.
 
         Raises:
             ParallelError: Another rank has ended, or did not answer in time.
         """
         done, pause, until, looks = self._library.Request.Testall, time.sleep, 0.0, 0
         while not done(requests):
-            pause(0)
             looks += 1
+            if looks > _EAGER:
+                pause(0)
             if looks % _LOOKS:
                 continue
             now = time.monotonic()
@@ -211,7 +240,7 @@ class MPI(Communicator):
     def _give_up(self, sentence: str, lost: Iterable[int] = ()) -> None:
         self._failed = True  # the others know, or find out
         self._lost.update(lost)
-        raise ParallelError(sentence)
+        raise ParallelError(sentence, lost=bool(self._lost))
 
     def _last_words(self) -> str:
         status = self._library.Status()
@@ -225,7 +254,7 @@ class MPI(Communicator):
         before = sys.excepthook
 
         def end(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-            if self.speaks or not isinstance(error, ParallelError):
+            if self.speaks or not getattr(error, "everywhere", False):
                 before(kind, error, traceback)
                 sys.stderr.flush()
             self.fail(" ".join(str(error).split()) or kind.__name__)
@@ -312,7 +341,8 @@ def _bytes(array: np.ndarray) -> np.ndarray:
 
 
 def _add_in_order(parts: np.ndarray, total: np.ndarray) -> None:
-    """The sum of the rows, the first two first."""
-    np.add(parts[0], parts[1], out=total)
-    for part in parts[2:]:
-        np.add(total, part, out=total)
+    """The sum of the rows, the first two first; what leaves the range of numbers is found in the loss."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        np.add(parts[0], parts[1], out=total)
+        for part in parts[2:]:
+            np.add(total, part, out=total)

@@ -3,6 +3,9 @@
 The bytes of a model hold 2 GiB at most. Large tensors are therefore left out of them: in the model they are external
 data of a file that nobody opens, and onnxruntime is told where in memory their values are. External data of the user's
 own files goes the same way, memory-mapped: it does not matter which folder the process works in.
+
+onnxruntime copies initializers all the same while it creates a session. Weights of products, which are the most of a
+large model, are therefore inputs of the session, bound to where they are.
 """
 
 from __future__ import annotations
@@ -15,12 +18,19 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.graph.domains import MICROSOFT_DOMAIN, ONNXTRAIN_DOMAIN
 from onnxtrain.model.external import DataFiles, locate
 from onnxtrain.runtime.lifting import lift_large_constants, replace_tensors
-from onnxtrain.workarounds import hand_over, packed
+from onnxtrain.workarounds import hand_over, in_place, packed
 
 _LARGE = 1 << 16
 """Bytes from which on a tensor is handed over by address; smaller ones are in the model, where shapes are read."""
+
+_BOUND = {
+    "": frozenset({"MatMul", "Gemm", "Gather", "DequantizeLinear", "Cast", "Shape"}),
+    MICROSOFT_DOMAIN: frozenset({"FusedMatMul", "GatherBlockQuantized"}),
+}
+"""Operators that compute the same, as fast, from an input as from an initializer; so do those of this project."""
 
 _NOT_BY_ADDRESS = frozenset({ir.DataType.STRING, ir.DataType.COMPLEX64, ir.DataType.COMPLEX128})
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -37,12 +47,13 @@ class FrozenTensors:
 
     Args:
         model: The graph of the session.
+        bind: Whether inputs of the session may be bound; else all are initializers.
 
     Raises:
         ModelError: External data is not where the model says.
     """
 
-    def __init__(self, model: ir.Model) -> None:
+    def __init__(self, model: ir.Model, *, bind: bool = False) -> None:
         files = DataFiles()
         lift_large_constants(model, is_large)
         self._graph = model.graph
@@ -52,6 +63,8 @@ class FrozenTensors:
                 self._tensors[name] = value.const_value
         self._arrays = {name: _elements(tensor, files) for name, tensor in self._tensors.items()}
         self._values: list[Any] = []
+        self._bound = {name for name in self._tensors if bind and _may_be_bound(model.graph.initializers[name])}
+        self.inputs: dict[str, Any] = {}
         large = set(map(id, self._tensors.values()))
         replace_tensors(
             model,
@@ -62,25 +75,50 @@ class FrozenTensors:
             ),
         )
 
-    def register(self, settings: Any) -> None:
-        """Tell the options of a session where the tensors are."""
+    def register(self, settings: Any, *, shared: bool = True) -> None:
+        """Tell the options of a session where the tensors are.
+
+        Args:
+            settings: The options.
+            shared: Whether the session may read them where they are; a provider with memory of its own takes a copy.
+        """
         dtypes = {name: tensor.dtype for name, tensor in self._tensors.items()}
-        self._values = hand_over(settings, self._arrays, dtypes)
+        given = {name: array for name, array in self._arrays.items() if name not in self._bound}
+        self._values = hand_over(settings, given, dtypes, shared=shared)
+        bound = {name: self._arrays[name] for name in self._tensors if name in self._bound}
+        self.inputs = dict(zip(bound, in_place(bound, dtypes), strict=True))
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
-        """While this context is open, the graph's large initializers have no data."""
-        initializers = self._graph.initializers
+        """While this context is open, the graph's large initializers have no data, or are inputs."""
+        initializers, inputs = self._graph.initializers, self._graph.inputs
+        order = dict(initializers)
         try:
             for name, tensor in self._tensors.items():
+                if name in self._bound:
+                    value = initializers.pop(name)
+                    value.const_value = None
+                    inputs.append(value)
+                    continue
                 shape = ir.Shape(tensor.shape.numpy())
                 initializers[name].const_value = ir.ExternalTensor(
                     "onnxtrain", 0, tensor.nbytes, tensor.dtype, shape=shape, name=name, base_dir=""
                 )
             yield
         finally:
-            for name, tensor in self._tensors.items():
-                initializers[name].const_value = tensor
+            for name in [name for name in self._tensors if name in self._bound and name not in initializers]:
+                inputs.remove(order[name])
+            for name, value in order.items():
+                initializers.pop(name, None)
+                value.const_value = self._tensors.get(name, value.const_value)
+                initializers[name] = value  # in the order that they had
+
+
+def _may_be_bound(value: ir.Value) -> bool:
+    """Whether all that reads an initializer does so as fast from an input."""
+    readers = [node for node, _ in value.uses()]
+    known = all(node.domain == ONNXTRAIN_DOMAIN or node.op_type in _BOUND.get(node.domain, ()) for node in readers)
+    return known and not value.is_graph_output() and not value.is_graph_input()
 
 
 def is_large(tensor: ir.TensorProtocol) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onnxtrain.errors import OptionError
+from onnxtrain.runtime.providers import CPU, Provider, choose, name_of
 
 
 def most_threads() -> int:
@@ -24,7 +25,8 @@ class RuntimeOptions:
 
     Attributes:
         threads: Threads within an operator, at most :func:`most_threads`; ``None`` lets onnxruntime take one per core.
-        providers: Execution providers in order of preference.
+        providers: Execution providers in order of preference, by full or short names (``"cuda"``), or with options of
+            theirs: ``("cuda", {"device_id": 1})``. Without the processor's own there are no native kernels.
         memory_pattern: Whether onnxruntime plans one block of memory per input shape. It comes on top of the
             arena that the first step filled: up to a half more memory at no measured gain in time.
         kernels: Whether native kernels are used: ``None`` where the library can be loaded, else as said.
@@ -35,13 +37,15 @@ class RuntimeOptions:
     """
 
     threads: int | None = None
-    providers: Sequence[str | tuple[str, dict[str, Any]]] = ("CPUExecutionProvider",)
+    providers: Sequence[Provider] = (CPU,)
     memory_pattern: bool = False
     kernels: bool | None = None
     profile: str | None = None
     accuracy_level: int | None = 0
 
     def __post_init__(self) -> None:
+        if isinstance(self.providers, str) or not self.providers:
+            raise OptionError(f"providers is {self.providers!r}; it needs a list of names, such as ['cuda'].")
         if self.threads is not None and self.threads < 1:
             raise OptionError(f"threads is {self.threads}; it needs a number of at least 1.")
         if self.accuracy_level not in (None, *range(5)):
@@ -59,6 +63,11 @@ class RuntimeOptions:
         """Whether steps are lowered to native kernels."""
         from onnxtrain.runtime import native
 
+        first = name_of(self.provider_list()[0])
+        if first != CPU:
+            if self.kernels:
+                raise OptionError(f"kernels=True, but native kernels run on the processor only, not on {first}.")
+            return False
         if self.kernels is None:
             return native.kernels_available()
         if self.kernels and not native.kernels_available():
@@ -90,19 +99,10 @@ class RuntimeOptions:
             options.register_custom_ops_library(str(native.custom_ops_library()))
         return options
 
-    def provider_list(self) -> list[Any]:
-        """The providers, checked against what this onnxruntime has.
+    def provider_list(self) -> list[Provider]:
+        """The providers by their full names, checked against what this onnxruntime has; the processor's comes last.
 
         Raises:
             OptionError: One is not available.
         """
-        import onnxruntime
-
-        available = onnxruntime.get_available_providers()
-        for provider in self.providers:
-            name = provider if isinstance(provider, str) else provider[0]
-            if name not in available:
-                raise OptionError(
-                    f"The provider {name!r} is not available; this onnxruntime has {', '.join(available)}."
-                )
-        return list(self.providers)
+        return choose(self.providers)

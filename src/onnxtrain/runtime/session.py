@@ -15,6 +15,7 @@ from onnxtrain.lowering.join import join
 from onnxtrain.lowering.lower import lower_entry
 from onnxtrain.model.external import set_folder
 from onnxtrain.model.whole import check_external_data, with_external_data
+from onnxtrain.runtime.device_states import new_states
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.runtime.step import StepSession, create_session
@@ -90,7 +91,7 @@ class TrainingSession:
         self.options = options
         self._source = source
         if states is None:
-            states = StateBuffers(source.first_values())
+            states = new_states(source.first_values(), options)
         self._states = states
         kernels = options.uses_kernels()
         self._steps = [

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ _ALIGNMENT = 64
 
 
 class StateBuffers(MutableMapping[str, np.ndarray]):
-    """The current values of all states, by name.
+    """The current values of all states, by name, in the processor's memory.
 
     Reading gives the live array: it has the current value as long as somebody keeps it, also after steps, and
     writing into it changes the state. ``np.array(states[name])`` is the value as it is now. Assigning copies into the
@@ -23,10 +24,14 @@ class StateBuffers(MutableMapping[str, np.ndarray]):
     a state, or a view of it, they do not: the new value is copied to where the old one stood.
     """
 
+    on_device = False
+    """Whether they are in the memory of a device."""
+
     def __init__(self, values: Mapping[str, np.ndarray]) -> None:
         self._buffers: dict[str, list[np.ndarray]] = {name: [_aligned(value)] for name, value in values.items()}
         self._turn: dict[str, int] = dict.fromkeys(values, 0)
         self.doubled: list[str] = []
+        self._joined: dict[tuple[int | str, ...], np.ndarray] = {}
         # What the arrays that were handed out are views of. NumPy's views of views keep this one alive, so that it is
         # there as long as anybody has any of them.
         self._anchors: dict[str, weakref.ref[np.ndarray]] = {}
@@ -56,16 +61,19 @@ class StateBuffers(MutableMapping[str, np.ndarray]):
         return None if found is None else found()
 
     def __setitem__(self, name: str, value: np.ndarray) -> None:
-        if name not in self._buffers:
+        self.current(name)[...] = self._fitting(name, value)
+
+    def _fitting(self, name: str, value: np.ndarray) -> np.ndarray:
+        """An array of the type and shape of a state."""
+        if name not in self:
             raise OptionError(f"There is no state {name!r}; the states are {', '.join(list(self)[:8])}.")
-        buffer = self.current(name)
+        dtype, shape = self.kind(name)
         array = np.asarray(value)
-        if array.shape != buffer.shape or array.dtype != buffer.dtype:
+        if array.shape != shape or array.dtype != dtype:
             raise OptionError(
-                f"The state {name!r} is {buffer.dtype} of shape {buffer.shape}; "
-                f"got {array.dtype} of shape {array.shape}."
+                f"The state {name!r} is {dtype} of shape {shape}; got {array.dtype} of shape {array.shape}."
             )
-        buffer[...] = array
+        return array
 
     def __delitem__(self, name: str) -> None:
         raise OptionError(f"The state {name!r} belongs to the training model and cannot be deleted.")
@@ -83,9 +91,46 @@ class StateBuffers(MutableMapping[str, np.ndarray]):
             buffers.append(_aligned(buffers[0]))
             self.doubled.append(name)
 
+    def place(self, name: str, memory: np.ndarray) -> None:
+        """Let a state be where this array is, which has its value from now on; before any session binds it."""
+        (buffer,) = self._buffers[name]
+        assert memory.shape == buffer.shape
+        assert memory.dtype == buffer.dtype
+        self._buffers[name] = [memory]
+
+    def join(self, names: Sequence[str], *, parts: int = 1) -> np.ndarray:
+        """Put states of one type one after the other; what is returned [elements] is the memory of all of them.
+
+        Between two there may be some bytes of zeros, so that each starts on a cache line. Joining the same states again
+        gives the same memory. It can be cut in ``parts`` of equal size, each of which starts on a cache line.
+
+        Raises:
+            OptionError: A state has two buffers, or is handed out or bound to a session already, or types differ.
+        """
+        buffers = [self._buffers[name] for name in names]
+        held = [name for name in names if name in self.doubled or self._anchor(name) is not None]
+        if (parts, *names) in self._joined:
+            return self._joined[parts, *names]
+        if held or len({buffer.dtype for (buffer, *_) in buffers}) != 1:
+            raise OptionError(f"The states {', '.join(held or names)} cannot be put one after the other.")
+        starts = np.cumsum([0] + [-(-buffer.nbytes // _ALIGNMENT) * _ALIGNMENT for (buffer,) in buffers])
+        unit = parts * _ALIGNMENT
+        memory = _aligned(np.zeros(-(-starts[-1] // unit) * unit, np.uint8))
+        for (old,), name, start in zip(buffers, names, starts[:-1].tolist(), strict=True):
+            new = memory[start : start + old.nbytes].view(old.dtype).reshape(old.shape)
+            new[...] = old
+            self._buffers[name] = [new]
+        found = self._joined[parts, *names] = memory.view(buffers[0][0].dtype)
+        return found
+
     def current(self, name: str) -> np.ndarray:
         """The buffer that has the current value, for those who do not keep it."""
         return self._buffers[name][self._turn[name]]
+
+    def kind(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        """Type and shape of a state."""
+        buffer = self._buffers[name][0]
+        return buffer.dtype, buffer.shape
 
     def turn(self, name: str) -> int:
         """Which buffer is current."""
@@ -96,9 +141,23 @@ class StateBuffers(MutableMapping[str, np.ndarray]):
         buffers = self._buffers[name]
         return buffers[turn % len(buffers)]
 
-    def swap(self, names: tuple[str, ...]) -> None:
-        """A step has written the other buffer of each: make it the current one, or copy where arrays are held."""
-        for name in names:
+    def bind_input(self, binding: Any, name: str) -> None:
+        """Bind the current value as the input of its name."""
+        _bind(binding.bind_input, name, self.current(name))
+
+    def bind_output(self, binding: Any, output: str, name: str, *, other: bool) -> None:
+        """Bind an output to the buffer of a state, or to its other one."""
+        _bind(binding.bind_output, output, self.buffer(name, self._turn[name] + other))
+
+    def before_step(self, binding: Any, names: Iterable[str]) -> None:
+        """Make what a step reads ready: here it is where it was bound."""
+
+    def after_step(self, written: Iterable[str], swapped: tuple[str, ...]) -> None:
+        """A step has written these states, some of them into their other buffer.
+
+        That becomes the current one, or is copied where arrays are held.
+        """
+        for name in swapped:
             if self._anchor(name) is None:
                 self._turn[name] ^= 1
             else:
@@ -109,6 +168,10 @@ class StateBuffers(MutableMapping[str, np.ndarray]):
     def nbytes(self) -> int:
         """Bytes of all buffers."""
         return sum(buffer.nbytes for buffers in self._buffers.values() for buffer in buffers)
+
+
+def _bind(bind: Callable[..., None], name: str, buffer: np.ndarray) -> None:
+    bind(name, "cpu", 0, buffer.dtype, list(buffer.shape), buffer.ctypes.data)
 
 
 def _aligned(value: np.ndarray) -> np.ndarray:

@@ -15,6 +15,7 @@ from onnxtrain.graph.value import Dimension, dimensions
 from onnxtrain.lowering.lower import StepGraph
 from onnxtrain.runtime.frozen import FrozenTensors
 from onnxtrain.runtime.options import RuntimeOptions
+from onnxtrain.runtime.providers import CPU, name_of
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.workarounds import DISABLED_OPTIMIZERS, DISABLED_WITH_DEEP_BODIES, refuse_what_crashes
 
@@ -37,17 +38,18 @@ class StepSession:
         self.second_buffers = tuple(name for name in written if name not in step.in_place)
         for name in self.second_buffers:
             states.give_second_buffer(name)
-        self._session = create_session(step.model, options, kernels=kernels)
         self._inputs = {str(value.name): _dtype(value) for value in graph.inputs if value.name in step.feeds}
         self._has_strings = any(dtype.kind in "OSU" for dtype in self._inputs.values())
+        self._session = create_session(step.model, options, kernels=kernels, bind=not self._has_strings)
         self._read = [str(value.name) for value in graph.inputs if value.name not in self._inputs]
         self._written = written
         self._bindings: dict[tuple[int, ...], Any] = {}
-        # Numbers, such as the learning rate and the loss, have memory that is bound once.
+        # Numbers, such as the learning rate and the loss, have memory that is bound once; a device would keep a copy.
         self._numbers = {
             str(value.name): np.zeros((), _dtype(value))
             for value in (*graph.inputs, *graph.outputs)
             if dimensions(value) == () and value.name in {*self._inputs, *step.results} and value.dtype in _NUMBERS
+            if not states.on_device
         }
         # The memory of an output does not fit the next batch size (workarounds: shapes of bound outputs).
         shapes = {value.name: dimensions(value) for value in graph.outputs}
@@ -82,11 +84,12 @@ class StepSession:
                 numbers[name][...] = array
         for name in self._varying:
             binding.bind_output(name, "cpu")
+        states.before_step(binding, self._read)
         try:
             self._session.run_with_iobinding(binding)
         except Exception as error:
             raise StepError(_explain(error)) from error
-        states.swap(self.second_buffers)
+        states.after_step(self._written, self.second_buffers)
         results = {name: numbers[name].copy() for name in self.step.results if name in numbers}
         if self._fetched:
             outputs = binding.get_outputs_as_ortvaluevector()
@@ -123,12 +126,9 @@ class StepSession:
             bind = binding.bind_input if name in self._inputs else binding.bind_output
             bind(name, "cpu", 0, number.dtype, [], number.ctypes.data)
         for name in self._read:
-            buffer = states.current(name)
-            binding.bind_input(name, "cpu", 0, buffer.dtype, list(buffer.shape), buffer.ctypes.data)
+            states.bind_input(binding, name)
         for name, new_name in self._written.items():
-            turn = states.turn(name) + (name in self.second_buffers)
-            buffer = states.buffer(name, turn)
-            binding.bind_output(new_name, "cpu", 0, buffer.dtype, list(buffer.shape), buffer.ctypes.data)
+            states.bind_output(binding, new_name, name, other=name in self.second_buffers)
         return binding
 
 
@@ -153,8 +153,11 @@ class Session:
         return list(self._session.run(names, feeds))
 
     def io_binding(self) -> Any:
-        """An ``onnxruntime.IOBinding``, to be used while this session lives."""
-        return self._session.io_binding()
+        """An ``onnxruntime.IOBinding``, to be used while this session lives; frozen tensors are bound already."""
+        binding = self._session.io_binding()
+        for name, value in self._frozen.inputs.items():
+            binding.bind_ortvalue_input(name, value)
+        return binding
 
     def run_with_iobinding(self, binding: Any) -> None:
         """Run with inputs and outputs that are bound to memory."""
@@ -165,8 +168,15 @@ class Session:
         return str(self._session.end_profiling())
 
 
-def create_session(model: ir.Model, options: RuntimeOptions, *, kernels: bool = False) -> Session:
+def create_session(model: ir.Model, options: RuntimeOptions, *, kernels: bool = False, bind: bool = False) -> Session:
     """An onnxruntime session for a working graph.
+
+    Args:
+        model: The graph.
+        options: Threads, providers, memory.
+        kernels: Whether it holds nodes with native kernels.
+        bind: Whether frozen tensors may be inputs, which :meth:`Session.io_binding` binds: then the session runs with
+            bindings only.
 
     Raises:
         ModelError: External data is not where the model says.
@@ -178,25 +188,37 @@ def create_session(model: ir.Model, options: RuntimeOptions, *, kernels: bool = 
     deep = has_body_in_branches(model, 2)
     disabled = [*DISABLED_OPTIMIZERS, *_DONE_ALREADY, *(DISABLED_WITH_DEEP_BODIES if deep else ())]
     settings, providers = options.session_options(kernels=kernels), options.provider_list()
-    frozen = FrozenTensors(model)
+    on_cpu = name_of(providers[0]) == CPU  # others have memory of their own
+    frozen = FrozenTensors(model, bind=bind and on_cpu)
     with frozen.left_out():
         proto = ir.to_proto(model)
     try:
-        frozen.register(settings)
+        frozen.register(settings, shared=on_cpu)
         session = onnxruntime.InferenceSession(
             proto.SerializeToString(),
             settings,
             providers,
             disabled_optimizers=disabled,
         )
-    except (RuntimeError, ValueError) as error:
-        raise StepError(_explain(error)) from error
     except Exception as error:
-        if type(error).__module__.startswith("onnxruntime"):
-            raise StepError(_explain(error)) from error
-        raise
+        known = isinstance(error, (RuntimeError, ValueError)) or type(error).__module__.startswith("onnxruntime")
+        if not known:
+            raise
+        hint = "" if on_cpu else _OF_PROVIDERS
+        raise StepError(f"{_explain(error)}{hint}") from error
+    started, wanted = session.get_providers(), name_of(providers[0])
+    if wanted not in started:
+        raise StepError(
+            f"ONNX Runtime has the provider {wanted!r} but could not start it here, and would run on "
+            f"{', '.join(started)} instead; its driver or libraries are missing or of another version."
+        )
     return Session(session, frozen)
 
+
+_OF_PROVIDERS = (
+    " (Some providers want static shapes: give the model a fixed batch size. `onnxtrain check MODEL --provider NAME` "
+    "finds the operator.)"
+)
 
 _DONE_ALREADY = ("CommonSubexpressionElimination",)
 """Graph optimizers of ONNX Runtime that find nothing more: lowering has done the same.

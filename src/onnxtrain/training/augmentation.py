@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,9 @@ Augment = Callable[[Any, np.random.Generator], Any]
 ...], several are a dictionary of arrays by name."""
 
 
-def augmented(batches: Iterator[Batch], augment: Augment, *, seed: int, epoch: int, start: int) -> Generator[Batch]:
+def augmented(
+    batches: Iterator[Batch], augment: Augment, *, seed: int, epoch: int, start: int, rank: int = 0
+) -> Generator[Batch]:
     """Batches with their inputs changed.
 
     The random numbers of a batch follow from seed, epoch and its place in the epoch alone, so that a resumed training
@@ -27,18 +30,22 @@ def augmented(batches: Iterator[Batch], augment: Augment, *, seed: int, epoch: i
         seed: that of the training.
         epoch: which epoch this is, from 0.
         start: the place of the first batch in the epoch.
+        rank: that of this process, of several that train together: each draws its own numbers for its part.
 
     Raises:
         DataError: the function returns other types or shapes; the message names the input.
     """
     for place, batch in enumerate(batches, start):
-        sequence = np.random.SeedSequence([seed, epoch, place], spawn_key=(2,))
+        if not batch.size:  # other processes have it all
+            yield batch
+            continue
+        sequence = np.random.SeedSequence([seed, epoch, place, *([rank] if rank else [])], spawn_key=(2,))
         generator = np.random.Generator(np.random.PCG64(sequence))
         inputs = {name: np.array(array) for name, array in batch.inputs.items()}  # the data are the caller's
         single = next(iter(inputs)) if len(inputs) == 1 else None
         found = augment(inputs if single is None else inputs[single], generator)
         given = found if single is None else {single: found}
-        yield Batch({name: _checked(given, name, array) for name, array in inputs.items()}, batch.targets, batch.size)
+        yield replace(batch, inputs={name: _checked(given, name, array) for name, array in inputs.items()})
 
 
 def _checked(given: Any, name: str, like: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.graph import Builder
 from onnxtrain.lowering.lower import lower_entry
+from onnxtrain.parallel.communicator import Communicator
+from onnxtrain.parallel.single import Single
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.runtime.step import StepSession
-from onnxtrain.training.data import Dataset
+from onnxtrain.training.data import Batch, Dataset
+from onnxtrain.training.data.shares import shared
 from onnxtrain.training.heads import Metrics
 from onnxtrain.training.loss import Loss
-from onnxtrain.training.metrics import MeanAccumulator
+from onnxtrain.training.metrics import Collector, MeanAccumulator
 from onnxtrain.training.objective import Objective
 from onnxtrain.training.partial import batch_axes, joined_axis
 from onnxtrain.training_info.entry import Entry
@@ -42,6 +47,21 @@ class _Total:
     def value(self) -> float:
         """The loss so far."""
         return self._sum if self._sums else self._mean.value
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What was measured on a batch.
+
+    Attributes:
+        number: That of the batch.
+        losses: Each with its weight.
+        metrics: What each metric keeps.
+    """
+
+    number: int
+    losses: list[tuple[float, float]]
+    metrics: list[Any]
 
 
 class Evaluator:
@@ -84,8 +104,16 @@ class Evaluator:
         if self._fixed is not None and dataset.size is not None and dataset.size % self._fixed.size:
             self._padded = self._padded or self.objective.on_real_rows(dataset.size % self._fixed.size)
 
-    def evaluate(self, dataset: Dataset, batch_size: int, metrics: Metrics) -> dict[str, float]:
+    def evaluate(
+        self,
+        dataset: Dataset,
+        batch_size: int,
+        metrics: Metrics,
+        communicator: Communicator = Single(),  # noqa: B008 - it has no state
+    ) -> dict[str, float]:
         """Averages of loss and metrics over a dataset; sums of losses that are sums.
+
+        Of several processes each takes a batch in turn; the averages are the same bits, in all of them.
 
         Raises:
             DataError: A batch would have to be padded, and padding cannot be left out of the loss.
@@ -96,8 +124,8 @@ class Evaluator:
         heads = {head.name: head for head in objective.heads}
         losses = {name: _Total(loss) for name, loss in self._losses(objective)}
         found = {metric.name: metric.start() for metric in resolved}
-        batches = dataset.batches(batch_size if self._fixed is None else self._fixed.size)
-        for batch in batches if self._fixed is None else self._fixed.pieces(batches):
+        parts: list[_Part] = []
+        for number, batch in self._batches(dataset, batch_size, communicator):
             feeds = objective.inputs_of(batch)
             if self._fixed is not None and batch.size < self._fixed.size:
                 session, feeds = self._on_real_rows(batch.size), self._fixed.filled(feeds)
@@ -105,13 +133,19 @@ class Evaluator:
                 session = self._with_loss = self._with_loss or self._session(objective, with_loss=True)
             targets = objective.targets_of(batch)
             results = session.run(feeds | targets)
-            for name, total in losses.items():
-                total.add(float(results[name]), float(results[f"{name}{_WEIGHT}"]))
+            of_losses = [(float(results[name]), float(results[f"{name}{_WEIGHT}"])) for name in losses]
+            of_metrics = []
             for metric in resolved:
                 head = heads[getattr(metric, "output", str(objective.output.name))]
                 given = results[str((head.output if metric.of_output else head.prediction).name)]
                 real = given[: batch.size] if session is self._partial else given
-                found[metric.name].add(targets[head.targets.name], real)
+                of_metrics.append(found[metric.name].part(targets[head.targets.name], real))
+            parts.append(_Part(number, of_losses, of_metrics))
+            if communicator.size == 1:
+                self._take(parts, losses, [found[metric.name] for metric in resolved])
+        everybody = [part for of_rank in communicator.gather_objects(parts) for part in of_rank]
+        everybody.sort(key=lambda part: part.number)
+        self._take(everybody, losses, [found[metric.name] for metric in resolved])
         measured = {name: total.value for name, total in losses.items()}
         if objective.others:
             weights = [head.targets.loss.weight for head in objective.heads]
@@ -124,6 +158,25 @@ class Evaluator:
             (whole,) = measured.values()
             measured = {"loss": whole}
         return {**measured, **{name: collected.value for name, collected in found.items()}}
+
+    def _batches(self, dataset: Dataset, batch_size: int, communicator: Communicator) -> Iterator[tuple[int, Batch]]:
+        """The batches of this process, each with its number among all."""
+        rank, size, fixed = communicator.rank, communicator.size, self._fixed
+        if size > 1:
+            dataset = shared(dataset, lambda number, rows: slice(0, rows if number % size == rank else 0))
+        for number, batch in enumerate(dataset.batches(batch_size if fixed is None else fixed.size)):
+            if batch.size or size == 1:
+                yield from ((number, piece) for piece in ([batch] if fixed is None else fixed.pieces(iter([batch]))))
+
+    @staticmethod
+    def _take(parts: list[_Part], losses: Mapping[str, _Total], found: Sequence[Collector]) -> None:
+        """Add up what was measured on batches, in this order, and forget it."""
+        for part in parts:
+            for total, of_loss in zip(losses.values(), part.losses, strict=True):
+                total.add(*of_loss)
+            for collector, of_metric in zip(found, part.metrics, strict=True):
+                collector.take(of_metric)
+        parts.clear()
 
     def _losses(self, objective: Objective) -> list[tuple[str, Loss | None]]:
         """The results that are losses, and what they are made by."""

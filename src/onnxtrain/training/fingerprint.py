@@ -81,6 +81,7 @@ def describe_settings(specification: Specification, objective: Objective) -> dic
         "clip_norm": specification.clip_norm,
         "accumulate": specification.accumulate,
         "straight_through": specification.straight_through,
+        **({"qat": True} if specification.qat else {}),
         "seed": specification.seed,
     }
 

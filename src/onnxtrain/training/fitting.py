@@ -50,7 +50,7 @@ def fit(
     checkpoint_every: int | None = None,
     keep: int = 3,
     save_best: str | None = None,
-    resume: bool = False,
+    resume: bool | str | os.PathLike[str] = False,
     change: str | Sequence[str] = (),
     run: str | os.PathLike[str] | RunFolder | None = None,
     prefetch: bool = True,
@@ -92,10 +92,10 @@ def fit(
         keep: How many checkpoints to keep.
         save_best: A metric such as ``"validation_accuracy"``: the model of its best epoch is in ``best.onnx`` in the
             folder of the checkpoints.
-        resume: Go on from the newest checkpoint of the folder, bit for bit as if never stopped. Everything that
-            changes numbers must be as it was: settings, schedule, the model, and the data, of which hashes are
-            compared. (Of a function only its name is, and of an iterable of batches nothing.) More epochs are
-            welcome where the schedule does not end with them.
+        resume: Go on from the newest checkpoint of the folder, or from the one of this path, bit for bit as if never
+            stopped. Everything that changes numbers must be as it was: settings, schedule, the model, and the data, of
+            which hashes are compared. (Of a function only its name is, and of an iterable of batches nothing.) More
+            epochs are welcome where the schedule does not end with them.
         change: Names of what may differ from the checkpoint all the same, as a list or separated by commas, such as
             ``"epochs,learning_rate"``. The training goes on at its step with the new settings: a schedule is
             followed as if it had been this one from the first step.
@@ -130,9 +130,10 @@ def fit(
     if save_best is not None and checkpoint is None:
         raise OptionError("save_best needs the folder of the checkpoints; give checkpoint=.")
     changes = names_to_change(change)
-    folder = None if run is None else _run_folder(run, resume=resume)
+    folder = None if run is None else _run_folder(run, resume=bool(resume))
     if changes and not resume:
         raise OptionError("change names what a resumed training may have otherwise; give resume=True, too.")
+    together = trainer.communicator
     store = None if checkpoint is None else _store(checkpoint, keep)
     dataset = trainer.open(data if y is None else (data, y), target=target, sample_weight=sample_weight)
     held_out = None
@@ -149,24 +150,30 @@ def fit(
         total_steps=None if per_epoch is None else per_epoch * epochs,
         steps_per_epoch=per_epoch,
     )
-    shown = _progress(progress, callbacks)
+    shown = [] if together.rank else _progress(progress, callbacks)
     measured = trainer.objective.resolve_metrics(metrics)
     history = History()
     if save_best is not None and checkpoint is not None:
         callbacks = [*callbacks, SaveBest(os.path.join(checkpoint, "best.onnx"), save_best)]
     if folder is not None:
         callbacks = [*callbacks, folder]
+        folder.writes = not together.rank
         folder.describe(history, trainer, dataset, held_out, size, schedule)
     listeners = CallbackList([history, *callbacks, *shown])
-    loop = Loop(trainer, dataset, held_out, measured, rate, listeners, store)
+    listeners.silent = together.rank > 0
+    loop = Loop(
+        trainer, trainer.steps.share(dataset), held_out, measured, rate, listeners, None if together.rank else store
+    )
     loop.prefetch, loop.augment = Prefetch(threaded=prefetch), augment
+    loop.keeps = store is not None
     loop.batch_size, loop.shuffle, loop.every = size, shuffle, checkpoint_every
     loop.state = TrainingState(
         epochs=epochs, steps_per_epoch=per_epoch, learning_rate=trainer.learning_rate, batch_size=size
     )
     with contextlib.ExitStack() as stack:
-        if store is not None:
-            stack.enter_context(store.reserved())
+        if loop.store is not None:
+            stack.enter_context(loop.store.reserved())
+        if store is not None or together.size > 1:
             loop.identity = {
                 **describe_settings(trainer.specification, trainer.objective),
                 **describe_course(
@@ -184,15 +191,17 @@ def fit(
                 "data": describe_data(dataset),
                 "validation": describe_data(held_out),
             }
-            if not resume and store.latest() is not None:
-                raise CheckpointError(
-                    f"The folder {str(store.folder)!r} holds checkpoints of an earlier training (the newest is "
-                    f"{store.latest()}); resume it, or give another folder."
-                )
+        trainer.steps.agree({**loop.identity, "epochs": epochs, "checkpoint": checkpoint is not None, "resume": resume})
+        newest = None if loop.store is None else loop.store.latest()
+        if not resume and newest is not None:
+            raise CheckpointError(
+                f"The folder {os.fspath(checkpoint or '')!r} holds checkpoints of an earlier training (the newest is "
+                f"{newest}); resume it, or give another folder."
+            )
         stack.enter_context(trainer.rate.training())
         stack.callback(listeners.close)
         if resume:
-            loop.resume(changes)
+            loop.resume(changes, None if resume is True else resume)
         loop.run(epochs)
     if folder is not None:
         folder.finish(trainer)
@@ -235,7 +244,7 @@ def _examples_per_step(trainer: Learner, dataset: Dataset, batch_size: int) -> i
     rest = 0 if dataset.size is None else dataset.size % fixed.size
     if rest and (loss is not None or dataset.size == rest):
         trainer.objective.on_real_rows(rest)  # what cannot be is found out here, not after an epoch
-    return fixed.size * trainer.accumulate
+    return trainer.steps.most_rows or batch_size
 
 
 def _steps_per_epoch(trainer: Learner, dataset: Dataset, size: int) -> int | None:

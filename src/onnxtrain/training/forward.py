@@ -11,8 +11,8 @@ import onnx
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.model.file import ModelFile
 from onnxtrain.model.validity import refuses_invalid
+from onnxtrain.runtime.device_states import new_states
 from onnxtrain.runtime.options import RuntimeOptions
-from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.training.data import Dataset, open_dataset
 from onnxtrain.training.evaluation import Evaluator
 from onnxtrain.training.heads import Metrics
@@ -60,7 +60,7 @@ def evaluate(
     """
     specification = Specification.of(model, loss, output=output, options=options)
     objective = prepare(specification, table=())
-    labels = read_labels(specification.model.path)
+    labels = read_labels(specification.model)
 
     def adapted(dataset: Dataset, targets: Targets, name: str | None) -> Dataset:
         return dataset.adapting(lambda array: targets.adapt(array, labels), name)
@@ -73,7 +73,8 @@ def evaluate(
     else:
         dataset = open_dataset(data, objective.inputs, target=target, need_target=False, validate=False)
     objective.validate(dataset, labels=wanted)
-    return Evaluator(objective, StateBuffers({}), specification.options).evaluate(dataset, batch_size, metrics)
+    options = specification.options
+    return Evaluator(objective, new_states({}, options), options).evaluate(dataset, batch_size, metrics)
 
 
 @refuses_invalid()
@@ -126,4 +127,5 @@ def outputs(
     set_inference(working)
     objective = of_model(working)
     dataset = open_dataset(data, objective.inputs, target=target, need_target=False)
-    return Evaluator(objective, StateBuffers({}), options or RuntimeOptions()).predict(dataset, batch_size)
+    options = options or RuntimeOptions()
+    return Evaluator(objective, new_states({}, options), options).predict(dataset, batch_size)

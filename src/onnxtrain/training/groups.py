@@ -156,9 +156,21 @@ def update_rules(
     return {name: rules[found[0]] for name, found in members(groups, table, model).items()}
 
 
-def overlapping(groups: Sequence[Group], table: Sequence[Initializer], model: ir.Model) -> list[str]:
-    """Sentences on groups that match parameters of earlier ones, which say nothing of the same setting."""
+def group_hints(groups: Sequence[Group], table: Sequence[Initializer], model: ir.Model) -> list[str]:
+    """Sentences on what groups may not be meant to do.
+
+    A group may match parameters of an earlier one that says nothing of the same setting, or have an alternative that
+    matches nothing: patterns tell capital letters from others.
+    """
     sentences, counts = [], dict[tuple[int, int], int]()
+    paths = _paths(table, model)
+    for group in groups:
+        alternatives = [one for pattern in group.patterns if pattern not in paths for one in pattern.split("|")]
+        sentences += [
+            f"In {group!r} nothing matches {alternative!r}, in which capital letters count."
+            for alternative in alternatives
+            if len(alternatives) > 1 and not _matches(alternative, paths, model)
+        ]
     for found in members(groups, table, model).values():
         for later in found[1:]:
             counts[found[0], later] = counts.get((found[0], later), 0) + 1
@@ -170,6 +182,17 @@ def overlapping(groups: Sequence[Group], table: Sequence[Initializer], model: ir
                 f"that matches counts alone, so that they do not get its {' and '.join(sorted(lost))}."
             )
     return sentences
+
+
+def _paths(table: Sequence[Initializer], model: ir.Model) -> dict[str, tuple[str, ...]]:
+    return {row.name: row.paths for row in table if row.name in model.graph.initializers}
+
+
+def _matches(pattern: str, paths: Mapping[str, tuple[str, ...]], model: ir.Model) -> bool:
+    try:
+        return bool(matching("group", [pattern], paths, model))
+    except OptionError:
+        return False
 
 
 def _changed(group: Group) -> set[str]:
@@ -184,9 +207,7 @@ def members(groups: Sequence[Group], table: Sequence[Initializer], model: ir.Mod
     """
     if not groups:
         return {}
-    paths: Mapping[str, tuple[str, ...]] = {
-        row.name: row.paths for row in table if row.name in model.graph.initializers
-    }
+    paths = _paths(table, model)
     trained = {row.name for row in table if row.trainable}
     found: dict[str, list[int]] = {}
     for place, group in enumerate(groups):

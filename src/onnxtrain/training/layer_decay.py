@@ -96,7 +96,7 @@ def _layers(model: ir.Model, rows: Sequence[Initializer]) -> list[list[str]]:
 def _keys(rows: Sequence[Initializer], places: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
     """What tells the layers of parameters apart, which come in the order of the model."""
     keys: dict[str, tuple[str, ...]] = {}
-    modules: list[str] = []
+    others: list[str] = []
     numbered: list[int] = []
     matrix = ""
     for row in rows:
@@ -108,12 +108,13 @@ def _keys(rows: Sequence[Initializer], places: Mapping[str, int]) -> dict[str, t
             numbered.append(places[row.name])
         elif len(parts) > 1:
             keys[row.name] = tuple(parts[:-1])
-            modules.append(row.name)
+            others.append(row.name)
         else:
             if len(row.shape) > 1 or not matrix:
                 matrix = row.name
             keys[row.name] = (matrix,)
-    for name in modules if numbered else ():
+            others.append(row.name)
+    for name in others if numbered else ():
         if places[name] < numbered[0]:
             keys[name] = ("before the first number",)
         elif places[name] > numbered[-1]:

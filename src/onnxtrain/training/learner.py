@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 import math
 import os
 from collections.abc import Mapping
@@ -15,10 +14,12 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxtrain.errors import DataError, NumericalError, OptionError
+from onnxtrain.errors import CheckpointError, DataError, NumericalError, OptionError
 from onnxtrain.model.file import ModelFile
 from onnxtrain.model.writing import AtomicFiles
 from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.parallel.communicator import Communicator
+from onnxtrain.parallel.single import Single
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.runtime.states import StateBuffers
@@ -29,12 +30,14 @@ from onnxtrain.training.evaluation import Evaluator
 from onnxtrain.training.feeding import Parameters, by_input_name, check_targets, check_weights, cut, fit_to_spec
 from onnxtrain.training.heads import Metrics
 from onnxtrain.training.joint_loss import Forms
-from onnxtrain.training.labels import labels_file, learn_labels, read_labels
+from onnxtrain.training.labels import LABELS, labels_file, labels_text, learn_labels, read_labels
 from onnxtrain.training.learning_rate import LearningRate
 from onnxtrain.training.masks import check_masks, set_to_zero
 from onnxtrain.training.objective import Objective, prepare
 from onnxtrain.training.opening import open_with_targets, targets_by_output
+from onnxtrain.training.parallel_steps import ParallelSteps
 from onnxtrain.training.parameters import Initializer
+from onnxtrain.training.sharded_steps import ShardedSteps
 from onnxtrain.training.showing import html_facts, plural
 from onnxtrain.training.specification import Masks, Specification
 from onnxtrain.training.steps import Steps
@@ -45,6 +48,13 @@ from onnxtrain.training.training_modes import Modes
 
 Source = Any
 """Data in any form that :func:`onnxtrain.training.data.open_dataset` takes."""
+
+
+def _steps(objective: Objective, specification: Specification, **given: Any) -> Steps:
+    """The steps of a process alone, or those of several."""
+    if not specification.divided:
+        return Steps(objective, specification, **given)
+    return (ShardedSteps if specification.shard_states else ParallelSteps)(objective, specification, **given)
 
 
 class Learner:
@@ -68,7 +78,7 @@ class Learner:
         if objective is None:
             objective = prepare(specification, ignoring=False, differentiable=True)
         check_masks(specification.masks, objective.shapes, objective.optimizers(specification))
-        self._steps = Steps(objective, specification, values=values)
+        self._steps = _steps(objective, specification, values=values)
         for name, average in self._averages.items():
             if values is None or average not in values:
                 self.states[average] = self.states[name]
@@ -79,7 +89,7 @@ class Learner:
         self._evaluators: dict[tuple[Forms | None, bool], Evaluator] = {}
         self._in_inference: Objective | None = None
         self._last_shapes: tuple[Any, ...] = ()  # of train_step; of the same shapes targets mean the same
-        self.labels = read_labels(specification.model.path)
+        self.labels = read_labels(specification.model)
         """The texts that stand for the classes, in their order; ``None`` as long as no targets were texts. They are
         taken from the first targets, or from the file beside the model where :meth:`save` has written them."""
         self.parameters = Parameters(self.states, objective.parameters)
@@ -122,7 +132,9 @@ class Learner:
         """
         if specification != self.specification:
             objective = self._steps.objective.with_form(specification.form).weighting(specification.weighted)
-            self._steps = Steps(objective, specification, states=self.states)
+            before = self._steps
+            self._steps = _steps(objective, specification, states=self.states)
+            self._steps.go_on_from(before)
 
     def again(self, **changes: Any) -> Self:
         """Another one of the same model, whose optimizer starts anew from the parameters as they are now.
@@ -133,6 +145,7 @@ class Learner:
         found = object.__new__(type(self))  # whose own constructor takes a model and options
         specification = dataclasses.replace(self.specification, **changes)
         Learner.__init__(found, specification, self.objective, self.trained_values())
+        found.labels = self.labels
         return found
 
     @property
@@ -159,6 +172,16 @@ class Learner:
     def optimizer(self) -> Optimizer:
         """The update rule."""
         return self.specification.optimizer
+
+    @property
+    def communicator(self) -> Communicator:
+        """The processes that train together, or this one alone."""
+        return self.specification.parallel or Single()
+
+    @property
+    def steps(self) -> Steps:
+        """What takes the steps."""
+        return self._steps
 
     @property
     def accumulate(self) -> int:
@@ -267,9 +290,9 @@ class Learner:
         return self._steps.step(feeds, self.learning_rate)
 
     def step_batch(self, batch: Batch) -> float:
-        """One step on a batch of a dataset of :meth:`open`, which is checked already; returns the loss before it."""
+        """One step on what this process takes of a batch of a dataset of :meth:`open`; returns the loss before it."""
         objective = self.objective
-        return self._steps.step(objective.inputs_of(batch) | objective.targets_of(batch), self.learning_rate)
+        return self._steps.step_share(objective.inputs_of(batch) | objective.targets_of(batch), self.learning_rate)
 
     @property
     def loss_parts(self) -> dict[str, float]:
@@ -403,7 +426,7 @@ class Learner:
             have losses, ``{output}_loss`` is that of each, and metrics are ``{output}_{metric}``.
         """
         evaluator, dataset = self.open_for_evaluation(data if y is None else (data, y), target=target, ema=ema)
-        return evaluator.evaluate(dataset, batch_size, metrics)
+        return evaluator.evaluate(dataset, batch_size, metrics, self.communicator)
 
     def open_for_evaluation(
         self, source: Source, *, target: str | None = None, ema: bool = False
@@ -510,29 +533,36 @@ class Learner:
         averages = {name: self.states[average] for name, average in self._averages.items()} if ema else {}
         return self.trained_values() | averages
 
-    def save(self, path: str | os.PathLike[str], *, ema: bool = False) -> None:
+    def save(self, path: str | os.PathLike[str], *, ema: bool = False, labels: bool = False) -> None:
         """Write the model with its trained weights; nothing else differs from the model given.
-
-        With ``ema`` the weights are the moving averages (``Trainer(ema=...)``); running statistics are the live ones.
 
         With ``lora``, a path that ends in ``.onnx_adapter`` gets the adapters alone, as ONNX Runtime loads them, and a
         folder, or a path without an ending, gets them as PEFT reads them. A model gets them merged into its weights.
 
         Where targets were texts, their order goes to a file beside it: ``tuned.labels.json`` for ``tuned.onnx``.
 
+        Of several processes that train together rank 0 writes; for the others this does nothing.
+
+        Args:
+            path: The file.
+            ema: Take the moving averages of the weights (``Trainer(ema=...)``); running statistics are the live ones.
+            labels: Write that order into the model's metadata, too, as the entry ``onnxtrain.labels``, a JSON list.
+
         Raises:
             ModelError: The path cannot be written; nothing is left half written.
             OptionError: Adapters cannot be merged, since weights are quantized, or shared.
         """
+        if self.communicator.rank:
+            return
         adapted = self.objective.adapted
         if adapted is not None and adapted.writes(path):
             adapted.write(path, self.file, self._trained_or_averaged(ema))
         else:
-            self.file.save(path, self.saved_values(ema))
+            metadata = {LABELS: labels_text(self.labels)} if labels and self.labels is not None else {}
+            self.file.save(path, self.saved_values(ema), metadata)
         if self.labels is not None:
-            text = json.dumps(list(self.labels), ensure_ascii=False, indent=1)
             with AtomicFiles() as files, files.create(labels_file(Path(path))) as file:
-                file.write(f"{text}\n".encode())
+                file.write(f"{labels_text(self.labels)}\n".encode())
 
     def model(self, *, ema: bool = False) -> onnx.ModelProto:
         """What :meth:`save` writes, in memory: the model with its trained weights and all its data."""
@@ -583,7 +613,7 @@ class Learner:
         """Another one that goes on from here by itself; both have the model as it was read, which nothing changes."""
         found = object.__new__(type(self))
         Learner.__init__(found, self.specification, self.objective, self.states)
-        found.rate = copy.copy(self.rate)
+        found.rate, found.labels = copy.copy(self.rate), self.labels
         memory[id(self)] = found
         return found
 
@@ -591,13 +621,47 @@ class Learner:
         """All that another process needs to go on: the model with its weights as they are, and all states."""
         fields = {name: value for name, value in vars(self.specification).items() if name != "model"}
         states = {name: np.array(array) for name, array in self.states.items()}
-        return {"model": self._base().SerializeToString(), "fields": fields, "states": states, "rate": self.rate}
+        kept = {"fields": fields, "states": states, "rate": self.rate, "labels": self.labels}
+        return {"model": self._base().SerializeToString(), **kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Go on as where it was pickled, with a session of this process."""
         file = ModelFile.load(onnx.ModelProto.FromString(state["model"]))
         Learner.__init__(self, Specification(model=file, **state["fields"]), None, state["states"])
-        self.rate = state["rate"]
+        self.rate, self.labels = state["rate"], state["labels"]
+
+    def load_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Take weights, the optimizer's states and the labels of a checkpoint of :meth:`fit`.
+
+        States that this training does not share with the one of the checkpoint (of another optimizer) stay as they are.
+        To go on at the checkpoint's step and example, give ``fit`` its path as ``resume``.
+
+        Args:
+            path: Either file of the checkpoint, or the folder, of which the newest is taken.
+
+        Raises:
+            CheckpointError: There is none, it is damaged, or it has not the parameters of this model.
+        """
+        from onnxtrain.training.checkpoint import read_checkpoint  # imports safetensors
+
+        tensors, metadata = read_checkpoint(path)
+        found = {name.removeprefix("state/"): array for name, array in tensors.items() if name.startswith("state/")}
+        for name, own in self.trained.items():
+            shape = found[name].shape if name in found else None
+            if shape != own.shape:
+                raise CheckpointError(
+                    f"The checkpoint {os.fspath(path)!r} has {'no' if shape is None else f'another shape {shape} of'} "
+                    f"{name!r}, which this training changes; it is of another training."
+                )
+        written = metadata.get("fingerprint")
+        same = isinstance(written, dict) and written.get("optimizer") == type(self.optimizer).__name__
+        for name, array in found.items():
+            if name in self.trained or (same and name in self.states and self.states[name].shape == array.shape):
+                self.states[name] = array
+        set_to_zero(self.states, self.specification.masks)
+        labels = written.get("labels") if isinstance(written, dict) else None
+        if self.labels is None and isinstance(labels, list):
+            self.labels = tuple(map(str, labels))
 
     def training_model(self) -> onnx.ModelProto:
         """The training model with the current weights and optimizer states: ``TrainingInfoProto`` and all."""
@@ -616,5 +680,6 @@ class Learner:
         if not math.isfinite(loss):
             raise NumericalError(
                 f"The loss became {loss} at step {step} (learning rate {self.learning_rate:g}); "
-                f"lower the learning rate or clip gradients (clip_norm=1.0). {hint}".strip()
+                f"lower the learning rate or clip gradients (clip_norm=1.0). "
+                f"{' '.join(filter(None, (self._steps.origin, hint)))}".strip()
             )

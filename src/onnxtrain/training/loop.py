@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 from collections.abc import Collection, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,11 @@ from onnxtrain.errors import CheckpointError, DataError, ModelError
 from onnxtrain.training.augmentation import Augment, augmented
 from onnxtrain.training.callbacks import CallbackList, TrainingState
 from onnxtrain.training.data import Batch, Dataset, IterableDataset
+from onnxtrain.training.data.shares import share, undivided
 from onnxtrain.training.fingerprint import JSON, describe_masks, describe_weights, differences
 from onnxtrain.training.learner import Learner
 from onnxtrain.training.masks import set_to_zero
 from onnxtrain.training.metrics import MeanAccumulator, Measure
-from onnxtrain.training.partial import part
 from onnxtrain.training.prefetch import Prefetch
 from onnxtrain.training.schedules import Schedule
 from onnxtrain.training.stopping import Stopping
@@ -73,6 +74,8 @@ class Loop:
         self.rate = rate
         self.callbacks = callbacks
         self.store = store
+        self.keeps = store is not None
+        self.identity = {}
         self.position = Position()
         self.prefetch = Prefetch()
         self.augment: Augment | None = None
@@ -109,21 +112,24 @@ class Loop:
         trainer, state, position = self.trainer, self.state, self.position
         for batch in batches:
             position.batch += 1
-            if not batch.size:
+            if not batch.total:
                 continue
             rate = trainer.rate.follow(self.rate, position.step)
+            trainer.steps.tell(self.stopping)
             loss = trainer.step_batch(batch)
             trainer.check_finite(loss, position.step, self._last_good())
             position.step += 1
-            position.total += loss * batch.size
+            position.total += loss * batch.total
             for name, part_loss in trainer.loss_parts.items():
-                position.parts[name] = position.parts.get(name, 0.0) + part_loss * batch.size
-            position.examples += batch.size
+                position.parts[name] = position.parts.get(name, 0.0) + part_loss * batch.total
+            position.examples += batch.total
             position.last_rate = rate
-            state.note_step(step=position.step, loss=loss, learning_rate=rate, batch_size=batch.size)
+            state.note_step(step=position.step, loss=loss, learning_rate=rate, batch_size=batch.total)
             state.batch, state.waited = batch, self.prefetch.waited
             self.callbacks.on_step_end(state)
-            asked = self.stopping.signal is not None
+            if self.callbacks.decide_by_step:
+                self._decide_once()
+            asked = trainer.steps.asked(self.stopping)
             if asked or (self.every is not None and position.step % self.every == 0):
                 self._save()
             if asked:
@@ -148,12 +154,21 @@ class Loop:
                 start=position.batch,
             )
             if self.augment is not None:
-                read = augmented(read, self.augment, seed=trainer.seed, epoch=position.epoch, start=position.batch)
-            with contextlib.closing(self.prefetch(read, copies=type(self.dataset) is IterableDataset)) as batches:
+                read = augmented(
+                    read,
+                    self.augment,
+                    seed=trainer.seed,
+                    epoch=position.epoch,
+                    start=position.batch,
+                    rank=trainer.communicator.rank,
+                )
+            copies = type(undivided(self.dataset)) is IterableDataset
+            with contextlib.closing(self.prefetch(read, copies=copies)) as batches:
                 for batch in batches:
                     fixed = trainer.objective.fixed_batch
                     if fixed is not None and trainer.objective.loss is None:
-                        batch = part(batch, 0, batch.size // fixed.size * fixed.size)
+                        whole = batch.total // fixed.size * fixed.size
+                        batch = share(batch, slice(0, batch.size // fixed.size * fixed.size), whole)
                     yield batch
         except DataError as error:
             where = self._where_to_go_on()
@@ -178,11 +193,19 @@ class Loop:
             measured = trainer.evaluate(self.validation, batch_size=max(self.batch_size, 64), metrics=self.metrics)
             state.metrics |= {f"validation_{name}": value for name, value in measured.items()}
         self.callbacks.on_epoch_end(state)
+        self._decide_once()
+        trainer.steps.check()
         self.position = Position(
             epoch=position.epoch + 1, step=position.step, stopped=state.stop_reason, last_rate=position.last_rate
         )
-        if self.store is not None:
-            self._save()
+        self._save()
+
+    def _decide_once(self) -> None:
+        """Of several processes, do what the callbacks of rank 0 decided: whether to stop, and the learning rate."""
+        state, rate = self.state, self.trainer.rate
+        state.stop, state.stop_reason, rate.chosen = self.trainer.communicator.broadcast_object(
+            (state.stop, state.stop_reason, rate.chosen)
+        )
 
     def _last_good(self) -> str:
         newest = None if self.store is None else self.store.latest()
@@ -198,9 +221,11 @@ class Loop:
         return describe_weights(self.trainer.file, without=self.trainer.saved_values().keys())
 
     def _save(self) -> None:
-        if self.store is None:
+        if not self.keeps:
             return
-        tensors = {f"state/{name}": array for name, array in self.trainer.states.items()}
+        tensors = {f"state/{name}": array for name, array in self.trainer.steps.kept_states().items()}
+        if self.store is None:  # another process writes
+            return
         tensors |= {f"callbacks/{name}": array for name, array in self.callbacks.record_arrays().items()}
         self.store.save(
             self.position.step,
@@ -214,34 +239,47 @@ class Loop:
             },
         )
 
-    def resume(self, change: frozenset[str]) -> None:
-        """Take everything back from the newest checkpoint, apart from what is to change."""
-        assert self.store is not None
-        if self.store.latest() is None:
-            return
+    def resume(self, change: frozenset[str], given: str | os.PathLike[str] | None = None) -> None:
+        """Take everything back from a checkpoint, by default the newest, apart from what is to change.
+
+        Of several processes rank 0 reads it; what it is then, it is in all.
+        """
         here = self._fingerprint()
+        found = self.trainer.communicator.on_root(lambda: self._read(here, change, given))
+        if found is None:
+            return
+        tensors, metadata = found
+        written: dict[str, Any] = metadata["fingerprint"]
+        changed = differences(written, here).keys()
+        self._take_states(tensors, changed)
+        self._take_position(Position(**metadata["position"]), changed, written)
+        arrays = {
+            key.removeprefix("callbacks/"): array for key, array in tensors.items() if key.startswith("callbacks/")
+        }
+        self.callbacks.resume(metadata["callbacks"], arrays, may_differ=changed)
+
+    def _read(
+        self, here: Mapping[str, Any], change: frozenset[str], given: str | os.PathLike[str] | None
+    ) -> tuple[Mapping[str, np.ndarray], dict[str, Any]] | None:
+        """A checkpoint, or the newest; ``None`` where there is none."""
+        assert self.store is not None
+        if given is None and self.store.latest() is None:
+            return None
+        load = self.store.load_newest if given is None else functools.partial(self.store.load, given)
         try:
-            tensors, metadata = self.store.load_newest(expect=here, change=change)
+            tensors, metadata = load(expect=here, change=change)
         except CheckpointError:
             if not self._is_saved():
                 raise
-            tensors, metadata = self.store.load_newest(expect=here, change=change | {"weights"})
+            tensors, metadata = load(expect=here, change=change | {"weights"})
         try:
-            written: dict[str, Any] = metadata["fingerprint"]  # type: ignore[assignment]
-            position = Position(**metadata["position"])  # type: ignore[arg-type]
-            records: dict[str, Any] = metadata["callbacks"]  # type: ignore[assignment]
+            _ = metadata["fingerprint"], Position(**metadata["position"]), metadata["callbacks"]  # type: ignore[arg-type]
         except (KeyError, TypeError) as error:
             raise CheckpointError(
                 f"The checkpoints in {str(self.store.folder)!r} were not written by fit, which does not find in them "
                 f"where to go on ({error}); give another folder."
             ) from error
-        changed = differences(written, here).keys()
-        self._take_states(tensors, changed)
-        self._take_position(position, changed, written)
-        arrays = {
-            key.removeprefix("callbacks/"): array for key, array in tensors.items() if key.startswith("callbacks/")
-        }
-        self.callbacks.resume(records, arrays, may_differ=changed)
+        return tensors, metadata
 
     def _is_saved(self) -> bool:
         """Whether the model has the weights of the newest checkpoint: it was saved in place, and then the run ended."""
@@ -266,7 +304,7 @@ class Loop:
         """
         trainer = self.trainer
         states = trainer.states
-        wanted = list(trainer.trained_values() if "optimizer" in changed else states)
+        wanted = list(trainer.trained_values() if "optimizer" in changed else trainer.steps.kept_names)
         missing = [name for name in wanted if f"state/{name}" not in tensors]
         if missing and not {"attributes", "sparsity", "accumulate", "batch_norm"} & set(changed):
             raise CheckpointError(f"The checkpoint lacks the states {missing[:5]}; it is of another training.")
@@ -276,9 +314,7 @@ class Loop:
                 f"The checkpoint has new values of {lost[:5]}, which this training keeps as the model has them; resume "
                 "with the batch_norm that it was written with."
             )
-        for name in wanted:
-            if name not in missing:
-                states[name] = tensors[f"state/{name}"]
+        trainer.steps.take_states({name: tensors[f"state/{name}"] for name in wanted if name not in missing})
         if "masks" in changed:
             set_to_zero(states, trainer.masks)
 

@@ -309,8 +309,12 @@ class Collector(Protocol):
         """The value of all batches so far; NaN before the first."""
         ...
 
-    def add(self, y_true: Array, y_pred: Array) -> None:
-        """Take a batch."""
+    def part(self, y_true: Array, y_pred: Array) -> Any:
+        """What counts of a batch; another process may take it."""
+        ...
+
+    def take(self, part: Any) -> None:
+        """Take what counts of the next batch."""
         ...
 
 
@@ -420,8 +424,11 @@ class _Means:
     def __init__(self, measure: Callable[[Array, Array], Terms]) -> None:
         self._measure, self._mean = measure, MeanAccumulator()
 
-    def add(self, y_true: Array, y_pred: Array) -> None:
-        self._mean.add_terms(self._measure(y_true, y_pred))
+    def part(self, y_true: Array, y_pred: Array) -> Terms:
+        return self._measure(y_true, y_pred)
+
+    def take(self, part: Terms) -> None:
+        self._mean.add_terms(part)
 
     @property
     def value(self) -> float:

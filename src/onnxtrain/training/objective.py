@@ -23,7 +23,7 @@ from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.training.adaptation import Adapted
 from onnxtrain.training.data import Batch, Dataset, TensorSpec
 from onnxtrain.training.few_bits import set_accuracy
-from onnxtrain.training.groups import overlapping, update_rules
+from onnxtrain.training.groups import group_hints, update_rules
 from onnxtrain.training.heads import Head, Metrics, head_of, metrics_of_heads
 from onnxtrain.training.hidden_weights import hidden_weights
 from onnxtrain.training.hints import Hint, find_hints
@@ -35,6 +35,7 @@ from onnxtrain.training.parameters import Initializer, parameter_table
 from onnxtrain.training.partial import FixedBatch, on_real_rows
 from onnxtrain.training.pasts import leave_out_pasts
 from onnxtrain.training.prediction import named_output
+from onnxtrain.training.quantized_training import QuantizedTraining, train_quantized
 from onnxtrain.training.specification import Specification
 from onnxtrain.training.stored import Stored
 from onnxtrain.training.targets import Targets, tensor_spec, wrapped
@@ -173,8 +174,8 @@ class Objective:
             batch_norm=self.modes.batch_norm,
             dropout=self.modes.dropout,
         )
-        overlaps = overlapping(specification.groups, self.table, self.model)
-        return found + [Hint(text, surprising=False) for text in overlaps]
+        texts = group_hints(specification.groups, self.table, self.model)
+        return found + [Hint(text, surprising=False) for text in texts]
 
     def on_real_rows(self, rows: int) -> Objective:
         """The same with the loss on as many examples as there are targets, for a model of a fixed batch size.
@@ -253,7 +254,9 @@ class Objective:
             parameters=self.parameters,
             optimizer=specification.optimizer,
             clipping=specification.clipping,
-            micro_batches=specification.accumulate > 1,
+            micro_batches=specification.accumulate > 1 or specification.divided,
+            alone=specification.accumulate == 1,
+            cleared=not specification.divided,
             statistics=self.statistics,
             masks=specification.masks,
             sparsified=self.sparsified(specification.sparsify),
@@ -399,6 +402,7 @@ def prepare(
     layers = find_layers(model)
     compute_copies(model, copies)
     statistics = set_modes(model, modes)
+    quantized = train_quantized(model) if specification.qat else QuantizedTraining()
     adapted = None
     if specification.lora is not None:
         output_name, seed = specification.output, specification.seed
@@ -423,11 +427,12 @@ def prepare(
     if not isinstance(loss, str):
         objective = objective.with_heads(_heads(objective, specification, loss, ignoring=ignoring))
     if table is None:
-        table = in_file(_table(objective, specification, differentiable=differentiable), halves)
+        table = in_file(_table(objective, specification, quantized.learned, differentiable=differentiable), halves)
         objective = replace(objective, table=table)
     trained = {*objective.parameters, *statistics, *(copy.name for copy in copies)}
     keep_frozen(model, halves, trained)
-    return replace(objective, stored=rounded(halves, trained))
+    quantized.keep_frozen(model, trained)
+    return replace(objective, stored=[*rounded(halves, trained), *quantized.stored(trained)])
 
 
 def of_model(model: ir.Model) -> Objective:
@@ -457,7 +462,9 @@ def _heads(objective: Objective, specification: Specification, loss: Loss | Join
     return [head_of(model, output, own, form, name) for (output, own, name), form in zip(declared, forms, strict=True)]
 
 
-def _table(objective: Objective, specification: Specification, *, differentiable: bool) -> list[Initializer]:
+def _table(
+    objective: Objective, specification: Specification, learned: Sequence[str], *, differentiable: bool
+) -> list[Initializer]:
     """Sort the initializers; where the search expands functions, on a copy, since the main graph keeps them."""
     copy, straight_through = objective.model, specification.straight_through
     xs = tuple(value for value in copy.graph.initializers.values() if is_float(value))
@@ -473,6 +480,7 @@ def _table(objective: Objective, specification: Specification, *, differentiable
         train=_trained(objective.adapted, specification.train),
         freeze=specification.freeze,
         straight_through=straight_through,
+        learned=learned,
     )
     if differentiable:
         trained = [graph.initializers[row.name] for row in rows if row.trainable]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from onnxtrain.report.record import Confusion, Residuals
 from onnxtrain.training.data.conversion import Array
 from onnxtrain.training.reading import Reading
-from onnxtrain.training.whole_metrics import Predictions, Values, WholeMetric
+from onnxtrain.training.whole_metrics import Values, WholeMetric
 
 MOST_CLASSES: Final = 500
 """Of more classes no matrix is kept."""
@@ -47,20 +47,27 @@ class Outcome:
         """What takes the batches: itself."""
         return self
 
-    def add(self, y_true: Array, y_pred: Array) -> None:
-        """Take a batch."""
+    def part(self, y_true: Array, y_pred: Array) -> tuple[str, Any]:
+        """What counts of a batch: counts of mistakes, or pairs of numbers."""
         found = self._measured.read(y_true, y_pred)
         if found.kind == "numbers":
-            self._add_numbers(found)
-        elif found.kind == "classes" and found.scores.shape[1] > MOST_CLASSES:
-            self._too_many = found.scores.shape[1]
-        else:
-            counts = found.confusion()
-            self._counts = counts if self._counts is None else self._counts + counts
+            return "numbers", np.stack([found.truth, found.scores], axis=1)
+        if found.kind == "classes" and found.scores.shape[1] > MOST_CLASSES:
+            return "too many", found.scores.shape[1]
+        return "counts", found.confusion()
 
-    def _add_numbers(self, found: Predictions) -> None:
+    def take(self, part: tuple[str, Any]) -> None:
+        """Take what counts of the next batch."""
+        kind, found = part
+        if kind == "numbers":
+            self._add_numbers(found)
+        elif kind == "too many":
+            self._too_many = found
+        else:
+            self._counts = found if self._counts is None else self._counts + found
+
+    def _add_numbers(self, pairs: Values) -> None:
         """Keep every so many-th pair, evenly over all that came."""
-        pairs = np.stack([found.truth, found.scores], axis=1)
         self._pairs = np.concatenate([self._pairs, pairs[-self._seen % self._every :: self._every]])
         self._seen += len(pairs)
         while len(self._pairs) > MOST_PAIRS:

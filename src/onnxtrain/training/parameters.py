@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,6 +84,7 @@ def parameter_table(
     train: str | Sequence[str] | None = None,
     freeze: str | Sequence[str] | None = None,
     straight_through: bool = False,
+    learned: Collection[str] = (),
 ) -> list[Initializer]:
     """Sort the initializers of a model's main graph into parameters and constants.
 
@@ -101,6 +102,7 @@ def parameter_table(
             alternatives.
         freeze: Glob patterns of what stays as it is; wins over ``train``.
         straight_through: Whether gradients pass through operators that round or quantize.
+        learned: Initializers that are parameters whatever they look like.
 
     Raises:
         OptionError: A pattern matches no initializer.
@@ -111,7 +113,7 @@ def parameter_table(
         option: None if given is None else matching(option, _listed(given), paths, model)
         for option, given in (("train", train), ("freeze", freeze))
     }
-    named = () if train is None else _listed(train)
+    named = {*learned, *(() if train is None else _listed(train))}
     given = list(graph.initializers.items())  # the functions that are expanded bring constants of their own
     candidates = [value for _, value in given if is_float(value)]
     # Before functions are expanded: some operators say what their inputs are, but their bodies do not.

@@ -19,6 +19,7 @@ from onnxtrain.graph.declared import forget_shapes
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import dimensions
 from onnxtrain.training.data import Batch
+from onnxtrain.training.data.shares import share
 from onnxtrain.training.loss import Loss, LossByExample, TargetKind
 from onnxtrain.training.targets import Targets, wrapped
 from onnxtrain.training_info.recipe import LossTerms
@@ -90,14 +91,7 @@ class FixedBatch:
                 yield batch
                 continue
             for start in range(0, batch.size, self.size):
-                yield part(batch, start, start + self.size)
-
-
-def part(batch: Batch, start: int, stop: int) -> Batch:
-    """Some examples of a batch."""
-    inputs = {name: array[start:stop] for name, array in batch.inputs.items()}
-    targets = None if batch.targets is None else batch.targets[start:stop]
-    return Batch(inputs, targets, min(stop, batch.size) - start)
+                yield share(batch, slice(start, start + self.size))
 
 
 def on_real_rows(

@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -139,4 +140,4 @@ def _raising(error: BaseException) -> Callable[[], Batch | None]:
 
 def _copied(batch: Batch) -> Batch:
     inputs = {name: np.array(array) for name, array in batch.inputs.items()}
-    return Batch(inputs, None if batch.targets is None else np.array(batch.targets), batch.size)
+    return replace(batch, inputs=inputs, targets=None if batch.targets is None else np.array(batch.targets))

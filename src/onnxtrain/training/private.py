@@ -150,6 +150,7 @@ class _Step:
         learner, names = self._learner, self._names
         sums = {name: np.zeros(learner.states[name].shape) for name in names}
         loss = 0.0
+        self._clear()
         for batch in dataset.take(chosen).batches(1) if len(chosen) else ():
             loss += self._add(sums, batch)
         states = learner.states
@@ -162,6 +163,11 @@ class _Step:
         learner.session.step({learner.objective.names.learning_rate: rate}, entry=1)
         return loss
 
+    def _clear(self) -> None:
+        """Make the sums of gradients, weights and losses zero."""
+        for name in (*self._names, "accumulated_weight", "accumulated_loss"):
+            self._learner.states[name][...] = 0
+
     def _add(self, sums: dict[str, np.ndarray], batch: Batch) -> float:
         """Add the clipped gradient of one example; returns its loss."""
         learner, states = self._learner, self._learner.states
@@ -173,9 +179,7 @@ class _Step:
         factor = self._dp.clip / max(norm, self._dp.clip)
         for name, gradient in gradients.items():
             sums[name] += gradient * factor
-            states[name][...] = 0
-        states["accumulated_weight"][...] = 0
-        states["accumulated_loss"][...] = 0
+        self._clear()
         return float(found[learner.objective.names.loss])
 
 

@@ -52,6 +52,9 @@ class RunFolder(Callback):
         OptionError: the folder cannot be written to.
     """
 
+    writes = True
+    """Whether this process writes, of several that train together."""
+
     def __init__(self, path: str | os.PathLike[str], *, title: str = "", command: str = "", settings: str = "") -> None:
         if not os.fspath(path):
             raise OptionError("run is '', which names no folder; give the name of one, such as 'runs/first'.")
@@ -136,7 +139,7 @@ class RunFolder(Callback):
             self._write(CONFIG, self._settings)
         if sum(array.nbytes for array in state.weights.values()) <= _WATCHED_BYTES:
             self._before = {name: np.array(array) for name, array in state.weights.items()}
-        self._history.save(self.path / METRICS)
+        self._save_rows()
         self._write_run(finished=False)
 
     def on_step_end(self, state: TrainingState) -> None:
@@ -147,7 +150,7 @@ class RunFolder(Callback):
 
     def on_epoch_end(self, state: TrainingState) -> None:
         """Write the rows so far, and measure gradients."""
-        self._history.save(self.path / METRICS)
+        self._save_rows()
         if self._batch is not None:
             self._probe = self._probe or GradientNorms(state.trainer)
             self._norms.append(self._probe.measure(state.weights, self._batch))
@@ -221,7 +224,13 @@ class RunFolder(Callback):
     def _rows(self) -> list[dict[str, float]]:
         return self._history.rows
 
+    def _save_rows(self) -> None:
+        if self.writes:
+            self._history.save(self.path / METRICS)
+
     def _write(self, name: str, text: str) -> None:
+        if not self.writes:
+            return
         try:
             with AtomicFiles() as files, files.create(self.path / name) as file:
                 file.write(text.encode("utf-8", "backslashreplace"))

@@ -16,6 +16,7 @@ from onnxtrain.errors import OptionError
 from onnxtrain.model.file import ModelFile
 from onnxtrain.operators import Adam
 from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.parallel.communicator import Communicator
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.training.adaptation import Adaptation
 from onnxtrain.training.ema import EMA, choose_ema
@@ -55,12 +56,15 @@ class Options(TypedDict, total=False):
     accumulate: int
     ema: float | EMA | None
     straight_through: bool
+    qat: bool
     recompute: Patterns
     free_batch: bool
     lora: Adaptation | None
     seed: int
     threads: int | None
     options: RuntimeOptions | None
+    parallel: Communicator | None
+    shard_states: bool
 
 
 class Masks(Mapping[str, np.ndarray]):
@@ -132,11 +136,14 @@ class Specification:
     accumulate: int = 1
     ema: EMA | None = None
     straight_through: bool = False
+    qat: bool = False
     recompute: tuple[str, ...] = ()
     free_batch: bool = False
     lora: Adaptation | None = None
     seed: int = 0
     options: RuntimeOptions = field(default_factory=RuntimeOptions)
+    parallel: Communicator | None = None
+    shard_states: bool = False
     form: Forms | None = None
     weighted: bool = False
 
@@ -190,18 +197,29 @@ class Specification:
             sparsify=_patterns(options.get("sparsify")),
             accumulate=options.get("accumulate", 1),
             ema=choose_ema(options.get("ema")),
-            straight_through=options.get("straight_through", False),
+            straight_through=options.get("straight_through", False) or options.get("qat", False),
+            qat=options.get("qat", False),
             recompute=_tuple(options.get("recompute", ())),
             free_batch=options.get("free_batch", False),
             lora=_adaptation(options.get("lora")),
             seed=options.get("seed", 0),
             options=runtime if threads is None else dataclasses.replace(runtime, threads=threads),
+            parallel=options.get("parallel"),
+            shard_states=options.get("shard_states", False),
         )
 
     @property
     def modes(self) -> Modes:
-        """How layers are run that behave differently in training."""
-        return Modes(self.batch_norm, self.dropout, self.seed)
+        """How layers are run that behave differently in training; each process draws masks of its own."""
+        seed = self.seed
+        if self.parallel is not None and self.parallel.rank:
+            seed = int(np.random.SeedSequence((seed % (1 << 63), self.parallel.rank)).generate_state(1, np.uint32)[0])
+        return Modes(self.batch_norm, self.dropout, seed)
+
+    @property
+    def divided(self) -> bool:
+        """Whether several processes train together."""
+        return self.parallel is not None and self.parallel.size > 1
 
     @property
     def clipping(self) -> Clipping:

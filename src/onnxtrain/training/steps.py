@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import onnx
@@ -10,10 +11,13 @@ import onnx
 from onnxtrain.errors import DataError
 from onnxtrain.graph.collection import collection_paused
 from onnxtrain.model.validity import invalid_refused
+from onnxtrain.runtime.device_states import new_states
 from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.runtime.states import StateBuffers
+from onnxtrain.training.data import Dataset
 from onnxtrain.training.objective import Objective
 from onnxtrain.training.specification import Specification
+from onnxtrain.training.stopping import Stopping
 from onnxtrain.training_info.algorithm import FirstValues
 from onnxtrain.training_info.build import build_entries, build_unfilled
 from onnxtrain.training_info.entry import Entry
@@ -49,6 +53,7 @@ class Steps:
     ) -> None:
         self.objective = objective
         self.specification = specification
+        self.accumulate = specification.accumulate
         self.fixed = objective.fixed_batch
         # What no session can run is said at once, and not at the first step.
         specification.options.provider_list()
@@ -58,10 +63,11 @@ class Steps:
         if states is None:
             first_values = self._built[1]
             given = {} if values is None else values
-            states = StateBuffers(
+            states = new_states(
                 {name: given[name] if name in given else first_values[name] for name in first_values}
                 if given
-                else first_values  # one after the other
+                else first_values,  # one after the other
+                specification.options,
             )
             # It is the buffers that have the weights from now on.
             specification.model.release([*first_values, *(copy.name for copy in objective.copies)])
@@ -128,21 +134,84 @@ class Steps:
             DataError: The arrays do not fit a model of a fixed batch size.
             StepError: onnxruntime failed.
         """
-        names, fixed, accumulate = self.objective.names, self.fixed, self.specification.accumulate
+        names, fixed = self.objective.names, self.fixed
         rate = {names.learning_rate: np.asarray(learning_rate, dtype=np.float32)}
         if fixed is not None:
             self._check_rows(feeds)
-        if accumulate == 1:
+        if self.accumulate == 1:
             results = self._run(feeds, rate)
             if self._part_names:
                 self.parts = {name: float(results[name]) for name in self._part_names}
             return float(results[names.loss])
-        if fixed is None:
-            inputs = (str(value.name) for value in self.objective.model.graph.inputs)
-            size = next(len(feeds[name]) for name in inputs if feeds[name].ndim)
-            micro = -(-size // accumulate)
-        else:
-            size, micro = fixed.rows(feeds), fixed.size
+        self.parts = self._add_up(feeds, rate)
+        return float(self.session.step(rate, entry=1)[names.loss])
+
+    def step_share(self, feeds: Arrays, learning_rate: float) -> float:
+        """One step on what this process takes of a batch: all of it."""
+        return self.step(feeds, learning_rate)
+
+    def share(self, dataset: Dataset) -> Dataset:
+        """What this process takes of every batch of a dataset: all of it."""
+        return dataset
+
+    @property
+    def most_rows(self) -> int | None:
+        """How many examples a step takes at most; ``None`` for any number."""
+        return None if self.fixed is None else self.fixed.size * self.accumulate
+
+    def tell(self, stopping: Stopping) -> None:
+        """Let the other processes know, in the next step, that this one has been asked to stop."""
+
+    def asked(self, stopping: Stopping) -> bool:
+        """Whether a process has been asked to stop, as all of them know since the last step."""
+        return stopping.signal is not None
+
+    def agree(self, identity: Mapping[str, Any]) -> None:
+        """Find out that all processes are about to do the same."""
+
+    def check(self) -> None:
+        """Find out that all processes have the same weights."""
+
+    @property
+    def origin(self) -> str:
+        """Where a loss that is no number comes from, in words, where that is known."""
+        return ""
+
+    @property
+    def transient(self) -> frozenset[str]:
+        """Names of the states that mean nothing between two steps."""
+        sums = {f"{name}/accumulated" for name in self.objective.parameters}
+        return frozenset(sums | {"accumulated_weight", "accumulated_loss"}) & frozenset(self.states)
+
+    @property
+    def kept_names(self) -> list[str]:
+        """Names of what a checkpoint has."""
+        transient = self.transient
+        return [name for name in self.states if name not in transient]
+
+    def kept_states(self) -> dict[str, np.ndarray]:
+        """What a checkpoint has; of several processes all have to ask for it."""
+        return {name: self.states[name] for name in self.kept_names}
+
+    def take_states(self, values: Mapping[str, np.ndarray]) -> None:
+        """Take over what a checkpoint has."""
+        for name, value in values.items():
+            self.states[name] = value
+
+    def go_on_from(self, before: Steps) -> None:
+        """Take over what the steps of an earlier specification have beside the buffers."""
+
+    def _rows(self, feeds: Arrays) -> int:
+        """How many examples there are."""
+        if self.fixed is not None:
+            return self.fixed.rows(feeds)
+        inputs = (str(value.name) for value in self.objective.model.graph.inputs)
+        return next((len(feeds[name]) for name in inputs if feeds[name].ndim), 1)
+
+    def _add_up(self, feeds: Arrays, rate: Arrays) -> dict[str, float]:
+        """Add up the gradients of all micro-batches; returns the losses where the loss is the sum of several."""
+        size = self._rows(feeds)
+        micro = -(-size // self.accumulate) if self.fixed is None else self.fixed.size
         totals: dict[str, float] = {}
         for start in range(0, size, micro):
             part = {key: value[start : start + micro] if value.ndim else value for key, value in feeds.items()}
@@ -150,8 +219,7 @@ class Steps:
             rows = min(micro, size - start)
             for name in self._part_names:
                 totals[name] = totals.get(name, 0.0) + float(results[name]) * (1.0 if self._sums else rows / size)
-        self.parts = totals
-        return float(self.session.step(rate, entry=1)[names.loss])
+        return totals
 
     def _run(self, feeds: Arrays, rate: Arrays) -> Arrays:
         """The first entry on a batch or micro-batch; one that is smaller than the model takes is padded."""
@@ -171,7 +239,7 @@ class Steps:
         """Refuse more examples than a step takes, and arrays of different lengths."""
         fixed = self.fixed
         assert fixed is not None
-        rows, most = fixed.rows(feeds), fixed.size * self.specification.accumulate
+        rows, most = fixed.rows(feeds), self.most_rows or 0
         if not 1 <= rows <= most:
             raise DataError(
                 f"{fixed.input!r} has {rows} examples, but the model takes batches of {fixed.size}; "

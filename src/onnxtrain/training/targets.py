@@ -158,7 +158,7 @@ class Targets:
         """Whether there are labels to ignore, for which the loss is not built so far."""
         if self.form.ignoring or self._ignored is None or targets.dtype.kind not in "iu":
             return False
-        return bool((targets == self._ignored).any())
+        return bool((targets == np.int64(self._ignored)).any())  # a number of Python's must fit the targets' type
 
     @property
     def _ignored(self) -> int | None:
@@ -185,8 +185,9 @@ class Targets:
         Raises:
             OptionError: There is no such metric, or it is for other predictions.
         """
-        given = [metrics] if isinstance(metrics, str) or callable(metrics) else metrics
-        return [self.reading.metric(metric) for metric in given]
+        one = isinstance(metrics, str) or callable(metrics) or hasattr(metrics, "start")
+        listed: list[Any] = [metrics] if one else list(metrics)
+        return [self.reading.metric(metric) for metric in listed]
 
     @cached_property
     def reading(self) -> Reading:

@@ -10,6 +10,7 @@ import onnx
 
 from onnxtrain.model.validity import refuses_invalid
 from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.parallel.communicator import Communicator
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.training.adaptation import Adaptation
 from onnxtrain.training.ema import EMA
@@ -29,7 +30,7 @@ class Trainer(Learner):
         model: A path or a loaded model. It is never changed; :meth:`save` writes a copy in which only the
             trained initializers differ. A path takes less memory: the weights are held once, and not a second
             time in the loaded model.
-        loss: What to minimise: ``"softmax_cross_entropy"``, ``"binary_cross_entropy"``,
+        loss: What to minimise: ``"softmax_cross_entropy"``, ``"next_token"``, ``"binary_cross_entropy"``,
             ``"mean_squared_error"``, ``"mean_absolute_error"``, ``"huber"``, each with arguments as in
             ``"huber(delta=0.5)"``, ``"output:NAME"`` for a scalar output of the model, a
             :class:`~onnxtrain.training.losses.Loss`, the path of an ONNX model of (prediction, target), or a
@@ -63,6 +64,9 @@ class Trainer(Learner):
         accumulate: Split every batch into this many micro-batches; the step equals that of the whole batch.
         straight_through: Train through operators that round or quantize, as if they did not
             (quantization-aware training); see :func:`onnxtrain.gradient`.
+        qat: Train a quantized model as it is quantized: weights in integers are trained as numbers that are rounded
+            in every step, scales are learned, and integers and scales are saved
+            ([quantization](docs/quantization.md)). Implies ``straight_through``.
         recompute: Glob patterns of names of nodes whose results are computed again in the backward pass instead
             of being kept: takes time, saves memory, changes no number.
         lora: Adapters to train beside frozen weights, :class:`onnxtrain.Lora`. Then ``train`` names what is trained
@@ -72,6 +76,10 @@ class Trainer(Learner):
         seed: Seed of the order of the data and of dropout.
         threads: Threads within an operator; default one per core.
         options: All other options of the sessions.
+        parallel: The processes that train this model together, each on its part of every batch, such as
+            ``onnxtrain.parallel.MPI()``; by default this one alone.
+        shard_states: Whether of N such processes each keeps an N-th of the optimizer's states, and updates an N-th of
+            the weights.
 
     Raises:
         ModelError: The model cannot be read.
@@ -112,12 +120,15 @@ class Trainer(Learner):
         sparsify: str | Sequence[str] | None = None,
         accumulate: int = 1,
         straight_through: bool = False,
+        qat: bool = False,
         recompute: str | Sequence[str] = (),
         lora: Adaptation | None = None,
         seed: int = 0,
         threads: int | None = None,
         options: RuntimeOptions | None = None,
         tie: bool | str | Sequence[str] = False,
+        parallel: Communicator | None = None,
+        shard_states: bool = False,
         groups: Sequence[Group] = (),
         ema: float | EMA | None = None,
         free_batch: bool = False,
@@ -142,12 +153,15 @@ class Trainer(Learner):
             sparsify=sparsify,
             accumulate=accumulate,
             straight_through=straight_through,
+            qat=qat,
             recompute=recompute,
             free_batch=free_batch,
             lora=lora,
             seed=seed,
             threads=threads,
             options=options,
+            parallel=parallel,
+            shard_states=shard_states,
         )
         super().__init__(specification)
         warn_of(self._hints, stacklevel=3)  # the decorator is one of them

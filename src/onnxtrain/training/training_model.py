@@ -40,6 +40,7 @@ def training_model(
     sparsify: str | Sequence[str] | None = None,
     accumulate: bool = False,
     straight_through: bool = False,
+    qat: bool = False,
     recompute: str | Sequence[str] = (),
     lora: Adaptation | None = None,
     tie: bool | str | Sequence[str] = False,
@@ -76,6 +77,9 @@ def training_model(
             them.
         straight_through: Train through operators that round or quantize; see :func:`onnxtrain.gradient`. The
             Gradient node cannot say so: the training model's metadata entry ``onnxtrain.straight_through`` does.
+        qat: Train a quantized model as it is quantized: weights in integers are trained as numbers that are rounded
+            in every step, scales are learned, and integers and scales are saved
+            ([quantization](docs/quantization.md)). Implies ``straight_through``.
         recompute: Glob patterns of names of nodes to compute again in the backward pass; likewise the entry
             ``onnxtrain.recompute``, a JSON list.
         free_batch: Free the batch size of a model that has a fixed one.
@@ -111,6 +115,7 @@ def training_model(
         sparsify=sparsify,
         accumulate=2 if accumulate else 1,  # any number of micro-batches makes the same model
         straight_through=straight_through,
+        qat=qat,
         recompute=recompute,
         free_batch=free_batch,
         lora=lora,

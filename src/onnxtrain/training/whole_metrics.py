@@ -266,10 +266,13 @@ class _Kept:
         self._measured = measured
         self._parts: list[Values] = []
 
-    def add(self, y_true: Array, y_pred: Array) -> None:
-        """Take a batch."""
+    def part(self, y_true: Array, y_pred: Array) -> Values:
+        """What the metric needs of a batch."""
+        return self._measured.metric.measure(self._measured.read(y_true, y_pred))
+
+    def take(self, part: Values) -> None:
+        """Take what it needs of the next batch."""
         metric = self._measured.metric
-        part = metric.measure(self._measured.read(y_true, y_pred))
         self._parts = [self._parts[0] + part] if metric.summed and self._parts else [*self._parts, part]
 
     @property

@@ -85,19 +85,31 @@ def build_entries(recipe: Recipe) -> tuple[list[Entry], FirstValues]:
     """
     values = _first_values(recipe)
     entries = [build.algorithm.entry() for build in _builds(recipe, values, apart=True)]
-    states = list(values)
     for entry in entries:
-        entry.states = states
-        model, graph = entry.model, entry.model.graph
-        for name in [name for name in graph.initializers if name in values.tensors]:
-            value = graph.initializers.pop(name)
-            value.const_value = None
-            graph.inputs.append(value)
-        model.metadata_props.clear()
-        model.metadata_props.update(_said(recipe))
-        for domain in sorted(_imported(recipe)):
-            graph.opset_imports.setdefault(domain, 1)
+        _finish(entry, recipe, values)
     return entries, values
+
+
+def build_update(recipe: Recipe) -> tuple[Entry, FirstValues]:
+    """The entry that applies what was accumulated, on a model of nothing but parameters; uses the recipe up."""
+    values = _first_values(recipe)
+    entry = _Writer(recipe).applying(Algorithm(recipe, values, label="the update")).entry()
+    _finish(entry, recipe, values)
+    return entry, values
+
+
+def _finish(entry: Entry, recipe: Recipe, values: FirstValues) -> None:
+    """Make the states inputs, and say what a file would say."""
+    entry.states = list(values)
+    model, graph = entry.model, entry.model.graph
+    for name in [name for name in graph.initializers if name in values.tensors]:
+        value = graph.initializers.pop(name)
+        value.const_value = None
+        graph.inputs.append(value)
+    model.metadata_props.clear()
+    model.metadata_props.update(_said(recipe))
+    for domain in sorted(_imported(recipe)):
+        graph.opset_imports.setdefault(domain, 1)
 
 
 def _imported(recipe: Recipe) -> set[str]:
@@ -110,7 +122,8 @@ def _said(recipe: Recipe) -> dict[str, str]:
     """What the metadata says about how a step is built: the nodes have no attributes for it."""
     said = recipe.options.entries()
     if _drops(recipe):
-        counters = [recipe.names.count, "accumulated_weight"] if recipe.micro_batches else [recipe.names.count]
+        several = recipe.micro_batches and not recipe.alone
+        counters = [recipe.names.count, "accumulated_weight"] if several else [recipe.names.count]
         said[COUNTERS_KEY] = json.dumps(counters)
     return said
 
@@ -213,28 +226,28 @@ class _Writer:
         gradients = self._masked(builder, builder.gradient(scaled, list(builder.parameters.values())))
         for (name, value), gradient in zip(builder.parameters.items(), gradients, strict=True):
             accumulator = builder.state(f"{name}/accumulated", _repeated(0.0, value))
-            builder.update(accumulator, accumulator + gradient)
+            builder.update(accumulator, gradient if self.recipe.alone else accumulator + gradient)
         for total_name, term in (("accumulated_weight", weight), ("accumulated_loss", scaled)):
-            total = builder.state(total_name, np.zeros((), np.float64))
-            builder.update(total, total + op.cast(term, ir.DataType.DOUBLE))
+            total, term = builder.state(total_name, np.zeros((), np.float64)), op.cast(term, ir.DataType.DOUBLE)
+            builder.update(total, term if self.recipe.alone else total + term)
         builder.updates.update(self.recipe.statistics)
         self._return(builder, terms)
         return builder
 
     def applying(self, builder: Algorithm) -> Algorithm:
-        """gradient = accumulator / total; update; clear the accumulators."""
+        """gradient = accumulator / total; update; clear the accumulators, where that is asked for."""
         op = builder.op
         weight = builder.state("accumulated_weight", np.zeros((), np.float64))
         total = builder.state("accumulated_loss", np.zeros((), np.float64))
         divisor = op.Where(op.binary("Equal", weight, 0), 1, weight)  # where nothing counted, all sums are 0
-        gradients = []
-        for name, value in builder.parameters.items():
-            accumulator = builder.state(f"{name}/accumulated", _repeated(0.0, value))
-            gradients.append(accumulator / op.cast(divisor, accumulator.dtype))
-            builder.update(accumulator, op.zeros_like(accumulator))
-        self._update(builder, self._clip(op, gradients))
+        accumulators = [
+            builder.state(f"{name}/accumulated", _repeated(0.0, value)) for name, value in builder.parameters.items()
+        ]
+        self._update(builder, self._clip(op, accumulators, 1 / divisor))
         builder.result(self.recipe.names.loss, op.cast(total / divisor, ir.DataType.FLOAT))
-        for state in (weight, total):
+        for state in accumulators if self.recipe.cleared else ():
+            builder.update(state, op.zeros_like(state))
+        for state in (weight, total) if self.recipe.cleared else ():
             builder.update(state, op.scalar(0.0, state))
         return builder
 
@@ -249,18 +262,23 @@ class _Writer:
             masked.append(gradient)
         return masked
 
-    def _clip(self, op: Builder, gradients: list[Value]) -> list[Value]:
+    def _clip(self, op: Builder, gradients: list[Value], scale: Value | None = None) -> list[Value]:
+        """Gradients, times a scale where there is one, after clipping: of all products one, which updates take in."""
         clipping = self.recipe.clipping
+        if any(g.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE) for g in gradients):
+            gradients, scale = _scaled(op, gradients, scale), None  # squares of sums leave the range of float16
         if clipping.value is not None:
-            bound = clipping.value
-            gradients = [op.Clip(g, op.scalar(-bound, g), op.scalar(bound, g)).with_shape(g.shape) for g in gradients]
-        if clipping.norm is not None:
-            squares = [op.cast(op.ReduceSumSquare(g, keepdims=0), ir.DataType.DOUBLE) for g in gradients]
-            norm = op.Sqrt(op.sum_of(squares))
-            # min(1, bound / norm) in a form that is right for norm = 0 and lets NaN through.
-            factor = op.scalar(clipping.norm, norm) / op.Max(norm, op.scalar(clipping.norm, norm))
-            gradients = [(g * op.cast(factor, g.dtype)).with_shape(g.shape) for g in gradients]
-        return gradients
+            bound, scale, scaled = clipping.value, None, _scaled(op, gradients, scale)
+            gradients = [op.Clip(g, op.scalar(-bound, g), op.scalar(bound, g)).with_shape(g.shape) for g in scaled]
+        if clipping.norm is None:
+            return _scaled(op, gradients, scale)
+        squares = [op.cast(op.ReduceSumSquare(g, keepdims=0), ir.DataType.DOUBLE) for g in gradients]
+        norm = op.Sqrt(op.sum_of(squares))
+        if scale is not None:
+            norm = norm * scale
+        # min(1, bound / norm) in a form that is right for norm = 0 and lets NaN through.
+        factor = op.scalar(clipping.norm, norm) / op.Max(norm, op.scalar(clipping.norm, norm))
+        return _scaled(op, gradients, factor if scale is None else factor * scale)
 
     def _count(self, builder: Algorithm) -> Value:
         return builder.state(self.recipe.names.count, np.asarray(self.schema.first_count, np.int64))
@@ -320,6 +338,14 @@ def _initialization(builder: Algorithm) -> tuple[onnx.GraphProto, dict[str, str]
         infos.append(helper.make_tensor_value_info(output, kind, array.shape))
         binding[name] = output
     return helper.make_graph(nodes, "initialization", [], infos), binding
+
+
+def _scaled(op: Builder, gradients: list[Value], scale: Value | None) -> list[Value]:
+    """Gradients times a scalar."""
+    if scale is None:
+        return gradients
+    scales = {dtype: op.cast(scale, dtype) for dtype in dict.fromkeys(g.dtype for g in gradients)}
+    return [(g * scales[g.dtype]).with_shape(g.shape) for g in gradients]
 
 
 def _shape(value: ir.Value) -> tuple[int, ...]:

@@ -121,6 +121,8 @@ class Recipe:
         rules: Update rules of the parameters that have one of their own, of the same operator.
         clipping: What is done to gradients.
         micro_batches: Write two entries: one that adds a micro-batch's gradients up, one that applies them.
+        alone: Every update has one micro-batch: its gradients take the place of what is accumulated.
+        cleared: The second entry clears what the first has added up; otherwise that is left to who runs them.
         statistics: Running statistics of batch normalization: initializer to the main graph's new value.
         masks: Parameters of which a part stays zero: where the mask is false, the gradient is zero.
         sparsified: Parameters whose sparsity the optimizer promotes, where it does; by default those of rank 2
@@ -135,6 +137,8 @@ class Recipe:
     optimizer: Optimizer
     clipping: Clipping = field(default_factory=Clipping)
     micro_batches: bool = False
+    alone: bool = False
+    cleared: bool = True
     statistics: dict[str, str] = field(default_factory=dict)
     names: Names = field(default_factory=Names)
     masks: Mapping[str, np.ndarray] = field(default_factory=dict)

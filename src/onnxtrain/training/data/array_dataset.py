@@ -13,6 +13,7 @@ from onnxtrain.training.data.base import (
     Batch,
     Column,
     Dataset,
+    Divide,
     check_columns,
     check_not_negative,
     checked_batch_size,
@@ -69,6 +70,7 @@ class ArrayDataset(Dataset):
         }
         self._targets = None if targets is None else Column.checked(targets, target_spec, "the target array")
         self._indices: Array | None = None
+        self._divide: Divide | None = None
         self._validated: tuple[object, ...] | None = None
         self.name = name
         self.size = check_columns(self._columns, name)
@@ -133,6 +135,12 @@ class ArrayDataset(Dataset):
         subset.size = len(indices)
         return subset
 
+    def shared(self, divide: Divide) -> Self:
+        """A part of every batch, which alone is read."""
+        result = copy.copy(self)
+        result._divide = divide
+        return result
+
     def batches(
         self, batch_size: int, *, shuffle: bool = False, seed: int = 0, epoch: int = 0, start: int = 0
     ) -> Iterator[Batch]:
@@ -188,11 +196,16 @@ class ArrayDataset(Dataset):
         return result.digest()
 
     def _read_batches(self, batch_size: int, order: Array | None, start: int) -> Iterator[Batch]:
-        for first, last in _chunks(self.size, batch_size, start):
+        for number, (first, last) in enumerate(_chunks(self.size, batch_size, start), start):
+            whole = None
+            if self._divide is not None:
+                whole = last - first
+                begin, end, _ = self._divide(number, whole).indices(whole)
+                first, last = first + begin, first + max(begin, end)
             rows, examples = self._rows(first, last, order)
             arrays = [column.converted(rows, examples) for column in self._columns]
             inputs = dict(zip(self._inputs, arrays, strict=False))
-            yield Batch(inputs, arrays[-1] if self._targets else None, last - first)
+            yield Batch(inputs, arrays[-1] if self._targets else None, last - first, whole)
 
     def _rows(self, start: int, stop: int, order: Array | None) -> tuple[slice | Array, Sequence[int] | Array]:
         """The rows to read for positions in the reading order, and for each its index in the data."""

@@ -33,11 +33,22 @@ class Batch:
         inputs: by input name, each [size, ...].
         targets: [size, ...], or None where none are needed.
         size: how many examples.
+        whole: of how many this is a part, where other processes have the rest.
     """
 
     inputs: dict[str, Array]
     targets: Array | None
     size: int
+    whole: int | None = None
+
+    @property
+    def total(self) -> int:
+        """How many examples all parts have together."""
+        return self.size if self.whole is None else self.whole
+
+
+Divide = Callable[[int, int], slice]
+"""Which rows to take of a batch, from its number in the epoch and how many it has."""
 
 
 class Dataset(ABC):

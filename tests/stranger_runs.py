@@ -1,4 +1,4 @@
-"""What the README promises to a stranger: its commands that begin with a model and data, run as they stand there."""
+"""What is promised to a stranger: the commands that begin with a model and data, run as the page has them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import onnx
 import onnxtrain
 from onnxtrain.cli import main
 
-README = Path(__file__).parent.parent / "README.md"
+PAGE = Path(__file__).parent.parent / "docs" / "command_line.md"
 SHAPES = ("cross", "disc", "square")
 SPECIES = ("setosa", "versicolor", "virginica")
 
 
 def commands(kind: str) -> list[list[str]]:
-    """The commands of the README's block that trains on pictures, or on flowers."""
-    blocks = re.findall(r"^```sh\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
+    """The commands of the block that trains on pictures, or on flowers."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     (block,) = (block for block in blocks if f"--run runs/{kind}" in block)
     lines = block.replace("\\\n", " ").splitlines()
     return [shlex.split(line)[1:] for line in lines]

@@ -1,0 +1,111 @@
+"""``onnxtrain check``: one training step on an execution provider against the processor."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from onnxtrain.cli import flags, paths, terminal
+from onnxtrain.cli.export import sizes_of
+from onnxtrain.cli.flags import DATA, RESULTS, RUNNING, OptimizerSettings, Training
+
+HELP = "Do one training step on an execution provider and compare it with the processor's."
+
+EXAMPLES = """\
+The exit status is 1 where the step fails or differs; then every operator is
+tried alone, with the processor's inputs.
+
+Examples
+
+    onnxtrain check model.onnx --provider cuda --loss softmax_cross_entropy
+    onnxtrain check model.onnx --provider openvino --static N=8 \\
+        --loss softmax_cross_entropy --data train.npz
+"""
+
+
+def command(
+    model: flags.ModelPath,
+    /,
+    *,
+    provider: Annotated[str, Parameter(group=RUNNING, metavar="NAME", help="The provider, such as cuda or openvino.")],
+    loss: flags.Loss,
+    loss_flags: flags.LossFlags = flags.LossFlags(),  # noqa: B008 - frozen
+    data: Annotated[
+        str | None, Parameter(group=DATA, metavar="PATH", help="Data for the batch.  [default: random numbers]")
+    ] = None,
+    target: flags.Target = None,
+    batch_size: Annotated[int, Parameter(group=DATA, help="Examples in the batch.")] = 4,
+    static: Annotated[
+        list[str] | None,
+        Parameter(
+            group=DATA,
+            negative=(),
+            metavar="NAME=SIZE",
+            help="Give a dimension of the inputs a fixed size, such as N=4, for providers that want static shapes. "
+            "May be repeated.",
+        ),
+    ] = None,
+    training: Training = Training(),  # noqa: B008 - frozen
+    settings: OptimizerSettings = OptimizerSettings(),  # noqa: B008 - frozen
+    tolerance: Annotated[
+        float,
+        Parameter(group=RESULTS, help="The difference that counts, in units of the result's largest element."),
+    ] = 1e-3,
+    threads: flags.Threads = None,
+    json_output: Annotated[flags.Json, Parameter(name="--json")] = False,
+    debug: flags.Debug = False,
+) -> int:
+    """Run ``onnxtrain check``; the flags are described where they are declared."""
+    from onnxtrain.runtime.options import RuntimeOptions
+    from onnxtrain.training.provider_check import check_provider
+    from onnxtrain.training.trainer import Trainer
+
+    paths.check_paths({paths.MODEL: paths.model(model), "--data": paths.data(data), "--loss": paths.loss(loss)})
+    RuntimeOptions(providers=[provider]).provider_list()  # before the model is read
+    trainer = Trainer(
+        model,
+        loss=loss_flags.of(loss),
+        optimizer=settings.build(),
+        options=RuntimeOptions(threads=threads, kernels=False),
+        **training.arguments(),
+    )
+    sizes = sizes_of(static)
+    report = check_provider(
+        trainer, provider, data, target=target, batch_size=batch_size, sizes=sizes, tolerance=tolerance
+    )
+    if json_output:
+        found = dataclasses.asdict(report) | {"agrees": report.agrees}
+        print(json.dumps(_finite(found)))  # noqa: T201 - the output of the command
+        return 0 if report.agrees else 1
+    console = terminal.console()
+    if report.failure:
+        console.print(f"{report.provider} cannot do the step: {report.failure}", soft_wrap=True, markup=False)
+    for each in report.outputs:
+        console.print(f"differs: {each.name} by {each.size:.1e}", soft_wrap=True, markup=False)
+    for each in report.nodes:
+        why = each.reason or f"differs by {each.size:.1e}"
+        console.print(f"operator {each.operator} ({each.name}): {why}", soft_wrap=True, markup=False)
+    if not report.agrees and not report.nodes:
+        console.print("No operator alone differs.")
+    if report.left_out:
+        console.print(f"{report.left_out} operators with graphs or sequences were not tried alone.")
+    if report.agrees:
+        console.print(
+            f"{report.provider} does the step: {report.compared} results, which differ from the processor's by "
+            f"{report.largest:.1e} of their largest element at most.",
+            soft_wrap=True,
+        )
+    return 0 if report.agrees else 1
+
+
+def _finite(value: object) -> object:
+    """JSON has no infinity: ``None`` stands for it."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,56 @@
+"""``onnxtrain quantize``: a quantized model, for ONNX Runtime and for quantization-aware training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from onnxtrain.cli import flags, paths, terminal
+
+HELP = "Quantize a model with ONNX Runtime's quantizer, with the settings that quantization-aware training takes."
+
+EXAMPLES = """\
+Examples
+
+    onnxtrain quantize model.onnx --data d.npz -o q.onnx
+    onnxtrain fit q.onnx --qat --data d.npz --loss cross_entropy -o tuned.onnx
+
+  Weights of 4 bits:
+    onnxtrain quantize model.onnx --data d.npz --bits 4 -o q.onnx
+"""
+
+
+def command(
+    model: flags.ModelPath,
+    /,
+    *,
+    data: Annotated[str, Parameter(group=flags.DATA, help="Some hundred examples, for the ends of activations.")],
+    output: Annotated[
+        Path, Parameter(name=("--output", "-o"), group=flags.RESULTS, metavar="FILE", help="The quantized model.")
+    ],
+    bits: Annotated[int, Parameter(help="Bits of the weights: 8 or 4.")] = 8,
+    per_channel: Annotated[bool, Parameter(help="A scale for each output channel of a weight.")] = True,
+    exclude: Annotated[
+        list[str] | None, Parameter(negative=(), metavar="NODE", help="Names of nodes that stay as they are.")
+    ] = None,
+    batch_size: Annotated[int, Parameter(help="Examples at a time.")] = 32,
+    debug: flags.Debug = False,
+) -> None:
+    """Run ``onnxtrain quantize``; the flags are described where they are declared."""
+    from onnxtrain.model.file import ModelFile
+    from onnxtrain.training.quantize import quantize
+
+    paths.check_paths(
+        {
+            paths.MODEL: paths.model(model),
+            "--data": paths.data(data),
+            "--output": paths.output(output, is_model=True),
+        },
+        in_place=False,
+    )
+    made = quantize(model, data, bits=bits, per_channel=per_channel, exclude=exclude or (), batch_size=batch_size)
+    ModelFile.load(made).save(output, {})
+    before, after = terminal.file_size(model), terminal.file_size(output)
+    terminal.console().print(terminal.facts({"written": f"{output} ({after}; the model given: {before})"}))

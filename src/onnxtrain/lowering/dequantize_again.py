@@ -1,0 +1,76 @@
+"""Dequantize frozen weights where they are used, each time, instead of keeping them from the first use to the last."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import onnx_ir as ir
+
+from onnxtrain.graph import Builder
+from onnxtrain.graph.clone import clone_nodes
+from onnxtrain.graph.domains import MICROSOFT_DOMAIN
+from onnxtrain.graph.value import dimensions
+
+_LEAST_ELEMENTS = 1 << 14
+"""Smaller weights are kept: that takes less than more nodes cost."""
+
+
+def dequantize_again(graph: ir.Graph) -> None:
+    """Let each reader of a dequantized frozen weight have a node of its own, right before it, in place.
+
+    A weight is read in the forward pass, and for the gradient of what it multiplies: kept from one to the other, all
+    weights of a model would be there in float at once, four or eight times as large as they are. ONNX Runtime would
+    also run these nodes, which need nothing but weights, ahead of all others; so their scales wait for what the reader
+    reads beside the weight: zero times its number of elements is added to them.
+
+    Requires: a sorted graph in which what is trained are inputs. Ensures: a sorted graph that computes the same.
+    """
+    count, order = 0, {node: place for place, node in enumerate(graph)}
+    main = Builder(graph, graph.opset_imports.get("", 1))
+    for node in list(graph):
+        if not _dequantizes_frozen(node, graph):
+            continue
+        (value,) = node.outputs
+        readers = [reader for reader in dict.fromkeys(reader for reader, _ in value.uses()) if reader.graph is graph]
+        if not readers or len(readers) < len({reader for reader, _ in value.uses()}):
+            continue  # the bodies of control flow read it where they run
+        first, *others = sorted(readers, key=order.__getitem__)
+        graph.remove(node)
+        graph.insert_before(first, node)
+        for reader in others:
+            count += 1
+            (copy,) = clone_nodes([node], {}, rename=functools.partial("{1}/again_{0}".format, count))
+            copy.outputs[0].type, copy.outputs[0].shape = value.type, value.shape
+            graph.insert_before(reader, copy)
+            for place, read in enumerate(reader.inputs):
+                if read is value:
+                    reader.replace_input_with(place, copy.outputs[0])
+            _wait(main.before(copy), copy, reader)
+        _wait(main.before(node), node, first)
+
+
+def _wait(op: Builder, node: ir.Node, reader: ir.Node) -> None:
+    """Let a node run when the other inputs of its reader are there."""
+    others = [value for value in reader.inputs if value is not None and value.producer() not in (None, node)]
+    awaited = next(iter(others), None)
+    scale = node.inputs[1]
+    assert scale is not None
+    if awaited is not None and isinstance(awaited.type, ir.TensorType):
+        given = op.wrap(scale)
+        nothing = op.cast(op.Size(op.wrap(awaited)), given.dtype) * 0
+        node.replace_input_with(1, (given + nothing).with_shape(given.shape).ir)
+
+
+def _dequantizes_frozen(node: ir.Node, graph: ir.Graph) -> bool:
+    """Whether a node makes floats of a large initializer, from nothing else than initializers."""
+    if node.op_type != "DequantizeLinear" or node.domain not in ("", MICROSOFT_DOMAIN):
+        return False
+    if node.outputs[0].is_graph_output():
+        return False
+    if not all(value is None or value.name in graph.initializers for value in node.inputs):
+        return False
+    shape = dimensions(node.outputs[0])
+    if shape is None or not all(isinstance(size, int) for size in shape):
+        return False
+    return math.prod(size for size in shape if isinstance(size, int)) >= _LEAST_ELEMENTS

@@ -1,0 +1,11 @@
+"""Clusters of Ray: several workers train one ONNX model on data of Ray Data, and come back when one is lost.
+
+Ray is an optional extra; see docs/ray.md.
+"""
+
+from __future__ import annotations
+
+from onnxtrain.ray.collective import Collective
+from onnxtrain.ray.fitting import fit
+
+__all__ = ["Collective", "fit"]

@@ -1,0 +1,220 @@
+"""Fit a model on a cluster of Ray: Ray Train starts the workers and brings them back, Ray Data brings the batches."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Unpack
+
+import onnx
+
+from onnxtrain.edit.working import Model
+from onnxtrain.errors import OptionError
+from onnxtrain.model.writing import check_writable
+from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.ray.collective import Collective, ray
+from onnxtrain.training.callback import Callback, TrainingState
+from onnxtrain.training.data import Batch, IterableDataset
+from onnxtrain.training.loss_choice import LossLike
+from onnxtrain.training.schedules import Schedule
+from onnxtrain.training.specification import Options
+from onnxtrain.training.trainer import Trainer
+
+_MODEL = "model.onnx"
+"""The model in a checkpoint of Ray."""
+
+
+def fit(
+    model: Model,
+    dataset: Any,
+    *,
+    loss: LossLike,
+    save: str | os.PathLike[str] | None = None,
+    optimizer: Optimizer | str | None = None,
+    epochs: int = 1,
+    batch_size: int = 32,
+    schedule: str | Schedule | None = None,
+    validation: Any = None,
+    metrics: str | Sequence[Any] = (),
+    target: str | None = None,
+    shuffle: bool = True,
+    callbacks: Sequence[Callback] = (),
+    scaling: Any = None,
+    run: Any = None,
+    **options: Unpack[Options],
+) -> Any:
+    """Train a model by several workers of Ray Train.
+
+    Every worker streams the data, and takes its rows of every batch: the steps are those of one process on whole
+    batches, up to the order of sums. After every epoch the metrics and a checkpoint go to Ray. When a worker is lost,
+    Ray starts all of them anew, and they go on from there, as often as ``run`` allows:
+    ``RunConfig(failure_config=FailureConfig(max_failures=3))``.
+
+    Args:
+        model: A path or a loaded model.
+        dataset: A ``ray.data.Dataset`` with a column for each of the model's inputs, and one with the target. It has to
+            give its rows in the same order every time.
+        loss: What to minimise, as for :class:`onnxtrain.Trainer`.
+        save: Where to write the trained model.
+        optimizer: The update rule, by default ``Adam()``.
+        epochs: How often to go through the data.
+        batch_size: Examples per step, of all workers together.
+        schedule: Learning rate by step, as for :meth:`onnxtrain.Trainer.fit`.
+        validation: Data to evaluate on after every epoch, that every worker can read: a path or arrays.
+        metrics: What to measure on the validation data.
+        target: Name of the target, where several columns are left.
+        shuffle: Whether to take the examples of 16 batches at a time in a new order every epoch.
+        callbacks: Called in every worker at the ends of steps and epochs; they are pickled.
+        scaling: A ``ray.train.ScalingConfig``; by default one worker.
+        run: A ``ray.train.RunConfig``: name, storage, failures.
+        options: All other options of :class:`onnxtrain.Trainer`.
+
+    Returns:
+        Ray's result: ``metrics`` of the last epoch, ``checkpoint`` with the model as ``model.onnx``.
+
+    Raises:
+        OptionError: Ray is not installed, or an argument has a value that it cannot have.
+        ray.train.TrainingFailedError: The workers failed more often than ``run`` allows; it has their errors.
+    """
+    if epochs < 1:
+        raise OptionError(f"epochs is {epochs}; it needs a number of at least 1.")
+    if save is not None:
+        check_writable(save)
+    train, data = ray("ray.train"), ray("ray.data")
+    api = ray("ray.train.v2.api.data_parallel_trainer")
+    task = _Task(
+        model=(onnx.load(os.fspath(model)) if isinstance(model, (str, os.PathLike)) else model).SerializeToString(),
+        settings={"loss": loss, "optimizer": optimizer, **options},
+        course={
+            "epochs": epochs,
+            "batch_size": batch_size,
+            "schedule": schedule,
+            "validation": validation,
+            "metrics": metrics,
+            "target": target,
+            "shuffle": shuffle,
+        },
+        callbacks=tuple(callbacks),
+        rows=dataset.count(),
+    )
+    in_order = data.ExecutionOptions(preserve_order=True)
+    result = api.DataParallelTrainer(
+        _work,
+        train_loop_config={"task": task},
+        scaling_config=scaling or train.ScalingConfig(num_workers=1),
+        run_config=run,
+        datasets={"train": dataset},
+        dataset_config=train.DataConfig(datasets_to_split=[], execution_options=in_order),
+    ).fit()
+    if getattr(result, "error", None) is not None:
+        raise result.error
+    if save is not None:
+        with result.checkpoint.as_directory() as folder:
+            shutil.copyfile(Path(folder) / _MODEL, save)
+    return result
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What every worker is told."""
+
+    model: bytes
+    settings: dict[str, Any]
+    course: dict[str, Any]
+    callbacks: Sequence[Callback]
+    rows: int
+
+
+def _work(config: Mapping[str, Any]) -> None:
+    """A worker: the same training as everywhere, with Ray's communicator, data and checkpoints."""
+    task: _Task = config["task"]
+    train = ray("ray.train")
+    context = train.get_context()
+    group = ray("ray.train.collective").broadcast_from_rank_zero(uuid.uuid4().hex)
+    together = Collective(context.get_world_rank(), context.get_world_size(), group)
+    trainer = Trainer(onnx.ModelProto.FromString(task.model), parallel=together, **task.settings)
+    course = dict(task.course)
+    target = course["target"]
+    specs = trainer.objective.inputs
+    data = _RayData(
+        train.get_dataset_shard("train"), course["batch_size"], task.rows, specs, target=target, validate=False
+    )
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "checkpoints"
+        earlier = train.get_checkpoint()
+        if earlier is not None and not together.rank:
+            with earlier.as_directory() as written:
+                shutil.copytree(written, folder)
+                (folder / _MODEL).unlink()
+        reports = _Reports(folder, trainer)
+        trainer.fit(
+            data, checkpoint=folder, keep=1, resume=earlier is not None, callbacks=[*task.callbacks, reports], **course
+        )
+
+
+class _RayData(IterableDataset):
+    """A dataset of Ray Data, streamed once in every epoch."""
+
+    def __init__(self, shard: Any, batch_size: int, rows: int, *arguments: Any, **options: Any) -> None:
+        super().__init__(self._stream, *arguments, **options)
+        self.name = "the dataset of Ray"
+        self._shard, self._rows_of_batch, self._rows = shard, batch_size, rows
+
+    def batch_count(self, batch_size: int = 1) -> int:
+        """How many batches an epoch has."""
+        return -(-self._rows // self._rows_of_batch)
+
+    def batches(
+        self, batch_size: int = 1, *, shuffle: bool = False, seed: int = 0, epoch: int = 0, start: int = 0
+    ) -> Iterator[Batch]:
+        """One epoch, in an order that the seed and the epoch decide."""
+        order: dict[str, Any] = {}
+        if shuffle:
+            order = {
+                "local_shuffle_buffer_size": 16 * self._rows_of_batch,
+                "local_shuffle_seed": (seed * 1_000_003 + epoch) % (1 << 31),
+            }
+        items = self._shard.iter_batches(batch_size=self._rows_of_batch, batch_format="numpy", **order)
+        return self._read_batches(iter(items), start)
+
+    def _stream(self) -> Iterator[Any]:
+        """One epoch in the order of the data; what is read goes through :meth:`batches`."""
+        return iter(self._shard.iter_batches(batch_size=self._rows_of_batch, batch_format="numpy"))
+
+
+class _Reports(Callback):
+    """Tells Ray of every epoch: its metrics, and a checkpoint to go on from, with the model."""
+
+    def __init__(self, folder: Path, trainer: Trainer) -> None:
+        self._folder, self._trainer = folder, trainer
+        self._measured: dict[str, Any] | None = None
+
+    def on_epoch_end(self, state: TrainingState) -> None:
+        """Remember what was measured: the checkpoint is not written yet."""
+        self._measured = {"epoch": state.epoch, "loss": state.loss, **state.metrics}
+
+    def on_epoch_begin(self, state: TrainingState) -> None:
+        """Report the epoch before."""
+        self._report()
+
+    def on_fit_end(self, state: TrainingState) -> None:
+        """Report the last epoch."""
+        self._report()
+
+    def _report(self) -> None:
+        measured, self._measured = self._measured, None
+        if measured is None:
+            return
+        train = ray("ray.train")
+        if self._trainer.communicator.rank:
+            train.report(measured)
+            return
+        with tempfile.TemporaryDirectory() as name:
+            shutil.copytree(self._folder, name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.lock", ".*"))
+            self._trainer.save(Path(name) / _MODEL)
+            train.report(measured, checkpoint=train.Checkpoint.from_directory(name))

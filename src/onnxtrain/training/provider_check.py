@@ -1,0 +1,261 @@
+"""One training step on an execution provider against the processor, operator by operator where they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx import helper, numpy_helper
+
+from onnxtrain.errors import DataError, OnnxTrainError, StepError
+from onnxtrain.lowering.fix_dimensions import fix_dimensions
+from onnxtrain.lowering.lower import lower
+from onnxtrain.runtime.options import RuntimeOptions
+from onnxtrain.runtime.providers import CPU, Provider, name_of
+from onnxtrain.runtime.step import create_session
+from onnxtrain.training.data import TensorSpec
+from onnxtrain.training.learner import Learner
+from onnxtrain.training_info.read import state_tensors
+
+Arrays = Mapping[str, np.ndarray]
+
+TOLERANCE = 1e-3
+"""Difference from the processor's result, in units of its largest element, from which on results differ."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A result of a provider that is not the processor's.
+
+    Attributes:
+        name: The output of the step, or the node.
+        operator: The node's operator; empty for an output of the step.
+        size: The largest difference in units of the largest element; infinite where NaN or shapes differ.
+        reason: Why there is no result, where the provider failed.
+    """
+
+    name: str
+    operator: str
+    size: float
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came of a step on a provider.
+
+    Attributes:
+        provider: Its name.
+        compared: How many outputs the step has: the loss, and the new value of every state.
+        largest: The largest difference of them; infinite where the provider could not do the step.
+        failure: Why it could not, where it could not.
+        outputs: The outputs that differ.
+        nodes: The nodes that differ, or fail, when they are given the processor's inputs; looked for only where the
+            step failed or differs.
+        left_out: How many nodes with graphs of their own were not looked at one by one.
+    """
+
+    provider: str
+    compared: int
+    largest: float
+    failure: str
+    outputs: Sequence[Difference]
+    nodes: Sequence[Difference]
+    left_out: int
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the step was done, with the processor's results."""
+        return not self.failure and not self.outputs
+
+
+def check_provider(
+    learner: Learner,
+    provider: Provider,
+    data: Any = None,
+    *,
+    target: str | None = None,
+    batch_size: int = 4,
+    sizes: Mapping[str, int] | None = None,
+    tolerance: float = TOLERANCE,
+) -> Report:
+    """Do one step of a learner on a provider and on the processor, in standard operators, and compare all results.
+
+    Args:
+        learner: What is trained; its own states stay as they are.
+        provider: The provider, by full or short name, or with its options.
+        data: Data for the batch; by default random numbers, 0 and 1 for integers.
+        target: Name of the target in a file with several arrays left.
+        batch_size: Examples in the batch.
+        sizes: Fixed sizes by the names of dimensions, such as ``{"N": 4}``, for providers that want static shapes.
+        tolerance: The difference that counts, in units of the largest element of the processor's result.
+
+    Raises:
+        OptionError: There is no such provider here, or no such dimension.
+        DataError: The data does not fit the model.
+    """
+    options = RuntimeOptions(providers=[provider], kernels=False, threads=learner.options.threads)
+    options.provider_list()
+    feeds = dict(_batch(learner, data, target, batch_size, sizes or {}))
+    training = learner.training_model()
+    if sizes:
+        fix_dimensions(training, sizes)
+    step = lower(training, entry=0)
+    feeds |= {name: np.asarray(numpy_helper.to_array(tensor)) for name, tensor in state_tensors(training).items()}
+    feeds[learner.objective.names.learning_rate] = np.asarray(learner.learning_rate, np.float32)
+    feeds = {value.name: feeds[value.name] for value in step.graph.input}
+    on_cpu = RuntimeOptions(providers=[CPU], kernels=False, threads=learner.options.threads)
+    names = [value.name for value in step.graph.output]
+    expected = dict(zip(names, _run(step, on_cpu, feeds), strict=True))
+    failure, found = "", {}
+    try:
+        found = dict(zip(names, _run(step, options, feeds), strict=True))
+    except OnnxTrainError as error:
+        failure = str(error)
+    differences = {name: difference(found[name], expected[name]) for name in found}
+    outputs = [Difference(name, "", size) for name, size in differences.items() if size > tolerance]
+    nodes: list[Difference] = []
+    left_out = 0
+    if failure or outputs:
+        nodes, left_out = _node_by_node(step, options, on_cpu, feeds, tolerance)
+    return Report(
+        provider=name_of(options.provider_list()[0]),
+        compared=len(names),
+        largest=np.inf if failure else max(differences.values()),
+        failure=failure,
+        outputs=sorted(outputs, key=lambda each: -each.size),
+        nodes=nodes,
+        left_out=left_out,
+    )
+
+
+def difference(found: np.ndarray, expected: np.ndarray) -> float:
+    """The largest difference of two arrays in units of the largest finite element of the second, or of 1."""
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return np.inf
+    if found.dtype.kind in "OSU":
+        return 0.0 if np.array_equal(found, expected) else np.inf
+    one, other = found.astype(np.float64), expected.astype(np.float64)
+    finite = np.isfinite(other)
+    if not np.array_equal(one[~finite], other[~finite], equal_nan=True) or not np.isfinite(one[finite]).all():
+        return np.inf
+    if not finite.any():
+        return 0.0
+    unit = max(float(np.abs(other[finite]).max()), 1e-6)
+    return float(np.abs(one[finite] - other[finite]).max()) / unit
+
+
+def _batch(
+    learner: Learner, data: Any, target: str | None, batch_size: int, sizes: Mapping[str, int]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """The inputs of the model and the targets, by name."""
+    if data is None:
+        generator = np.random.default_rng(0)
+        specs = [*learner.objective.inputs, *(head.targets.spec for head in learner.objective.heads)]
+        symbols: dict[str, int] = {}
+        yield from ((spec.name, _random(spec, generator, batch_size, sizes, symbols)) for spec in specs)
+        return
+    fixed = learner.objective.fixed_batch
+    batch = next(iter(learner.open(data, target=target).batches(batch_size if fixed is None else fixed.size)))
+    yield from (learner.objective.inputs_of(batch) | learner.objective.targets_of(batch)).items()
+
+
+def _random(
+    spec: TensorSpec,
+    generator: np.random.Generator,
+    batch_size: int,
+    sizes: Mapping[str, int],
+    symbols: dict[str, int],
+) -> np.ndarray:
+    """Numbers for an input; sizes that the model leaves open are the batch size."""
+    if spec.shape is None:
+        raise DataError(f"The shape of {spec.name!r} is not known; give data.")
+    shape = []
+    for size in spec.shape:
+        if isinstance(size, str):
+            shape.append(sizes.get(size, symbols.setdefault(size, batch_size)))
+        else:
+            shape.append(batch_size if size is None else size)
+    if spec.dtype.kind == "f":
+        return generator.normal(size=shape).astype(spec.dtype)
+    if spec.dtype.kind in "biu":
+        return generator.integers(0, 2, shape).astype(spec.dtype)
+    raise DataError(f"{spec.name!r} takes {spec.dtype}, for which no numbers can be made up; give data.")
+
+
+def _run(model: onnx.ModelProto, options: RuntimeOptions, feeds: Arrays) -> list[np.ndarray]:
+    """All outputs of a model.
+
+    Raises:
+        StepError: The provider refuses the model, or fails in it.
+    """
+    session = create_session(ir.from_proto(model), options)
+    try:
+        return session.run(None, feeds)
+    except Exception as error:
+        raise StepError(" ".join(str(error).split())) from error
+
+
+def _node_by_node(
+    step: onnx.ModelProto, options: RuntimeOptions, on_cpu: RuntimeOptions, feeds: Arrays, tolerance: float
+) -> tuple[list[Difference], int]:
+    """The nodes whose results differ when each gets the processor's inputs, in the order of the graph."""
+    values = {**_all_values(step, on_cpu, feeds), **feeds}
+    constants = {tensor.name: tensor for tensor in step.graph.initializer}
+    found: list[Difference] = []
+    left_out = 0
+    for node in step.graph.node:
+        if any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
+            left_out += 1
+            continue
+        names = [name for name in dict.fromkeys(node.input) if name and name not in constants]
+        if not all(isinstance(values.get(name), np.ndarray) for name in (*names, *filter(None, node.output))):
+            left_out += 1  # sequences and optional values
+            continue
+        size, reason = _compare(step, node, {name: values[name] for name in names}, values, constants, options)
+        if reason or size > tolerance:
+            found.append(Difference(node.name or node.output[0], node.op_type, size, reason))
+    return found, left_out
+
+
+def _compare(
+    step: onnx.ModelProto,
+    node: onnx.NodeProto,
+    feeds: Arrays,
+    values: Mapping[str, Any],
+    constants: Mapping[str, onnx.TensorProto],
+    options: RuntimeOptions,
+) -> tuple[float, str]:
+    """The difference of one node's results from those of the processor, or why there are none."""
+    outputs = [name for name in node.output if name]
+    graph = helper.make_graph(
+        [node],
+        "node",
+        [_info(name, value) for name, value in feeds.items()],
+        [_info(name, values[name]) for name in outputs],
+        [constants[name] for name in dict.fromkeys(node.input) if name in constants],
+    )
+    model = helper.make_model(graph, opset_imports=step.opset_import, ir_version=step.ir_version)
+    try:
+        results = _run(model, options, feeds)
+    except OnnxTrainError as error:
+        return np.inf, str(error)
+    return max(difference(result, values[name]) for result, name in zip(results, outputs, strict=True)), ""
+
+
+def _all_values(step: onnx.ModelProto, options: RuntimeOptions, feeds: Arrays) -> dict[str, Any]:
+    """Every value of the graph, computed by the processor."""
+    model = onnx.ModelProto()
+    model.CopyFrom(step)
+    del model.graph.output[:]
+    names = [name for node in model.graph.node for name in node.output if name]
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    return dict(zip(names, _run(model, options, feeds), strict=True))
+
+
+def _info(name: str, value: np.ndarray) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)

@@ -1,0 +1,108 @@
+"""Trainings on two nodes of Ray on this machine: as one process trains, also when a worker is lost on the way."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import onnxtrain
+from onnxtrain.errors import OptionError
+from onnxtrain.examples import mlp
+
+pytest.importorskip("ray", minversion="2.60", reason="Ray is not installed: pip install 'onnxtrain[ray]'")
+pytest.importorskip("torch", reason="PyTorch, whose gloo Ray's collectives need, is not installed")
+
+import ray
+import ray.data
+from kill_once import KillOnce
+from ray.cluster_utils import Cluster
+from ray.train import FailureConfig, RunConfig, ScalingConfig
+
+import onnxtrain.ray
+
+pytestmark = [pytest.mark.thorough, pytest.mark.filterwarnings("ignore")]
+
+COMMON = {"loss": "softmax_cross_entropy", "optimizer": "adam(lr=0.01)", "epochs": 3, "batch_size": 16, "threads": 1}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with pytest.MonkeyPatch.context() as context:
+        context.setenv("PYTHONPATH", ":".join([str(Path(__file__).parent), *filter(None, sys.path)]))
+        context.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        context.setenv("RAY_AUTH_MODE", "disabled")
+        nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+        nodes.add_node(num_cpus=2)
+        ray.init(nodes.address, log_to_driver=False)
+        yield
+        ray.shutdown()
+        nodes.shutdown()
+
+
+def _points(count: int = 200) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, count)
+    return (np.eye(4)[labels] + 0.3 * rng.normal(size=(count, 4))).astype(np.float32), labels
+
+
+def _dataset() -> ray.data.Dataset:
+    return ray.data.from_items([{"input": x, "label": y} for x, y in zip(*_points(), strict=True)])
+
+
+def _fit(folder: Path, name: str, *, workers: int = 2, failures: int = 0, **options) -> dict[str, np.ndarray]:
+    onnxtrain.ray.fit(
+        mlp((4, 8, 3)),
+        _dataset(),
+        save=folder / f"{name}.onnx",
+        scaling=ScalingConfig(num_workers=workers, placement_strategy="SPREAD"),
+        run=RunConfig(name=name, storage_path=str(folder), failure_config=FailureConfig(max_failures=failures)),
+        **{**COMMON, **options},
+    )
+    model = onnx.load(folder / f"{name}.onnx")
+    return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+
+
+def test_two_workers_are_one_process_with_two_micro_batches(cluster, tmp_path):
+    found = _fit(tmp_path, "two", shuffle=False)
+    trainer = onnxtrain.Trainer(
+        mlp((4, 8, 3)), loss=COMMON["loss"], optimizer=COMMON["optimizer"], accumulate=2, threads=1
+    )
+    trainer.fit(*_points(), epochs=3, batch_size=16, shuffle=False)
+    for name, value in trainer.get_weights().items():
+        np.testing.assert_array_equal(found[name], value)
+
+
+def test_a_worker_that_is_killed_comes_back(cluster, tmp_path):
+    """It is killed in the second epoch; what comes of it is what comes of an undisturbed run, bit for bit."""
+    undisturbed = _fit(tmp_path, "undisturbed")
+    marker = tmp_path / "killed"
+    killed = _fit(tmp_path, "killed", failures=1, callbacks=[KillOnce(marker, rank=1, step=18)])
+    assert marker.exists()
+    for name, value in undisturbed.items():
+        np.testing.assert_array_equal(killed[name], value)
+
+
+def test_metrics_are_reported(cluster, tmp_path):
+    np.savez(tmp_path / "test.npz", input=_points()[0], label=_points()[1])
+    result = onnxtrain.ray.fit(
+        mlp((4, 8, 3)),
+        _dataset(),
+        validation=tmp_path / "test.npz",
+        metrics="accuracy",
+        run=RunConfig(name="measured", storage_path=str(tmp_path)),
+        **COMMON,
+    )
+    assert result.metrics["epoch"] == 3
+    assert result.metrics["validation_accuracy"] > 0.5
+    with result.checkpoint.as_directory() as folder:
+        measured = onnxtrain.evaluate(Path(folder) / "model.onnx", tmp_path / "test.npz", loss=COMMON["loss"])
+    assert measured["loss"] == pytest.approx(result.metrics["validation_loss"])
+
+
+def test_arguments_are_checked():
+    with pytest.raises(OptionError, match="epochs is 0"):
+        onnxtrain.ray.fit(mlp((4, 3)), None, **{**COMMON, "epochs": 0})

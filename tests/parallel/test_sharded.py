@@ -1,0 +1,135 @@
+"""Shares of the optimizer's states: the same bits as whole states, less memory, checkpoints for any number."""
+
+from __future__ import annotations
+
+import pytest
+
+import onnxtrain
+from onnxtrain.errors import OptionError
+from parallel.processes import needs_mpi, run_script
+
+SETUP = """
+    import json, sys
+    import numpy as np
+    import onnxtrain
+    mpi = onnxtrain.parallel.MPI()
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(50, 1, 28, 28)).astype(np.float32), rng.integers(0, 10, 50)
+    def trainer(shard, **options):
+        given = {"optimizer": onnxtrain.Adam(1e-3), **options}
+        return onnxtrain.Trainer(onnxtrain.examples.lenet5(), loss="softmax_cross_entropy", threads=1, parallel=mpi,
+            shard_states=shard, **given)
+    def equal(one, other, **tolerance):
+        for name, array in one.items():
+            if tolerance:
+                np.testing.assert_allclose(array, other[name], err_msg=name, **tolerance)
+            else:
+                np.testing.assert_array_equal(array, other[name], err_msg=name)
+"""
+
+
+@needs_mpi
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_shares_change_no_bit_and_take_less_memory(tmp_path, ranks):
+    run_script(
+        tmp_path,
+        ranks,
+        SETUP
+        + """
+    for options in ({}, {"optimizer": "adamw(lr=1e-3, weight_decay=0.1)", "accumulate": 2},
+                    {"clip_value": 1e-3}, {"optimizer": onnxtrain.Momentum(0.1, alpha=0.9), "freeze": "conv*"},
+                    {"masks": {"conv1.weight": rng.random((6, 1, 5, 5)) > 0.5}}):
+        whole, shares = trainer(False, **options), trainer(True, **options)
+        for rows in (50, 31, 2):
+            assert whole.train_step(x[:rows], y[:rows]) == shares.train_step(x[:rows], y[:rows]), options
+        equal(whole.get_weights(), shares.get_weights())
+        equal(whole.steps.kept_states(), shares.steps.kept_states())
+        assert shares.steps.kept_states().keys() == whole.steps.kept_states().keys()
+        model, other = whole.training_model(), shares.training_model()
+    elements = sum(array.size for array in whole.parameters.values())
+    adam = trainer(True)
+    adam.train_step(x, y)
+    own = sum(array.nbytes for name, array in adam.steps._share.items() if name.endswith(("/V", "/H")))
+    assert abs(own - 8 * elements / mpi.size) < 64 * 2 * 12 * mpi.size
+    clipped = [trainer(shard, clip_norm=0.5) for shard in (False, True)]
+    for subject in clipped:
+        subject.train_step(x, y)
+        subject.train_step(x, y)
+    equal(clipped[0].get_weights(), clipped[1].get_weights(), rtol=1e-5, atol=1e-7)
+    """,
+    )
+
+
+FIT = """
+    folder, shard, epochs = sys.argv[1], sys.argv[2] == "shard", int(sys.argv[3])
+    subject = trainer(shard, dropout=True)
+    subject.fit(x, y, epochs=epochs, batch_size=20, shuffle=True, checkpoint=folder, resume=True)
+    if not mpi.rank:
+        np.savez(f"{folder}-{epochs}.npz", **subject.get_weights())
+    kept = subject.steps.kept_states()
+    if not mpi.rank:
+        np.savez(f"{folder}-{epochs}-states.npz", **kept)
+"""
+
+
+@needs_mpi
+def test_a_checkpoint_of_some_processes_resumes_on_any_number(tmp_path):
+    import shutil
+
+    import numpy as np
+
+    def states(folder, epochs):
+        with np.load(tmp_path / f"{folder}-{epochs}-states.npz") as file:
+            return {name: file[name] for name in file}
+
+    run_script(tmp_path, 3, SETUP + FIT, "kept", "shard", "1", cwd=tmp_path)
+    for name, ranks, shard in (("two", 2, "shard"), ("three", 3, "shard"), ("whole", 3, "whole"), ("one", 1, "whole")):
+        shutil.copytree(tmp_path / "kept", tmp_path / name)
+        run_script(tmp_path, ranks, SETUP + FIT, name, shard, "3", cwd=tmp_path)
+    three = states("three", 3)
+    for name, array in states("whole", 3).items():
+        np.testing.assert_array_equal(array, three[name], err_msg=name)
+    for other in ("two", "one"):  # other sums, in the last bits
+        found = states(other, 3)
+        assert found.keys() == three.keys()
+        for name, array in found.items():
+            np.testing.assert_allclose(array, three[name], rtol=1e-2, atol=1e-4, err_msg=f"{other} {name}")
+
+
+@needs_mpi
+def test_more_processes_than_cache_lines(tmp_path):
+    run_script(
+        tmp_path,
+        4,
+        SETUP
+        + """
+    x, y = np.eye(4, dtype=np.float32), np.arange(4) % 3
+    subjects = [onnxtrain.Trainer(onnxtrain.examples.mlp((4, 3)), loss="softmax_cross_entropy", parallel=mpi,
+        shard_states=shard) for shard in (False, True)]
+    for subject in subjects:
+        for _ in range(3):
+            subject.train_step(x, y)
+    equal(subjects[0].get_weights(), subjects[1].get_weights())
+    equal(subjects[0].steps.kept_states(), subjects[1].steps.kept_states())
+    """,
+    )
+
+
+class Two(onnxtrain.parallel.Single):
+    """Two processes, as far as can be told before they speak."""
+
+    size = 2
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"optimizer": onnxtrain.SSGD()}, "shard_states=True cuts weights at any element"),
+        ({"clip_norm": 1.0, "clip_value": 1.0}, "shard_states=True clips by value or by norm"),
+    ],
+)
+def test_what_needs_whole_tensors_is_refused(options, sentence):
+    with pytest.raises(OptionError, match=sentence):
+        onnxtrain.Trainer(
+            onnxtrain.examples.mlp((4, 3)), loss="softmax_cross_entropy", parallel=Two(), shard_states=True, **options
+        )

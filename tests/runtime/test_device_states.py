@@ -1,0 +1,318 @@
+"""States in the memory of a device: the steps are those of the processor, and nothing is copied that nobody looks at.
+
+There is no such device here. Its stand-in is memory of the processor that only sessions may touch.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import onnxtrain
+from onnxtrain.errors import OptionError, StepError
+from onnxtrain.examples import digits_cnn, mlp, small_resnet
+from onnxtrain.runtime import device_states, step
+from onnxtrain.runtime.device_states import DeviceStates
+from onnxtrain.runtime.options import RuntimeOptions
+from onnxtrain.runtime.providers import Device, choose, device_of
+from onnxtrain.runtime.states import StateBuffers
+
+
+class _Value(onnxruntime.OrtValue):
+    """An OrtValue whose copies to and from the processor are counted."""
+
+    def __init__(self, array: np.ndarray, device: CountingDevice) -> None:
+        self._array = array.copy()
+        super().__init__(onnxruntime.OrtValue.ortvalue_from_numpy(self._array)._ortvalue)
+        self._device = device
+
+    def numpy(self) -> np.ndarray:
+        self._device.fetched += 1
+        return np.array(super().numpy())
+
+    def update_inplace(self, array: np.ndarray) -> None:
+        self._device.sent += 1
+        super().update_inplace(array)
+
+
+class CountingDevice(Device):
+    def __init__(self) -> None:
+        super().__init__("counting")
+        object.__setattr__(self, "fetched", 0)
+        object.__setattr__(self, "sent", 0)
+
+    __setattr__ = object.__setattr__
+
+    def place(self, array: np.ndarray) -> _Value:
+        return _Value(np.array(array), self)
+
+
+@pytest.fixture
+def device(monkeypatch):
+    found = CountingDevice()
+    monkeypatch.setattr(device_states, "device_of", lambda providers: found)
+    return found
+
+
+X, Y = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32), np.arange(12) % 3
+ON_BODIES = RuntimeOptions(threads=1, kernels=False)
+
+
+def _trainer(model=None, optimizer="adam(lr=0.05)", **options):
+    given = {"loss": "softmax_cross_entropy", "options": ON_BODIES, **options}
+    return onnxtrain.Trainer(mlp((4, 8, 3)) if model is None else model, optimizer=optimizer, **given)
+
+
+def _host(monkeypatch, *arguments, **options):
+    with monkeypatch.context() as context:
+        context.setattr(device_states, "device_of", lambda providers: None)
+        return _trainer(*arguments, **options)
+
+
+def _equal(one, other) -> bool:
+    return all(np.array_equal(one.states[name], other.states[name]) for name in one.states)
+
+
+@pytest.mark.parametrize("optimizer", ["adam(lr=0.05)", "momentum(lr=0.1)", "ssgd(lr=0.1)", "adamw", "lion", "rmsprop"])
+@pytest.mark.parametrize("options", [{}, {"accumulate": 3}, {"clip_norm": 0.1}], ids=["plain", "accumulate", "clip"])
+def test_steps_are_those_of_the_processor(device, monkeypatch, optimizer, options):
+    here, there = _host(monkeypatch, optimizer=optimizer, **options), _trainer(optimizer=optimizer, **options)
+    assert type(here.states) is StateBuffers
+    assert isinstance(there.states, DeviceStates)
+    for _ in range(4):
+        assert here.train_step(X, Y) == there.train_step(X, Y)
+    assert _equal(here, there)
+
+
+@pytest.mark.parametrize("model", [digits_cnn, small_resnet])
+def test_convolutions_and_statistics(device, monkeypatch, model):
+    shape = (6, 1, 8, 8) if model is digits_cnn else (6, 3, 16, 16)
+    x, y = np.random.default_rng(1).random(shape, np.float32), np.arange(6) % 4
+    here, there = (
+        make(model(), batch_norm="train") for make in (lambda *a, **o: _host(monkeypatch, *a, **o), _trainer)
+    )
+    for _ in range(3):
+        assert here.train_step(x, y) == there.train_step(x, y)
+    assert _equal(here, there)
+    assert here.evaluate((x, y)) == there.evaluate((x, y))
+    np.testing.assert_array_equal(here.predict(x), there.predict(x))
+
+
+def test_what_nobody_looks_at_is_not_copied(device):
+    trainer = _trainer()
+    trainer.train_step(X, Y)
+    device.fetched = device.sent = 0
+    for _ in range(5):
+        trainer.train_step(X, Y)
+    trainer.evaluate((X, Y))
+    assert (device.fetched, device.sent) == (0, 0)
+    held = trainer.parameters["layer1.bias"]
+    assert device.fetched == 1
+    trainer.train_step(X, Y)
+    assert (device.fetched, device.sent) == (2, 1)
+    del held
+    gc.collect()
+    device.fetched = device.sent = 0
+    trainer.train_step(X, Y)
+    assert (device.fetched, device.sent) == (0, 0)
+
+
+def test_arrays_are_live(device):
+    """What is held has the new value after a step, and what is written into it counts for the next."""
+    trainer, other = _trainer(optimizer="sgd(lr=0.1)"), _trainer(optimizer="sgd(lr=0.1)")
+    held = trainer.parameters["layer1.weight"]
+    before = held.copy()
+    trainer.train_step(X, Y)
+    assert not np.array_equal(held, before)
+    assert np.array_equal(held, trainer.parameters["layer1.weight"])
+    held[...] = before
+    for name in ("layer1.bias", "layer2.weight", "layer2.bias"):
+        trainer.parameters[name] = other.parameters[name]
+    assert trainer.train_step(X, Y) == other.train_step(X, Y)
+
+
+def test_what_is_written_into_an_array_that_is_dropped_counts(device):
+    trainer = _trainer()
+    trainer.parameters["layer1.weight"][...] = 0.5
+    assert (trainer.parameters["layer1.weight"] == 0.5).all()
+    view = trainer.states["layer1.weight"][0]
+    view[:] = 2.0
+    del view
+    gc.collect()
+    assert (trainer.get_weights()["layer1.weight"][0] == 2.0).all()
+    assert (trainer.get_weights()["layer1.weight"][1] == 0.5).all()
+
+
+def test_two_arrays_of_one_state_are_one(device):
+    trainer = _trainer()
+    first, second = trainer.states["layer1.bias"], trainer.states["layer1.bias"]
+    first[0] = 7.0
+    trainer.states["layer1.bias"] = np.asarray(second) + 1
+    assert first[0] == second[0] == 8.0
+
+
+def test_a_state_with_two_buffers(device, monkeypatch):
+    """A graph that reads a state after it is written has to be given another place to write to."""
+    original = step.StepSession.__init__
+
+    def doubled(self, graph, *arguments, **options):
+        object.__setattr__(graph, "in_place", frozenset())
+        original(self, graph, *arguments, **options)
+
+    monkeypatch.setattr(step.StepSession, "__init__", doubled)
+    here, there = _host(monkeypatch), _trainer()
+    held = None
+    for number in range(6):
+        assert here.train_step(X, Y) == there.train_step(X, Y)
+        held = there.states["layer1.weight"] if number == 2 else held
+        if number == 4:
+            np.testing.assert_array_equal(held, here.states["layer1.weight"])
+            held = None
+    assert there.states.doubled
+    assert _equal(here, there)
+
+
+def test_saved_copied_and_sent_elsewhere(device, tmp_path):
+    trainer = _trainer()
+    trainer.train_step(X, Y)
+    trainer.save(tmp_path / "model.onnx")
+    assert onnxtrain.evaluate(tmp_path / "model.onnx", (X, Y), loss="softmax_cross_entropy") == trainer.evaluate((X, Y))
+    twins = [copy.deepcopy(trainer), pickle.loads(pickle.dumps(trainer))]
+    expected = trainer.train_step(X, Y)
+    assert [twin.train_step(X, Y) for twin in twins] == [expected] * 2
+
+
+def test_checkpoints_resume_bit_for_bit(device, tmp_path):
+    whole, half = _trainer(), _trainer()
+    whole.fit(X, Y, epochs=4, batch_size=5)
+    half.fit(X, Y, epochs=2, batch_size=5, checkpoint=tmp_path / "checkpoints")
+    again = _trainer()
+    again.fit(X, Y, epochs=4, batch_size=5, checkpoint=tmp_path / "checkpoints", resume=True)
+    assert _equal(whole, again)
+
+
+def test_a_state_that_does_not_fit(device):
+    states = _trainer().states
+    with pytest.raises(OptionError, match=r"The state 'layer1.bias' is float32 of shape \(8,\); got float64"):
+        states["layer1.bias"] = np.zeros(8)
+    with pytest.raises(OptionError, match=r"There is no state 'none'; the states are layer1.weight"):
+        states["none"] = np.zeros(8)
+
+
+def test_several_processes_need_the_memory_of_the_processor(device):
+    states = _trainer(accumulate=2).states
+    for together in (
+        lambda: states.join(["layer1.bias"]),
+        lambda: states.place("layer1.bias", np.zeros(8, np.float32)),
+    ):
+        with pytest.raises(OptionError, match="train together in the processor's memory only, not in that of counting"):
+            together()
+
+
+FORBIDDING = """
+import ctypes, mmap, sys
+import numpy as np, onnxruntime, onnxtrain
+from onnxtrain.runtime import device_states, step
+from onnxtrain.runtime.providers import Device
+
+libc = ctypes.CDLL(None, use_errno=True)
+pages = []
+
+def protect(how):
+    for start, size in pages:
+        assert not libc.mprotect(ctypes.c_void_p(start), ctypes.c_size_t(size), how)
+
+class Forbidding(Device):
+    def place(self, array):
+        array = np.asarray(array)
+        memory = mmap.mmap(-1, max(1, -(-array.nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE)
+        own = np.frombuffer(memory, np.uint8, array.nbytes).view(array.dtype).reshape(array.shape)
+        own[...] = array
+        pages.append((ctypes.addressof(ctypes.c_char.from_buffer(memory)), len(memory)))
+        value = onnxruntime.OrtValue.ortvalue_from_numpy(own)
+        assert value.data_ptr() == own.ctypes.data
+        if "stray" in sys.argv:
+            global stray
+            stray = own
+        protect(0)
+        return value
+
+device_states.device_of = lambda providers: Forbidding("forbidding")
+run = step.Session.run_with_iobinding
+
+def unlocked(self, binding):
+    protect(mmap.PROT_READ | mmap.PROT_WRITE)
+    try:
+        run(self, binding)
+    finally:
+        protect(0)
+
+step.Session.run_with_iobinding = unlocked
+options = onnxtrain.RuntimeOptions(threads=1, kernels=False)
+trainer = onnxtrain.Trainer(onnxtrain.examples.lenet5(), loss="softmax_cross_entropy", options=options)
+x = np.random.default_rng(0).random((4, 1, 28, 28), np.float32)
+losses = [trainer.train_step(x, np.arange(4)) for _ in range(5)]
+trainer.evaluate((x, np.arange(4)))
+if "stray" in sys.argv:
+    stray[...]+ 0
+print(*losses)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="protects pages by Linux's mprotect")
+def test_the_processor_does_not_touch_the_memory_of_states():
+    """Between two runs of a session their pages can be neither read nor written: whoever tries is killed."""
+    ran, strayed = (
+        subprocess.run([sys.executable, "-c", FORBIDDING, *arguments], capture_output=True, text=True)
+        for arguments in ([], ["stray"])
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert strayed.returncode == -11
+    x = np.random.default_rng(0).random((4, 1, 28, 28), np.float32)
+    here = onnxtrain.Trainer(onnxtrain.examples.lenet5(), loss="softmax_cross_entropy", options=ON_BODIES)
+    assert [float(loss) for loss in ran.stdout.split()] == [here.train_step(x, np.arange(4)) for _ in range(5)]
+
+
+class TestProviders:
+    def test_names(self, monkeypatch):
+        available = ["CUDAExecutionProvider", "DmlExecutionProvider", "CPUExecutionProvider"]
+        monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: available)
+        assert choose(["cuda"]) == ["CUDAExecutionProvider", "CPUExecutionProvider"]
+        assert choose(["CPUExecutionProvider"]) == ["CPUExecutionProvider"]
+        given = ("Cuda", {"device_id": "1"})
+        assert choose([given, "dml"])[:2] == [("CUDAExecutionProvider", {"device_id": "1"}), "DmlExecutionProvider"]
+        assert device_of(choose([given])) == Device("cuda", 1)
+        assert device_of(choose(["dml"])) == Device("dml")
+        assert device_of(choose(["cpu"])) is None
+
+    def test_one_that_is_missing_is_told_with_those_that_are_there(self):
+        with pytest.raises(OptionError, match=r"The provider 'cuda' is not available; this onnxruntime has .*\(.*cpu"):
+            _trainer(options=RuntimeOptions(providers=["cuda"]))
+
+    @pytest.mark.parametrize("given", ["cuda", []])
+    def test_a_list_is_needed(self, given):
+        with pytest.raises(OptionError, match=r"providers is .*; it needs a list of names, such as \['cuda'\]"):
+            RuntimeOptions(providers=given)
+
+    def test_kernels_are_the_processors(self, monkeypatch):
+        available = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+        monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: available)
+        assert RuntimeOptions(providers=["cuda"]).uses_kernels() is False
+        with pytest.raises(OptionError, match="native kernels run on the processor only, not on CUDAExecutionProvider"):
+            RuntimeOptions(providers=["cuda"], kernels=True).uses_kernels()
+
+    @pytest.mark.filterwarnings("ignore:Specified provider")
+    def test_one_that_does_not_start_is_an_error(self, monkeypatch):
+        """ONNX Runtime goes on without a provider whose libraries are missing, and says so in a log alone."""
+        available = [*onnxruntime.get_available_providers(), "ROCMExecutionProvider"]
+        monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: available)
+        trainer = _trainer(options=RuntimeOptions(threads=1, providers=["rocm"]))
+        with pytest.raises(StepError, match="has the provider 'ROCMExecutionProvider' but could not start it here"):
+            trainer.train_step(X, Y)

@@ -1,0 +1,75 @@
+"""Training on OpenVINO's provider, on the processor: a provider that compiles graphs and is not ONNX Runtime's own.
+
+Its package stands in the place of onnxruntime: pip install onnxruntime-openvino, in an environment of its own.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+import onnxtrain
+from onnxtrain.errors import StepError
+from onnxtrain.examples import digits_cnn, lenet5, mlp, small_resnet
+from onnxtrain.lowering.fix_dimensions import fix_dimensions
+from onnxtrain.runtime.options import RuntimeOptions
+from onnxtrain.training.provider_check import check_provider
+
+pytestmark = pytest.mark.skipif(
+    "OpenVINOExecutionProvider" not in onnxruntime.get_available_providers(),
+    reason="onnxruntime has no OpenVINO provider here: pip install onnxruntime-openvino has one",
+)
+
+OPENVINO, CPU = (RuntimeOptions(threads=1, kernels=False, providers=[name]) for name in ("openvino", "cpu"))
+MODELS = {
+    "mlp": (mlp, (784,)),
+    "digits_cnn": (digits_cnn, (1, 8, 8)),
+    "lenet5": (lenet5, (1, 28, 28)),
+    "small_resnet": (small_resnet, (3, 16, 16)),
+}
+
+
+def _static(model: onnx.ModelProto, shape: tuple[int, ...]) -> onnx.ModelProto:
+    sizes = zip(model.graph.input[0].type.tensor_type.shape.dim, shape, strict=True)
+    fix_dimensions(model, {dim.dim_param: size for dim, size in sizes if dim.dim_param})
+    return model
+
+
+def _trainer(model: onnx.ModelProto, options: RuntimeOptions, **arguments) -> onnxtrain.Trainer:
+    return onnxtrain.Trainer(model, loss="softmax_cross_entropy", options=options, **arguments)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd(lr=0.01)"])
+@pytest.mark.parametrize("name", MODELS)
+def test_twenty_steps_are_those_of_the_processor(name, optimizer):
+    make, shape = MODELS[name]
+    rng = np.random.default_rng(0)
+    x, y = rng.random((8, *shape), np.float32), rng.integers(0, 10, 8)
+    here, there = (_trainer(_static(make(), x.shape), options, optimizer=optimizer) for options in (CPU, OPENVINO))
+    losses = np.array([[trainer.train_step(x, y) for trainer in (here, there)] for _ in range(20)])
+    np.testing.assert_allclose(losses[:, 1], losses[:, 0], rtol=1e-3, atol=1e-4)
+    assert losses[-1, 1] < losses[0, 1]
+    weights, expected = there.get_weights(flat=True), here.get_weights(flat=True)
+    np.testing.assert_allclose(weights, expected, atol=2e-3 * np.abs(expected).max())
+
+
+def test_large_frozen_weights_get_there():
+    """Tensors from 64 kB on are not in the bytes of a session's graph."""
+    x, y = np.random.default_rng(0).random((8, 784), np.float32), np.arange(8)
+    here, there = (_trainer(mlp((784, 512, 10)), options, train="layer2.*") for options in (CPU, OPENVINO))
+    for _ in range(3):
+        assert there.train_step(x, y) == pytest.approx(here.train_step(x, y), rel=1e-4)
+    assert there.evaluate((x, y)) == pytest.approx(here.evaluate((x, y)), rel=1e-4)
+
+
+def test_what_wants_static_shapes_is_found():
+    """The weights' gradient of a convolution is one whose kernel has the size of the batch."""
+    x, y = np.random.default_rng(0).random((4, 1, 28, 28), np.float32), np.arange(4)
+    with pytest.raises(StepError, match="dynamic weights shape"):
+        _trainer(lenet5(), OPENVINO).train_step(x, y)
+    report = check_provider(_trainer(lenet5(), CPU), "openvino")
+    assert "dynamic weights shape" in report.failure
+    assert report.nodes == []
+    assert check_provider(_trainer(lenet5(), CPU), "openvino", sizes={"N": 4}).agrees

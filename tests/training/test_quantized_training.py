@@ -1,0 +1,187 @@
+"""Quantization-aware training: what is in integers trains, and is saved in integers."""
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.quantization import QuantType, quantize_dynamic
+
+import onnxtrain
+from onnxtrain.errors import DataError, OptionError
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(64, 1, 8, 8)).astype(np.float32), RNG.integers(0, 10, 64)
+SINGLE = onnxtrain.examples.digits_cnn()
+
+
+def trainer(model, **options):
+    options = {"optimizer": "adam(lr=3e-3)"} | options
+    return onnxtrain.Trainer(model, loss="softmax_cross_entropy", qat=True, **options)
+
+
+def tensors(model):
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+
+
+def loss_of_the_runtime(model, x, y):
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    size = model.graph.input[0].type.tensor_type.shape.dim[0].dim_value or len(x)
+    pieces = [session.run(None, {session.get_inputs()[0].name: x[i : i + size]})[0] for i in range(0, len(x), size)]
+    logits = np.concatenate(pieces).astype(np.float64)
+    log_sum = np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1)) + logits.max(1)
+    return float(np.mean(log_sum - logits[np.arange(len(y)), y]))
+
+
+@pytest.mark.parametrize(("bits", "per_channel"), [(8, True), (8, False), (4, True)])
+def test_a_quantized_network_learns_and_stays_quantized(bits, per_channel, tmp_path):
+    model = onnxtrain.quantize(SINGLE, X, bits=bits, per_channel=per_channel)
+    before = tensors(model)
+    made = trainer(model)
+    scales = {name.removesuffix(".log") for name in made.parameters if name.endswith(".log")}
+    weights = {name for name in made.parameters if not name.endswith(".log")}
+    assert {before[name].dtype.name for name in weights} == {f"int{bits}", "int32"}
+    assert scales == {name for name in before if name.endswith("scale")} - {f"{name}_scale" for name in weights}
+    assert made.evaluate((X, Y))["loss"] == pytest.approx(loss_of_the_runtime(model, X, Y), rel=2e-2)
+    losses = [made.train_step(X, Y) for _ in range(25)]
+    assert losses[-1] < losses[0] - 0.5
+    made.save(tmp_path / "tuned.onnx")
+    saved = onnx.load(tmp_path / "tuned.onnx")
+    assert list(saved.graph.node) == list(model.graph.node)
+    after = tensors(saved)
+    for name, array in before.items():
+        assert after[name].dtype == array.dtype
+        assert after[name].shape == array.shape
+        if name.endswith("scale"):
+            assert (after[name] > 0).all()
+        if name.endswith("zero_point"):
+            np.testing.assert_array_equal(after[name], array)
+    for name in weights & {name for name in before if before[name].dtype.name == f"int{bits}"}:
+        assert not np.array_equal(after[name], before[name]), name
+    assert loss_of_the_runtime(saved, X, Y) == pytest.approx(made.evaluate((X, Y))["loss"], rel=2e-2)
+    assert trainer(tmp_path / "tuned.onnx").evaluate((X, Y))["loss"] == pytest.approx(
+        made.evaluate((X, Y))["loss"], rel=1e-3
+    )
+
+
+def test_a_bias_keeps_the_scale_of_its_product(tmp_path):
+    model = onnxtrain.quantize(SINGLE, X)
+    made = trainer(model, freeze="*bias*")
+    for _ in range(3):
+        made.train_step(X, Y)
+    after, before = tensors(made.model()), tensors(model)
+    bias = "conv1.bias_quantized"
+    product = after["image_scale"] * after["conv1.weight_scale"]
+    np.testing.assert_allclose(after[f"{bias}_scale"], product, rtol=1e-6)
+    assert not np.array_equal(after[f"{bias}_scale"], before[f"{bias}_scale"])
+    numbers = [tables[bias] * tables[f"{bias}_scale"].astype(np.float64) for tables in (before, after)]
+    np.testing.assert_allclose(numbers[1], numbers[0], atol=1.01 * product.max())
+
+
+def test_what_is_frozen_keeps_its_integers():
+    model = onnxtrain.quantize(SINGLE, X)
+    made = trainer(model, freeze=["conv*", "*.log"])
+    assert set(made.parameters) == {"classifier.weight_quantized", "classifier.bias_quantized"}
+    made.train_step(X, Y)
+    after = tensors(made.model())
+    changed = {name for name, array in tensors(model).items() if not np.array_equal(array, after[name])}
+    assert changed == set(made.parameters)
+
+
+def test_steps_are_those_of_a_gradient_straight_through():
+    """One layer, w = round(w / s) s: dw = dy xᵀ where nothing is clipped; ds by LSQ, as a logarithm."""
+    integers, s, x = np.array([[3, -128], [60, 127]], np.int8), np.float32(0.02), np.eye(2, dtype=np.float32)
+    zero = np.array(0, np.int8)
+    graph = helper.make_graph(
+        [
+            helper.make_node("DequantizeLinear", ["q", "s", "z"], ["w"]),
+            helper.make_node("MatMul", ["x", "w"], ["y"]),
+        ],
+        "layer",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 2])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 2])],
+        [numpy_helper.from_array(a, n) for n, a in (("q", integers), ("s", s), ("z", zero))],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    made = onnxtrain.Trainer(model, loss="mean_squared_error", optimizer="sgd(lr=1.0)", qat=True)
+    w = integers * s
+    np.testing.assert_allclose(made.parameters["q"], w, rtol=1e-6)
+    target = np.zeros((2, 2), np.float32)
+    made.train_step(x, target)
+    dw = 2 * w / 4  # of the mean over four numbers
+    np.testing.assert_allclose(w - made.parameters["q"], dw, rtol=1e-5)
+    # Of q s by s: q where w is at an end, else q - w / s, which is nothing here.
+    ends = np.abs(integers.astype(float) + 0.5) > 127
+    ds = np.sum(dw * np.where(ends, integers, 0)) / np.sqrt(4 * 127)
+    moved = np.log(s) - made.parameters["s.log"]
+    assert abs(moved - s * ds) < 1e-4 or ends.sum() == 2
+
+
+def test_blocks_of_four_bits(tmp_path):
+    rng = np.random.default_rng(1)
+    integers = rng.integers(-8, 8, (8, 3)).astype(onnx.helper.tensor_dtype_to_np_dtype(TensorProto.INT4))
+    scales = rng.uniform(0.05, 0.2, (2, 3)).astype(np.float32)
+    graph = helper.make_graph(
+        [
+            helper.make_node("DequantizeLinear", ["q", "s"], ["w"], axis=0, block_size=4),
+            helper.make_node("MatMul", ["x", "w"], ["y"]),
+        ],
+        "layer",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])],
+        [numpy_helper.from_array(integers, "q"), numpy_helper.from_array(scales, "s")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    made = onnxtrain.Trainer(model, loss="mean_squared_error", optimizer="adam(lr=0.02)", qat=True)
+    x = rng.normal(size=(64, 8)).astype(np.float32)
+    y = x @ rng.normal(size=(8, 3)).astype(np.float32)
+    losses = [made.train_step(x, y) for _ in range(60)]
+    assert losses[-1] < 0.5 * losses[0]
+    made.save(tmp_path / "tuned.onnx")
+    after = tensors(onnx.load(tmp_path / "tuned.onnx"))
+    w = after["q"].astype(np.float64) * np.repeat(after["s"], 4, axis=0)
+    assert np.mean((x @ w - y) ** 2) == pytest.approx(made.evaluate((x, y))["loss"], rel=1e-4)
+    assert (after["s"] > 0).all()
+
+
+def test_dynamic_quantization_trains(tmp_path):
+    single = onnxtrain.examples.mlp((6, 16, 3))
+    onnx.save(single, tmp_path / "single.onnx")
+    quantize_dynamic(tmp_path / "single.onnx", tmp_path / "dynamic.onnx", weight_type=QuantType.QInt8)
+    model = onnx.load(tmp_path / "dynamic.onnx")
+    assert "MatMulInteger" in {node.op_type for node in model.graph.node}
+    made = trainer(model, optimizer="adam(lr=1e-2)")
+    integers = {name for name, array in tensors(model).items() if array.dtype.kind == "i" and array.ndim == 2}
+    assert integers
+    assert integers <= set(made.parameters)
+    x = np.random.default_rng(3).normal(size=(90, 6)).astype(np.float32)
+    y = x[:, :3].argmax(1)
+    losses = [made.train_step(x, y) for _ in range(60)]
+    assert losses[-1] < 0.6 * losses[0]
+    saved = made.model()
+    assert loss_of_the_runtime(saved, x, y) == pytest.approx(made.evaluate((x, y))["loss"], rel=1e-3)
+    for name, array in tensors(saved).items():
+        assert array.dtype == tensors(model)[name].dtype
+        assert not name.endswith("_scale") or array > 0
+
+
+def test_models_without_integers_are_refused():
+    with pytest.raises(OptionError, match=r"qat=True, but the model has no weight in integers.*onnxtrain.quantize"):
+        trainer(onnxtrain.examples.mlp((4, 3)))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "sentence"),
+    [
+        ({"bits": 3}, OptionError, "bits is 3; it is 8 or 4"),
+        ({"exclude": ["nothing"]}, OptionError, "exclude names 'nothing', but the model has no node of that name"),
+    ],
+)
+def test_what_cannot_be_quantized(options, error, sentence):
+    with pytest.raises(error, match=sentence):
+        onnxtrain.quantize(onnxtrain.examples.mlp((4, 3)), np.zeros((8, 4), np.float32), **options)
+
+
+def test_no_examples():
+    with pytest.raises(DataError, match="at least one example is needed"):
+        onnxtrain.quantize(SINGLE, X[:0])
