@@ -255,3 +255,13 @@ def test_report_replaces_one_section() -> None:
 def test_every_section_has_its_page() -> None:
     for name in report.sections([], "folder"):
         assert report.replaced(report.page_of(name).read_text(), name, "") != "", name
+
+
+def test_reading_measures_what_a_training_waits(tmp_path: Path) -> None:
+    text = run("reading.py", "--quick", "--peers", "onnxtrain", "--folder", str(tmp_path))
+    header, *found = rows(text)
+    assert header[-1] == "waiting in later epochs"
+    assert [row[:2] for row in found] == [["pictures", "onnxtrain"], ["CSV", "onnxtrain"]]
+    for *_, opening, first, later, share in found:
+        assert min(float(opening), float(first), float(later)) > 0
+        assert 0 <= float(share.removesuffix(" %")) <= 100

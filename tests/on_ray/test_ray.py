@@ -1,4 +1,4 @@
-"""Trainings on Ray's local cluster: as one process trains, also when a worker is lost on the way."""
+"""Trainings on two nodes of Ray on this machine: as one process trains, also when a worker is lost on the way."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ pytest.importorskip("torch", reason="PyTorch, whose gloo Ray's collectives need,
 import ray
 import ray.data
 from kill_once import KillOnce
+from ray.cluster_utils import Cluster
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 
 import onnxtrain.ray
@@ -33,9 +34,13 @@ def cluster():
     with pytest.MonkeyPatch.context() as context:
         context.setenv("PYTHONPATH", ":".join([str(Path(__file__).parent), *filter(None, sys.path)]))
         context.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+        context.setenv("RAY_AUTH_MODE", "disabled")
+        nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+        nodes.add_node(num_cpus=2)
+        ray.init(nodes.address, log_to_driver=False)
         yield
         ray.shutdown()
+        nodes.shutdown()
 
 
 def _points(count: int = 200) -> tuple[np.ndarray, np.ndarray]:
@@ -53,7 +58,7 @@ def _fit(folder: Path, name: str, *, workers: int = 2, failures: int = 0, **opti
         mlp((4, 8, 3)),
         _dataset(),
         save=folder / f"{name}.onnx",
-        scaling=ScalingConfig(num_workers=workers),
+        scaling=ScalingConfig(num_workers=workers, placement_strategy="SPREAD"),
         run=RunConfig(name=name, storage_path=str(folder), failure_config=FailureConfig(max_failures=failures)),
         **{**COMMON, **options},
     )

@@ -206,6 +206,16 @@ def test_a_state_that_does_not_fit(device):
         states["none"] = np.zeros(8)
 
 
+def test_several_processes_need_the_memory_of_the_processor(device):
+    states = _trainer(accumulate=2).states
+    for together in (
+        lambda: states.join(["layer1.bias"]),
+        lambda: states.place("layer1.bias", np.zeros(8, np.float32)),
+    ):
+        with pytest.raises(OptionError, match="train together in the processor's memory only, not in that of counting"):
+            together()
+
+
 FORBIDDING = """
 import ctypes, mmap, sys
 import numpy as np, onnxruntime, onnxtrain

@@ -88,6 +88,10 @@ class DeviceStates(StateBuffers):
             "leave providers or parallel out."
         )
 
+    def place(self, name: str, memory: np.ndarray) -> None:
+        """As :meth:`join`."""
+        self.join([name])
+
     def bind_input(self, binding: Any, name: str) -> None:
         """Bind the current value as the input of its name."""
         binding.bind_ortvalue_input(name, self._now(name))

@@ -153,19 +153,15 @@ def _batch(
     learner: Learner, data: Any, target: str | None, batch_size: int, sizes: Mapping[str, int]
 ) -> Iterator[tuple[str, np.ndarray]]:
     """The inputs of the model and the targets, by name."""
-    targets = learner.objective.targets
     if data is None:
         generator = np.random.default_rng(0)
-        specs = [*learner.objective.inputs, *([] if targets is None else [targets.spec])]
+        specs = [*learner.objective.inputs, *(head.targets.spec for head in learner.objective.heads)]
         symbols: dict[str, int] = {}
         yield from ((spec.name, _random(spec, generator, batch_size, sizes, symbols)) for spec in specs)
         return
     fixed = learner.objective.fixed_batch
     batch = next(iter(learner.open(data, target=target).batches(batch_size if fixed is None else fixed.size)))
-    yield from batch.inputs.items()
-    targets = learner.objective.targets
-    if targets is not None and batch.targets is not None:
-        yield targets.name, batch.targets
+    yield from (learner.objective.inputs_of(batch) | learner.objective.targets_of(batch)).items()
 
 
 def _random(

@@ -31,6 +31,7 @@ class Reading:
         axis: the axis of the classes.
         ignore_index: a label that does not count.
         probabilities: whether predictions are probabilities over classes instead of logits.
+        later: how many places along axis 1 a target stands behind the prediction that is for it.
         sequence: how to read labels in order from scores of steps, where the loss is for these.
     """
 
@@ -39,6 +40,7 @@ class Reading:
     axis: int = 1
     ignore_index: int | None = None
     probabilities: bool = False
+    later: int = 0
     sequence: CharacterErrorRate | None = None
 
     def metric(self, metric: str | Metric | Measure) -> Measure:
@@ -63,9 +65,12 @@ class Reading:
             return resolve_metric(metric)
         shown = metric if isinstance(metric, str) else name
         terms, options = BUILT_IN[name].terms, self._options(name)
-        if not self.probabilities:
-            return NamedMetric(shown, lambda y_true, y_pred: terms(y_true, y_pred, **options))
-        return NamedMetric(shown, lambda y_true, y_pred: terms(y_true, _log(y_pred), **options))
+        return NamedMetric(shown, lambda y_true, y_pred: terms(*self._aligned(y_true, y_pred), **options))
+
+    def _aligned(self, y_true: Array, y_pred: Array) -> tuple[Array, Array]:
+        """Targets beside the predictions that are for them, these as logits."""
+        given = _log(y_pred) if self.probabilities else y_pred
+        return (y_true[:, self.later :], given[:, : -self.later]) if self.later else (y_true, given)
 
     def _error_rate(self, name: str) -> Measure:
         if name == WordErrorRate.name:
@@ -94,11 +99,10 @@ class Reading:
                 f"The metric {metric.name} is for {reads}, but with the loss {self.loss} predictions {given}; measure "
                 "another, or a function of (y_true, y_pred)."
             )
-        axis, ignored, probabilities = self.axis, self.ignore_index, self.probabilities
 
         def read(y_true: Array, y_pred: Array) -> Predictions:
-            given = _log(y_pred) if probabilities else y_pred
-            return Predictions.of(kind, y_true, given, axis=axis, ignore_index=ignored)
+            aligned = self._aligned(y_true, y_pred)
+            return Predictions.of(kind, *aligned, axis=self.axis, ignore_index=self.ignore_index)
 
         return MeasuredWhole(metric, read)
 
