@@ -144,7 +144,8 @@ def quantized_biases() -> bool:
         """<ir_version: 10, opset_import: ["": 18, "onnxtrain": 1]> f (float[1,1,4,4] x) => (float[1,1,4,4] y)
         <float s = {0.1}, uint8 z = {7}, int8[1,1,1,1] w = {3}, int8 zw = {0}, float[1] b = {0.5}> {
             q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)  v = DequantizeLinear(w, s, zw)
-            c = onnxtrain.Conv <kernel_shape = [1, 1], pads = [0, 0, 0, 0], strides = [1, 1], dilations = [1, 1]>(d, v, b)
+            c = onnxtrain.Conv
+                <kernel_shape = [1, 1], pads = [0, 0, 0, 0], strides = [1, 1], dilations = [1, 1]> (d, v, b)
             o = QuantizeLinear(c, s, z)  y = DequantizeLinear(o, s, z) }"""
     )
     options = onnxruntime.SessionOptions()

@@ -277,7 +277,7 @@ LOSS_METRICS = {
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", sorted(set(LOSSES) - {"next_token"}))  # which is for sequences
 def test_a_metric_is_for_the_predictions_of_some_losses(random, loss, name):
     x, truth = random.normal(size=(6, 4)), np.eye(5)[random.integers(0, 5, 6)]
     if name in LOSS_METRICS[loss]:

@@ -32,7 +32,8 @@ def test_a_log_gets_a_line_for_every_epoch(asked, capsys):
     fit(epochs=2, progress=asked)
     out, err = capsys.readouterr()
     assert out == ""
-    assert [bool(re.fullmatch(LINE.format(i), line)) for i, line in enumerate(err.splitlines(), 1)] == [True, True]
+    lines = err.splitlines()
+    assert [bool(re.fullmatch(LINE.format(i), line)) for i, line in enumerate(lines, 1)] == [True, True], lines
 
 
 def test_nothing_is_shown_where_nothing_is_wanted(capsys):

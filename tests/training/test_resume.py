@@ -395,3 +395,40 @@ def test_a_training_in_place_that_ended_after_its_save_goes_on(freeze: str | Non
         path.write_bytes(changed.SerializeToString())
         with pytest.raises(CheckpointError, match=r"belongs to another training: weights is .+ there and .+ here"):
             fit(4)
+
+
+def test_any_checkpoint_can_be_loaded(tmp_path):
+    seen = {}
+
+    class Notes(Callback):
+        def on_epoch_end(self, state):
+            seen[state.step] = (state.trainer.get_weights(), {n: np.array(a) for n, a in state.trainer.states.items()})
+
+    subject = trainer()
+    subject.fit(data(20), epochs=4, batch_size=8, callbacks=[Notes()], checkpoint=tmp_path, keep=9)
+    assert len(seen) == 4
+    for step, (found, states) in seen.items():
+        (path,) = tmp_path.glob(f"*-step-{step}.safetensors")
+        subject.load_checkpoint(path)
+        assert_same(subject.get_weights(), found)
+        assert_same({name: np.array(array) for name, array in subject.states.items()}, states)
+    other = trainer(optimizer=onnxtrain.SGD(0.5))
+    other.load_checkpoint(tmp_path)  # the newest
+    assert_same(other.get_weights(), seen[max(seen)][0])
+    with pytest.raises(CheckpointError, match=r"has another shape \(.*\) of 'layer1\..*', which this training changes"):
+        onnxtrain.Trainer(onnxtrain.examples.mlp((4, 9, 3)), loss="cross_entropy").load_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match="is not a checkpoint"):
+        subject.load_checkpoint(tmp_path / "nothing.json")
+
+
+def test_a_training_resumes_from_any_checkpoint(tmp_path):
+    expected = trainer()
+    expected.fit(data(20), epochs=4, batch_size=8)
+    trainer().fit(data(20), epochs=3, batch_size=8, checkpoint=tmp_path, keep=9)
+    first = min(tmp_path.glob("*.json"))
+    subject = trainer()
+    history = subject.fit(data(20), epochs=4, batch_size=8, checkpoint=tmp_path, resume=first)
+    assert [row["epoch"] for row in history.rows] == [1, 2, 3, 4]
+    assert_same(subject.get_weights(), expected.get_weights())
+    with pytest.raises(CheckpointError, match="is not a checkpoint"):
+        subject.fit(data(20), checkpoint=tmp_path, resume="missing")

@@ -1,8 +1,11 @@
 """Targets as people have them: texts, floats that are whole numbers, one axis too many or too few, tables."""
 
+import copy
 import json
+import pickle
 
 import numpy as np
+import onnx
 import pytest
 
 import onnxtrain
@@ -172,3 +175,34 @@ def test_class_weights_in_any_form():
         trained(LABELS, SoftmaxCrossEntropy(class_weights={5: 1.0}))
     with pytest.raises(OptionError, match=r"has the classes \['cat'\]; they are whole numbers from 0"):
         SoftmaxCrossEntropy(class_weights={"cat": 1.0})
+
+
+def test_labels_are_in_the_metadata_where_that_is_asked_for(tmp_path):
+    onnx.save(examples.mlp((4, 8, 3)), tmp_path / "model.onnx")
+    trainer = onnxtrain.Trainer(tmp_path / "model.onnx", loss=LOSS)
+    trainer.fit(X, TEXTS)
+    trainer.save(tmp_path / "plain.onnx")
+    trainer.save(tmp_path / "tuned.onnx", labels=True)
+    plain, tuned = (onnx.load(tmp_path / name) for name in ("plain.onnx", "tuned.onnx"))
+    (entry,) = [entry for entry in tuned.metadata_props if entry.key == "onnxtrain.labels"]
+    assert json.loads(entry.value) == ["bird", "cat", "dog"]
+    tuned.metadata_props.remove(entry)
+    assert tuned.SerializeToString() == plain.SerializeToString()
+    (tmp_path / "tuned.labels.json").unlink()
+    again = onnxtrain.Trainer(tmp_path / "tuned.onnx", loss=LOSS)
+    assert again.labels == ("bird", "cat", "dog")
+    again.save(tmp_path / "twice.onnx", labels=True)
+    assert (tmp_path / "twice.onnx").read_bytes() == (tmp_path / "tuned.onnx").read_bytes()
+    again.labels = ("a", "b", "c")
+    with pytest.raises(ModelError, match=r"has another entry 'onnxtrain\.labels' already, .* save without it"):
+        again.save(tmp_path / "other.onnx", labels=True)
+    tuned.metadata_props.add(key="onnxtrain.labels", value="{}")
+    with pytest.raises(ModelError, match=r"metadata entry 'onnxtrain\.labels' needs a JSON list of texts"):
+        onnxtrain.Trainer(tuned, loss=LOSS)
+
+
+def test_copies_keep_the_labels():
+    trainer = onnxtrain.Trainer(examples.mlp((4, 8, 3)), loss=LOSS)
+    trainer.fit(X, TEXTS)
+    for other in (copy.deepcopy(trainer), pickle.loads(pickle.dumps(trainer)), trainer.again()):
+        assert other.labels == trainer.labels == ("bird", "cat", "dog")

@@ -57,7 +57,7 @@ def command(
     debug: flags.Debug = False,
 ) -> None:
     """Run ``onnxtrain predict``; the flags are described where they are declared."""
-    from onnxtrain.model.file import check_writable
+    from onnxtrain.model.file import ModelFile, check_writable
     from onnxtrain.model.writing import AtomicFiles
     from onnxtrain.training.forward import outputs
     from onnxtrain.training.labels import read_labels
@@ -72,7 +72,8 @@ def command(
     paths.check_paths({paths.MODEL: paths.model(model), "--data": paths.data(data), "--output": paths.output(output)})
     check_writable(output)
     source = reading.source(data)
-    arrays = outputs(model, source, target=target, batch_size=batch_size, options=flags.runtime(threads, provider))
+    options = flags.runtime(threads, provider)
+    arrays = outputs(model, source, target=target, batch_size=batch_size, options=options)
     if output.suffix == ".npy" and len(arrays) > 1:
         raise OptionError(
             f"--output is {str(output)!r}, but the model has {len(arrays)} outputs ({', '.join(arrays)}); "
@@ -81,7 +82,10 @@ def command(
     if output.suffix in TABLE_SUFFIXES:
         size = len(next(iter(arrays.values())))
         table = prediction_table(
-            arrays, examples=_files(source, size), labels=read_labels(model), probabilities=probabilities
+            arrays,
+            examples=_files(source, size),
+            labels=read_labels(ModelFile.load(model)),
+            probabilities=probabilities,
         )
         write_table(output, table)
         rows = {"lines": terminal.count(size), "columns": ", ".join([*table][:8]) + (" ..." if len(table) > 8 else "")}

@@ -14,11 +14,11 @@ HELP = "Quantize a model with ONNX Runtime's quantizer, with the settings that q
 EXAMPLES = """\
 Examples
 
-    onnxtrain quantize model.onnx --data some.npz -o quantized.onnx
-    onnxtrain fit quantized.onnx --qat --data train.npz --loss softmax_cross_entropy -o tuned.onnx
+    onnxtrain quantize model.onnx --data d.npz -o q.onnx
+    onnxtrain fit q.onnx --qat --data d.npz --loss cross_entropy -o tuned.onnx
 
   Weights of 4 bits:
-    onnxtrain quantize model.onnx --data some.npz --bits 4 -o quantized.onnx
+    onnxtrain quantize model.onnx --data d.npz --bits 4 -o q.onnx
 """
 
 

@@ -7,27 +7,29 @@ import math
 
 import onnx_ir as ir
 
+from onnxtrain.graph import Builder
 from onnxtrain.graph.clone import clone_nodes
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN
 from onnxtrain.graph.value import dimensions
 
-_OPERATORS = frozenset({("", "DequantizeLinear"), (MICROSOFT_DOMAIN, "DequantizeLinear"), ("", "Cast")})
-
 _LEAST_ELEMENTS = 1 << 14
-"""Smaller weights are kept: that takes less than another node costs."""
+"""Smaller weights are kept: that takes less than more nodes cost."""
 
 
 def dequantize_again(graph: ir.Graph) -> None:
-    """Let each reader of a dequantized, or cast, frozen weight have a node of its own, right before it, in place.
+    """Let each reader of a dequantized frozen weight have a node of its own, right before it, in place.
 
     A weight is read in the forward pass, and for the gradient of what it multiplies: kept from one to the other, all
-    weights of a model would be there in float at once, four or eight times as large as they are.
+    weights of a model would be there in float at once, four or eight times as large as they are. ONNX Runtime would
+    also run these nodes, which need nothing but weights, ahead of all others; so their scales wait for what the reader
+    reads beside the weight: zero times its number of elements is added to them.
 
     Requires: a sorted graph in which what is trained are inputs. Ensures: a sorted graph that computes the same.
     """
     count, order = 0, {node: place for place, node in enumerate(graph)}
+    main = Builder(graph, graph.opset_imports.get("", 1))
     for node in list(graph):
-        if not _unpacks_frozen(node, graph):
+        if not _dequantizes_frozen(node, graph):
             continue
         (value,) = node.outputs
         readers = [reader for reader in dict.fromkeys(reader for reader, _ in value.uses()) if reader.graph is graph]
@@ -44,11 +46,27 @@ def dequantize_again(graph: ir.Graph) -> None:
             for place, read in enumerate(reader.inputs):
                 if read is value:
                     reader.replace_input_with(place, copy.outputs[0])
+            _wait(main.before(copy), copy, reader)
+        _wait(main.before(node), node, first)
 
 
-def _unpacks_frozen(node: ir.Node, graph: ir.Graph) -> bool:
+def _wait(op: Builder, node: ir.Node, reader: ir.Node) -> None:
+    """Let a node run when the other inputs of its reader are there."""
+    others = [value for value in reader.inputs if value is not None and value.producer() not in (None, node)]
+    awaited = next(iter(others), None)
+    scale = node.inputs[1]
+    assert scale is not None
+    if awaited is not None and isinstance(awaited.type, ir.TensorType):
+        given = op.wrap(scale)
+        nothing = op.cast(op.Size(op.wrap(awaited)), given.dtype) * 0
+        node.replace_input_with(1, (given + nothing).with_shape(given.shape).ir)
+
+
+def _dequantizes_frozen(node: ir.Node, graph: ir.Graph) -> bool:
     """Whether a node makes floats of a large initializer, from nothing else than initializers."""
-    if (node.domain, node.op_type) not in _OPERATORS or node.outputs[0].is_graph_output():
+    if node.op_type != "DequantizeLinear" or node.domain not in ("", MICROSOFT_DOMAIN):
+        return False
+    if node.outputs[0].is_graph_output():
         return False
     if not all(value is None or value.name in graph.initializers for value in node.inputs):
         return False

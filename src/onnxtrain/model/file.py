@@ -384,7 +384,12 @@ class ModelFile:
                     f"model in {str(target.parent)!r}; save to another folder."
                 )
 
-    def save(self, path: str | os.PathLike[str], values: Mapping[str, npt.NDArray[np.generic]]) -> None:
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        values: Mapping[str, npt.NDArray[np.generic]],
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
         """Write the model with new values for some initializers; every other byte is as it was.
 
         External data files are copied to the same place beside the new model and the values written into the
@@ -397,12 +402,15 @@ class ModelFile:
             path: The new file.
             values: New arrays by initializer name, of the initializers' types and shapes. With a value for a
                 sparse initializer, all sparse ones are written dense.
+            metadata: Entries to add to the model's metadata, which stands at the end of the file.
 
         Raises:
-            ModelError: A value does not fit its initializer, or the file cannot be written.
+            ModelError: A value does not fit its initializer, an entry of the metadata is another one already, or the
+                file cannot be written.
         """
+        added = self._added_metadata(metadata or {})
         if any(sparse.values.name in values for sparse in self.proto.graph.sparse_initializer):
-            self.dense().save(path, values)
+            self.dense().save(path, values, metadata)
             return
         inline: dict[int, npt.NDArray[np.generic]] = {}
         inner: dict[Way, tuple[TensorProto, npt.NDArray[np.generic]]] = {}
@@ -423,7 +431,9 @@ class ModelFile:
 
         def render(moved: Mapping[str, str]) -> Iterator[bytes | memoryview]:
             locations = {location: moved[posixpath.normpath(location)] for location in self._locations if moved}
-            return self._template.render(list(self.proto.graph.initializer), inline, self._raw_data, locations, inner)
+            initializers = list(self.proto.graph.initializer)
+            yield from self._template.render(initializers, inline, self._raw_data, locations, inner)
+            yield added
 
         files = {file: DataFile(self._path_of(file), size, changes.get(file, ())) for file, size in self._sizes.items()}
         over_itself = self._is_own(Path(path))
@@ -432,6 +442,24 @@ class ModelFile:
         if over_itself:
             self._moved.update(moved)
             self._data_files.hold(map(self._path_of, self._sizes))
+
+    def _added_metadata(self, entries: Mapping[str, str]) -> bytes:
+        """The bytes of new entries, behind those of a model; none for what it has already.
+
+        Raises:
+            ModelError: It has an entry of this name with another text.
+        """
+        known, added = {entry.key: entry.value for entry in self.proto.metadata_props}, ModelProto()
+        for key, text in entries.items():
+            if known.get(key, text) != text:
+                raise ModelError(
+                    f"The metadata of {self._label} has another entry {key!r} already, "
+                    f"{known[key][:40]!r}; save without it."
+                )
+            if key not in known:
+                added.metadata_props.add(key=key, value=text)
+        data: bytes = added.SerializeToString()
+        return data
 
     def _is_own(self, target: Path) -> bool:
         """Whether this is the file that the model was read from, in the folder where its data is."""

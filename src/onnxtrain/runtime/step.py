@@ -188,11 +188,12 @@ def create_session(model: ir.Model, options: RuntimeOptions, *, kernels: bool = 
     deep = has_body_in_branches(model, 2)
     disabled = [*DISABLED_OPTIMIZERS, *_DONE_ALREADY, *(DISABLED_WITH_DEEP_BODIES if deep else ())]
     settings, providers = options.session_options(kernels=kernels), options.provider_list()
-    frozen = FrozenTensors(model, bind=bind and name_of(providers[0]) == CPU)
+    on_cpu = name_of(providers[0]) == CPU  # others have memory of their own
+    frozen = FrozenTensors(model, bind=bind and on_cpu)
     with frozen.left_out():
         proto = ir.to_proto(model)
     try:
-        frozen.register(settings, shared=name_of(providers[0]) == CPU)
+        frozen.register(settings, shared=on_cpu)
         session = onnxruntime.InferenceSession(
             proto.SerializeToString(),
             settings,
@@ -203,7 +204,7 @@ def create_session(model: ir.Model, options: RuntimeOptions, *, kernels: bool = 
         known = isinstance(error, (RuntimeError, ValueError)) or type(error).__module__.startswith("onnxruntime")
         if not known:
             raise
-        hint = "" if name_of(providers[0]) == CPU else _OF_PROVIDERS
+        hint = "" if on_cpu else _OF_PROVIDERS
         raise StepError(f"{_explain(error)}{hint}") from error
     started, wanted = session.get_providers(), name_of(providers[0])
     if wanted not in started:

@@ -299,6 +299,21 @@ class CheckpointStore:
         raise CheckpointError(f"'{self.folder}' holds no checkpoint of step {checkpoint}, only of {listed}.")
 
 
+def read_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, JSON]]:
+    """Tensors and metadata of a checkpoint, or of the newest one of a folder.
+
+    Args:
+        path: Either of its files, or the folder.
+
+    Raises:
+        CheckpointError: There is none, or it is damaged.
+    """
+    given = Path(path)
+    if given.is_dir():
+        return CheckpointStore(given).load_newest()
+    return CheckpointStore(given.parent).load(given)
+
+
 def _entries(folder: Path) -> list[_Entry]:
     """All checkpoints of a folder, in the order in which they were written."""
     entries = []

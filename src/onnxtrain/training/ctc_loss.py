@@ -14,6 +14,7 @@ from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.value import Dimension
 from onnxtrain.training.data.conversion import Array, first_row
 from onnxtrain.training.data.target_checks import TargetCheck
+from onnxtrain.training.error_rates import CharacterErrorRate
 from onnxtrain.training.loss import ReducedLoss, TargetKind, examples, node_rank
 from onnxtrain.training.reading import Reading
 from onnxtrain.training_info.recipe import LossTerms
@@ -89,8 +90,8 @@ class CTC(ReducedLoss):
         return PathCheck(self.classes(prediction), self.blank, steps if known and isinstance(steps, int) else None)
 
     def reading(self, prediction: Value, target: Value) -> Reading:
-        """Nothing that a metric of single labels could read."""
-        return Reading(self.name, None)
+        """Nothing that a metric of single labels could read; labels in order."""
+        return Reading(self.name, None, sequence=CharacterErrorRate(self.blank, self.time_axis))
 
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss on scores [N, T, C]."""

@@ -50,7 +50,7 @@ def fit(
     checkpoint_every: int | None = None,
     keep: int = 3,
     save_best: str | None = None,
-    resume: bool = False,
+    resume: bool | str | os.PathLike[str] = False,
     change: str | Sequence[str] = (),
     run: str | os.PathLike[str] | RunFolder | None = None,
     prefetch: bool = True,
@@ -92,10 +92,10 @@ def fit(
         keep: How many checkpoints to keep.
         save_best: A metric such as ``"validation_accuracy"``: the model of its best epoch is in ``best.onnx`` in the
             folder of the checkpoints.
-        resume: Go on from the newest checkpoint of the folder, bit for bit as if never stopped. Everything that
-            changes numbers must be as it was: settings, schedule, the model, and the data, of which hashes are
-            compared. (Of a function only its name is, and of an iterable of batches nothing.) More epochs are
-            welcome where the schedule does not end with them.
+        resume: Go on from the newest checkpoint of the folder, or from the one of this path, bit for bit as if never
+            stopped. Everything that changes numbers must be as it was: settings, schedule, the model, and the data, of
+            which hashes are compared. (Of a function only its name is, and of an iterable of batches nothing.) More
+            epochs are welcome where the schedule does not end with them.
         change: Names of what may differ from the checkpoint all the same, as a list or separated by commas, such as
             ``"epochs,learning_rate"``. The training goes on at its step with the new settings: a schedule is
             followed as if it had been this one from the first step.
@@ -130,7 +130,7 @@ def fit(
     if save_best is not None and checkpoint is None:
         raise OptionError("save_best needs the folder of the checkpoints; give checkpoint=.")
     changes = names_to_change(change)
-    folder = None if run is None else _run_folder(run, resume=resume)
+    folder = None if run is None else _run_folder(run, resume=bool(resume))
     if changes and not resume:
         raise OptionError("change names what a resumed training may have otherwise; give resume=True, too.")
     together = trainer.communicator
@@ -200,7 +200,7 @@ def fit(
         stack.enter_context(trainer.rate.training())
         stack.callback(listeners.close)
         if resume:
-            loop.resume(changes)
+            loop.resume(changes, None if resume is True else resume)
         loop.run(epochs)
     if folder is not None:
         folder.finish(trainer)

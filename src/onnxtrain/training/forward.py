@@ -60,7 +60,7 @@ def evaluate(
     """
     specification = Specification.of(model, loss, output=output, options=options)
     objective = prepare(specification, table=())
-    labels = read_labels(specification.model.path)
+    labels = read_labels(specification.model)
 
     def adapted(dataset: Dataset, targets: Targets, name: str | None) -> Dataset:
         return dataset.adapting(lambda array: targets.adapt(array, labels), name)

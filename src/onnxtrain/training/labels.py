@@ -10,7 +10,11 @@ import numpy as np
 
 from onnxtrain.errors import DataError, ModelError
 from onnxtrain.graph.value import Dimension
+from onnxtrain.model.file import ModelFile
 from onnxtrain.training.data.conversion import Array, kind_of
+
+LABELS = "onnxtrain.labels"
+"""The key of labels in a model's metadata."""
 
 
 def learn_labels(targets: Array, classes: int | None) -> tuple[str, ...]:
@@ -53,21 +57,31 @@ def labels_file(model: Path) -> Path:
     return model.with_suffix(".labels.json")
 
 
-def read_labels(model: Path | None) -> tuple[str, ...] | None:
-    """The labels beside a model; ``None`` where there are none.
+def labels_text(labels: Sequence[str]) -> str:
+    """Labels as they are written: a JSON list."""
+    return json.dumps(list(labels), ensure_ascii=False, indent=1)
+
+
+def read_labels(model: ModelFile) -> tuple[str, ...] | None:
+    """The labels beside a model, else those in its metadata; ``None`` where there are none.
 
     Raises:
-        ModelError: The file does not hold a list of texts.
+        ModelError: The file or the entry does not hold a list of texts.
     """
-    path = None if model is None else labels_file(model)
-    if path is None or not path.is_file():
-        return None
+    path = None if model.path is None else labels_file(model.path)
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        if path is not None and path.is_file():
+            where, text = repr(str(path)), path.read_text(encoding="utf-8")
+        else:
+            texts = [entry.value for entry in model.proto.metadata_props if entry.key == LABELS]
+            if not texts:
+                return None
+            where, text = f"The model's metadata entry {LABELS!r}", texts[0]
+        found = json.loads(text)
     except (ValueError, OSError) as error:
         raise ModelError(f"The labels in {str(path)!r} cannot be read: {error}.") from error
     if not isinstance(found, list) or not found or not all(isinstance(label, str) for label in found):
-        raise ModelError(f"{str(path)!r} needs a JSON list of texts, the labels of the classes in order.")
+        raise ModelError(f"{where} needs a JSON list of texts, the labels of the classes in order.")
     return tuple(found)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 import math
 import os
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxtrain.errors import DataError, NumericalError, OptionError
+from onnxtrain.errors import CheckpointError, DataError, NumericalError, OptionError
 from onnxtrain.model.file import ModelFile
 from onnxtrain.model.writing import AtomicFiles
 from onnxtrain.operators.optimizer import Optimizer
@@ -31,7 +30,7 @@ from onnxtrain.training.evaluation import Evaluator
 from onnxtrain.training.feeding import Parameters, by_input_name, check_targets, check_weights, cut, fit_to_spec
 from onnxtrain.training.heads import Metrics
 from onnxtrain.training.joint_loss import Forms
-from onnxtrain.training.labels import labels_file, learn_labels, read_labels
+from onnxtrain.training.labels import LABELS, labels_file, labels_text, learn_labels, read_labels
 from onnxtrain.training.learning_rate import LearningRate
 from onnxtrain.training.masks import check_masks, set_to_zero
 from onnxtrain.training.objective import Objective, prepare
@@ -90,7 +89,7 @@ class Learner:
         self._evaluators: dict[tuple[Forms | None, bool], Evaluator] = {}
         self._in_inference: Objective | None = None
         self._last_shapes: tuple[Any, ...] = ()  # of train_step; of the same shapes targets mean the same
-        self.labels = read_labels(specification.model.path)
+        self.labels = read_labels(specification.model)
         """The texts that stand for the classes, in their order; ``None`` as long as no targets were texts. They are
         taken from the first targets, or from the file beside the model where :meth:`save` has written them."""
         self.parameters = Parameters(self.states, objective.parameters)
@@ -146,6 +145,7 @@ class Learner:
         found = object.__new__(type(self))  # whose own constructor takes a model and options
         specification = dataclasses.replace(self.specification, **changes)
         Learner.__init__(found, specification, self.objective, self.trained_values())
+        found.labels = self.labels
         return found
 
     @property
@@ -533,10 +533,8 @@ class Learner:
         averages = {name: self.states[average] for name, average in self._averages.items()} if ema else {}
         return self.trained_values() | averages
 
-    def save(self, path: str | os.PathLike[str], *, ema: bool = False) -> None:
+    def save(self, path: str | os.PathLike[str], *, ema: bool = False, labels: bool = False) -> None:
         """Write the model with its trained weights; nothing else differs from the model given.
-
-        With ``ema`` the weights are the moving averages (``Trainer(ema=...)``); running statistics are the live ones.
 
         With ``lora``, a path that ends in ``.onnx_adapter`` gets the adapters alone, as ONNX Runtime loads them, and a
         folder, or a path without an ending, gets them as PEFT reads them. A model gets them merged into its weights.
@@ -544,6 +542,11 @@ class Learner:
         Where targets were texts, their order goes to a file beside it: ``tuned.labels.json`` for ``tuned.onnx``.
 
         Of several processes that train together rank 0 writes; for the others this does nothing.
+
+        Args:
+            path: The file.
+            ema: Take the moving averages of the weights (``Trainer(ema=...)``); running statistics are the live ones.
+            labels: Write that order into the model's metadata, too, as the entry ``onnxtrain.labels``, a JSON list.
 
         Raises:
             ModelError: The path cannot be written; nothing is left half written.
@@ -555,11 +558,11 @@ class Learner:
         if adapted is not None and adapted.writes(path):
             adapted.write(path, self.file, self._trained_or_averaged(ema))
         else:
-            self.file.save(path, self.saved_values(ema))
+            metadata = {LABELS: labels_text(self.labels)} if labels and self.labels is not None else {}
+            self.file.save(path, self.saved_values(ema), metadata)
         if self.labels is not None:
-            text = json.dumps(list(self.labels), ensure_ascii=False, indent=1)
             with AtomicFiles() as files, files.create(labels_file(Path(path))) as file:
-                file.write(f"{text}\n".encode())
+                file.write(f"{labels_text(self.labels)}\n".encode())
 
     def model(self, *, ema: bool = False) -> onnx.ModelProto:
         """What :meth:`save` writes, in memory: the model with its trained weights and all its data."""
@@ -610,7 +613,7 @@ class Learner:
         """Another one that goes on from here by itself; both have the model as it was read, which nothing changes."""
         found = object.__new__(type(self))
         Learner.__init__(found, self.specification, self.objective, self.states)
-        found.rate = copy.copy(self.rate)
+        found.rate, found.labels = copy.copy(self.rate), self.labels
         memory[id(self)] = found
         return found
 
@@ -618,13 +621,47 @@ class Learner:
         """All that another process needs to go on: the model with its weights as they are, and all states."""
         fields = {name: value for name, value in vars(self.specification).items() if name != "model"}
         states = {name: np.array(array) for name, array in self.states.items()}
-        return {"model": self._base().SerializeToString(), "fields": fields, "states": states, "rate": self.rate}
+        kept = {"fields": fields, "states": states, "rate": self.rate, "labels": self.labels}
+        return {"model": self._base().SerializeToString(), **kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Go on as where it was pickled, with a session of this process."""
         file = ModelFile.load(onnx.ModelProto.FromString(state["model"]))
         Learner.__init__(self, Specification(model=file, **state["fields"]), None, state["states"])
-        self.rate = state["rate"]
+        self.rate, self.labels = state["rate"], state["labels"]
+
+    def load_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Take weights, the optimizer's states and the labels of a checkpoint of :meth:`fit`.
+
+        States that this training does not share with the one of the checkpoint (of another optimizer) stay as they are.
+        To go on at the checkpoint's step and example, give ``fit`` its path as ``resume``.
+
+        Args:
+            path: Either file of the checkpoint, or the folder, of which the newest is taken.
+
+        Raises:
+            CheckpointError: There is none, it is damaged, or it has not the parameters of this model.
+        """
+        from onnxtrain.training.checkpoint import read_checkpoint  # imports safetensors
+
+        tensors, metadata = read_checkpoint(path)
+        found = {name.removeprefix("state/"): array for name, array in tensors.items() if name.startswith("state/")}
+        for name, own in self.trained.items():
+            shape = found[name].shape if name in found else None
+            if shape != own.shape:
+                raise CheckpointError(
+                    f"The checkpoint {os.fspath(path)!r} has {'no' if shape is None else f'another shape {shape} of'} "
+                    f"{name!r}, which this training changes; it is of another training."
+                )
+        written = metadata.get("fingerprint")
+        same = isinstance(written, dict) and written.get("optimizer") == type(self.optimizer).__name__
+        for name, array in found.items():
+            if name in self.trained or (same and name in self.states and self.states[name].shape == array.shape):
+                self.states[name] = array
+        set_to_zero(self.states, self.specification.masks)
+        labels = written.get("labels") if isinstance(written, dict) else None
+        if self.labels is None and isinstance(labels, list):
+            self.labels = tuple(map(str, labels))
 
     def training_model(self) -> onnx.ModelProto:
         """The training model with the current weights and optimizer states: ``TrainingInfoProto`` and all."""

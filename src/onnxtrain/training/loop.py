@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 from collections.abc import Collection, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -238,13 +239,13 @@ class Loop:
             },
         )
 
-    def resume(self, change: frozenset[str]) -> None:
-        """Take everything back from the newest checkpoint, apart from what is to change.
+    def resume(self, change: frozenset[str], given: str | os.PathLike[str] | None = None) -> None:
+        """Take everything back from a checkpoint, by default the newest, apart from what is to change.
 
         Of several processes rank 0 reads it; what it is then, it is in all.
         """
         here = self._fingerprint()
-        found = self.trainer.communicator.on_root(lambda: self._newest(here, change))
+        found = self.trainer.communicator.on_root(lambda: self._read(here, change, given))
         if found is None:
             return
         tensors, metadata = found
@@ -257,19 +258,20 @@ class Loop:
         }
         self.callbacks.resume(metadata["callbacks"], arrays, may_differ=changed)
 
-    def _newest(
-        self, here: Mapping[str, Any], change: frozenset[str]
+    def _read(
+        self, here: Mapping[str, Any], change: frozenset[str], given: str | os.PathLike[str] | None
     ) -> tuple[Mapping[str, np.ndarray], dict[str, Any]] | None:
-        """The newest checkpoint; ``None`` where there is none."""
+        """A checkpoint, or the newest; ``None`` where there is none."""
         assert self.store is not None
-        if self.store.latest() is None:
+        if given is None and self.store.latest() is None:
             return None
+        load = self.store.load_newest if given is None else functools.partial(self.store.load, given)
         try:
-            tensors, metadata = self.store.load_newest(expect=here, change=change)
+            tensors, metadata = load(expect=here, change=change)
         except CheckpointError:
             if not self._is_saved():
                 raise
-            tensors, metadata = self.store.load_newest(expect=here, change=change | {"weights"})
+            tensors, metadata = load(expect=here, change=change | {"weights"})
         try:
             _ = metadata["fingerprint"], Position(**metadata["position"]), metadata["callbacks"]  # type: ignore[arg-type]
         except (KeyError, TypeError) as error:

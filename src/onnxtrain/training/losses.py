@@ -26,6 +26,7 @@ from onnxtrain.training.loss import (
     mean_over,
     node_rank,
 )
+from onnxtrain.training.next_token import NextToken
 from onnxtrain.training_info.recipe import LossTerms
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "Loss",
     "MeanAbsoluteError",
     "MeanSquaredError",
+    "NextToken",
     "SoftmaxCrossEntropy",
     "TargetForm",
     "TargetKind",
@@ -139,7 +141,7 @@ class Huber(ReducedLoss):
 LOSSES: dict[str, type[Loss]] = {
     loss.name: loss
     for loss in (
-        *(SoftmaxCrossEntropy, BinaryCrossEntropy, MeanSquaredError, MeanAbsoluteError, Huber),
+        *(SoftmaxCrossEntropy, NextToken, BinaryCrossEntropy, MeanSquaredError, MeanAbsoluteError, Huber),
         *(Focal, BinaryFocal, Dice, CTC, Triplet, InfoNCE, Distillation),
     )
 }

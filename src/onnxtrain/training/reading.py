@@ -10,6 +10,7 @@ import numpy as np
 from onnxtrain.errors import OptionError
 from onnxtrain.training.aliases import ALIASES
 from onnxtrain.training.data.conversion import Array
+from onnxtrain.training.error_rates import CharacterErrorRate, WordErrorRate
 from onnxtrain.training.metrics import BUILT_IN, Measure, Metric, NamedMetric, PredictionKind, resolve_metric
 from onnxtrain.training.whole_metrics import WHOLE, MeasuredWhole, Predictions, WholeMetric, find_whole_metric
 
@@ -30,6 +31,8 @@ class Reading:
         axis: the axis of the classes.
         ignore_index: a label that does not count.
         probabilities: whether predictions are probabilities over classes instead of logits.
+        later: how many places along axis 1 a target stands behind the prediction that is for it.
+        sequence: how to read labels in order from scores of steps, where the loss is for these.
     """
 
     loss: str
@@ -37,6 +40,8 @@ class Reading:
     axis: int = 1
     ignore_index: int | None = None
     probabilities: bool = False
+    later: int = 0
+    sequence: CharacterErrorRate | None = None
 
     def metric(self, metric: str | Metric | Measure) -> Measure:
         """A metric told how to read this loss's predictions; a function of a user's own is left as it is.
@@ -46,21 +51,39 @@ class Reading:
         """
         if hasattr(metric, "start"):
             return cast("Measure", metric)
+        if metric in (CharacterErrorRate.name, WordErrorRate.name):
+            return self._error_rate(str(metric))
         whole = find_whole_metric(metric)
         if whole is not None:
             return self.whole(whole)
         wanted = ALIASES.get(metric, metric) if isinstance(metric, str) else metric
         name = next((name for name, entry in BUILT_IN.items() if wanted in (name, entry.function)), None)
         if name is None and isinstance(metric, str):
-            names = ", ".join([*BUILT_IN, *WHOLE, "top_k(5)"])
+            names = ", ".join([*BUILT_IN, *WHOLE, "top_k(5)", CharacterErrorRate.name])
             raise OptionError(f"there is no metric '{metric}': use {names} or a function of (y_true, y_pred).")
         if name is None:
             return resolve_metric(metric)
         shown = metric if isinstance(metric, str) else name
         terms, options = BUILT_IN[name].terms, self._options(name)
-        if not self.probabilities:
-            return NamedMetric(shown, lambda y_true, y_pred: terms(y_true, y_pred, **options))
-        return NamedMetric(shown, lambda y_true, y_pred: terms(y_true, _log(y_pred), **options))
+        return NamedMetric(shown, lambda y_true, y_pred: terms(*self._aligned(y_true, y_pred), **options))
+
+    def _aligned(self, y_true: Array, y_pred: Array) -> tuple[Array, Array]:
+        """Targets beside the predictions that are for them, these as logits."""
+        given = _log(y_pred) if self.probabilities else y_pred
+        return (y_true[:, self.later :], given[:, : -self.later]) if self.later else (y_true, given)
+
+    def _error_rate(self, name: str) -> Measure:
+        if name == WordErrorRate.name:
+            raise OptionError(
+                f"The metric {name} needs the class of the space between words; give it as "
+                "onnxtrain.metrics.WordErrorRate(space=1)."
+            )
+        if self.sequence is None:
+            raise OptionError(
+                f"The metric {name} is for labels in order, as the loss ctc takes them, not for the loss {self.loss}; "
+                "measure another, or a function of (y_true, y_pred)."
+            )
+        return self.sequence
 
     def whole(self, metric: WholeMetric) -> MeasuredWhole:
         """A metric of a whole data set told how to read this loss's predictions.
@@ -76,11 +99,10 @@ class Reading:
                 f"The metric {metric.name} is for {reads}, but with the loss {self.loss} predictions {given}; measure "
                 "another, or a function of (y_true, y_pred)."
             )
-        axis, ignored, probabilities = self.axis, self.ignore_index, self.probabilities
 
         def read(y_true: Array, y_pred: Array) -> Predictions:
-            given = _log(y_pred) if probabilities else y_pred
-            return Predictions.of(kind, y_true, given, axis=axis, ignore_index=ignored)
+            aligned = self._aligned(y_true, y_pred)
+            return Predictions.of(kind, *aligned, axis=self.axis, ignore_index=self.ignore_index)
 
         return MeasuredWhole(metric, read)
 

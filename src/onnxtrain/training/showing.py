@@ -29,11 +29,17 @@ WAITING_FROM = 0.05
 def waiting(waited: float, seconds: float, data: str) -> str:
     """That data are slow, where a training waited for them for more than a twentieth of its time, or "".
 
+    A tenth of a second is nothing to speak of, whatever its share.
+
     >>> waiting(3.0, 10.0, "a DataLoader"), waiting(0.1, 10.0, "a DataLoader")
     ('30 % of the time waiting for a DataLoader', '')
     """
     share = waited / seconds if seconds > 0 else 0.0
-    return f"{share:.0%} of the time waiting for ".replace("%", " %") + data if share > WAITING_FROM else ""
+    return (
+        f"{share:.0%} of the time waiting for ".replace("%", " %") + data
+        if share > WAITING_FROM and waited > 0.1
+        else ""
+    )
 
 
 def duration(seconds: float) -> str:

@@ -185,8 +185,9 @@ class Targets:
         Raises:
             OptionError: There is no such metric, or it is for other predictions.
         """
-        given = [metrics] if isinstance(metrics, str) or callable(metrics) else metrics
-        return [self.reading.metric(metric) for metric in given]
+        one = isinstance(metrics, str) or callable(metrics) or hasattr(metrics, "start")
+        listed: list[Any] = [metrics] if one else list(metrics)
+        return [self.reading.metric(metric) for metric in listed]
 
     @cached_property
     def reading(self) -> Reading:

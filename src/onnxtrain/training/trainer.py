@@ -30,7 +30,7 @@ class Trainer(Learner):
         model: A path or a loaded model. It is never changed; :meth:`save` writes a copy in which only the
             trained initializers differ. A path takes less memory: the weights are held once, and not a second
             time in the loaded model.
-        loss: What to minimise: ``"softmax_cross_entropy"``, ``"binary_cross_entropy"``,
+        loss: What to minimise: ``"softmax_cross_entropy"``, ``"next_token"``, ``"binary_cross_entropy"``,
             ``"mean_squared_error"``, ``"mean_absolute_error"``, ``"huber"``, each with arguments as in
             ``"huber(delta=0.5)"``, ``"output:NAME"`` for a scalar output of the model, a
             :class:`~onnxtrain.training.losses.Loss`, the path of an ONNX model of (prediction, target), or a
