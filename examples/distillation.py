@@ -2,7 +2,8 @@
 
 `softmax_cross_entropy` takes distributions as targets. They are the teacher's probabilities at a temperature: dividing
 logits by 2 shows the student which wrong classes are nearly right. Source: Hinton, Vinyals, Dean, "Distilling the
-Knowledge in a Neural Network", 2015.
+Knowledge in a Neural Network", 2015. Where there are labels, too, `loss="distillation(teacher=teacher.onnx)"` mixes
+both.
 """
 
 from pathlib import Path

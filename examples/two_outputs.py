@@ -1,7 +1,6 @@
 """Two outputs, as detectors have them: what is in the picture, and where.
 
-The loss is part of the model: cross-entropy of the class and a smooth error of the place, added. Training it gives
-weights, which go back into the model without the loss.
+Each output has its loss, cross-entropy for the class and squared errors for the place; their weighted sum is minimised.
 """
 
 from pathlib import Path
@@ -57,36 +56,15 @@ def detector() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
 
-def with_loss(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with inputs `label` and `place`, and one more output, `loss`."""
-    model = onnx.ModelProto.FromString(model.SerializeToString())
-    graph = model.graph
-    graph.node.extend(
-        [
-            helper.make_node("SoftmaxCrossEntropyLoss", ["logits", "label"], ["class_loss"]),
-            helper.make_node("Sub", ["position", "place"], ["apart"]),
-            helper.make_node("Mul", ["apart", "apart"], ["squared"]),
-            helper.make_node("ReduceMean", ["squared"], ["place_loss"], keepdims=0),
-            helper.make_node("Mul", ["place_loss", "ten"], ["weighted"]),
-            helper.make_node("Add", ["class_loss", "weighted"], ["loss"]),
-        ]
-    )
-    graph.initializer.append(numpy_helper.from_array(np.float32(10), "ten"))
-    graph.input.append(helper.make_tensor_value_info("label", TensorProto.INT64, ["N"]))
-    graph.input.append(helper.make_tensor_value_info("place", TensorProto.FLOAT, ["N", 2]))
-    graph.output.append(helper.make_tensor_value_info("loss", TensorProto.FLOAT, []))
-    return model
-
-
 def main(folder: Path) -> tuple[float, float]:
     """Train, write `detector.onnx`, and return accuracy and mean error of the place, in pixels, on new pictures."""
-    model = detector()
-    trainer = onnxtrain.Trainer(with_loss(model), loss="output:loss", optimizer="adam(lr=3e-3)")
-    trainer.fit(pictures(1500, seed=0), epochs=15, schedule="cosine", progress=False)
-
-    for tensor in model.graph.initializer:
-        tensor.CopyFrom(numpy_helper.from_array(trainer.parameters[tensor.name], tensor.name))
-    onnx.save(model, folder / "detector.onnx")
+    data = pictures(1500, seed=0)
+    targets = {"logits": data["label"], "position": data["place"]}
+    trainer = onnxtrain.Trainer(
+        detector(), loss={"logits": "cross_entropy", "position": "mse(weight=10)"}, optimizer="adam(lr=3e-3)"
+    )
+    trainer.fit(data["image"], targets, epochs=15, schedule="cosine", progress=False)
+    trainer.save(folder / "detector.onnx")
 
     test = pictures(200, seed=1)
     found = onnxtrain.predict(folder / "detector.onnx", {"image": test["image"]})

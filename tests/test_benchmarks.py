@@ -24,6 +24,7 @@ import step  # noqa: E402
 
 import report  # noqa: E402
 from onnxtrain.autodiff.fused import fused_operators  # noqa: E402
+from parallel.processes import needs_mpi  # noqa: E402
 
 pytestmark = pytest.mark.thorough
 
@@ -79,6 +80,17 @@ def test_step_compares_with_pytorch(models: str, tmp_path: Path) -> None:
     assert min(ours, torch, our_memory, torch_memory) > 0
     assert ratio > 0
     assert "onnxsim 0.8.1, mlp, batch 4: no environment: give --environment onnxsim=" in text
+
+
+@pytest.mark.torch
+@needs_mpi
+def test_parallel_compares_with_pytorch(models: str) -> None:
+    text = run("parallel.py", "--quick", "--models", "mlp", "--ranks", "1", "2", "--folder", models)
+    header, one, two = rows(text)
+    assert header[:3] == ["model", "batch", "processes"]
+    assert min(float(one[3]), float(one[4]), float(one[6])) > 0
+    bytes_moved = 4 * (784 * 512 + 512 + 512 * 512 + 512 + 512 * 10 + 10)
+    assert float(two[7]) == pytest.approx(bytes_moved / 1e6, rel=0.01)
 
 
 @pytest.mark.torch
@@ -243,3 +255,13 @@ def test_report_replaces_one_section() -> None:
 def test_every_section_has_its_page() -> None:
     for name in report.sections([], "folder"):
         assert report.replaced(report.page_of(name).read_text(), name, "") != "", name
+
+
+def test_reading_measures_what_a_training_waits(tmp_path: Path) -> None:
+    text = run("reading.py", "--quick", "--peers", "onnxtrain", "--folder", str(tmp_path))
+    header, *found = rows(text)
+    assert header[-1] == "waiting in later epochs"
+    assert [row[:2] for row in found] == [["pictures", "onnxtrain"], ["CSV", "onnxtrain"]]
+    for *_, opening, first, later, share in found:
+        assert min(float(opening), float(first), float(later)) > 0
+        assert 0 <= float(share.removesuffix(" %")) <= 100

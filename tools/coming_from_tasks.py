@@ -205,8 +205,8 @@ TASKS = {
         ),
         Task(
             "learning from another model's probabilities",
-            "scores = np.exp(trainer.predict(x) / 2)\nstudent = onnxtrain.Trainer(onnxtrain.examples.mlp((4, 3)), loss=loss)\n"
-            "student.fit(x, scores / scores.sum(axis=1, keepdims=True))",
+            'student = onnxtrain.Trainer(onnxtrain.examples.mlp((4, 3)), loss="distillation(teacher=model.onnx)")\n'
+            "student.fit(x, y)",
             "PyTorch",
             "student = nn.Linear(4, 3)\nwith torch.no_grad():\n    soft = F.softmax(net(x) / 2, dim=1)\n"
             "F.cross_entropy(student(x), soft).backward()",

@@ -108,8 +108,10 @@ def test_other_outputs():
         prediction_table({"a": np.zeros(2), "b": np.zeros(3)})
     with pytest.raises(OptionError, match=r"'a' is int64 \[2, 3\]; probabilities need scores"):
         prediction_table({"a": np.zeros((2, 3), int)}, probabilities=True)
-    with pytest.raises(OptionError, match="has 3 classes, but there are 2 labels"):
-        prediction_table({"a": np.zeros((2, 3))}, labels=["x", "y"])
+    with pytest.raises(OptionError, match="has 3 classes, but there are 4 labels"):
+        prediction_table({"a": np.zeros((2, 3))}, labels=[*"wxyz"])
+    fewer = prediction_table({"a": np.zeros((2, 3))}, labels=["x", "y"])
+    assert [*fewer] == ["example", "label", "probability", "p(x)", "p(y)", "p(2)"]
 
 
 def test_mistakes(files, run, monkeypatch):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import json
-import math
 import re
 import subprocess
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from javascript import BROWSER, needs_browser
 
-import onnxtrain
+import stranger_runs
 from onnxtrain.report.colours import colours
 from onnxtrain.report.page import page
 from onnxtrain.report.record import Confusion, ParameterRow, Residuals, RunRecord
@@ -99,21 +98,16 @@ def test_no_text_covers_another(tmp_path, epochs):
     assert found["wide"] <= 0, "the page is wider than its window"
 
 
-def test_the_report_of_a_training_is_seen(tmp_path):
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(200, 4)).astype(np.float32)
-    y = np.array(["ant", "bee", "cow"])[x[:, :3].argmax(1)]
-    trainer = onnxtrain.Trainer(
-        onnxtrain.examples.mlp((4, 16, 3)), loss="softmax_cross_entropy", optimizer="adam(0.02)"
-    )
-    trainer.fit(x, y, validation=0.25, epochs=4, metrics="accuracy", run=tmp_path / "run")
+@pytest.mark.parametrize("kind", ["pictures", "flowers"])
+def test_the_reports_of_the_documentation_are_seen(tmp_path, kind, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder, _ = stranger_runs.run(kind, tmp_path)
     for name, size in (("report.html", "1400,2000"), ("curves.svg", "700,900")):
         path = tmp_path / f"{name}.png"
-        browse(f"--window-size={size}", f"--screenshot={path}", f"file://{tmp_path}/run/{name}")
+        browse(f"--window-size={size}", f"--screenshot={path}", f"file://{folder}/{name}")
         pixels = np.asarray(Image.open(path).convert("RGB")).reshape(-1, 3).astype(int)
         assert (pixels.mean(0) > 200).all(), "the page is not on white"
         for colour in colours(2):  # of the training loss, and of the validation loss
             own = [int(colour[index : index + 2], 16) for index in (1, 3, 5)]
             drawn = (np.abs(pixels - own).sum(1) < 12).sum()
             assert drawn > 200, f"{name} has {drawn} pixels in {colour}"
-    assert math.isfinite(trainer.evaluate(x, y)["loss"])

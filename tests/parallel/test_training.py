@@ -239,3 +239,61 @@ def test_what_is_not_the_same_everywhere_is_said_once(tmp_path, how, sentence):
 def test_the_callbacks_of_rank_0_decide(tmp_path):
     """Models of other weights on rank 1 get those of rank 0, too."""
     assert run_script(tmp_path, 2, OTHERS, "stop") == "stopped\nstopped\n"
+
+
+@needs_mpi
+def test_augmentation_draws_by_rank_and_rank_0_writes(tmp_path):
+    run_steps(
+        tmp_path,
+        2,
+        f"""
+    drawn = []
+    def augment(image, generator):
+        drawn.append(float(generator.random()))
+        return image
+    log = {str(tmp_path / "rows.csv")!r}
+    class Spy(onnxtrain.callbacks.CsvLogger):
+        def on_epoch_end(self, state):
+            assert mpi.rank == 0
+            super().on_epoch_end(state)
+    trainer(parallel=mpi).fit(x, y, batch_size=20, augment=augment, callbacks=[Spy(log)], progress=False)
+    first, second = mpi.gather_objects(drawn)
+    assert len(first) == len(second) == 2 and not set(first) & set(second)
+    del drawn[:]
+    trainer().fit(x, y, batch_size=20, augment=augment, progress=False)
+    assert drawn == first  # of rank 0 as alone
+    """,
+    )
+    assert (tmp_path / "rows.csv").exists()
+
+
+@needs_mpi
+def test_losses_of_several_outputs_and_losses_that_are_sums(tmp_path):
+    run_steps(
+        tmp_path,
+        2,
+        """
+    import onnx
+    model = onnx.parser.parse_model('''<ir_version: 10, opset_import: ["": 18]>
+        two (float[N, 4] x) => (float[N, 3] kind, float[N, 3] size) {
+            kind = MatMul(x, a)
+            size = MatMul(x, b)
+        }''')
+    for name in "ab":
+        values = np.random.default_rng(len(name)).normal(size=(4, 3)).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    x = rng.normal(size=(9, 4)).astype(np.float32)
+    targets = {"kind": np.arange(9) % 3, "size": rng.normal(size=(9, 3)).astype(np.float32)}
+    def two(**options):
+        return onnxtrain.Trainer(model, loss={"kind": "softmax_cross_entropy", "size": "mse"}, optimizer="sgd(lr=0.1)",
+            threads=1, **options)
+    together, alone = two(parallel=mpi), two(accumulate=2)
+    for _ in range(3):
+        assert together.train_step(x, targets) == alone.train_step(x, targets)
+    equal(together, alone)
+    for name, part in alone.loss_parts.items():
+        assert abs(together.loss_parts[name] - part) < 1e-5 * abs(part)
+    data = {"x": x, **targets}
+    assert together.evaluate(data) == alone.evaluate(data)
+    """,
+    )

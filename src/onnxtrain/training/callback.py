@@ -92,6 +92,9 @@ class Callback:
     """Name of what :meth:`settings` returns among all that a checkpoint compares; resuming with ``change=`` that name
     allows another callback of the kind, or none. None where the training goes the same way without the callback."""
 
+    writes_only: ClassVar[bool] = False
+    """Whether it only shows or writes what happens: of several processes that train together, rank 0 alone calls it."""
+
     def settings(self) -> dict[str, Any]:
         """What decides how this callback changes the training."""
         return {}
@@ -139,12 +142,16 @@ class CallbackList(Callback):
     Args:
         callbacks: the callbacks: objects with some of the methods of `Callback`.
 
+    Attributes:
+        silent: Whether another process shows and writes down what happens.
+
     Raises:
         OptionError: one has none of these methods.
     """
 
     def __init__(self, callbacks: Sequence[Any] = ()) -> None:
         self.callbacks = list(callbacks)
+        self.silent = False
         for callback in self.callbacks:
             if isinstance(callback, type) or not any(hasattr(callback, hook) for hook in HOOKS):
                 shown = f"the class {callback.__name__}" if isinstance(callback, type) else repr(callback)
@@ -162,7 +169,7 @@ class CallbackList(Callback):
 
     def _call(self, hook: str, state: TrainingState) -> None:
         for callback in self.callbacks:
-            if hasattr(callback, hook):
+            if hasattr(callback, hook) and not (self.silent and getattr(callback, "writes_only", False)):
                 getattr(callback, hook)(state)
 
     def on_fit_begin(self, state: TrainingState) -> None:

@@ -150,7 +150,7 @@ def fit(
         total_steps=None if per_epoch is None else per_epoch * epochs,
         steps_per_epoch=per_epoch,
     )
-    shown = _progress(progress, callbacks)
+    shown = [] if together.rank else _progress(progress, callbacks)
     measured = trainer.objective.resolve_metrics(metrics)
     history = History()
     if save_best is not None and checkpoint is not None:
@@ -160,6 +160,7 @@ def fit(
         folder.writes = not together.rank
         folder.describe(history, trainer, dataset, held_out, size, schedule)
     listeners = CallbackList([history, *callbacks, *shown])
+    listeners.silent = together.rank > 0
     loop = Loop(
         trainer, trainer.steps.share(dataset), held_out, measured, rate, listeners, None if together.rank else store
     )

@@ -74,11 +74,13 @@ def _classified(name: str, scores: Array, labels: Sequence[str] | None) -> Table
         )
     rows = scores.reshape(len(scores), -1).astype(np.float64)
     classes = max(2, rows.shape[1])
-    if labels is not None and len(labels) != classes:
+    if labels is not None and len(labels) > classes:
         raise OptionError(f"the output '{name}' has {classes} classes, but there are {len(labels)} labels.")
     found = _probabilities(rows)
     chosen = found.argmax(1)
-    names: list[Any] = list(range(classes)) if labels is None else list(labels)
+    names: list[Any] = list(range(classes))
+    if labels is not None:  # of a model with more classes the others have their numbers
+        names = [*labels, *map(str, names[len(labels) :])]
     columns: Table = {"label": np.array(names)[chosen], "probability": found.max(1)}
     return columns | {f"p({each})": found[:, index] for index, each in enumerate(names)}
 

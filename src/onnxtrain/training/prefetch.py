@@ -17,6 +17,9 @@ from onnxtrain.training.data import Batch
 WORTH: Final = 5e-4
 """Seconds: a thread takes over where preparing a batch takes longer; handing one over takes about a tenth of it."""
 
+_IN_A_ROW: Final = 3
+"""So many batches in a row have to take that long: a single one may have waited for a busy machine."""
+
 _AHEAD: Final = 1
 """How many batches wait, prepared; one more may be on its way."""
 
@@ -40,7 +43,7 @@ class Prefetch:
     def __init__(self, *, threaded: bool = True) -> None:
         self.waited = 0.0
         self._threaded = threaded
-        self._slow = False
+        self._slow = 0
 
     def __call__(self, batches: Iterator[Batch], *, copies: bool) -> Generator[Batch]:
         """The batches of an epoch.
@@ -50,14 +53,15 @@ class Prefetch:
             copies: whether arrays of a batch may be written over when the next one is prepared.
         """
         first = True
-        while not self._slow:
+        while not self._threaded or self._slow < _IN_A_ROW:
             began = time.perf_counter()
             batch = next(batches, None)
             took = time.perf_counter() - began
             self.waited += took
             if batch is None:
                 return
-            self._slow = self._threaded and took > WORTH and not first  # the first one opens files
+            if self._threaded and not first:  # the first one opens files
+                self._slow = self._slow + 1 if took > WORTH else 0
             first = False
             yield batch
         ahead = _Ahead(batches, copies=copies)

@@ -223,6 +223,8 @@ class Progress(Callback):
         display: Where.
     """
 
+    writes_only = True
+
     def __init__(self, display: Display) -> None:
         self._display = display
         self._began = self._steady_since = self._epoch_began = self._looked = 0.0

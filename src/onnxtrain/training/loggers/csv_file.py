@@ -20,6 +20,8 @@ class CsvLogger(Callback):
         path: the file; what it held before is replaced.
     """
 
+    writes_only = True
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self._history = History()

@@ -30,6 +30,8 @@ class MLflowLogger(Callback):
         OptionError: mlflow is not installed.
     """
 
+    writes_only = True
+
     def __init__(self, experiment: str | None = None, *, run_name: str | None = None) -> None:
         needs("mlflow", "MLflowLogger")
         self.experiment, self.run_name = experiment, run_name

@@ -27,6 +27,8 @@ class TensorBoardLogger(Callback):
         OptionError: tensorboard is not installed, or `every` is not positive.
     """
 
+    writes_only = True
+
     def __init__(self, folder: str | os.PathLike[str], every: int | None = 50) -> None:
         needs("tensorboard", "TensorBoardLogger")
         if every is not None and every < 1:

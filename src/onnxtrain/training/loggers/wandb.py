@@ -29,6 +29,8 @@ class WandbLogger(Callback):
         OptionError: wandb is not installed, or `every` is not positive.
     """
 
+    writes_only = True
+
     def __init__(
         self, project: str | None = None, *, name: str | None = None, every: int | None = 50, **options: Any
     ) -> None:
