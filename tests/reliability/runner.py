@@ -187,6 +187,7 @@ class _Worker:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env=environment(),
+                start_new_session=True,  # Ctrl-C is for the run, which finishes the case
             )
         self._buffer, self._done = b"", 0
         if not any("ready" in message for message in self._messages(self._process, STARTING_LIMIT, first=True)):
