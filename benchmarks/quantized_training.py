@@ -5,8 +5,8 @@
 FOLDER holds the four original files of MNIST. Each trial trains a model in single precision, quantizes it with
 onnxtrain.quantize on 512 training examples, and trains the quantized model for one epoch more at a tenth of the
 learning rate. What is measured is the saved file in plain onnxruntime. The exit code is 1 where a scale is not
-positive, where quantization-aware training is below quantization alone, or at 8 bits more than half a point below
-single precision.
+positive, where quantization-aware training is below quantization alone, or where it is, at 8 bits, more than half a
+point below single precision.
 """
 
 from __future__ import annotations

@@ -84,6 +84,12 @@ def test_gradients_are_those_of_finite_differences():
     assert measured == pytest.approx(expected, rel=2e-3)
 
 
+def test_layers_are_computed_again():
+    plain, again = (trainer(language_model(), optimizer="sgd(lr=0.1)", recompute=way) for way in ((), "layers"))
+    for _ in range(3):
+        assert again.train_step(FEEDS, TARGETS) == pytest.approx(plain.train_step(FEEDS, TARGETS), rel=1e-6)
+
+
 def test_packed_weights_pasts_and_nodes_are_saved_as_they_were(tmp_path):
     model = language_model(bits=4)
     made = trainer(model, optimizer="adam(lr=1e-2)")

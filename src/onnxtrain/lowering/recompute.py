@@ -12,7 +12,8 @@ otherwise than those it is made of. A Reshape before the reader keeps ONNX Runti
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Collection, Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -32,6 +33,12 @@ _ONCE = RANDOM | {"Dropout"}
 _FUSED_ANYWAY = frozenset({"MatMul"})
 """Operators with which ONNX Runtime fuses what they read, however many others read it, too."""
 
+LAYERS = "layers"
+"""The word that stands for all nodes of numbered layers, each layer computed again by itself."""
+
+_LAYER = re.compile(r"(?:^|[/._])(?:layers?|blocks?|h)[/._]?\d+(?=$|[/._])")
+"""A numbered layer in the name of a node, as exporters write it: ``/model/layers.3/mlp``, ``layer0.norm1``."""
+
 SHAPES_ONLY = frozenset({"Shape", "Size"})
 """Operators that read no element of what they are given."""
 
@@ -46,7 +53,12 @@ def check_patterns(graph: ir.Graph, patterns: Sequence[str]) -> None:
         return
     names = [node.name for node in graph if node.name and not (node.op_type == "Gradient" and node.domain)]
     for pattern in patterns:
-        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+        if pattern == LAYERS and not any(map(_LAYER.search, names)):
+            raise GradientError(
+                "recompute='layers', but no node has a name with a numbered layer, such as 'layers.3'; name nodes by "
+                f"patterns; the model has {', '.join(map(repr, names[:8])) or 'no node with a name'}."
+            )
+        if pattern != LAYERS and not any(fnmatch.fnmatchcase(name, pattern) for name in names):
             shown = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
             raise GradientError(
                 f"recompute={pattern!r} matches the name of no node; the model has {shown or 'no node with a name'}."
@@ -72,7 +84,8 @@ def recompute(graph: ir.Graph, backward: Backward, patterns: Sequence[str]) -> N
     chosen = _choose([node for node in graph if node not in carrying], patterns)
     order = {node: index for index, node in enumerate(graph)}
     late = _late(graph, carrying, backward.arriving)
-    for nodes in _neighbours(graph, chosen):
+    by_layer = LAYERS in patterns
+    for nodes in _neighbours(graph, {node: _layer_of(node) if by_layer else "" for node in chosen}):
         segment = _Segment(graph, nodes, [node for node in graph if node in carrying], order)
         trigger = segment.trigger(late)
         if trigger is not None:
@@ -81,8 +94,19 @@ def recompute(graph: ir.Graph, backward: Backward, patterns: Sequence[str]) -> N
 
 
 def _choose(forward: Sequence[ir.Node], patterns: Sequence[str]) -> set[ir.Node]:
-    matching = [node for node in forward if any(fnmatch.fnmatchcase(node.name or "", pattern) for pattern in patterns)]
+    matching = [
+        node
+        for node in forward
+        if any(fnmatch.fnmatchcase(node.name or "", pattern) for pattern in patterns)
+        or (LAYERS in patterns and _layer_of(node))
+    ]
     return {node for node in matching if any(map(is_float, node.outputs)) and not _draws(node)}
+
+
+def _layer_of(node: ir.Node) -> str:
+    """What the name of a node says up to the number of its layer; "" where it says none."""
+    found = _LAYER.search(node.name or "")
+    return "" if found is None else (node.name or "")[: found.end()]
 
 
 def _draws(node: ir.Node) -> bool:
@@ -110,8 +134,8 @@ def _late(graph: ir.Graph, carrying: Collection[ir.Node], arriving: Collection[i
     return late
 
 
-def _neighbours(graph: ir.Graph, chosen: Collection[ir.Node]) -> list[list[ir.Node]]:
-    """The chosen nodes in groups that are connected by what they read from each other; in the graph's order."""
+def _neighbours(graph: ir.Graph, chosen: Mapping[ir.Node, str]) -> list[list[ir.Node]]:
+    """The chosen nodes of one layer in groups that are connected by what they read from each other; in order."""
     group: dict[ir.Node, list[ir.Node]] = {}
     for node in graph:
         if node not in chosen:
@@ -119,7 +143,7 @@ def _neighbours(graph: ir.Graph, chosen: Collection[ir.Node]) -> list[list[ir.No
         merged = [node]
         for value in (*node.inputs, *captured_values(node)):
             producer = None if value is None else value.producer()
-            if producer in group and group[producer] is not merged:
+            if producer in group and chosen[producer] == chosen[node] and group[producer] is not merged:
                 merged = group[producer] + merged
                 for member in merged:
                     group[member] = merged

@@ -68,7 +68,8 @@ class Trainer(Learner):
             in every step, scales are learned, and integers and scales are saved
             ([quantization](docs/quantization.md)). Implies ``straight_through``.
         recompute: Glob patterns of names of nodes whose results are computed again in the backward pass instead
-            of being kept: takes time, saves memory, changes no number.
+            of being kept: takes time, saves memory, changes no number. ``"layers"`` is every numbered layer, each
+            by itself: of a layer only what enters it is kept.
         lora: Adapters to train beside frozen weights, :class:`onnxtrain.Lora`. Then ``train`` names what is trained
             whole beside them, by default nothing.
         free_batch: Train a model of a fixed batch size on batches of any size, as :func:`onnxtrain.free_batch` makes
