@@ -6,8 +6,14 @@ import sys
 import numpy as np
 import pytest
 
-from onnxtrain.adapters import adaptable_layers, add_slots, convert_adapter, merge_adapter
+import onnxtrain
+from onnxtrain import Lora
+from onnxtrain.adapters import add_slots, convert_adapter, merge_adapter
+from onnxtrain.adapters.layers import find_layers
+from onnxtrain.adapters.values import matrix
 from onnxtrain.errors import OptionError
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.model.file import ModelFile
 
 torch = pytest.importorskip("torch")
 genai = pytest.importorskip("onnxruntime_genai")
@@ -15,7 +21,7 @@ peft = pytest.importorskip("peft")
 tokenizers = pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")
 
-from adapters.test_peft import adapted, llama  # noqa: E402 - it needs them, too
+from adapters.test_peft import adapted, llama, losses_of_peft  # noqa: E402 - it needs them, too
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 
@@ -68,8 +74,6 @@ def test_it_generates_with_an_adapter_of_peft(folder, tmp_path):
     place = with_model(folder, tmp_path / "slots")
     names = add_slots(folder / "model.onnx", place / "model.onnx")
     assert "model.layers.1.self_attn.o_proj" in names
-    packed = any(layer.parts for layer in adaptable_layers(folder / "model.onnx"))
-    assert packed == (folder.name == "fp32") or packed
     base, slots = logits(folder), logits(place)
     assert slots.tobytes() == base.tobytes()
     got = logits(place, tmp_path / "tuned.onnx_adapter")
@@ -96,3 +100,35 @@ def test_merging(folder, tmp_path):
     assert costs
     assert all(cost.lost > 0 for cost in costs)
     assert np.abs(logits(place) - logits(folder)).max() > 0.01
+
+
+def dequantized(folder):
+    """The checkpoint with the weights that the model of the builder has."""
+    model = llama()
+    modules = dict(model.named_modules())
+    for layer in find_layers(infer_shapes(ModelFile.load(folder / "model.onnx").training_model())):
+        if layer.kind != "MatMulNBits":
+            continue
+        weight = matrix(layer)
+        for part in layer.parts or (None,):
+            columns = slice(None) if part is None else slice(part.start, part.start + part.size)
+            name = layer.name if part is None else part.name
+            with torch.no_grad():
+                modules[name].weight.copy_(torch.from_numpy(weight[:, columns].T.copy()))
+    return model
+
+
+def test_losses_are_those_of_peft(folder, tmp_path):
+    drawn = torch.randint(3, 97, (2, 13), generator=torch.Generator().manual_seed(1))
+    data = drawn[:, :-1], drawn[:, 1:]
+    inner = dequantized(folder)
+    tuned, first = adapted(tmp_path, inner=inner)
+    expected = losses_of_peft(tuned, data, lambda values: torch.optim.SGD(values, lr=0.1))
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    learner = onnxtrain.Trainer(
+        folder / "model.onnx", loss="softmax_cross_entropy", optimizer=onnxtrain.SGD(0.1), lora=Lora(adapter=first)
+    )
+    feeds = {"input_ids": data[0].numpy(), "attention_mask": np.ones((2, 12), np.int64)}
+    got = [learner.train_step(feeds, data[1].numpy()) for _ in expected]
+    assert max(abs(a - b) for a, b in zip(got, expected, strict=True)) < 2e-5
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

@@ -75,18 +75,17 @@ def exported(request, tmp_path_factory, data):
     return path
 
 
-def adapted(tmp_path, *, dora=False, random_b=True, targets=("q_proj", "k_proj", "v_proj", "o_proj"), rslora=False):
+def adapted(tmp_path, *, dora=False, targets=("q_proj", "k_proj", "v_proj", "o_proj"), rslora=False, inner=None):
     """A model of PEFT, and the folder of its adapter before any training."""
     torch.manual_seed(5)
     config = peft.LoraConfig(
         r=4, lora_alpha=8, target_modules=list(targets), use_dora=dora, lora_dropout=0.0, use_rslora=rslora
     )
-    model = peft.get_peft_model(llama(), config)
-    if random_b:
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if "lora_B" in name:
-                    parameter.normal_(std=0.05)
+    model = peft.get_peft_model(inner or llama(), config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.05)
     folder = tmp_path / "first"
     model.save_pretrained(folder, save_embedding_layers=False)
     return model, folder

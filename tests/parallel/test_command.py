@@ -203,3 +203,13 @@ def test_without_mpiexec_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setenv("PMI_RANK", "0")
     with pytest.raises(OptionError, match="--processes starts mpiexec itself; leave one of them out"):
         launching.launch(2, 0, checkpoint=None)
+
+
+@needs_mpi
+def test_without_mpiexec_one_process_trains_as_ever(folder):
+    for name, more in (("one.onnx", ("--parallel", "mpi", "--shard-states")), ("alone.onnx", ())):
+        done = subprocess.run(
+            [sys.executable, *FIT, "--output", name, *more], cwd=folder, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    assert (folder / "one.onnx").read_bytes() == (folder / "alone.onnx").read_bytes()

@@ -73,6 +73,7 @@ FIT = """
 
 
 @needs_mpi
+@pytest.mark.thorough
 def test_a_checkpoint_of_some_processes_resumes_on_any_number(tmp_path):
     import shutil
 

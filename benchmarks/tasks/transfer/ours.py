@@ -12,7 +12,7 @@ new_x, new_y = x[~low], y[~low] - 5
 
 model = onnxtrain.replace_head(base.model(), classes=5)
 head = onnxtrain.Trainer(model, loss="cross_entropy", optimizer="adam(lr=0.01)", train="head.*")
-head.fit(new_x[:200], new_y[:200], epochs=10, progress=False)
+head.fit(new_x[:200], new_y[:200], epochs=40, progress=False)
 whole = onnxtrain.Trainer(head.model(), loss="cross_entropy", optimizer="adam(lr=0.001)")
 whole.fit(new_x[:200], new_y[:200], epochs=10, progress=False)
 print("head", head.evaluate(new_x[200:], new_y[200:], metrics="accuracy")["accuracy"])

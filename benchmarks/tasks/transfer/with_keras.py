@@ -16,7 +16,7 @@ features = keras.Sequential(base.layers[:-1])
 features.trainable = False
 model = keras.Sequential([features, keras.layers.Dense(5)])
 model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
-model.fit(new_x[:200], new_y[:200], epochs=10, verbose=0)
+model.fit(new_x[:200], new_y[:200], epochs=40, verbose=0)
 print("head", model.evaluate(new_x[200:], new_y[200:], verbose=0)[1])
 features.trainable = True
 model.compile(keras.optimizers.Adam(0.001), loss, metrics=["accuracy"])

@@ -91,8 +91,8 @@ class MPI(Communicator):
         self._scratch = np.empty(0, np.uint8)
         self._failed = False
         self._lost: set[int] = set()
+        atexit.register(self._leave)
         if self.size > 1:
-            atexit.register(self._leave)
             self._tell_of_uncaught_errors()
             _OPEN.append(self)
 
