@@ -46,6 +46,11 @@ def test_shares_change_no_bit_and_take_less_memory(tmp_path, ranks):
         equal(whole.steps.kept_states(), shares.steps.kept_states())
         assert shares.steps.kept_states().keys() == whole.steps.kept_states().keys()
         model, other = whole.training_model(), shares.training_model()
+        assert {tensor.name: tensor for entry in model.training_info for tensor in entry.algorithm.initializer} == {
+            tensor.name: tensor for entry in other.training_info for tensor in entry.algorithm.initializer
+            if "accumulated" not in tensor.name} | {
+            tensor.name: tensor for entry in model.training_info for tensor in entry.algorithm.initializer
+            if "accumulated" in tensor.name}
     elements = sum(array.size for array in whole.parameters.values())
     adam = trainer(True)
     adam.train_step(x, y)

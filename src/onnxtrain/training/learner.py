@@ -669,7 +669,9 @@ class Learner:
 
     def save_training_model(self, path: str | os.PathLike[str]) -> None:
         """Write :meth:`training_model` to a file, from which a :class:`onnxtrain.TrainingSession` resumes."""
-        ModelFile.load(self.training_model(), folder=self.file.folder).save(path, {})
+        model = self.training_model()  # for which all processes give their share
+        if not self.communicator.rank:
+            ModelFile.load(model, folder=self.file.folder).save(path, {})
 
     def check_finite(self, loss: float, step: int, hint: str = "") -> None:
         """Stop when the loss is not a number any more.
