@@ -4,7 +4,8 @@
     python tests/reliability/run.py --hours 2 --workers 2 --failures failures
 
 Prints a table of counts, also where it is stopped (Ctrl-C), then the failures by cause. A case can be seen again by its
-number: `--first 4711 --count 1 --failures folder` keeps its files. `--table docs/reliability.md` writes the table there.
+number: `--first 4711 --count 1 --failures folder` keeps its files. `--table docs/reliability.md` writes the table
+there.
 """
 
 from __future__ import annotations
