@@ -60,6 +60,7 @@ def sections(environments: Sequence[str], mnist: str | None) -> dict[str, list[s
         "step": ["step.py", "--peers", ",".join(peers), *places],
         "recurrent": ["recurrent.py"],
         "startup": ["startup.py", "--imports"],
+        "reading": ["reading.py"],
         "overhead": ["overhead.py"],
         "gradient-cost": ["gradient_cost.py"],
         "optimizers": ["optimizers.py"],

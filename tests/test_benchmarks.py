@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from parallel.processes import needs_mpi
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 BENCHMARKS = REPOSITORY / "benchmarks"
 sys.path.append(str(BENCHMARKS))
@@ -24,7 +26,6 @@ import step  # noqa: E402
 
 import report  # noqa: E402
 from onnxtrain.autodiff.fused import fused_operators  # noqa: E402
-from parallel.processes import needs_mpi  # noqa: E402
 
 pytestmark = pytest.mark.thorough
 

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 from onnx import numpy_helper
@@ -13,7 +14,8 @@ import onnxtrain
 from adapters.decoder import batch, decoder, parsed
 from onnxtrain import Lora
 from onnxtrain.adapters import adaptable_layers, add_slots, convert_adapter, merge_adapter
-from onnxtrain.adapters.files import read_adapter
+from onnxtrain.adapters.adapter import Adapter, Entry
+from onnxtrain.adapters.files import read_adapter, write_adapter
 from onnxtrain.errors import ModelError, OptionError
 
 Q = "model.layers.0.self_attn.q_proj"
@@ -259,3 +261,16 @@ def test_a_model_with_slots_takes_no_more(tmp_path):
         add_slots(tmp_path / "slots.onnx", tmp_path / "more.onnx")
     with pytest.raises(OptionError, match="already, so that it has adapters, or slots"):
         trained(tmp_path / "slots.onnx", targets="*.{q,v}_proj")
+
+
+@pytest.mark.parametrize(("kind", "step"), [("BFLOAT16", 2**-8), ("FLOAT16", 2**-11), ("DOUBLE", 0)])
+def test_files_have_the_types_of_their_layers(kind, step, tmp_path):
+    random = np.random.default_rng(0)
+    a, b = random.uniform(-1, 1, (4, 2)).astype(np.float32), random.uniform(-1, 1, (2, 3)).astype(np.float32)
+    path, dtype = tmp_path / "tuned.onnx_adapter", ir.DataType[kind]
+    write_adapter(path, Adapter({"layer": Entry(a, b, 2.0)}, 2, 4), {"layer": dtype}, {})
+    values = onnxruntime.AdapterFormat.read_adapter(str(path)).get_parameters()
+    assert {value.element_type() for value in values.values()} == {int(dtype)}
+    found = read_adapter(path).entries["layer"]
+    np.testing.assert_allclose(found.a, a, atol=step)
+    np.testing.assert_allclose(found.b, b, atol=step)

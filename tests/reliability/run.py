@@ -3,15 +3,17 @@
     python tests/reliability/run.py --subject models --count 10000 --seed 0
     python tests/reliability/run.py --hours 2 --workers 2 --failures failures
 
-Prints a table of counts, then the failures by cause. A case can be seen again by its number:
-`--first 4711 --count 1 --failures folder` keeps its files. `--table docs/reliability.md` writes the table there.
+Prints a table of counts, also where it is stopped (Ctrl-C), then the failures by cause. A case can be seen again by its
+number: `--first 4711 --count 1 --failures folder` keeps its files. `--table docs/reliability.md` writes the table there.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import signal
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -38,6 +40,9 @@ def main() -> int:
         "--table", type=Path, help="a page in whose table of counts the rows of these subjects are replaced"
     )
     given = parser.parse_args()
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
     counts: dict[str, Counter[str]] = {}
     seconds: dict[str, float] = {}
     failures = []
@@ -51,6 +56,7 @@ def main() -> int:
             workers=given.workers,
             until=given.hours and time.monotonic() + given.hours * 3600 / len(chosen),
             failures=given.failures,
+            stop=stop,
         )
         counts[subject], seconds[subject] = report.counts, report.seconds
         if report.failures:

@@ -64,6 +64,7 @@ def run_cases(
     until: float | None = None,
     failures: Path | None = None,
     computing_limit: float = COMPUTING_LIMIT,
+    stop: threading.Event | None = None,
 ) -> Report:
     """Run cases of a subject.
 
@@ -75,6 +76,7 @@ def run_cases(
         until: The moment (`time.monotonic`) after which no case begins.
         failures: A folder for the files of failed cases, three of each cause.
         computing_limit: Seconds of processor time that one operation may take.
+        stop: Once it is set no case begins.
     """
     report, lock = Report(), threading.Lock()
     cases = iter(indices)
@@ -82,7 +84,8 @@ def run_cases(
 
     def take() -> int | None:
         with lock:
-            return None if until is not None and time.monotonic() > until else next(cases, None)
+            ended = (until is not None and time.monotonic() > until) or (stop is not None and stop.is_set())
+            return None if ended else next(cases, None)
 
     def work() -> None:
         with (
@@ -184,6 +187,7 @@ class _Worker:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env=environment(),
+                start_new_session=True,  # Ctrl-C is for the run, which finishes the case
             )
         self._buffer, self._done = b"", 0
         if not any("ready" in message for message in self._messages(self._process, STARTING_LIMIT, first=True)):

@@ -2,6 +2,8 @@
 
 import csv
 import logging
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -242,3 +244,36 @@ def test_bad_settings(tmp_path, options, message):
     path = write(tmp_path / "d.csv", table(y=TEXTS))
     with pytest.raises(DataError, match=message):
         read(CsvFile(path, **options), target="y")
+
+
+MEASURE = """
+import resource, sys
+import numpy as np
+from onnxtrain.training.data import TensorSpec, growing, open_dataset
+
+growing.MEMORY_BYTES = 2**20
+spec = TensorSpec("input", np.dtype(np.float32), ("N", 100))
+open_dataset(sys.argv[1], [spec], target="y", validate=False)  # imports, blocks
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+data = open_dataset(sys.argv[2], [spec], target="y", validate=False)
+total = sum(batch.inputs["input"].sum(dtype=np.float64) for batch in data.batches(1000))
+print(data.size, total, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+
+
+@pytest.mark.slow
+def test_a_large_file_is_streamed(tmp_path):
+    """Thirty times the lines take no more memory: what is read goes to a temporary file, which is mapped."""
+    row = ",".join(f"{value:.4f}" for value in np.arange(100) / 7)
+    for name, lines in (("small", 2_000), ("large", 60_000)):
+        with (tmp_path / f"{name}.csv").open("w") as file:
+            file.write(",".join([*(f"c{index}" for index in range(100)), "y"]) + "\n")
+            file.writelines(f"{row},{index % 10}\n" for index in range(lines))
+    size = (tmp_path / "large.csv").stat().st_size
+    command = [sys.executable, "-c", MEASURE, str(tmp_path / "small.csv"), str(tmp_path / "large.csv")]
+    count, total, grown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert int(count) == 60_000
+    assert float(total) == pytest.approx(60_000 * np.round(np.arange(100) / 7, 4).sum(), rel=1e-5)
+    assert size > 40e6
+    mapped = 60_000 * 100 * 4  # pages of the map count as long as there is room for them
+    assert int(grown) < mapped + 8e6, f"{int(grown) / 1e6:.0f} MB for a file of {size / 1e6:.0f} MB"

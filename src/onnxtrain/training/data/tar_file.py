@@ -6,7 +6,6 @@ import glob
 import io
 import json
 import os
-import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +62,8 @@ class TarFile:
             raise DataError(f"{self.name} holds examples whose targets are files beside them; leave out target=.")
         if len(specs) != 1:
             raise DataError(f"{self.name} holds one array for each example, but the model has {len(specs)} inputs.")
+        import tarfile  # which training without it has no need of
+
         try:
             return self._read(specs[0], need_target)
         except (tarfile.TarError, EOFError, OSError) as error:
@@ -115,6 +116,8 @@ class TarFile:
 
     def _examples(self) -> Iterator[_Example]:
         """All examples: files that follow one another under one name."""
+        import tarfile
+
         for path in self._files():
             example: _Example | None = None
             with tarfile.open(path, "r|*") as archive:  # as a stream, so that nothing is sought
