@@ -210,7 +210,8 @@ OTHERS = """
     if how == "stop":
         assert trainer.communicator.gather_objects(history.rows) == 2 * [history.rows]
         assert len(history.rows) == 0
-        print("stopped")
+        if not odd:
+            print("stopped")
 """
 
 
@@ -238,7 +239,7 @@ def test_what_is_not_the_same_everywhere_is_said_once(tmp_path, how, sentence):
 @needs_mpi
 def test_the_callbacks_of_rank_0_decide(tmp_path):
     """Models of other weights on rank 1 get those of rank 0, too."""
-    assert run_script(tmp_path, 2, OTHERS, "stop") == "stopped\nstopped\n"
+    assert run_script(tmp_path, 2, OTHERS, "stop") == "stopped\n"
 
 
 @needs_mpi
