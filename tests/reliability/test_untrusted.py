@@ -24,6 +24,13 @@ FORBIDDEN_MODULES = {
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "system", "popen", "import_from_string"}
 
 
+OF_ONE_RUN = {
+    "cli/launching.py": {"subprocess"},  # mpiexec, where the user asks for it
+    "parallel/communicator.py": {"pickle"},  # messages of the processes of one training to each other
+}
+"""What reads no file of anybody."""
+
+
 def modules(tree: ast.AST) -> set[str]:
     found = set()
     for node in ast.walk(tree):
@@ -48,7 +55,7 @@ def calls(tree: ast.AST) -> list[tuple[str, ast.Call]]:
 @pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
 def test_no_module_can_run_what_it_reads(path):
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    assert not modules(tree) & FORBIDDEN_MODULES
+    assert not modules(tree) & FORBIDDEN_MODULES - OF_ONE_RUN.get(path.relative_to(SOURCE).as_posix(), set())
     for name, call in calls(tree):
         assert name not in FORBIDDEN_CALLS, f"line {call.lineno}"
         assert name not in ("os.system", "os.popen", "os.execv", "os.fork"), f"line {call.lineno}"

@@ -50,8 +50,8 @@ def prediction_table(
         OptionError: an output has not one entry per example, or is none of scores of as many classes as labels.
 
     >>> table = prediction_table({"y": np.log([[0.25, 0.75]])}, labels=["no", "yes"])
-    >>> {name: column.tolist()[0] for name, column in table.items()}
-    {'example': 0, 'label': 'yes', 'probability': 0.75, 'p(no)': 0.25, 'p(yes)': 0.75}
+    >>> list(table), str(table["label"][0]), round(float(table["p(yes)"][0]), 2)
+    (['example', 'label', 'probability', 'p(no)', 'p(yes)'], 'yes', 0.75)
     """
     size = len(next(iter(outputs.values())))
     for name, array in outputs.items():

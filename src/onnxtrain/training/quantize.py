@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 
 from onnxtrain.errors import DataError, ModelError, OptionError
+from onnxtrain.graph.domains import is_default_domain
 from onnxtrain.model.file import ModelFile
 from onnxtrain.training.data import open_dataset
 from onnxtrain.training.partial import FixedBatch
@@ -83,7 +84,7 @@ def quantize(
 def _upgraded(model: onnx.ModelProto, least: int) -> onnx.ModelProto:
     from onnx import version_converter
 
-    opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+    opset = next(entry.version for entry in model.opset_import if is_default_domain(entry.domain))
     return model if opset >= least else version_converter.convert_version(model, least)
 
 
