@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
 import posixpath
@@ -20,7 +21,11 @@ import onnx_ir as ir
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxtrain.errors import ModelError
+from onnxtrain.graph.limits import LARGEST_SHAPE
 from onnxtrain.model.places import reason
+
+_LARGEST_ELEMENT = 16
+"""Bytes of the largest element, a complex one."""
 
 _BLOCK = 1 << 20
 """Bytes that are read at once."""
@@ -67,6 +72,8 @@ def data_bytes(tensor: TensorProto) -> int:
     """
     if any(dim < 0 for dim in tensor.dims):
         raise ModelError(f"The tensor {tensor.name!r} has the shape {list(tensor.dims)}; sizes must not be negative.")
+    if math.prod(dim for dim in tensor.dims if dim) > LARGEST_SHAPE // _LARGEST_ELEMENT:  # also where another is 0
+        raise ModelError(f"The tensor {tensor.name!r} has the shape {list(tensor.dims)}, which no tensor can have.")
     try:
         bits = ir.DataType(tensor.data_type).bitwidth
     except (TypeError, ValueError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -213,6 +214,12 @@ def check_finite(array: Array, what: str, examples: Sequence[int] | Array, origi
     else:
         problem = f"{value} at example {int(examples[row])}: remove such examples or fill in a number"
     raise DataError(f"{what} holds {problem}.")
+
+
+def check_possible(shape: Sequence[int], dtype: np.dtype[Any], what: str) -> None:
+    """Raise a `DataError` unless an array may have a shape: beside a size of 0 the others may still be beyond any."""
+    if math.prod(size for size in shape if size) * dtype.itemsize > np.iinfo(np.intp).max:
+        raise DataError(f"{what} has the shape {tuple(shape)}, which no array can have; write it again.")
 
 
 def first_row(mask: Array) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from onnxtrain.errors import DataError
-from onnxtrain.training.data.conversion import Array
+from onnxtrain.training.data.conversion import Array, check_possible
 from onnxtrain.training.data.safetensors_file import SAFETENSORS_SUFFIX, map_safetensors
 
 _logger = logging.getLogger(__name__)
@@ -199,6 +199,7 @@ def _check_length(available: int, shape: tuple[int, ...], dtype: np.dtype[Any], 
             f"{what} is truncated: shape {shape} of {dtype} needs {needed} bytes, {available} are there; "
             f"write it again."
         )
+    check_possible(shape, dtype, what)
 
 
 def _reason(error: Exception) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from onnxtrain.errors import DataError
-from onnxtrain.training.data.conversion import Array
+from onnxtrain.training.data.conversion import Array, check_possible
 
 SAFETENSORS_SUFFIX: Final = ".safetensors"
 
@@ -65,6 +65,7 @@ def map_safetensors(path: Path) -> dict[str, Array]:
         if stored not in (*_TYPES, "BF16"):
             raise DataError(f"'{name}' in '{path}' has the type {stored}, which no data can have; convert it.")
         dtype, shape = _type(stored), tuple(entry["shape"])
+        check_possible(shape, dtype, f"'{name}' in '{path}'")
         offset = 8 + length + entry["data_offsets"][0]
         found[name] = np.memmap(path, dtype, "r", offset, shape) if 0 not in shape else np.empty(shape, dtype)
     return found
