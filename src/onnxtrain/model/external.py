@@ -72,7 +72,7 @@ def data_bytes(tensor: TensorProto) -> int:
     """
     if any(dim < 0 for dim in tensor.dims):
         raise ModelError(f"The tensor {tensor.name!r} has the shape {list(tensor.dims)}; sizes must not be negative.")
-    if math.prod(dim for dim in tensor.dims if dim) > LARGEST_SHAPE // _LARGEST_ELEMENT:  # also where another is 0
+    if 0 in tensor.dims and math.prod(dim for dim in tensor.dims if dim) > LARGEST_SHAPE // _LARGEST_ELEMENT:
         raise ModelError(f"The tensor {tensor.name!r} has the shape {list(tensor.dims)}, which no tensor can have.")
     try:
         bits = ir.DataType(tensor.data_type).bitwidth
