@@ -5,6 +5,7 @@ scikit-learn is an optional extra; this is the only module of the package that b
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import os
 from collections.abc import Sequence
@@ -53,7 +54,7 @@ except ImportError:  # the module can be imported without scikit-learn, and says
 __all__ = ["OnnxClassifier", "OnnxRegressor"]
 
 
-class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]
+class _OnnxEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
     """What the classifier and the regressor share; its arguments are described there."""
 
     trainer_: Trainer
@@ -138,11 +139,11 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]
             threads=self.threads,
         )
 
-    def _check_head(self, width: int) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _check_head(self, width: int) -> None: ...
 
-    def _default_loss(self) -> str:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _default_loss(self) -> str: ...
 
     def _steps(self, X: np.ndarray, targets: np.ndarray, weights: np.ndarray | None, epochs: int) -> None:
         """Train; weights count relative to their mean, so that their scale is no learning rate."""

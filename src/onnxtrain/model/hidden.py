@@ -225,7 +225,9 @@ def _weights(graph: GraphProto, path: Path, *, literal: bool) -> Iterator[tuple[
     for place, node in enumerate(graph.node):
         at = (*path, (_NODE, place))
         if node.op_type == "Constant" and is_default_domain(node.domain) and node.output:
-            kept = node.output[0] in outputs or node.output[0] not in reads or (not literal and _is_literal(node))
+            kept = (
+                node.output[0] in outputs or node.output[0] not in reads or (not literal and _is_written_in_code(node))
+            )
             for index, attribute in enumerate(node.attribute):
                 if not kept and attribute.HasField("t") and _is_weight(attribute.t):
                     yield node.output[0], (*at, (_ATTRIBUTE, index), (_TENSOR, 0)), attribute.t, False
@@ -243,7 +245,7 @@ def _is_weight(tensor: TensorProto) -> bool:
     return tensor.data_type in _FLOATING and math.prod(tensor.dims) > 1 and tensor.data_location != TensorProto.EXTERNAL
 
 
-def _is_literal(node: NodeProto) -> bool:
+def _is_written_in_code(node: NodeProto) -> bool:
     """Whether it is a tensor written in the code, as TorchScript's exporter calls those, beside its initializers."""
     return "Constant" in node.output[0].rsplit("/", 1)[-1] or node.output[0].isdigit()
 
