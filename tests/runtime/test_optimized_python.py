@@ -31,7 +31,7 @@ for optimizer in (onnxtrain.Adam(0.05), onnxtrain.SSGD(0.05), onnxtrain.Momentum
                 model, loss="softmax_cross_entropy", optimizer=optimizer, accumulate=accumulate, options=options
             )
             found += [trainer.train_step(x, y) for _ in range(3)]
-trainer.fit((x, y), epochs=2, batch_size=4)
+trainer.fit((x, y), epochs=2, batch_size=4, progress=False)
 found += trainer.evaluate((x, y), metrics=["accuracy"]).values()
 found.append(float(trainer.predict(x).sum()))
 trainer.save(sys.argv[1])
