@@ -138,6 +138,17 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
+@shows("types of others")
+def types_of_others() -> bool:
+    content = model("g (bfloat16[3] x) => (bfloat16[3] y) { y = Identity(x) }")
+    session = onnxruntime.InferenceSession(content.SerializeToString(), providers=["CPUExecutionProvider"])
+    try:
+        session.io_binding().bind_cpu_input("x", np.zeros(3, ir.DataType.BFLOAT16.numpy()))
+    except RuntimeError:
+        return True
+    return False
+
+
 @shows("quantized biases")
 def quantized_biases() -> bool:
     model = parser.parse_model(

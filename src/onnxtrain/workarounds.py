@@ -8,6 +8,8 @@ can go, too, as soon as no supported version has the bug.
 
 from __future__ import annotations
 
+import ctypes
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -83,6 +85,15 @@ BOOK: tuple[Workaround, ...] = (
         "Such nodes are refused by name; gradients have letters instead of ellipses where ranks are known.",
         ("workarounds.py", "runtime/step.py", "autodiff/rules/einsum.py"),
         gone="1.32.0",
+    ),
+    Workaround(
+        "types of others",
+        "onnxruntime",
+        _RUNTIME,
+        "An array of a type that NumPy has from elsewhere (bfloat16, float8) cannot be bound as an input, and a result "
+        "of such a type cannot be read as an array.",
+        "The bytes are bound and read as unsigned integers of that size.",
+        ("workarounds.py", "runtime/step.py"),
     ),
     Workaround(
         "convolutions on WebGPU",
@@ -329,6 +340,29 @@ def in_place(arrays: Mapping[str, np.ndarray[Any, Any]], dtypes: Mapping[str, ir
 
     make = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type
     return [make(array, int(dtypes[name])) for name, array in arrays.items()]
+
+
+def is_foreign(dtype: ir.DataType) -> bool:
+    """Whether NumPy has a type from another package ("types of others")."""
+    return dtype.bitwidth in _BYTES and dtype != ir.DataType.STRING and dtype.numpy().isbuiltin != 1
+
+
+_BYTES = {8: np.uint8, 16: np.uint16}
+
+
+def bind_foreign(binding: Any, name: str, array: np.ndarray[Any, Any], dtype: ir.DataType) -> Any:
+    """Bind an input by the bytes of its elements; returns what must live until the run has ended."""
+    (value,) = in_place({name: array.view(_BYTES[dtype.bitwidth])}, {name: dtype})
+    binding.bind_ortvalue_input(name, value)
+    return array, value
+
+
+def fetched(value: Any, dtype: ir.DataType) -> np.ndarray[Any, Any]:
+    """A copy of a result, read as the bytes of its elements."""
+    shape, unsigned = tuple(value.shape()), np.dtype(_BYTES[dtype.bitwidth])
+    size = math.prod(shape) * unsigned.itemsize
+    content = ctypes.string_at(value.data_ptr(), size) if size else b""
+    return np.frombuffer(content, unsigned).reshape(shape).view(dtype.numpy()).copy()
 
 
 def packed(raw: np.ndarray[Any, Any], shape: Sequence[int]) -> np.ndarray[Any, Any]:

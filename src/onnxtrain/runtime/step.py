@@ -17,7 +17,14 @@ from onnxtrain.runtime.frozen import FrozenTensors
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.providers import CPU, name_of
 from onnxtrain.runtime.states import StateBuffers
-from onnxtrain.workarounds import DISABLED_OPTIMIZERS, DISABLED_WITH_DEEP_BODIES, refuse_what_crashes
+from onnxtrain.workarounds import (
+    DISABLED_OPTIMIZERS,
+    DISABLED_WITH_DEEP_BODIES,
+    bind_foreign,
+    fetched,
+    is_foreign,
+    refuse_what_crashes,
+)
 
 
 class StepSession:
@@ -55,6 +62,12 @@ class StepSession:
         shapes = {value.name: dimensions(value) for value in graph.outputs}
         self._varying = [name for name in step.results if not _is_static(shapes[name])]
         self._fetched = [(index, name) for index, name in enumerate(step.results) if name not in self._numbers]
+        # Types that NumPy has from elsewhere, such as bfloat16, have their bytes bound (workarounds: types of others).
+        self._foreign = {
+            str(value.name): value.dtype
+            for value in (*graph.inputs, *graph.outputs)
+            if value.name in {*self._inputs, *step.results} and value.dtype is not None and is_foreign(value.dtype)
+        }
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Do the step; returns the outputs that are not states.
@@ -70,13 +83,15 @@ class StepSession:
         binding = self._bindings.get(key)
         if binding is None:
             binding = self._bindings[key] = self._bind_states()
-        numbers = self._numbers
+        numbers, held = self._numbers, list[Any]()
         for name, dtype in self._inputs.items():
             try:
                 array = np.asarray(feeds[name], dtype=dtype, order="C")
             except KeyError:
                 raise DataError(f"The step needs the input {name!r}; got {', '.join(feeds) or 'nothing'}.") from None
-            if name not in numbers:
+            if name in self._foreign:
+                held.append(bind_foreign(binding, name, array, self._foreign[name]))
+            elif name not in numbers:
                 binding.bind_cpu_input(name, array)
             elif array.ndim:
                 raise StepError(f"The step needs one number as {name!r}; got an array of shape {array.shape}.")
@@ -93,7 +108,11 @@ class StepSession:
         results = {name: numbers[name].copy() for name in self.step.results if name in numbers}
         if self._fetched:
             outputs = binding.get_outputs_as_ortvaluevector()
-            results |= {name: np.array(outputs[index].numpy()) for index, name in self._fetched}
+            for index, name in self._fetched:
+                foreign = self._foreign.get(name)
+                results[name] = (
+                    np.array(outputs[index].numpy()) if foreign is None else fetched(outputs[index], foreign)
+                )
         return results
 
     def _run_with_strings(self, feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
