@@ -61,6 +61,7 @@ def sections(environments: Sequence[str], mnist: str | None) -> dict[str, list[s
         "recurrent": ["recurrent.py"],
         "startup": ["startup.py", "--imports"],
         "reading": ["reading.py"],
+        "memory": ["memory.py"],
         "overhead": ["overhead.py"],
         "gradient-cost": ["gradient_cost.py"],
         "optimizers": ["optimizers.py"],

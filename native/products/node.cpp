@@ -116,7 +116,8 @@ void MatMulNBitsGradientNode::compute(const Call& call) const {
   PackedWeights weights = {};
   weights.integers = static_cast<const std::uint8_t*>(inputs[1].data);
   weights.scales = inputs[2].data;
-  if (inputs.has(3)) {
+  const std::vector<std::int64_t> none = {0};  // stands for one that is left out, in front of `zeros`
+  if (inputs.has(3) && inputs[3].shape != none) {
     inputs.require_shape(3, {outputs_, (checked_product(blocks, bits_) + 7) / 8});
     weights.packed_zeros = static_cast<const std::uint8_t*>(inputs[3].data);
   }

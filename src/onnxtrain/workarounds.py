@@ -344,7 +344,9 @@ def in_place(arrays: Mapping[str, np.ndarray[Any, Any]], dtypes: Mapping[str, ir
 
 def is_foreign(dtype: ir.DataType) -> bool:
     """Whether NumPy has a type from another package ("types of others")."""
-    return dtype.bitwidth in _BYTES and dtype != ir.DataType.STRING and dtype.numpy().isbuiltin != 1
+    if dtype in (ir.DataType.STRING, ir.DataType.UNDEFINED):
+        return False
+    return dtype.bitwidth in _BYTES and dtype.numpy().isbuiltin != 1
 
 
 _BYTES = {8: np.uint8, 16: np.uint16}

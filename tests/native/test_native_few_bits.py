@@ -32,6 +32,7 @@ def draw(sizes, bits, block, kind, dtype):
         points = reference.unpacked(feeds["packed_zeros"], bits)[:, :blocks]
     elif kind == "numbers":
         feeds["zeros"] = points = rng.uniform(0, 2**bits, (outputs, blocks)).astype(dtype)
+        feeds["packed_zeros"] = np.zeros(0, np.uint8)
     attributes = {"K": inputs, "N": outputs, "bits": bits, "block_size": block}
     w = reference.weight(integers, scales, points, bits, inputs)
     dy = feeds["dy"].astype(np.float64)

@@ -227,6 +227,7 @@ def _times_weight(node: Node, size: PackedWeight, dy: Value) -> Value:
     zeros, packed_zeros, floating_zeros = node.input(3), None, None
     if zeros is not None and zeros.is_float:
         floating_zeros = op.reshape(op.cast(zeros, wide), by_block)
+        packed_zeros = op.constant([], np.uint8)  # ONNX Runtime 1.20 crashes where an input in the middle is left out
     elif zeros is not None:
         packed_zeros = op.reshape(zeros, (size.outputs, -(-size.blocks * size.bits // 8)))
     dy = op.cast(dy, wide)
