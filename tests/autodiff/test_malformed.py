@@ -112,6 +112,16 @@ def scan_with_an_input_too_few() -> onnx.ModelProto:
     return model
 
 
+def scan_without_a_body() -> onnx.ModelProto:
+    """In a function, into which the checker does not look where the format is older than functions are."""
+    model = parsed(SCAN)
+    model.ir_version = 6  # which has no functions yet
+    inner = onnx.helper.make_node("Scan", ["s"], ["z"])
+    opsets = [onnx.helper.make_opsetid("", 18)]
+    model.functions.append(onnx.helper.make_function("", "Scan", ["s", "x"], ["z"], [inner], opsets))
+    return model
+
+
 def input_without_an_element_type() -> onnx.ModelProto:
     model = parsed(LAYER)
     model.graph.input[0].type.tensor_type.elem_type = 0
@@ -134,6 +144,7 @@ def input_without_an_element_type() -> onnx.ModelProto:
         (loop_with_an_output_too_many, r"whose body gives 3 values where the node gives 1"),
         (scan_of_too_many_slices, r"Scan node \(output 'z'\), which takes slices of 7 inputs but has 2"),
         (scan_with_an_input_too_few, r"whose body has 1 input where the node has 2"),
+        (scan_without_a_body, r"has the Scan node \(output 'z'\), which has no attribute 'body'; export it again"),
         (input_without_an_element_type, r"the input 'x' without an element type, which ONNX Runtime needs"),
     ],
 )

@@ -19,7 +19,7 @@ def check_bodies(label: str, proto: ModelProto) -> None:
     """
     for holder in (proto.graph, *proto.functions):
         for node in _nodes(holder):
-            wrong = next(_MISFITS[node.op_type](node), None) if _is_control_flow(node) else None
+            wrong = _misfit(node) if _is_control_flow(node) else None
             if wrong is not None:
                 named = f"{node.op_type} node {node.name!r}" if node.name else f"{node.op_type} node"
                 given = f" (output {node.output[0]!r})" if node.output else ""
@@ -35,6 +35,13 @@ def _nodes(holder: GraphProto | FunctionProto) -> Iterator[NodeProto]:
 
 def _is_control_flow(node: NodeProto) -> bool:
     return is_default_domain(node.domain) and node.op_type in _MISFITS
+
+
+def _misfit(node: NodeProto) -> str | None:
+    """What is wrong, in words that go on after the node's name."""
+    given = {attribute.name for attribute in node.attribute}
+    missing = [name for name in _REQUIRED[node.op_type] if name not in given]  # the checker looks into no function
+    return f"which has no attribute {missing[0]!r}" if missing else next(_MISFITS[node.op_type](node), None)
 
 
 def _body(node: NodeProto, name: str) -> GraphProto:
@@ -92,3 +99,9 @@ def _count(values: object, word: str) -> str:
 
 _MISFITS: dict[str, Callable[[NodeProto], Iterator[str]]] = {"If": _of_if, "Loop": _of_loop, "Scan": _of_scan}
 """What does not fit, in words that go on after the node's name."""
+
+_REQUIRED = {
+    "If": ("then_branch", "else_branch"),
+    "Loop": ("body",),
+    "Scan": ("body", "num_scan_inputs"),
+}
