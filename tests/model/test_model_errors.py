@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from model_examples import external_model, small_model
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
@@ -362,3 +363,13 @@ def test_nodes_without_outputs(tmp_path: Path, operator: str) -> None:
         (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
         with pytest.raises(ModelError, match=r"is not valid ONNX|model\.onnx' is none that"):
             ModelFile.load(tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize("says", ["", "\n", "Two lines.\nAnd another."])
+def test_a_checker_that_says_little(says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(model: ModelProto) -> None:
+        raise onnx.checker.ValidationError(says)
+
+    monkeypatch.setattr(onnx.checker, "check_model", fail)
+    expected = "Two lines" if says.strip() else "ValidationError without a word"
+    refuse(small_model(), f"is not valid ONNX: {expected}; export it again")

@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 from onnx import FunctionProto, GraphProto, ModelProto, TensorProto
 
-from onnxtrain.errors import ModelError
+from onnxtrain.errors import ModelError, first_line
 from onnxtrain.graph.nesting import DEEPEST
 from onnxtrain.model import limits
 from onnxtrain.model.bodies import check_bodies
@@ -204,7 +204,7 @@ def _check_specification(label: str, proto: ModelProto) -> None:
     try:
         onnx.checker.check_model(light)
     except onnx.checker.ValidationError as error:
-        reason = str(error).strip().splitlines()[0].rstrip(". ")
+        reason = first_line(error).rstrip(". ")
         raise ModelError(f"{label} is not valid ONNX: {reason}; export it again.") from error
     check_bodies(label, light)
     check_functions(label, light)

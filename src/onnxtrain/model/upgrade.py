@@ -234,7 +234,7 @@ def _restore_subgraph(source: GraphProto, graph: GraphProto, before: int, after:
 def _explain(model: ModelProto, minimum: int, reason: str) -> str:
     """Name the operator that cannot be converted: the one that fails in a model of its own."""
     opset = default_opset(model.opset_import)
-    reason = reason.splitlines()[0].rsplit("failed: ", 1)[-1]
+    reason = reason.strip().partition("\n")[0].rsplit("failed: ", 1)[-1]
     if "no registered schema" in reason:  # an unformatted message, which names nothing
         reason = "the ONNX standard does not define it"
     for node in _nodes(model.graph):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx
 
-from onnxtrain.errors import TrainingInfoError
+from onnxtrain.errors import TrainingInfoError, first_line
 from onnxtrain.graph.propagation import infer_within_bounds
 from onnxtrain.model.skeleton import hide_runtime_operators, skeleton
 from onnxtrain.training_info.read import bindings, joined_model, state_tensors
@@ -101,7 +101,7 @@ def _check_updates(label: str, model: onnx.ModelProto, index: int, states: dict[
         onnx.checker.check_model(skeleton(joined))  # it would look for external data in the working folder
         inferred = infer_within_bounds(joined)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = first_line(error)
         raise TrainingInfoError(f"{label}: main graph and algorithm together are not valid ONNX: {reason}") from error
     outputs = {info.name: info for info in inferred.graph.output}
     for key, value in bindings(model.training_info[index], "update_binding").items():
