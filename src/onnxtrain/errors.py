@@ -67,9 +67,3 @@ class ParallelError(OnnxTrainError):
         self.lost = lost
 
     everywhere = True
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of what an error of another package says, or its type where it says nothing."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else f"{type(error).__name__} without a word"

@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 from onnx import FunctionProto, GraphProto, ModelProto, TensorProto
 
-from onnxtrain.errors import ModelError, first_line
+from onnxtrain.errors import ModelError
 from onnxtrain.graph.nesting import DEEPEST
 from onnxtrain.model import limits
 from onnxtrain.model.bodies import check_bodies
@@ -26,7 +26,7 @@ from onnxtrain.model.skeleton import (
     unify_default_domain,
 )
 from onnxtrain.model.sparse_tensors import check_sparse
-from onnxtrain.model.text import is_text
+from onnxtrain.model.text import first_line, is_text
 from onnxtrain.model.wire import Template
 
 

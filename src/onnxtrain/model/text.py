@@ -46,3 +46,9 @@ def _make_strict(message: Any, own: str) -> None:
             field.type_name = f".{_PACKAGE}.{field.type_name.removeprefix(own)}"
     for inner in message.nested_type:
         _make_strict(inner, own)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error of another package says, or its type where it says nothing."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else f"{type(error).__name__} without a word"

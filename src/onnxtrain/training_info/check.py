@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import onnx
 
-from onnxtrain.errors import TrainingInfoError, first_line
+from onnxtrain.errors import TrainingInfoError
 from onnxtrain.graph.propagation import infer_within_bounds
 from onnxtrain.model.skeleton import hide_runtime_operators, skeleton
+from onnxtrain.model.text import first_line
 from onnxtrain.training_info.read import bindings, joined_model, state_tensors
 
 Type = tuple[int, tuple[int | str | None, ...] | None]
