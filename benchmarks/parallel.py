@@ -188,7 +188,7 @@ def onnxtrain(peer: str, name: str, folder: str) -> tuple[Callable[[int], float]
     """A step of onnxtrain, and what counts its communication."""
     import onnxtrain
     from onnxtrain.parallel import MPI, Communicator, Single
-    from onnxtrain.training.parallel_steps import ParallelSteps
+    from onnxtrain.training.steps.parallel_steps import ParallelSteps
 
     class Counting(Communicator):
         """A communicator that measures another one."""

@@ -18,12 +18,12 @@ def test_one_circle_for_type_checkers():
     # A value has the operators of Python, which are the builder's nodes, and a builder gives values.
     ((*files,),) = layers.circles(list(layers.imports()), typed=True)
     assert {"graph/builder.py", "graph/value.py"} <= set(files)
-    assert {layers.part(file) for file in files} == {"graph/"}
+    assert {layers.part(file, layers.order()) for file in files} == {"graph/"}
 
 
 def test_every_part_stands_in_the_table():
     files = [path.relative_to(layers.PACKAGE).as_posix() for path in layers.PACKAGE.rglob("*.py")]
-    assert {layers.part(file) for file in files} == set(layers.order())
+    assert {layers.part(file, layers.order()) for file in files} == set(layers.order())
 
 
 @pytest.fixture

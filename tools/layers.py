@@ -42,10 +42,10 @@ def order(page: Path = PAGE) -> list[str]:
     return [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
 
 
-def part(path: str) -> str:
-    """The part that a file belongs to."""
-    folder, _, rest = path.partition("/")
-    return f"{folder}/" if rest else path
+def part(path: str, parts: list[str]) -> str:
+    """The part that a file belongs to: itself, or the innermost folder of the table."""
+    found = [name for name in parts if path == name or (name.endswith("/") and path.startswith(name))]
+    return max(found, key=len, default=path)
 
 
 def imports(package: Path = PACKAGE) -> Iterator[Import]:
@@ -64,7 +64,7 @@ def imports(package: Path = PACKAGE) -> Iterator[Import]:
 def upward(parts: list[str], found: list[Import]) -> list[Import]:
     """The imports that go up the list."""
     place = {name: index for index, name in enumerate(parts)}
-    return [i for i in found if place[part(i.target)] > place[part(i.source)]]
+    return [i for i in found if place[part(i.target, parts)] > place[part(i.source, parts)]]
 
 
 def circles(found: list[Import], *, typed: bool = False) -> list[list[str]]:

@@ -35,22 +35,22 @@ if TYPE_CHECKING:
     from onnxtrain.runtime.native import custom_ops_library
     from onnxtrain.runtime.options import RuntimeOptions
     from onnxtrain.runtime.session import TrainingSession
-    from onnxtrain.training.ema import EMA
-    from onnxtrain.training.forward import evaluate, predict
+    from onnxtrain.training.advice.inspection import inspect
     from onnxtrain.training.gradient import gradient
-    from onnxtrain.training.groups import Group
-    from onnxtrain.training.inspection import inspect
-    from onnxtrain.training.layer_decay import layer_decay
+    from onnxtrain.training.inference.forward import evaluate, predict
     from onnxtrain.training.quantize import quantize
     from onnxtrain.training.trainer import Trainer
     from onnxtrain.training.training_model import training_model
+    from onnxtrain.training.weights.ema import EMA
+    from onnxtrain.training.weights.groups import Group
+    from onnxtrain.training.weights.layer_decay import layer_decay
 
 _HOMES = {
     "Adagrad": "onnxtrain.operators",
     "Adam": "onnxtrain.operators",
     "AdamW": "onnxtrain.operators",
-    "EMA": "onnxtrain.training.ema",
-    "Group": "onnxtrain.training.groups",
+    "EMA": "onnxtrain.training.weights.ema",
+    "Group": "onnxtrain.training.weights.groups",
     "Momentum": "onnxtrain.operators",
     "Lion": "onnxtrain.operators",
     "Lora": "onnxtrain.adapters.lora",
@@ -64,14 +64,14 @@ _HOMES = {
     "append": "onnxtrain.edit.append",
     "custom_ops_library": "onnxtrain.runtime.native",
     "cut": "onnxtrain.edit.cut",
-    "evaluate": "onnxtrain.training.forward",
+    "evaluate": "onnxtrain.training.inference.forward",
     "free_batch": "onnxtrain.edit.free_batch",
     "gradient": "onnxtrain.training.gradient",
-    "inspect": "onnxtrain.training.inspection",
-    "layer_decay": "onnxtrain.training.layer_decay",
+    "inspect": "onnxtrain.training.advice.inspection",
+    "layer_decay": "onnxtrain.training.weights.layer_decay",
     "lower": "onnxtrain.lowering.lower",
     "no_gradient": "onnxtrain.autodiff",
-    "predict": "onnxtrain.training.forward",
+    "predict": "onnxtrain.training.inference.forward",
     "prune": "onnxtrain.pruning.prune",
     "register_gradient": "onnxtrain.autodiff",
     "quantize": "onnxtrain.training.quantize",

@@ -20,10 +20,10 @@ from onnxtrain.errors import OptionError
 from onnxtrain.examples import mlp
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.training.callbacks import History
-from onnxtrain.training.head import Head
-from onnxtrain.training.loss_choice import LossLike
+from onnxtrain.training.data.rows import rows_to_inputs
+from onnxtrain.training.inference.head import Head
+from onnxtrain.training.losses.loss_choice import LossLike
 from onnxtrain.training.optimizers import choose_optimizer
-from onnxtrain.training.rows import rows_to_inputs
 from onnxtrain.training.schedules import Schedule
 from onnxtrain.training.specification import Patterns
 from onnxtrain.training.trainer import Trainer

@@ -29,7 +29,7 @@ def test_a_defect_is_called_one(files, run, monkeypatch):
     def broken(*arguments, **options):
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr("onnxtrain.training.inspection.inspect", broken)
+    monkeypatch.setattr("onnxtrain.training.advice.inspection.inspect", broken)
     result = run("inspect", "model.onnx")
     assert result.code == 1
     assert result.err.startswith("error: This is a defect of onnxtrain (ZeroDivisionError: division by zero)")
@@ -100,7 +100,7 @@ def test_a_broken_pipe_elsewhere_is_an_error(files, run, monkeypatch):
     def closed(*arguments, **options):
         raise BrokenPipeError(32, "Broken pipe")
 
-    monkeypatch.setattr("onnxtrain.training.inspection.inspect", closed)
+    monkeypatch.setattr("onnxtrain.training.advice.inspection.inspect", closed)
     result = run("inspect", "model.onnx")
     assert result.code == 2
     assert result.err == "error: The system refused to read or write: Broken pipe; --debug shows where.\n"
@@ -119,7 +119,7 @@ def test_a_system_error_without_a_file_says_what_to_do(number, reason, way_out, 
     def refuse(*arguments, **options):
         raise OSError(number, reason)
 
-    monkeypatch.setattr("onnxtrain.training.inspection.inspect", refuse)
+    monkeypatch.setattr("onnxtrain.training.advice.inspection.inspect", refuse)
     result = run("inspect", "model.onnx")
     assert result.code == 2
     assert re.fullmatch(
@@ -131,7 +131,7 @@ def test_too_little_memory_is_no_defect(files, run, monkeypatch):
     def refuse(*arguments, **options):
         raise MemoryError
 
-    monkeypatch.setattr("onnxtrain.training.inspection.inspect", refuse)
+    monkeypatch.setattr("onnxtrain.training.advice.inspection.inspect", refuse)
     result = run("inspect", "model.onnx")
     assert result.code == 2
     assert result.err.startswith("error: There is not enough memory for this; take smaller batches (--batch-size)")

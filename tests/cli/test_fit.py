@@ -116,7 +116,7 @@ def test_plain_lines_where_nobody_watches(files, success):
 def test_a_bar_on_a_terminal(files, success, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setattr("onnxtrain.training.progress.Bar.interval", 0.0)
+    monkeypatch.setattr("onnxtrain.training.callbacks.progress.Bar.interval", 0.0)
     out = success(*FIT, "--epochs", "2").out
     assert "━" in out
     assert re.search(r"epoch 2/2 .*loss [\d.]+  [\d,]+ examples/s", out)

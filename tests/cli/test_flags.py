@@ -16,7 +16,7 @@ from onnxtrain.cli.flags import OptimizerSettings, Training
 from onnxtrain.cli.wording import in_flags
 from onnxtrain.operators import OPTIMIZERS
 from onnxtrain.training.fitting import fit
-from onnxtrain.training.forward import evaluate, predict
+from onnxtrain.training.inference.forward import evaluate, predict
 
 ELSEWHERE = {
     "model": "the positional argument",

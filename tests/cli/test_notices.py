@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from onnxtrain.training import inspection
+from onnxtrain.training.advice import inspection
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 import onnxtrain
 from onnxtrain.errors import OptionError
-from onnxtrain.training.prediction_table import prediction_table
+from onnxtrain.training.inference.prediction_table import prediction_table
 
 FLAGS = ("predict", "model.onnx", "--data", "test.npz")
 

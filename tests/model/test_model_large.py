@@ -13,7 +13,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnxtrain.errors import ModelError
 from onnxtrain.model.file import ModelFile
 from onnxtrain.pruning.sparse import save_sparse
-from onnxtrain.training.untie import untied
+from onnxtrain.training.weights.untie import untied
 
 GONE = r"^The first values of 'w' are gone: training released them, and '.*m\.onnx' was changed since it was read; "
 

@@ -17,7 +17,7 @@ from onnx import ModelProto, SparseTensorProto, TensorProto, helper, numpy_helpe
 import onnxtrain
 from onnxtrain.errors import ModelError
 from onnxtrain.model.file import ModelFile
-from onnxtrain.training.forward import outputs as predict
+from onnxtrain.training.inference.forward import outputs as predict
 
 HUGE = 2**40
 
@@ -211,7 +211,7 @@ import resource, sys, time
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.model.file import ModelFile
 if "--inspect" in sys.argv:
-    import onnxtrain.training.inspection
+    import onnxtrain.training.advice.inspection
 before, began = resource.getrusage(resource.RUSAGE_SELF), time.process_time()
 try:
     file = ModelFile.load(sys.argv[1])

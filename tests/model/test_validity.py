@@ -12,7 +12,7 @@ from onnx import parser
 import onnxtrain
 from onnxtrain.errors import ModelError, OptionError, TrainingHint
 from onnxtrain.model.validity import refuses_invalid, why_not_taken
-from onnxtrain.training.forward import evaluate, predict
+from onnxtrain.training.inference.forward import evaluate, predict
 
 GOOD = """<ir_version: 8, opset_import: ["": 18]>
 f (float[N, 4] x) => (float[N, 3] y) <float[4, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}> { y = MatMul(x, w) }"""

@@ -194,7 +194,7 @@ OTHERS = """
     if odd and how == "data":
         x = x + 1
     if odd and how == "version":
-        from onnxtrain.training import parallel_steps
+        from onnxtrain.training.steps import parallel_steps
         parallel_steps.__version__ = "0.0.9"
     trainer = onnxtrain.Trainer(
         onnxtrain.examples.mlp((4, 7 if odd and how == "model" else 8, 3), seed=mpi.rank), loss="softmax_cross_entropy",

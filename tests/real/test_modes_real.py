@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 
 import onnxtrain
 from onnxtrain.errors import OptionError, TrainingHint
-from onnxtrain.training import forward
+from onnxtrain.training.inference import forward
 
 pytestmark = pytest.mark.filterwarnings("ignore::onnxtrain.errors.TrainingHint")
 

@@ -59,8 +59,8 @@ def use_model(path: Path, operations: Operations, *, loss: str = CROSS_ENTROPY, 
     """Everything that can be done with a model file, or parts of it; the operations tell what came of each."""
     import onnxtrain
     from onnxtrain.runtime.options import RuntimeOptions
-    from onnxtrain.training.forward import evaluate
-    from onnxtrain.training.forward import outputs as predict
+    from onnxtrain.training.inference.forward import evaluate
+    from onnxtrain.training.inference.forward import outputs as predict
 
     warnings.simplefilter("ignore")  # numbers overflow in many mutants
     original = _content(path)

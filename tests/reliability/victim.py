@@ -53,7 +53,7 @@ def main() -> None:
 
     import onnxtrain.cli.app
     import onnxtrain.pruning.prune
-    import onnxtrain.training.checkpoint
+    import onnxtrain.training.checkpoints.checkpoint
     import onnxtrain.training.trainer
 
     onnxtrain.cli.app.build()

@@ -19,8 +19,8 @@ import onnxtrain
 from onnxtrain.errors import ModelError
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.step import create_session
-from onnxtrain.training.forward import evaluate
-from onnxtrain.training.forward import outputs as predict
+from onnxtrain.training.inference.forward import evaluate
+from onnxtrain.training.inference.forward import outputs as predict
 
 HEADER = '<ir_version: 10, opset_import: ["": 21, "local": 1]>'
 LARGE, SMALL = 70_000, 40

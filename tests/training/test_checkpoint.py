@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from onnxtrain.errors import CheckpointError, OptionError
-from onnxtrain.training.checkpoint import CheckpointStore
+from onnxtrain.training.checkpoints.checkpoint import CheckpointStore
 
 
 def names(folder):
@@ -296,7 +296,7 @@ def test_a_disk_that_fails_leaves_the_checkpoints_before(tmp_path, monkeypatch, 
 # Every tensor holds the step, so a checkpoint that mixes two steps shows.
 WRITER = """
 import sys, numpy as np
-from onnxtrain.training.checkpoint import CheckpointStore
+from onnxtrain.training.checkpoints.checkpoint import CheckpointStore
 store = CheckpointStore(sys.argv[1], keep=2)
 step = max(store.steps(), default=0)
 while True:
@@ -340,7 +340,7 @@ def test_a_killed_writer_never_leaves_a_broken_checkpoint(tmp_path):
 # Dies in front of its n-th file operation, for every n: an audit hook sees all but fsync, which is replaced.
 CRASHER = """
 import os, sys, numpy as np
-from onnxtrain.training.checkpoint import CheckpointStore
+from onnxtrain.training.checkpoints.checkpoint import CheckpointStore
 
 EVENTS = ("fsync", "open", "os.mkdir", "os.rename", "os.remove", "os.rmdir")
 

@@ -14,7 +14,7 @@ from test_trainer import assert_same, data, trainer, weights
 
 from onnxtrain.errors import CheckpointError, DataError, OptionError
 from onnxtrain.training.callbacks import EarlyStopping
-from onnxtrain.training.checkpoint import CheckpointStore
+from onnxtrain.training.checkpoints.checkpoint import CheckpointStore
 
 MUTATIONS = 1500
 

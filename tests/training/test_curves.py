@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from onnxtrain.training.callbacks import History
-from onnxtrain.training.curves import svg_curves
+from onnxtrain.training.callbacks.curves import svg_curves
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 

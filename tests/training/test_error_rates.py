@@ -12,7 +12,7 @@ import pytest
 import onnxtrain
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.metrics import CharacterErrorRate, WordErrorRate
-from onnxtrain.training.error_rates import edit_distance
+from onnxtrain.training.metrics.error_rates import edit_distance
 
 RANDOM = np.random.default_rng(0)
 

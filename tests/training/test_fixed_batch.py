@@ -10,9 +10,9 @@ from onnx import parser
 import onnxtrain
 from onnxtrain.errors import DataError
 from onnxtrain.training.callbacks import Callback
-from onnxtrain.training.forward import evaluate, predict
+from onnxtrain.training.inference.forward import evaluate, predict
 from onnxtrain.training.losses import CustomLoss, SoftmaxCrossEntropy
-from onnxtrain.training.partial import batch_axes, joined_axis
+from onnxtrain.training.losses.partial_batches import batch_axes, joined_axis
 from onnxtrain.training.trainer import Trainer
 
 FIXED, EXAMPLES = 4, 30
@@ -136,7 +136,7 @@ def test_evaluation_without_a_trainer(tmp_path) -> None:
     examples = data("labels")
     onnx.save(network(FIXED), tmp_path / "fixed.onnx")
     onnx.save(network("N"), tmp_path / "free.onnx")
-    from onnxtrain.training.forward import evaluate, predict
+    from onnxtrain.training.inference.forward import evaluate, predict
 
     fixed, free = (
         evaluate(tmp_path / f"{name}.onnx", examples, loss="softmax_cross_entropy", metrics=["accuracy"])

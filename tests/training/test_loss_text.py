@@ -9,9 +9,9 @@ import pytest
 
 from onnxtrain.errors import OptionError
 from onnxtrain.training.call_text import read_call
-from onnxtrain.training.loss_choice import resolve_loss
 from onnxtrain.training.losses import LOSSES, BinaryCrossEntropy, Huber, MeanSquaredError, SoftmaxCrossEntropy
-from onnxtrain.training.model_loss import ModelLoss
+from onnxtrain.training.losses.loss_choice import resolve_loss
+from onnxtrain.training.losses.model_loss import ModelLoss
 
 
 @pytest.mark.parametrize(

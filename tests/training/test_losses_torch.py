@@ -15,7 +15,7 @@ from onnxtrain import examples
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.graph import Builder
 from onnxtrain.losses import CTC, BinaryFocal, Dice, Distillation, Focal, InfoNCE, Triplet
-from onnxtrain.training.loss import TargetForm, reduced
+from onnxtrain.training.losses.base import TargetForm, reduced
 
 torch = pytest.importorskip("torch")
 functional = torch.nn.functional

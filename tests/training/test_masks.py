@@ -10,7 +10,7 @@ import onnxtrain
 from onnxtrain.errors import OptionError
 from onnxtrain.operators import OPTIMIZERS, SGD, SSGD, Adagrad, Adam, AdamW, Lion, Momentum, RMSprop
 from onnxtrain.operators.sparsity import Sparsity
-from onnxtrain.training.masks import choose_tensors
+from onnxtrain.training.weights.masks import choose_tensors
 
 X = np.random.default_rng(0).normal(size=(24, 5)).astype(np.float32)
 Y = np.arange(24) % 3

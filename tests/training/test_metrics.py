@@ -9,7 +9,7 @@ import pytest
 import onnxtrain
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.training import metrics
-from onnxtrain.training.forward import evaluate
+from onnxtrain.training.inference.forward import evaluate
 from onnxtrain.training.losses import CustomLoss
 from onnxtrain.training.metrics import BUILT_IN, MeanAccumulator, resolve_metric
 

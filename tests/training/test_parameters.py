@@ -11,7 +11,7 @@ from onnx import helper, numpy_helper, parser
 import onnxtrain
 from onnxtrain.errors import OptionError
 from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.training.parameters import parameter_table
+from onnxtrain.training.weights.parameters import parameter_table
 
 HEADER = '<ir_version: 8, opset_import: ["": 18]>'
 

@@ -14,9 +14,9 @@ import pytest
 import onnxtrain
 from onnxtrain import examples
 from onnxtrain.errors import DataError
-from onnxtrain.training import prefetch
 from onnxtrain.training.callbacks import Callback
-from onnxtrain.training.prefetch import Prefetch
+from onnxtrain.training.data import prefetch
+from onnxtrain.training.data.prefetch import Prefetch
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, 4)).astype(np.float32)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from onnxtrain.errors import ModelError, OptionError
-from onnxtrain.training import report
+from onnxtrain.training.callbacks import report
 
 ROWS = [
     {"epoch": e, "step": 10 * e, "learning_rate": 0.1, "loss": 2.0 / e, "validation_loss": 2.5 / e} for e in range(1, 7)

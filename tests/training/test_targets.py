@@ -12,9 +12,9 @@ import onnxtrain
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.training.data import ArrayDataset, TensorSpec, open_dataset
 from onnxtrain.training.data.target_checks import BinaryCheck, DistributionCheck, check_labels
-from onnxtrain.training.forward import evaluate
-from onnxtrain.training.loss import label_axis
+from onnxtrain.training.inference.forward import evaluate
 from onnxtrain.training.losses import BinaryCrossEntropy, SoftmaxCrossEntropy
+from onnxtrain.training.losses.base import label_axis
 from onnxtrain.training.trainer import Trainer
 
 RNG = np.random.default_rng(3)

@@ -12,8 +12,8 @@ import onnxtrain
 from onnxtrain import examples
 from onnxtrain.errors import CheckpointError, DataError, ModelError, OptionError
 from onnxtrain.training.aliases import ALIASES
-from onnxtrain.training.loss_choice import resolve_loss
 from onnxtrain.training.losses import LOSSES, Huber, SoftmaxCrossEntropy
+from onnxtrain.training.losses.loss_choice import resolve_loss
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(12, 4)).astype(np.float32)

@@ -147,7 +147,7 @@ def test_what_is_alike_by_chance_is_no_copy():
 
 def test_only_tensors_that_are_alike_are_read(monkeypatch):
     """Telling tensors apart takes a few elements of each; this one counts bytes."""
-    from onnxtrain.training import ties
+    from onnxtrain.training.weights import ties
 
     compared = []
     original = ties._are_equal

@@ -95,7 +95,7 @@ def test_of_numbers():
 
 
 def test_ties_and_classes_that_do_not_occur():
-    from onnxtrain.training.whole_metrics import WHOLE, Predictions
+    from onnxtrain.training.metrics.whole_metrics import WHOLE, Predictions
 
     scores, truth = RNG.integers(0, 3, (30, 1)).astype(float), RNG.integers(0, 2, (30, 1))
     for name, expected in (("auc", oracle.roc_auc_score), ("average_precision", oracle.average_precision_score)):

@@ -17,7 +17,7 @@ from onnxtrain.adapters.layers import Layer, Part
 from onnxtrain.adapters.manifest import describe_base
 from onnxtrain.adapters.merging import check_mergeable, merged_weights
 from onnxtrain.model.file import ModelFile
-from onnxtrain.training.adaptation import Adapted
+from onnxtrain.training.working_copy.adaptation import Adapted
 
 
 @dataclass(frozen=True)

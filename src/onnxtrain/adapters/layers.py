@@ -11,7 +11,7 @@ from onnxtrain.adapters.names import layer_names, matches
 from onnxtrain.errors import OptionError
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN
 from onnxtrain.graph.value import dimensions, is_float
-from onnxtrain.training.readers import Functions, chooses_one
+from onnxtrain.training.weights.readers import Functions, chooses_one
 
 ALL_LINEAR = "all-linear"
 """Target that stands for all products but that of the output, as in PEFT."""

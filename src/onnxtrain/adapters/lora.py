@@ -23,8 +23,8 @@ from onnxtrain.errors import OptionError
 from onnxtrain.graph.builder import Builder
 from onnxtrain.graph.value import Value
 from onnxtrain.model.file import ModelFile
-from onnxtrain.training.adaptation import Adaptation
-from onnxtrain.training.training_modes import seed_of_node
+from onnxtrain.training.working_copy.adaptation import Adaptation
+from onnxtrain.training.working_copy.training_modes import seed_of_node
 
 TARGETS = "*.{q,k,v,o}_proj"
 """The projections of attention, as most language models call them."""
@@ -101,7 +101,7 @@ class Lora(Adaptation):
         return self.dropout > 0
 
     def attach(self, model: ir.Model, file: ModelFile, *, output: str | None, seed: int, training: bool) -> Attached:
-        """Add adapters to a working copy; see :class:`~onnxtrain.training.adaptation.Adaptation`."""
+        """Add adapters to a working copy; see :class:`~onnxtrain.training.working_copy.adaptation.Adaptation`."""
         graph = model.graph
         layers = find_layers(model)
         given = self._given(layers, file)

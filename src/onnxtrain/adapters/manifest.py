@@ -9,7 +9,7 @@ from onnxtrain.adapters.layers import Layer
 from onnxtrain.errors import ModelError
 from onnxtrain.model.file import ModelFile
 from onnxtrain.training.data.hashing import Fingerprint
-from onnxtrain.training.fingerprint import describe_graph
+from onnxtrain.training.description import describe_graph
 
 
 def describe_base(file: ModelFile, layers: Iterable[Layer]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def command(
     debug: flags.Debug = False,
 ) -> int:
     """Run ``onnxtrain doctor``; the flags are described where they are declared."""
-    from onnxtrain.training.doctor import diagnose, trains
+    from onnxtrain.training.advice.doctor import diagnose, trains
 
     findings = diagnose(model, output=prediction)
     if json_output:

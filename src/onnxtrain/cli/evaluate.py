@@ -39,7 +39,7 @@ def command(
     debug: flags.Debug = False,
 ) -> None:
     """Run ``onnxtrain evaluate``; the flags are described where they are declared."""
-    from onnxtrain.training.forward import evaluate
+    from onnxtrain.training.inference.forward import evaluate
 
     paths.check_paths({paths.MODEL: paths.model(model), "--data": paths.data(data), "--loss": paths.loss(loss)})
     measured = evaluate(

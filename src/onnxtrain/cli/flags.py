@@ -97,7 +97,7 @@ class LossFlags:
         options = {name: value for name, value in given.items() if value is not None}
         if not options:
             return loss
-        from onnxtrain.training.loss_choice import resolve_loss
+        from onnxtrain.training.losses.loss_choice import resolve_loss
 
         return resolve_loss(loss, **options)
 
@@ -239,7 +239,7 @@ class Training:
         given["output"] = given.pop("prediction")
         given["recompute"] = given["recompute"] or ()
         if given["groups"]:
-            from onnxtrain.training.groups import read_group
+            from onnxtrain.training.weights.groups import read_group
 
             given["groups"] = tuple(map(read_group, given["groups"]))
         else:

@@ -16,7 +16,7 @@ from onnxtrain.cli.wording import in_flags
 
 if TYPE_CHECKING:
     from onnxtrain.graph.value import Dimension
-    from onnxtrain.training.inspection import Inspection
+    from onnxtrain.training.advice.inspection import Inspection
 
 HELP = "Print what a model holds: which weights can be trained and why others cannot, operators, hints."
 
@@ -62,7 +62,7 @@ def command(
     if adaptable:
         _adaptable(model, as_json=json_output)
         return
-    from onnxtrain.training.inspection import inspect
+    from onnxtrain.training.advice.inspection import inspect
 
     found = inspect(model, train=train, freeze=freeze, output=prediction)
     if json_output:

@@ -59,9 +59,9 @@ def command(
     """Run ``onnxtrain predict``; the flags are described where they are declared."""
     from onnxtrain.model.file import ModelFile, check_writable
     from onnxtrain.model.writing import AtomicFiles
-    from onnxtrain.training.forward import outputs
-    from onnxtrain.training.labels import read_labels
-    from onnxtrain.training.prediction_table import TABLE_SUFFIXES, check_table, prediction_table, write_table
+    from onnxtrain.training.data.labels import read_labels
+    from onnxtrain.training.inference.forward import outputs
+    from onnxtrain.training.inference.prediction_table import TABLE_SUFFIXES, check_table, prediction_table, write_table
 
     suffixes = (*TABLE_SUFFIXES, ".npz", ".npy")
     if output.suffix not in suffixes:

@@ -12,8 +12,7 @@ from rich.text import Text
 
 from onnxtrain.cli import terminal
 from onnxtrain.cli.wording import in_flags
-from onnxtrain.training import progress
-from onnxtrain.training.callbacks import EarlyStopping, TrainingState
+from onnxtrain.training.callbacks import EarlyStopping, TrainingState, progress
 
 if TYPE_CHECKING:
     from onnxtrain.training.trainer import Trainer
@@ -75,7 +74,7 @@ class Progress(progress.Progress):
 
     def curve(self, rows: list[dict[str, float]], path: Path, *, title: str) -> None:
         """Write the training curve, or print it where matplotlib is missing."""
-        from onnxtrain.training.report import MISSING, matplotlib_available, save_curve, text_curve
+        from onnxtrain.training.callbacks.report import MISSING, matplotlib_available, save_curve, text_curve
 
         if matplotlib_available():
             save_curve(rows, path, title=title)

@@ -19,7 +19,7 @@ from onnxtrain.operators.optimizer import Optimizer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from onnxtrain.training.progress import Display
+    from onnxtrain.training.callbacks.progress import Display
 
 HELP = "Train, cut and fine-tune a model; the result differs from it in its weights, of which many are zero."
 
@@ -190,7 +190,7 @@ def _optimizer(settings: PruningOptimizer) -> Optimizer:
 
 def _display(console: Console) -> Display:
     """A bar for those who watch, with the lines of epochs and cuts above it; only these elsewhere."""
-    from onnxtrain.training.progress import Bar, Lines
+    from onnxtrain.training.callbacks.progress import Bar, Lines
 
     return Bar(console) if console.is_terminal else Lines(lambda line: terminal.lines(console, line))
 

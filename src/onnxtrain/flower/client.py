@@ -13,7 +13,7 @@ from onnxtrain.flower.records import flower
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.training.fitting import fit
 from onnxtrain.training.learner import Learner
-from onnxtrain.training.loss_choice import LossLike
+from onnxtrain.training.losses.loss_choice import LossLike
 from onnxtrain.training.private import DP, fit_privately, in_micro_batches
 from onnxtrain.training.proximal import near
 from onnxtrain.training.specification import Options

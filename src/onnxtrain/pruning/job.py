@@ -21,15 +21,15 @@ from onnxtrain.pruning.record import LayerRow, Point
 from onnxtrain.pruning.report import PruneResult
 from onnxtrain.pruning.thresholds import Cut, Probe, Scope, check_sparsity, cubic, magnitude_cut, random_cut, search
 from onnxtrain.training.callbacks import Callback, TrainingState
+from onnxtrain.training.callbacks.progress import Display, Progress, StepsOf
 from onnxtrain.training.data import split_validation
 from onnxtrain.training.learner import Source
-from onnxtrain.training.loss_choice import LossLike
 from onnxtrain.training.losses import BinaryCrossEntropy, SoftmaxCrossEntropy
-from onnxtrain.training.masks import choose_tensors
-from onnxtrain.training.progress import Display, Progress, StepsOf
+from onnxtrain.training.losses.loss_choice import LossLike
 from onnxtrain.training.schedules import Schedule
 from onnxtrain.training.specification import Options
 from onnxtrain.training.trainer import Trainer
+from onnxtrain.training.weights.masks import choose_tensors
 
 Method = Literal["ssgd", "magnitude", "random"]
 

@@ -16,9 +16,9 @@ from onnxtrain.operators.sparsity import Sparsity
 from onnxtrain.pruning.job import Job, Method, Plan, PruningWarning
 from onnxtrain.pruning.report import PruneResult, Storage, check_report_folder
 from onnxtrain.pruning.thresholds import Scope
+from onnxtrain.training.callbacks.progress import Display
 from onnxtrain.training.learner import Source
-from onnxtrain.training.loss_choice import LossLike
-from onnxtrain.training.progress import Display
+from onnxtrain.training.losses.loss_choice import LossLike
 from onnxtrain.training.schedules import Schedule
 from onnxtrain.training.specification import Options
 
@@ -92,8 +92,8 @@ def prune(
         storage: "dense", with the zeros, or "sparse": ``sparse_initializer`` where that takes fewer bytes.
         save: File to write the model to; or use :meth:`~onnxtrain.pruning.report.PruneResult.save`.
         report: Folder to write the report to: text, JSON and PNG.
-        progress: Is given a line after every epoch and cut; a :class:`~onnxtrain.training.progress.Display` shows the
-            steps, too.
+        progress: Is given a line after every epoch and cut; a
+            :class:`~onnxtrain.training.callbacks.progress.Display` shows the steps, too.
         **options: All other options of :class:`onnxtrain.Trainer`. The ``seed`` is that of what is random, too.
 
     Returns:

@@ -26,7 +26,7 @@ from onnxtrain.pruning.picture import draw
 from onnxtrain.pruning.record import PruneRecord
 from onnxtrain.pruning.sparse import save_sparse
 from onnxtrain.pruning.thresholds import Probe
-from onnxtrain.training.report import matplotlib_available
+from onnxtrain.training.callbacks.report import matplotlib_available
 
 Storage = Literal["dense", "sparse"]
 

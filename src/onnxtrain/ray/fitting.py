@@ -18,9 +18,9 @@ from onnxtrain.errors import OptionError
 from onnxtrain.model.writing import check_writable
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.ray.collective import Collective, ray
-from onnxtrain.training.callback import Callback, TrainingState
+from onnxtrain.training.callbacks.base import Callback, TrainingState
 from onnxtrain.training.data import Batch, IterableDataset
-from onnxtrain.training.loss_choice import LossLike
+from onnxtrain.training.losses.loss_choice import LossLike
 from onnxtrain.training.schedules import Schedule
 from onnxtrain.training.specification import Options
 from onnxtrain.training.trainer import Trainer

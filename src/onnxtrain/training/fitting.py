@@ -8,26 +8,21 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from onnxtrain.errors import CheckpointError, OptionError
-from onnxtrain.training.augmentation import Augment
 from onnxtrain.training.callbacks import Callback, CallbackList, History, TrainingState
+from onnxtrain.training.callbacks.progress import Progress, ProgressLike, display_for
+from onnxtrain.training.callbacks.watching import SaveBest
+from onnxtrain.training.checkpoints.fingerprint import describe_course, names_to_change
 from onnxtrain.training.data import Dataset, split_validation
-from onnxtrain.training.fingerprint import (
-    describe_course,
-    describe_data,
-    describe_model,
-    describe_settings,
-    names_to_change,
-)
-from onnxtrain.training.heads import Metrics
+from onnxtrain.training.data.augmentation import Augment
+from onnxtrain.training.data.prefetch import Prefetch
+from onnxtrain.training.description import describe_data, describe_model, describe_settings
 from onnxtrain.training.learner import Learner, Source
 from onnxtrain.training.loop import Loop
-from onnxtrain.training.prefetch import Prefetch
-from onnxtrain.training.progress import Progress, ProgressLike, display_for
+from onnxtrain.training.losses.heads import Metrics
 from onnxtrain.training.schedules import Schedule, resolve_schedule
-from onnxtrain.training.watching import SaveBest
 
 if TYPE_CHECKING:
-    from onnxtrain.training.checkpoint import CheckpointStore
+    from onnxtrain.training.checkpoints.checkpoint import CheckpointStore
     from onnxtrain.training.run_folder import RunFolder
 
 
@@ -217,7 +212,7 @@ def _progress(progress: ProgressLike, callbacks: Sequence[Callback]) -> list[Pro
 
 
 def _store(folder: str | os.PathLike[str], keep: int) -> CheckpointStore:
-    from onnxtrain.training.checkpoint import CheckpointStore  # imports safetensors
+    from onnxtrain.training.checkpoints.checkpoint import CheckpointStore  # imports safetensors
 
     if not os.fspath(folder):
         raise OptionError("checkpoint is '', which names no folder; give the name of one, such as 'checkpoints'.")

@@ -16,7 +16,7 @@ from onnxtrain.lowering.pipeline import lower_graph
 from onnxtrain.model.file import ModelFile
 from onnxtrain.model.validity import refuses_invalid
 from onnxtrain.model.whole import with_external_data
-from onnxtrain.training.parameters import parameter_table
+from onnxtrain.training.weights.parameters import parameter_table
 
 
 @refuses_invalid()

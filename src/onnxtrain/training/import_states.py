@@ -13,9 +13,9 @@ import onnx_ir as ir
 
 from onnxtrain.errors import DataError, ModelError
 from onnxtrain.model.file import ModelFile
-from onnxtrain.training.ties import choose_copies, with_copies
-from onnxtrain.training.untie import untied
-from onnxtrain.training.widening import HALVES, rounded_to
+from onnxtrain.training.weights.ties import choose_copies, with_copies
+from onnxtrain.training.weights.untie import untied
+from onnxtrain.training.working_copy.widening import HALVES, rounded_to
 
 
 @dataclass(frozen=True)

@@ -25,26 +25,26 @@ from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.training.data import Batch, Dataset, TensorSpec, open_dataset
 from onnxtrain.training.data.conversion import kind_of, symbol_sizes
-from onnxtrain.training.ema import average_name
-from onnxtrain.training.evaluation import Evaluator
-from onnxtrain.training.feeding import Parameters, by_input_name, check_targets, check_weights, cut, fit_to_spec
-from onnxtrain.training.heads import Metrics
-from onnxtrain.training.joint_loss import Forms
-from onnxtrain.training.labels import LABELS, labels_file, labels_text, learn_labels, read_labels
-from onnxtrain.training.learning_rate import LearningRate
-from onnxtrain.training.masks import check_masks, set_to_zero
+from onnxtrain.training.data.labels import LABELS, labels_file, labels_text, learn_labels, read_labels
+from onnxtrain.training.inference.evaluation import Evaluator
+from onnxtrain.training.losses.heads import Metrics
+from onnxtrain.training.losses.joint_loss import Forms
+from onnxtrain.training.losses.targets import Targets, tensor_spec
 from onnxtrain.training.objective import Objective, prepare
 from onnxtrain.training.opening import open_with_targets, targets_by_output
-from onnxtrain.training.parallel_steps import ParallelSteps
-from onnxtrain.training.parameters import Initializer
-from onnxtrain.training.sharded_steps import ShardedSteps
+from onnxtrain.training.schedules.learning_rate import LearningRate
 from onnxtrain.training.showing import html_facts, plural
 from onnxtrain.training.specification import Masks, Specification
-from onnxtrain.training.steps import Steps
-from onnxtrain.training.stored import with_stored
-from onnxtrain.training.targets import Targets, tensor_spec
-from onnxtrain.training.ties import with_copies
-from onnxtrain.training.training_modes import Modes
+from onnxtrain.training.steps.feeding import Parameters, by_input_name, check_targets, check_weights, cut, fit_to_spec
+from onnxtrain.training.steps.parallel_steps import ParallelSteps
+from onnxtrain.training.steps.sharded_steps import ShardedSteps
+from onnxtrain.training.steps.steps import Steps
+from onnxtrain.training.weights.ema import average_name
+from onnxtrain.training.weights.masks import check_masks, set_to_zero
+from onnxtrain.training.weights.parameters import Initializer
+from onnxtrain.training.weights.stored import with_stored
+from onnxtrain.training.weights.ties import with_copies
+from onnxtrain.training.working_copy.training_modes import Modes
 
 Source = Any
 """Data in any form that :func:`onnxtrain.training.data.open_dataset` takes."""
@@ -642,7 +642,7 @@ class Learner:
         Raises:
             CheckpointError: There is none, it is damaged, or it has not the parameters of this model.
         """
-        from onnxtrain.training.checkpoint import read_checkpoint  # imports safetensors
+        from onnxtrain.training.checkpoints.checkpoint import read_checkpoint  # imports safetensors
 
         tensors, metadata = read_checkpoint(path)
         found = {name.removeprefix("state/"): array for name, array in tensors.items() if name.startswith("state/")}

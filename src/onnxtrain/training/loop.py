@@ -12,21 +12,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onnxtrain.errors import CheckpointError, DataError, ModelError
-from onnxtrain.training.augmentation import Augment, augmented
 from onnxtrain.training.callbacks import CallbackList, TrainingState
+from onnxtrain.training.callbacks.stopping import Stopping
+from onnxtrain.training.checkpoints.fingerprint import differences
 from onnxtrain.training.data import Batch, Dataset, IterableDataset
+from onnxtrain.training.data.augmentation import Augment, augmented
+from onnxtrain.training.data.prefetch import Prefetch
 from onnxtrain.training.data.shares import share, undivided
-from onnxtrain.training.fingerprint import JSON, describe_masks, describe_weights, differences
+from onnxtrain.training.description import JSON, describe_masks, describe_weights
 from onnxtrain.training.learner import Learner
-from onnxtrain.training.masks import set_to_zero
-from onnxtrain.training.metrics import MeanAccumulator, Measure
-from onnxtrain.training.prefetch import Prefetch
+from onnxtrain.training.metrics.base import MeanAccumulator, Measure
 from onnxtrain.training.schedules import Schedule
-from onnxtrain.training.stopping import Stopping
+from onnxtrain.training.weights.masks import set_to_zero
 from onnxtrain.version import __version__
 
 if TYPE_CHECKING:
-    from onnxtrain.training.checkpoint import CheckpointStore
+    from onnxtrain.training.checkpoints.checkpoint import CheckpointStore
 
 
 @dataclasses.dataclass

@@ -20,29 +20,29 @@ from onnxtrain.graph.collection import collection_paused
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import dimensions, is_float
 from onnxtrain.operators.optimizer import Optimizer
-from onnxtrain.training.adaptation import Adapted
+from onnxtrain.training.advice.hints import Hint, find_hints
 from onnxtrain.training.data import Batch, Dataset, TensorSpec
-from onnxtrain.training.few_bits import set_accuracy
-from onnxtrain.training.groups import group_hints, update_rules
-from onnxtrain.training.heads import Head, Metrics, head_of, metrics_of_heads
-from onnxtrain.training.hidden_weights import hidden_weights
-from onnxtrain.training.hints import Hint, find_hints
-from onnxtrain.training.joint_loss import Forms, JointLoss
-from onnxtrain.training.loss import Loss, LossByExample, examples, reduced
-from onnxtrain.training.masks import choose_tensors
-from onnxtrain.training.metrics import Measure
-from onnxtrain.training.parameters import Initializer, parameter_table
-from onnxtrain.training.partial import FixedBatch, on_real_rows
-from onnxtrain.training.pasts import leave_out_pasts
-from onnxtrain.training.prediction import named_output
-from onnxtrain.training.quantized_training import QuantizedTraining, train_quantized
+from onnxtrain.training.losses.base import Loss, LossByExample, examples, reduced
+from onnxtrain.training.losses.heads import Head, Metrics, head_of, metrics_of_heads
+from onnxtrain.training.losses.joint_loss import Forms, JointLoss
+from onnxtrain.training.losses.partial_batches import FixedBatch, on_real_rows
+from onnxtrain.training.losses.prediction import named_output
+from onnxtrain.training.losses.targets import Targets, tensor_spec, wrapped
+from onnxtrain.training.metrics.base import Measure
 from onnxtrain.training.specification import Specification
-from onnxtrain.training.stored import Stored
-from onnxtrain.training.targets import Targets, tensor_spec, wrapped
-from onnxtrain.training.ties import Copy, choose_copies, compute_copies, find_copies
-from onnxtrain.training.training_modes import Layers, Modes, find_layers, set_modes
-from onnxtrain.training.weights import product_weights
-from onnxtrain.training.widening import in_file, keep_frozen, rounded, widen
+from onnxtrain.training.weights.groups import group_hints, update_rules
+from onnxtrain.training.weights.hidden_weights import hidden_weights
+from onnxtrain.training.weights.masks import choose_tensors
+from onnxtrain.training.weights.of_products import product_weights
+from onnxtrain.training.weights.parameters import Initializer, parameter_table
+from onnxtrain.training.weights.stored import Stored
+from onnxtrain.training.weights.ties import Copy, choose_copies, compute_copies, find_copies
+from onnxtrain.training.working_copy.adaptation import Adapted
+from onnxtrain.training.working_copy.few_bits import set_accuracy
+from onnxtrain.training.working_copy.pasts import leave_out_pasts
+from onnxtrain.training.working_copy.quantized_training import QuantizedTraining, train_quantized
+from onnxtrain.training.working_copy.training_modes import Layers, Modes, find_layers, set_modes
+from onnxtrain.training.working_copy.widening import in_file, keep_frozen, rounded, widen
 from onnxtrain.training_info.recipe import LossTerms, Names, Recipe, UpdateRule, free_names
 
 

@@ -8,10 +8,10 @@ from typing import Any
 from onnxtrain.errors import DataError
 from onnxtrain.training.data import Dataset, open_dataset
 from onnxtrain.training.data.conversion import is_array_like
-from onnxtrain.training.heads import Head
-from onnxtrain.training.joint_loss import Forms
+from onnxtrain.training.losses.heads import Head
+from onnxtrain.training.losses.joint_loss import Forms
+from onnxtrain.training.losses.targets import Targets
 from onnxtrain.training.objective import Objective
-from onnxtrain.training.targets import Targets
 
 Adapting = Callable[[Dataset, Targets, str | None], Dataset]
 """Makes targets, or those of a name, what the loss takes."""

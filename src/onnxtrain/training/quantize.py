@@ -15,8 +15,8 @@ from onnxtrain.errors import DataError, ModelError, OptionError
 from onnxtrain.graph.domains import is_default_domain
 from onnxtrain.model.file import ModelFile
 from onnxtrain.training.data import open_dataset
-from onnxtrain.training.partial import FixedBatch
-from onnxtrain.training.targets import tensor_spec
+from onnxtrain.training.losses.partial_batches import FixedBatch
+from onnxtrain.training.losses.targets import tensor_spec
 
 _LEAST_OPSET = {8: 13, 4: 21}
 """From which opset QuantizeLinear has a scale for each channel, and integers of 4 bits."""

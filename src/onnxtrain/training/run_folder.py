@@ -24,7 +24,7 @@ from onnxtrain.report.record import ParameterRow, RunRecord
 from onnxtrain.training.callbacks import Callback, History, TrainingState
 from onnxtrain.training.data import Batch, Dataset
 from onnxtrain.training.learner import Learner
-from onnxtrain.training.outcome import Outcome
+from onnxtrain.training.metrics.outcome import Outcome
 from onnxtrain.version import __version__
 
 METRICS, CURVES, REPORT, RUN, CONFIG = "metrics.csv", "curves.svg", "report.html", "run.json", "config.toml"

@@ -18,15 +18,15 @@ from onnxtrain.operators import Adam
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.parallel.communicator import Communicator
 from onnxtrain.runtime.options import RuntimeOptions
-from onnxtrain.training.adaptation import Adaptation
-from onnxtrain.training.ema import EMA, choose_ema
-from onnxtrain.training.groups import Group, listed_groups
-from onnxtrain.training.joint_loss import Forms, JointLoss
-from onnxtrain.training.loss import Loss, TargetKind
-from onnxtrain.training.loss_choice import LossLike, resolve_losses
+from onnxtrain.training.losses.base import Loss, TargetKind
+from onnxtrain.training.losses.joint_loss import Forms, JointLoss
+from onnxtrain.training.losses.loss_choice import LossLike, resolve_losses
 from onnxtrain.training.optimizers import choose_optimizer
-from onnxtrain.training.training_modes import Modes
-from onnxtrain.training.untie import untied
+from onnxtrain.training.weights.ema import EMA, choose_ema
+from onnxtrain.training.weights.groups import Group, listed_groups
+from onnxtrain.training.weights.untie import untied
+from onnxtrain.training.working_copy.adaptation import Adaptation
+from onnxtrain.training.working_copy.training_modes import Modes
 from onnxtrain.training_info.recipe import Clipping
 
 Patterns = str | Sequence[str]

@@ -12,15 +12,15 @@ from onnxtrain.model.validity import refuses_invalid
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.parallel.communicator import Communicator
 from onnxtrain.runtime.options import RuntimeOptions
-from onnxtrain.training.adaptation import Adaptation
-from onnxtrain.training.ema import EMA
+from onnxtrain.training.advice.hints import warn_of
 from onnxtrain.training.fitting import fit
-from onnxtrain.training.groups import Group
-from onnxtrain.training.hints import warn_of
 from onnxtrain.training.learner import Learner
-from onnxtrain.training.loss import TargetKind
-from onnxtrain.training.loss_choice import LossLike
+from onnxtrain.training.losses.base import TargetKind
+from onnxtrain.training.losses.loss_choice import LossLike
 from onnxtrain.training.specification import Specification
+from onnxtrain.training.weights.ema import EMA
+from onnxtrain.training.weights.groups import Group
+from onnxtrain.training.working_copy.adaptation import Adaptation
 
 
 class Trainer(Learner):

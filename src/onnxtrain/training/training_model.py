@@ -10,14 +10,14 @@ import onnx
 from onnxtrain.model.validity import refuses_invalid
 from onnxtrain.model.whole import with_external_data
 from onnxtrain.operators.optimizer import Optimizer
-from onnxtrain.training.adaptation import Adaptation
-from onnxtrain.training.ema import EMA
-from onnxtrain.training.groups import Group
-from onnxtrain.training.hints import warn_of
-from onnxtrain.training.loss import TargetKind
-from onnxtrain.training.loss_choice import LossLike
+from onnxtrain.training.advice.hints import warn_of
+from onnxtrain.training.losses.base import TargetKind
+from onnxtrain.training.losses.loss_choice import LossLike
 from onnxtrain.training.objective import prepare
 from onnxtrain.training.specification import Specification
+from onnxtrain.training.weights.ema import EMA
+from onnxtrain.training.weights.groups import Group
+from onnxtrain.training.working_copy.adaptation import Adaptation
 from onnxtrain.training_info.build import build_training_model
 
 

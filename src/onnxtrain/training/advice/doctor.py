@@ -1,0 +1,194 @@
+"""What in an export stands in the way of training, and the export call that avoids it."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+import onnx
+
+from onnxtrain.graph.domains import MACHINE_LEARNING_DOMAIN
+from onnxtrain.model.validity import refuses_invalid
+from onnxtrain.training.advice.inspection import Inspection, inspect
+from onnxtrain.training.weights.parameters import Initializer
+
+_NEWER = "torch.onnx.export(model.eval(), ..., dynamo=True)"
+_FREE_BATCH = (
+    'dynamic_shapes={"x": {0: torch.export.Dim("batch")}} (or dynamic_axes={"x": {0: "batch"}} with dynamo=False)'
+)
+_KEEP_BATCH_NORM = (
+    "torch.onnx.export(..., optimize=False), or training=torch.onnx.TrainingMode.TRAINING with dynamo=False"
+)
+
+_QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger")
+_HALVES = ("float16", "bfloat16")
+_CONVERTED_OPSET = 18
+
+
+class Severity(Enum):
+    """How much a finding matters."""
+
+    STOPS = "stops"
+    """Nothing can be trained, or not what most would want to train."""
+    CHANGES = "changes"
+    """Training does something else than the program that was exported would do."""
+    NOTE = "note"
+    """Good to know."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing about an export.
+
+    Attributes:
+        severity: How much it matters.
+        what: What is the case.
+        remedy: What to do about it, "" where nothing need be done.
+    """
+
+    severity: Severity
+    what: str
+    remedy: str = ""
+
+
+@refuses_invalid()
+def diagnose(model: str | os.PathLike[str] | onnx.ModelProto, *, output: str | None = None) -> list[Finding]:
+    """What stands in the way of training a model, the worst first.
+
+    Args:
+        model: A path or a loaded model.
+        output: Count only what this output depends on; by default all floating outputs.
+
+    Raises:
+        ModelError: The model cannot be read.
+        OptionError: There is no such output.
+
+    Example:
+        >>> from onnxtrain import examples
+        >>> diagnose(examples.mlp((4, 3)))
+        []
+    """
+    found = inspect(model, output=output)
+    findings = [
+        *_without_gradient(found),
+        *_nothing_to_train(found),
+        *_other_types(found),
+        *_quantized(found),
+        *_fixed_batch(found),
+        *_folded(found),
+        *(Finding(Severity.CHANGES if text in found.surprises else Severity.NOTE, text) for text in found.hints),
+        *_old_opset(found),
+    ]
+    order = list(Severity)
+    return sorted(findings, key=lambda finding: order.index(finding.severity))
+
+
+def trains(findings: list[Finding]) -> bool:
+    """Whether nothing stops a training."""
+    return all(finding.severity is not Severity.STOPS for finding in findings)
+
+
+def _without_gradient(found: Inspection) -> Iterator[Finding]:
+    if found.missing:
+        more = f" and {len(found.missing) - 3} more" if len(found.missing) > 3 else ""
+        listed = "; ".join(found.missing[:3]) + more
+        yield Finding(
+            Severity.STOPS,
+            f"Operators between parameters and outputs have no gradient: {listed}.",
+            "Train what comes behind them (train=), or register a rule with onnxtrain.register_gradient.",
+        )
+
+
+def _nothing_to_train(found: Inspection) -> Iterator[Finding]:
+    if found.trainable_size or _halves(found) or _quantized_operators(found):
+        return  # or it is said elsewhere why
+    classical = [row for row in found.operators if row.domain == MACHINE_LEARNING_DOMAIN]
+    trees = [row.name for row in classical if row.gradient in ("none", "missing")]
+    reasons = Counter(row.reason for row in found.initializers if row.reason)
+    listed = "; ".join(f"{count} {_tensors(count)}: {reason}" for reason, count in reasons.most_common(3))
+    if trees:
+        yield Finding(
+            Severity.STOPS,
+            f"The model computes with {', '.join(trees)}, which no gradient passes.",
+            "Trees and tables are fitted by the program that made them, not by gradients.",
+        )
+    else:
+        yield Finding(
+            Severity.STOPS,
+            f"No tensor can be trained ({listed or 'the model has none'}).",
+            f"Export the weights as initializers: {_NEWER}.",
+        )
+
+
+def _other_types(found: Inspection) -> Iterator[Finding]:
+    halves = _halves(found)
+    if halves:
+        total = sum(row.size for row in halves)
+        yield Finding(
+            Severity.STOPS,
+            f"{len(halves)} {_tensors(len(halves))} ({total:,} elements) of {halves[0].dtype} cannot be trained, "
+            "since the optimizers take float and double.",
+            f"Export in float32: {_NEWER.replace('model.eval()', 'model.float().eval()')}.",
+        )
+
+
+def _quantized(found: Inspection) -> Iterator[Finding]:
+    names = _quantized_operators(found)
+    if names:
+        yield Finding(
+            Severity.CHANGES if found.trainable_size else Severity.STOPS,
+            f"The model computes with quantized values ({', '.join(names)}), through which derivatives are zero or "
+            "missing.",
+            "straight_through=True passes gradients on; or train the model before it was quantized.",
+        )
+
+
+def _fixed_batch(found: Inspection) -> Iterator[Finding]:
+    for port in found.inputs:
+        if port.shape and isinstance(port.shape[0], int) and len(port.shape) > 1:
+            size = port.shape[0]
+            yield Finding(
+                Severity.NOTE,
+                f"The batch size is fixed: {port.name!r} takes {size} example{'' if size == 1 else 's'} a step. Other "
+                "numbers are padded, which is exact but slow.",
+                f"Train with free_batch=True, or export with a free one: {_FREE_BATCH}.",
+            )
+            return
+
+
+def _folded(found: Inspection) -> Iterator[Finding]:
+    counts = {row.name: row.count for row in found.operators if not row.domain}
+    convolutions = counts.get("Conv", 0)
+    normalized = [name for name in counts if name.endswith("Normalization")]
+    biases = sum("Conv" in row.uses and len(row.shape) == 1 for row in found.initializers)
+    if convolutions >= 3 and biases >= convolutions - 1 and not normalized:
+        yield Finding(
+            Severity.NOTE,
+            f"{convolutions} convolutions have biases and none is normalized: if the program had batch normalization, "
+            "the exporter folded it into them, and it cannot be trained any more.",
+            f"To keep it: {_KEEP_BATCH_NORM}.",
+        )
+
+
+def _old_opset(found: Inspection) -> Iterator[Finding]:
+    if found.opset < _CONVERTED_OPSET:
+        yield Finding(
+            Severity.NOTE,
+            f"The model has opset {found.opset}; training works on a copy at opset {_CONVERTED_OPSET}, the file keeps "
+            "its own.",
+        )
+
+
+def _tensors(count: int) -> str:
+    return "tensor" if count == 1 else "tensors"
+
+
+def _halves(found: Inspection) -> list[Initializer]:
+    return [row for row in found.initializers if row.dtype in _HALVES and row.size > 1]
+
+
+def _quantized_operators(found: Inspection) -> list[str]:
+    return [row.name for row in found.operators if row.name in _QUANTIZED or row.name.startswith("QLinear")]

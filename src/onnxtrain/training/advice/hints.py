@@ -1,0 +1,217 @@
+"""What is worth knowing about a model before it is trained, in sentences."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.errors import TrainingHint
+from onnxtrain.training.weights.parameters import shared_parameters
+from onnxtrain.training.weights.readers import is_statistic, read_through_identity
+from onnxtrain.training.weights.ties import Copy
+from onnxtrain.training.weights.untie import has_one_value, is_mergeable
+from onnxtrain.training.working_copy.training_modes import Layers
+
+_KEEP_BATCH_NORM = (
+    "torch.onnx.export(..., optimize=False) keeps it, and with dynamo=False "
+    "training=torch.onnx.TrainingMode.TRAINING does"
+)
+
+_KEEP_DROPOUT = "torch.onnx.export(model.train(), ...) keeps it"
+
+
+@dataclass(frozen=True)
+class Hint:
+    """A sentence or two.
+
+    Attributes:
+        text: What to know, and what to do about it.
+        surprising: Whether training would do something else than its caller most likely means: then it is a warning.
+    """
+
+    text: str
+    surprising: bool
+
+
+def find_hints(
+    model: ir.Model,
+    parameters: Sequence[str],
+    layers: Layers,
+    copies: Sequence[Copy] = (),
+    *,
+    batch_norm: str = "frozen",
+    dropout: bool = False,
+) -> list[Hint]:
+    """What is worth knowing before training.
+
+    Args:
+        model: A working copy.
+        parameters: What is trained.
+        layers: Batch normalization and dropout as the file has them.
+        copies: Parameters that hold the same values as others, and are trained apart from them.
+        batch_norm: "frozen" or "train".
+        dropout: Whether Dropout nodes drop.
+    """
+    return [
+        *_shared(model, parameters),
+        *_copied(copies),
+        *_batch_norm(layers, train=batch_norm == "train"),
+        *_dropout(layers, drop=dropout),
+        *_random(layers.random),
+    ]
+
+
+def warn_of(hints: Iterable[Hint], *, stacklevel: int) -> None:
+    """Show the hints that surprise as warnings of Python's.
+
+    Args:
+        hints: The hints.
+        stacklevel: As of ``warnings.warn``, counted from the caller.
+    """
+    for hint in hints:
+        if hint.surprising:
+            warnings.warn(hint.text, TrainingHint, stacklevel=stacklevel + 1)
+
+
+def _shared(model: ir.Model, parameters: Sequence[str]) -> list[Hint]:
+    found = []
+    for name, readers in shared_parameters(model, parameters).items():
+        value = model.graph.initializers[name]
+        tensor = value.const_value
+        array = np.zeros(0) if tensor is None else np.asarray(tensor.numpy())
+        way_out = "; if an exporter merged equal values, untie=True gives each its own" if is_mergeable(array) else ""
+        moved = any(is_statistic(node.op_type, index) for node, index in read_through_identity(value))
+        also = " A running statistic of batch normalization is among them and moves with the rest." if moved else ""
+        # Values that were learned are not equal by chance: the model shares them on purpose.
+        surprising = moved or has_one_value(array)
+        found.append(Hint(f"{name} is shared by {readers}: training ties them{way_out}.{also}", surprising))
+    return found
+
+
+def _copied(copies: Sequence[Copy]) -> list[Hint]:
+    return [
+        Hint(
+            f"{copy.name} holds the same values as {copy.original}{', transposed' if copy.transposed else ''}, and "
+            "they are trained apart; if the model ties them, tie=True keeps them equal.",
+            surprising=True,
+        )
+        for copy in copies
+    ]
+
+
+def _batch_norm(layers: Layers, *, train: bool) -> list[Hint]:
+    count, nested = layers.batch_norms, layers.nested_batch_norms
+    if train:
+        if not count:
+            return [
+                Hint(
+                    'batch_norm="train" has nothing to train: the model has no BatchNormalization node. Exporters fold '
+                    f"it into the weights before it; {_KEEP_BATCH_NORM}.",
+                    surprising=True,
+                )
+            ]
+        if nested:
+            return [
+                Hint(
+                    f'batch_norm="train" leaves {_nodes(nested, "BatchNormalization")} in bodies of If, Loop or Scan '
+                    f"frozen: {_its(nested)} statistics cannot be updated from there.",
+                    surprising=True,
+                )
+            ]
+        return []
+    if not count:
+        return []
+    training = layers.normalizing_batches
+    found = [
+        Hint(
+            f"{_nodes(count, 'BatchNormalization')} {_verb(count, 'keep')} {_its(count)} statistics frozen; "
+            'batch_norm="train" trains with batch statistics and writes the running ones back.',
+            surprising=False,
+        )
+    ]
+    if training:
+        found.append(
+            Hint(
+                f"The file sets {_nodes(training, 'BatchNormalization')} to training mode; training and evaluation "
+                f"here use {_its(training)} running statistics, but the saved file stays in training mode.",
+                surprising=True,
+            )
+        )
+    return found
+
+
+def _dropout(layers: Layers, *, drop: bool) -> list[Hint]:
+    count, nested, dropping = layers.dropouts, layers.nested_dropouts, layers.dropping
+    found = []
+    if drop and nested:
+        found.append(
+            Hint(
+                f"{_nodes(nested, 'Dropout')} in bodies of If, Loop or Scan {_verb(nested, 'do')} nothing: the "
+                "gradient computes a body again, and would drop other elements.",
+                surprising=True,
+            )
+        )
+    if drop and not count:
+        found.append(
+            Hint(
+                "dropout=True has nothing to drop: the model has no Dropout node. Exporters leave it out of a model in "
+                f"evaluation mode; {_KEEP_DROPOUT}.",
+                surprising=True,
+            )
+        )
+    if count and not drop:
+        found.append(
+            Hint(
+                f"{_nodes(count, 'Dropout')} {_verb(count, 'do')} nothing; "
+                f"dropout=True lets {'it' if count == 1 else 'them'} drop.",
+                surprising=False,
+            )
+        )
+    where = "evaluation here does" if drop else "training and evaluation here do"
+    if dropping:
+        found.append(
+            Hint(
+                f"The file sets {_nodes(dropping, 'Dropout')} to training mode; {where} not drop, but the saved file "
+                "stays in training mode.",
+                surprising=not drop,
+            )
+        )
+    if layers.undecided:
+        found.append(
+            Hint(
+                f"The file lets a value decide whether {_nodes(layers.undecided, 'Dropout')} "
+                f"{_verb(layers.undecided, 'drop')}; {where} not ask it.",
+                surprising=False,
+            )
+        )
+    return found
+
+
+def _random(operators: Sequence[str]) -> list[Hint]:
+    if not operators:
+        return []
+    return [
+        Hint(
+            f"The model draws random numbers of its own ({', '.join(operators)}): its outputs differ from run to run, "
+            "in evaluation too, and no seed given here changes that.",
+            surprising=False,
+        )
+    ]
+
+
+def _nodes(count: int, operator: str) -> str:
+    return f"{count} {operator} node{'' if count == 1 else 's'}"
+
+
+def _verb(count: int, verb: str) -> str:
+    if count > 1:
+        return verb
+    return "does" if verb == "do" else f"{verb}s"
+
+
+def _its(count: int) -> str:
+    return "its" if count == 1 else "their"

@@ -1,0 +1,183 @@
+"""What a model is made of, seen with the eyes of one who wants to train it."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxtrain.autodiff import registry
+from onnxtrain.autodiff.expand import find_body
+from onnxtrain.autodiff.missing import missing_rules
+from onnxtrain.autodiff.node import describe
+from onnxtrain.autodiff.path import Forward
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.graph.value import Dimension, dimensions, is_float
+from onnxtrain.model.file import ModelFile
+from onnxtrain.model.validity import refuses_invalid
+from onnxtrain.training.advice.hints import find_hints
+from onnxtrain.training.weights.parameters import Initializer, parameter_table
+from onnxtrain.training.weights.ties import find_copies
+from onnxtrain.training.working_copy.training_modes import find_layers, set_inference
+from onnxtrain.training.working_copy.widening import in_file, widen
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One kind of operator of a model.
+
+    Attributes:
+        domain: Its domain; "" is ONNX's own.
+        name: Its name.
+        count: How many nodes.
+        gradient: "rule", "body" (through the function that defines it), "none" (no gradient by nature), or
+            "missing" (training through it needs a rule).
+    """
+
+    domain: str
+    name: str
+    count: int
+    gradient: str
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output: its name, type and axes."""
+
+    name: str
+    dtype: str
+    shape: tuple[Dimension, ...] | None
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What :func:`inspect` finds.
+
+    Attributes:
+        opset: Version of the default operator set in the file.
+        ir_version: Version of the file format.
+        inputs: Inputs that must be fed.
+        outputs: Outputs.
+        initializers: All tensors of the main graph: trainable or why not.
+        operators: Operators by name.
+        missing: Nodes between parameters and outputs that have no gradient.
+        hints: What is worth knowing before training.
+        surprises: Those of the hints that say that training does something else than the exported program.
+    """
+
+    opset: int
+    ir_version: int
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    initializers: tuple[Initializer, ...]
+    operators: tuple[Operator, ...]
+    missing: tuple[str, ...]
+    hints: tuple[str, ...]
+    surprises: tuple[str, ...] = ()
+
+    @property
+    def trainable_size(self) -> int:
+        """Number of trainable elements."""
+        return sum(row.size for row in self.initializers if row.trainable)
+
+
+@refuses_invalid()
+def inspect(
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    *,
+    train: str | Sequence[str] | None = None,
+    freeze: str | Sequence[str] | None = None,
+    output: str | None = None,
+) -> Inspection:
+    """Say what is in a model: parameters and what is none, operators and their gradients.
+
+    Args:
+        model: A path or a loaded model.
+        train: Glob patterns of the initializers to train.
+        freeze: Glob patterns of those to keep.
+        output: Count only what this output depends on; by default all floating outputs.
+
+    Returns:
+        Tables to read or print.
+
+    Raises:
+        ModelError: The model cannot be read.
+        OptionError: A pattern matches no initializer, or there is no such output.
+    """
+    file = ModelFile.load(model)
+    working = infer_shapes(file.training_model())
+    graph = working.graph
+    ports = tuple(_port(v) for v in graph.inputs), tuple(_port(v) for v in graph.outputs)
+    operators = _operators(working)
+    halves = widen(working)
+    layers = find_layers(working)
+    set_inference(working)
+    copy = working.clone()
+    loss = None
+    if output is not None:
+        from onnxtrain.training.gradient import find_value
+
+        loss = find_value(copy.graph, output, "output")
+    table = in_file(parameter_table(copy, loss, train=train, freeze=freeze), halves)
+    names = [row.name for row in table if row.trainable]
+    found = find_hints(working, names, layers, find_copies(file, names))
+    return Inspection(
+        opset=file.opset,
+        ir_version=file.proto.ir_version,
+        inputs=ports[0],
+        outputs=ports[1],
+        initializers=tuple(_counted(row, working.graph) for row in table),
+        operators=operators,
+        missing=tuple(_missing(copy, names)),
+        hints=tuple(hint.text for hint in found),
+        surprises=tuple(hint.text for hint in found if hint.surprising),
+    )
+
+
+def _counted(row: Initializer, graph: ir.Graph) -> Initializer:
+    """The row with the fraction of zeros of its values."""
+    tensor = graph.initializers[row.name].const_value if row.name in graph.initializers else None
+    if tensor is None or not row.size or tensor.dtype == ir.DataType.STRING:
+        return row
+    return replace(row, sparsity=1 - int(np.count_nonzero(tensor.numpy())) / row.size)
+
+
+def _port(value: ir.Value) -> Port:
+    dtype = "not a tensor" if value.dtype is None else value.dtype.name.lower()
+    return Port(value.name or "", dtype, dimensions(value))
+
+
+def _operators(model: ir.Model) -> tuple[Operator, ...]:
+    counts = Counter((node.domain, node.op_type) for node in model.graph)
+    examples = {(node.domain, node.op_type): node for node in model.graph}
+    rows = []
+    for (domain, name), count in sorted(counts.items()):
+        rows.append(Operator(domain, name, count, _gradient_kind(model, examples[(domain, name)])))
+    return tuple(rows)
+
+
+def _gradient_kind(model: ir.Model, node: ir.Node) -> str:
+    opsets = model.graph.opset_imports
+    entry = registry.find(node.op_type, node.domain, opsets.get(node.domain, 1))
+    if entry is not None:
+        return "none" if entry.function is None else "rule"
+    if registry.find_registered_body(node.op_type, node.domain) is not None:
+        return "body"
+    return "missing" if find_body(node, opsets, model.functions) is None else "body"
+
+
+def _missing(model: ir.Model, names: Sequence[str]) -> list[str]:
+    graph = model.graph
+    forward = Forward.of(model)
+    xs = [graph.initializers[name] for name in names]
+    found: dict[str, None] = {}
+    for output in list(graph.outputs):
+        if is_float(output) and xs:
+            for node in missing_rules(forward, output, xs):
+                found[describe(node)] = None
+    return list(found)

@@ -1,0 +1,455 @@
+"""Checkpoints: safetensors files with a small JSON each, written so that no kill leaves a broken one."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import stat
+import zlib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from onnxtrain.errors import CheckpointError, OptionError
+from onnxtrain.model.writing import folder_lock
+from onnxtrain.training.checkpoints.checkpoint_tensors import decode, encode
+from onnxtrain.training.checkpoints.fingerprint import differences, how_to_change
+from onnxtrain.training.data.conversion import Array
+from onnxtrain.training.description import JSON
+
+_logger = logging.getLogger(__name__)
+
+FORMAT_VERSION: Final = 1
+_STEM: Final = re.compile(r"checkpoint-(?P<sequence>\d+)-step-(?P<step>\d+)")
+# A folder inside, not only names of our own: safetensors writes to a temporary name that it chooses itself.
+_WORKSHOP: Final = ".writing"
+# Deeply nested brackets are no JSON of ours, but the parser gives up on them in a way of its own.
+_UNREADABLE: Final = (OSError, ValueError, RecursionError)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One checkpoint, as its file name tells."""
+
+    path: Path
+    sequence: int
+    step: int
+
+    @property
+    def tensors(self) -> Path:
+        return self.path.with_suffix(".safetensors")
+
+
+class _DamagedError(CheckpointError):
+    """Files of a checkpoint are not what was written; another one may be."""
+
+
+class CheckpointStore:
+    """A folder that keeps the last checkpoints of a training.
+
+    One is ``checkpoint-<sequence>-step-<step>.safetensors`` and ``.json``. Both are written in a hidden folder
+    inside, flushed to the disk and renamed into place, the JSON last: it is what makes a checkpoint exist,
+    and it holds the size and the CRC-32 of the tensors, and a hash of its own content. A removal takes the JSON
+    first. So a process may die at any moment: what is in the folder is complete, and what was left half done, the
+    next `prepare` or `save` clears. Damage, to whatever byte, is found when a checkpoint is read.
+
+    The newest checkpoint is the one written last (the sequence), also when a training went back to an earlier
+    step. One process at a time may write to a folder; any number may read.
+
+    Args:
+        folder: where the checkpoints lie; the first `save` creates it.
+        keep: how many checkpoints to keep; at least 1.
+
+    Raises:
+        OptionError: keep is below 1.
+
+    >>> import tempfile
+    >>> store = CheckpointStore(tempfile.mkdtemp(), keep=2)
+    >>> for step in (10, 20, 30):
+    ...     _ = store.save(step, {"weight": np.full(3, step)}, {"epoch": 0})
+    >>> store.steps()
+    [20, 30]
+    >>> tensors, metadata = store.load()
+    >>> tensors["weight"].tolist(), metadata["step"]
+    ([30, 30, 30], 30)
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], keep: int = 3) -> None:
+        if keep < 1:
+            raise OptionError(f"the number of checkpoints to keep is {keep}; it must be at least 1.")
+        self.folder = Path(folder)
+        self.keep = keep
+
+    @contextlib.contextmanager
+    def reserved(self) -> Iterator[None]:
+        """Prepare the folder, and keep other trainings out of it meanwhile.
+
+        Raises:
+            CheckpointError: it cannot be written to, or another training writes to it.
+        """
+        with contextlib.suppress(OSError, ValueError):  # `prepare` says why
+            self.folder.mkdir(parents=True, exist_ok=True)
+        with folder_lock(self.folder, error=CheckpointError):
+            self.prepare()
+            yield
+
+    def prepare(self) -> None:
+        """Make the folder, clear what a killed process left in it, and find out whether it can be written to.
+
+        Raises:
+            CheckpointError: it cannot.
+        """
+        probe = self.folder / _WORKSHOP
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._clear_leftovers()
+            try:
+                probe.mkdir()
+                (probe / "probe").write_bytes(b"")
+            finally:
+                with contextlib.suppress(OSError):  # not rmtree, which needs descriptors where there may be none left
+                    (probe / "probe").unlink(missing_ok=True)
+                    probe.rmdir()
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            if isinstance(error, FileExistsError) and not self.folder.is_dir():
+                reason = "it is no folder"
+            raise CheckpointError(
+                f"checkpoints cannot be written to '{self.folder}': {reason}; give a folder that you may write to."
+            ) from error
+
+    def save(self, step: int, tensors: Mapping[str, Array], metadata: Mapping[str, JSON]) -> Path:
+        """Write a checkpoint, then remove the oldest above the number to keep.
+
+        Args:
+            step: how many steps the training has done.
+            tensors: arrays by any name, of any numeric type and shape.
+            metadata: what JSON can hold; NumPy numbers become plain ones. ``fingerprint``, a dictionary, is
+                what `load` compares; ``step`` and ``format_version`` are set here.
+
+        Returns:
+            The path of the JSON file, which stands for the checkpoint.
+
+        Raises:
+            CheckpointError: the folder cannot be written, or the metadata cannot be JSON.
+            OptionError: the step is negative.
+        """
+        if step < 0:
+            raise OptionError(f"the step of a checkpoint is {step}; it must be at least 0.")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._clear_leftovers()
+            entries = self._entries()
+            sequence = entries[-1].sequence + 1 if entries else 1
+            stem = f"checkpoint-{sequence:06d}-step-{step}"
+            entry = _Entry(self.folder / f"{stem}.json", sequence, step)
+            self._write(entry, tensors, metadata)
+            kept = [*(other for other in entries if other.step != step), entry][-self.keep :]
+            for other in entries:
+                if other not in kept:
+                    other.path.unlink(missing_ok=True)
+                    other.tensors.unlink(missing_ok=True)
+        except (OSError, SafetensorError, UnicodeError) as error:
+            raise CheckpointError(
+                f"the checkpoint of step {step} cannot be written to '{self.folder}': {error}; "
+                f"the ones before it are kept."
+            ) from error
+        return entry.path
+
+    def latest(self) -> Path | None:
+        """The JSON file of the checkpoint that was written last, or None if there is none."""
+        entries = self._entries()
+        return entries[-1].path if entries else None
+
+    def steps(self) -> list[int]:
+        """The steps of all checkpoints, in the order in which they were written."""
+        return [entry.step for entry in self._entries()]
+
+    def load(
+        self,
+        checkpoint: int | str | os.PathLike[str] | None = None,
+        *,
+        expect: Mapping[str, JSON] | None = None,
+        change: Collection[str] = (),
+    ) -> tuple[dict[str, Array], dict[str, JSON]]:
+        """Read a checkpoint.
+
+        Args:
+            checkpoint: the step, or the path of either of its files; None for the one written last.
+            expect: the fingerprint that the checkpoint must have.
+            change: keys of the fingerprint that may differ.
+
+        Returns:
+            The tensors, and the metadata with ``step`` and ``format_version``.
+
+        Raises:
+            CheckpointError: there is no such checkpoint, its files are damaged, or its fingerprint differs.
+        """
+        return self._load(self._find(checkpoint), expect, change)
+
+    def load_newest(
+        self, *, expect: Mapping[str, JSON] | None = None, change: Collection[str] = ()
+    ) -> tuple[dict[str, Array], dict[str, JSON]]:
+        """Read the newest checkpoint that is not damaged; a warning in the log names every one that is.
+
+        Raises:
+            CheckpointError: there is none, or its fingerprint differs.
+        """
+        first: _DamagedError | None = None
+        for entry in reversed(self._entries()):
+            try:
+                return self._load(entry, expect, change)
+            except _DamagedError as error:
+                _logger.warning("%s", error)
+                first = first or error
+        if first is not None:
+            raise first
+        return self._load(self._find(None), expect, change)
+
+    def _load(
+        self, entry: _Entry, expect: Mapping[str, JSON] | None, change: Collection[str]
+    ) -> tuple[dict[str, Array], dict[str, JSON]]:
+        record = _read_record(entry)
+        if expect is not None:
+            _compare_fingerprints(entry.path, record["metadata"].get("fingerprint"), expect, change)
+        problem = _damage(entry, record)
+        if problem:
+            raise _damaged(entry, problem)
+        try:
+            tensors = decode(load_file(entry.tensors), record["types"])
+        except (SafetensorError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise _damaged(entry, f"'{entry.tensors.name}' cannot be read ({error})") from error
+        return tensors, {
+            **record["metadata"],
+            "step": record["step"],
+            "format_version": record["format_version"],
+        }
+
+    def _write(self, entry: _Entry, tensors: Mapping[str, Array], metadata: Mapping[str, JSON]) -> None:
+        encoded, types = encode(tensors)
+        workshop = self.folder / _WORKSHOP
+        workshop.mkdir()
+        unfinished = workshop / entry.tensors.name
+        unfinished_record = workshop / entry.path.name
+        try:
+            save_file(encoded, unfinished)
+            _flush(unfinished)
+            record = {
+                "format_version": FORMAT_VERSION,
+                "step": entry.step,
+                "bytes": unfinished.stat().st_size,
+                "crc32": _checksum(unfinished),
+                "types": types,
+                "metadata": dict(metadata),
+            }
+            record = json.loads(_to_json(record))  # as it will be read
+            record["checksum"] = _record_checksum(record)
+            unfinished_record.write_text(_to_json(record), encoding="utf-8")
+            _flush(unfinished_record)
+            unfinished.replace(entry.tensors)
+            _flush(self.folder)  # the tensors' name is on the disk before the JSON's can be
+            unfinished_record.replace(entry.path)
+            _flush(self.folder)
+        finally:
+            shutil.rmtree(workshop, ignore_errors=True)
+
+    def _clear_leftovers(self) -> None:
+        """Remove what a killed process left: unfinished files, and tensors without a JSON."""
+        workshop = self.folder / _WORKSHOP
+        if workshop.is_dir() and not workshop.is_symlink():
+            shutil.rmtree(workshop, ignore_errors=True)
+        else:
+            workshop.unlink(missing_ok=True)
+        for path in self.folder.glob("checkpoint-*.safetensors"):
+            if _STEM.fullmatch(path.stem) and not path.with_suffix(".json").exists():
+                path.unlink(missing_ok=True)
+
+    def _entries(self) -> list[_Entry]:
+        try:
+            return _entries(self.folder)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise CheckpointError(f"'{self.folder}' cannot be read: {reason}; give a folder of checkpoints.") from error
+
+    def _find(self, checkpoint: int | str | os.PathLike[str] | None) -> _Entry:
+        entries = self._entries()
+        if isinstance(checkpoint, str | os.PathLike):
+            path = Path(checkpoint).with_suffix(".json")
+            match = _STEM.fullmatch(path.stem)
+            if not match or not path.is_file():
+                raise CheckpointError(f"'{checkpoint}' is not a checkpoint; {_newest(path.parent)}.")
+            return _Entry(path, int(match["sequence"]), int(match["step"]))
+        if not entries:
+            raise CheckpointError(f"'{self.folder}' holds no checkpoint; train with a checkpoint folder first.")
+        if checkpoint is None:
+            return entries[-1]
+        for entry in reversed(entries):
+            if entry.step == checkpoint:
+                return entry
+        listed = ", ".join(str(step) for step in self.steps())
+        raise CheckpointError(f"'{self.folder}' holds no checkpoint of step {checkpoint}, only of {listed}.")
+
+
+def read_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, JSON]]:
+    """Tensors and metadata of a checkpoint, or of the newest one of a folder.
+
+    Args:
+        path: Either of its files, or the folder.
+
+    Raises:
+        CheckpointError: There is none, or it is damaged.
+    """
+    given = Path(path)
+    if given.is_dir():
+        return CheckpointStore(given).load_newest()
+    return CheckpointStore(given.parent).load(given)
+
+
+def _entries(folder: Path) -> list[_Entry]:
+    """All checkpoints of a folder, in the order in which they were written."""
+    entries = []
+    for path in folder.glob("checkpoint-*.json"):
+        match = _STEM.fullmatch(path.stem)
+        if match:
+            entries.append(_Entry(path, int(match["sequence"]), int(match["step"])))
+    return sorted(entries, key=lambda entry: entry.sequence)
+
+
+def _to_json(record: dict[str, Any]) -> str:
+    def plain(value: object) -> object:
+        if isinstance(value, np.generic):
+            return value.item()
+        raise TypeError(f"a {type(value).__name__} is not a JSON value")
+
+    try:
+        return json.dumps(record, default=plain, indent=1)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"the metadata of a checkpoint cannot be written as JSON: {error}.") from error
+
+
+def _parse_record(path: Path) -> dict[str, Any]:
+    """Read the JSON of a checkpoint; raise ValueError if something is not there."""
+    if not _is_ordinary(path):
+        raise ValueError("it is no ordinary file")
+    record = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(record, dict) or "format_version" not in record:
+        raise ValueError("it has no format version")
+    if record["format_version"] == FORMAT_VERSION:
+        kinds = {"step": int, "bytes": int, "crc32": int, "types": dict, "metadata": dict}
+        wrong = [key for key, kind in kinds.items() if not isinstance(record.get(key), kind)]
+        if wrong:
+            raise ValueError(f"it has no valid {', '.join(wrong)}")
+        if "checksum" not in record:
+            raise ValueError(
+                "it has no checksum, which an earlier onnxtrain did not write: finish the training with that"
+            )
+        if record["checksum"] != _record_checksum(record):
+            raise ValueError("it has another checksum than when it was written")
+    return record
+
+
+def _record_checksum(record: Mapping[str, Any]) -> str:
+    """A hash of what the JSON says, apart from size and checksum of the tensors' file, which that file confirms."""
+    content = {key: value for key, value in record.items() if key not in ("bytes", "crc32", "checksum")}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _read_record(entry: _Entry) -> dict[str, Any]:
+    try:
+        record = _parse_record(entry.path)
+    except _UNREADABLE as error:
+        raise _damaged(entry, f"its JSON cannot be read ({error})") from error
+    if record["format_version"] != FORMAT_VERSION:
+        raise CheckpointError(
+            f"'{entry.path}' has format version {record['format_version']}, this onnxtrain reads version "
+            f"{FORMAT_VERSION}; use the onnxtrain that wrote it."
+        )
+    if record["step"] != entry.step:
+        raise _damaged(entry, f"it is that of step {record['step']}, under another name")
+    return record
+
+
+def _damaged(entry: _Entry, problem: str) -> _DamagedError:
+    newest = _newest(entry.path.parent, apart_from=entry.path.name)
+    return _DamagedError(f"the checkpoint '{entry.path}' is damaged: {problem}; {newest}.")
+
+
+def _newest(folder: Path, apart_from: str = "") -> str:
+    """How an error message ends: with the newest checkpoint of a folder that is complete."""
+    for entry in reversed(_entries(folder)):
+        try:
+            record = _parse_record(entry.path)
+        except _UNREADABLE:
+            continue
+        complete = record["format_version"] == FORMAT_VERSION and not _damage(entry, record)
+        if complete and entry.path.name != apart_from:
+            return f"the newest complete one is '{entry.path}' of step {entry.step}"
+    return "the folder holds no other complete one" if apart_from else "the folder holds no complete one"
+
+
+def _damage(entry: _Entry, record: dict[str, Any]) -> str | None:
+    """What is wrong with the tensors' file; None if nothing."""
+    name = entry.tensors.name
+    try:
+        if not _is_ordinary(entry.tensors):
+            return f"'{name}' is no ordinary file"
+        size = entry.tensors.stat().st_size
+        if size != record["bytes"]:
+            return f"'{name}' has {size} bytes instead of {record['bytes']}"
+        if _checksum(entry.tensors) != record["crc32"]:
+            return f"'{name}' has another checksum than when it was written"
+    except FileNotFoundError:
+        return f"'{name}' is missing"
+    except OSError as error:
+        return f"'{name}' cannot be read ({error.strerror or error})"
+    return None
+
+
+def _is_ordinary(path: Path) -> bool:
+    """Whether a file may be opened: a pipe waits for its writer, perhaps for ever."""
+    return stat.S_ISREG(path.stat().st_mode)
+
+
+def _compare_fingerprints(
+    path: Path, found: object, expected: Mapping[str, JSON], change: Collection[str] = ()
+) -> None:
+    fingerprint = found if isinstance(found, dict) else {}
+    # What went through JSON has lists for tuples and text for keys: compare what came through on both sides.
+    different = differences(fingerprint, json.loads(_to_json(dict(expected))))
+    refused = {key: words for key, words in different.items() if key not in change}
+    if refused:
+        raise CheckpointError(
+            f"the checkpoint '{path}' belongs to another training: {', '.join(refused.values())}; "
+            f"{how_to_change(different)}."
+        )
+
+
+def _checksum(path: Path) -> int:
+    checksum = 0
+    with path.open("rb") as file:
+        while block := file.read(2**20):
+            checksum = zlib.crc32(block, checksum)
+    return checksum
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file's bytes, or a folder's names, are on the disk."""
+    writable = os.name == "nt"  # Windows flushes what is open for writing only, and no folders
+    if writable and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDWR if writable else os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""The forward pass: evaluation and prediction."""

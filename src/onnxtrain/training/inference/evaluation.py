@@ -1,0 +1,254 @@
+"""Evaluate and predict with the weights that are being trained: same buffers, the graph as it is saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.graph import Builder
+from onnxtrain.lowering.lower import lower_entry
+from onnxtrain.parallel.communicator import Communicator
+from onnxtrain.parallel.single import Single
+from onnxtrain.runtime.options import RuntimeOptions
+from onnxtrain.runtime.states import StateBuffers
+from onnxtrain.runtime.step import StepSession
+from onnxtrain.training.data import Batch, Dataset
+from onnxtrain.training.data.shares import shared
+from onnxtrain.training.losses.base import Loss
+from onnxtrain.training.losses.heads import Metrics
+from onnxtrain.training.losses.partial_batches import batch_axes, joined_axis
+from onnxtrain.training.metrics.base import Collector, MeanAccumulator
+from onnxtrain.training.objective import Objective
+from onnxtrain.training_info.entry import Entry
+
+_WEIGHT = "_weight"
+"""What follows the name of a loss in that of its weight."""
+
+
+class _Total:
+    """The loss of a data set: the mean over all terms, or the sum of those of the batches."""
+
+    def __init__(self, loss: Loss | None) -> None:
+        self._mean, self._sum = MeanAccumulator(), 0.0
+        self._sums = loss is not None and loss.reduction == "sum"
+
+    def add(self, value: float, weight: float) -> None:
+        """Add a batch."""
+        if self._sums:
+            self._sum += value
+        else:
+            self._mean.add(value, weight)
+
+    @property
+    def value(self) -> float:
+        """The loss so far."""
+        return self._sum if self._sums else self._mean.value
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What was measured on a batch.
+
+    Attributes:
+        number: That of the batch.
+        losses: Each with its weight.
+        metrics: What each metric keeps.
+    """
+
+    number: int
+    losses: list[tuple[float, float]]
+    metrics: list[Any]
+
+
+class Evaluator:
+    """Runs a model forward on the live weights.
+
+    Args:
+        objective: The model without training modes, and its loss.
+        states: Buffers of the training; initializers named in it are read from there.
+        options: Threads and providers.
+        instead: States to read instead of those of the initializers' names, by these.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        states: StateBuffers,
+        options: RuntimeOptions,
+        instead: Mapping[str, str] | None = None,
+    ) -> None:
+        self._instead = instead or {}
+        self.objective = objective
+        self._states = states
+        self._options = options
+        self._fixed = objective.fixed_batch
+        self._with_loss: StepSession | None = None
+        self._partial: StepSession | None = None
+        self._padded: Objective | None = None
+        self._axes: dict[str, int | None] | None = None
+        self._plain: StepSession | None = None
+        self._outputs = [
+            str(value.name) for value in objective.model.graph.outputs if isinstance(value.type, ir.TensorType)
+        ]
+
+    def check(self, dataset: Dataset) -> None:
+        """Find out before any work whether a dataset can be measured.
+
+        Raises:
+            DataError: Its last batch would have to be padded, and padding cannot be left out of the loss.
+        """
+        if self._fixed is not None and dataset.size is not None and dataset.size % self._fixed.size:
+            self._padded = self._padded or self.objective.on_real_rows(dataset.size % self._fixed.size)
+
+    def evaluate(
+        self,
+        dataset: Dataset,
+        batch_size: int,
+        metrics: Metrics,
+        communicator: Communicator = Single(),  # noqa: B008 - it has no state
+    ) -> dict[str, float]:
+        """Averages of loss and metrics over a dataset; sums of losses that are sums.
+
+        Of several processes each takes a batch in turn; the averages are the same bits, in all of them.
+
+        Raises:
+            DataError: A batch would have to be padded, and padding cannot be left out of the loss.
+        """
+        objective = self.objective
+        resolved = objective.resolve_metrics(metrics)
+        self.check(dataset)
+        heads = {head.name: head for head in objective.heads}
+        losses = {name: _Total(loss) for name, loss in self._losses(objective)}
+        found = {metric.name: metric.start() for metric in resolved}
+        parts: list[_Part] = []
+        for number, batch in self._batches(dataset, batch_size, communicator):
+            feeds = objective.inputs_of(batch)
+            if self._fixed is not None and batch.size < self._fixed.size:
+                session, feeds = self._on_real_rows(batch.size), self._fixed.filled(feeds)
+            else:
+                session = self._with_loss = self._with_loss or self._session(objective, with_loss=True)
+            targets = objective.targets_of(batch)
+            results = session.run(feeds | targets)
+            of_losses = [(float(results[name]), float(results[f"{name}{_WEIGHT}"])) for name in losses]
+            of_metrics = []
+            for metric in resolved:
+                head = heads[getattr(metric, "output", str(objective.output.name))]
+                given = results[str((head.output if metric.of_output else head.prediction).name)]
+                real = given[: batch.size] if session is self._partial else given
+                of_metrics.append(found[metric.name].part(targets[head.targets.name], real))
+            parts.append(_Part(number, of_losses, of_metrics))
+            if communicator.size == 1:
+                self._take(parts, losses, [found[metric.name] for metric in resolved])
+        everybody = [part for of_rank in communicator.gather_objects(parts) for part in of_rank]
+        everybody.sort(key=lambda part: part.number)
+        self._take(everybody, losses, [found[metric.name] for metric in resolved])
+        measured = {name: total.value for name, total in losses.items()}
+        if objective.others:
+            weights = [head.targets.loss.weight for head in objective.heads]
+            whole = sum(weight * value for weight, value in zip(weights, measured.values(), strict=True))
+            measured = {
+                "loss": whole,
+                **{f"{head}_loss": value for head, value in zip(heads, measured.values(), strict=True)},
+            }
+        else:
+            (whole,) = measured.values()
+            measured = {"loss": whole}
+        return {**measured, **{name: collected.value for name, collected in found.items()}}
+
+    def _batches(self, dataset: Dataset, batch_size: int, communicator: Communicator) -> Iterator[tuple[int, Batch]]:
+        """The batches of this process, each with its number among all."""
+        rank, size, fixed = communicator.rank, communicator.size, self._fixed
+        if size > 1:
+            dataset = shared(dataset, lambda number, rows: slice(0, rows if number % size == rank else 0))
+        for number, batch in enumerate(dataset.batches(batch_size if fixed is None else fixed.size)):
+            if batch.size or size == 1:
+                yield from ((number, piece) for piece in ([batch] if fixed is None else fixed.pieces(iter([batch]))))
+
+    @staticmethod
+    def _take(parts: list[_Part], losses: Mapping[str, _Total], found: Sequence[Collector]) -> None:
+        """Add up what was measured on batches, in this order, and forget it."""
+        for part in parts:
+            for total, of_loss in zip(losses.values(), part.losses, strict=True):
+                total.add(*of_loss)
+            for collector, of_metric in zip(found, part.metrics, strict=True):
+                collector.take(of_metric)
+        parts.clear()
+
+    def _losses(self, objective: Objective) -> list[tuple[str, Loss | None]]:
+        """The results that are losses, and what they are made by."""
+        losses = [head.targets.loss for head in objective.heads]
+        if objective.others:
+            return list(zip(objective.part_names, losses, strict=True))
+        return [(objective.names.loss, losses[0] if losses else None)]
+
+    def predict(self, dataset: Dataset, batch_size: int) -> dict[str, np.ndarray]:
+        """All tensor outputs for a dataset, by name, put together along the axis of the examples.
+
+        Raises:
+            DataError: Nothing tells which axis of an output that is, or a batch cannot be filled up.
+        """
+        if self._plain is None:
+            self._plain = self._session(self.objective, with_loss=False)
+        if self._axes is None:
+            outputs = [value for value in self.objective.model.graph.outputs if value.name in self._outputs]
+            self._axes = batch_axes(self.objective.model, outputs)
+        fixed = self._fixed
+        parts: dict[str, list[np.ndarray]] = {name: [] for name in self._outputs}
+        rows: list[int] = []
+        batches = dataset.batches(batch_size if fixed is None else fixed.size)
+        for batch in batches if fixed is None else fixed.pieces(batches):
+            results = self._plain.run(batch.inputs if fixed is None else fixed.filled(batch.inputs))
+            rows.append(batch.size)
+            for name in self._outputs:
+                parts[name].append(np.array(results[name]))
+        return {name: self._joined(name, part, rows) for name, part in parts.items()}
+
+    def _joined(self, name: str, parts: list[np.ndarray], rows: list[int]) -> np.ndarray:
+        """The results of all batches as one array, without the padding of the last."""
+        if not parts[0].ndim:
+            return np.stack(parts)
+        assert self._axes is not None
+        fixed, axis = self._fixed, self._axes[name]
+        if axis == 0:
+            axis = joined_axis(name, parts, rows if fixed is None else [fixed.size] * len(rows))
+        if fixed is not None and axis is not None:
+            parts = [part[(slice(None),) * axis + (slice(count),)] for part, count in zip(parts, rows, strict=True)]
+        return np.concatenate(parts, axis=axis or 0)
+
+    def _on_real_rows(self, rows: int) -> StepSession:
+        """The session for a padded batch, with the loss on its real examples."""
+        if self._partial is None:
+            assert self._fixed is not None
+            self._padded = self._padded or self.objective.on_real_rows(rows)
+            self._partial = self._session(self._padded, with_loss=True)
+        return self._partial
+
+    def _session(self, objective: Objective, *, with_loss: bool) -> StepSession:
+        """A session that reads the states and writes none: a step without gradient and update."""
+        own = objective.copy()
+        graph = own.model.graph
+        own.model.metadata_props.clear()  # how gradients are built
+        results = list(self._outputs)
+        if with_loss:
+            read = [value for head in own.heads for value in (head.prediction, head.output)]
+            results = list(dict.fromkeys(str(value.name) for value in read or (own.prediction,)))
+            op = Builder(graph, own.model.opset_imports[""])
+            names = own.part_names or [own.names.loss]
+            for name, terms in zip(names, own.build_losses(op), strict=True):
+                for suffix, term in (("", terms.loss), (_WEIGHT, terms.weight)):
+                    op.Identity(term).ir.name = f"{name}{suffix}"
+                    results.append(f"{name}{suffix}")
+            graph.inputs.extend(head.targets.value for head in own.heads)
+        states = []
+        for name in [name for name in graph.initializers if name in self._states]:
+            value = graph.initializers.pop(name)
+            value.const_value = None
+            value.name = self._instead.get(name, name)
+            states.append(value.name)
+            graph.inputs.append(value)
+        step = lower_entry(Entry(own.model, states, {}, results), kernels=False)
+        return StepSession(step, self._states, self._options, kernels=False)

@@ -1,0 +1,132 @@
+"""The cross-entropy of logits over classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from onnxtrain.errors import OptionError
+from onnxtrain.graph import Builder, Value
+from onnxtrain.training.losses.base import count_of, node_rank, size_of, weighted
+from onnxtrain.training.losses.class_loss import ClassLoss, classes_second
+from onnxtrain.training_info.recipe import LossTerms
+
+
+@dataclass(frozen=True)
+class SoftmaxCrossEntropy(ClassLoss):
+    """Softmax cross-entropy of logits: mean over labels of -w_t log softmax(z)_t.
+
+    With label smoothing e the target distribution is (1 - e) onehot(t) + e / C. With weights and ignored labels
+    the mean is that of PyTorch: the weighted sum divided by the sum of the weights of labels that count.
+
+    Args:
+        class_weights: One weight w per class, as a list or as a dictionary from class to weight, in which the classes
+            that are left out have 1; ``None`` for all ones.
+        label_smoothing: e, in [0, 1).
+        ignore_index: Labels of this value do not count; a batch of no others has the loss 0. The text
+            ``"softmax_cross_entropy"`` has -100, as PyTorch.
+        axis: The class axis of the logits. By default the one that the shape of the labels tells: without it the
+            logits have that shape. Where several fit it is the axis of the model's final Softmax, else the last for
+            logits of rank 3 (batch, sequence, vocabulary), and 1, as in ONNX, for others.
+        check_targets: Refuse targets that are no distributions: numbers outside of [0, 1], or that do not sum to
+            1 over the classes.
+    """
+
+    name: ClassVar[str] = "softmax_cross_entropy"
+
+    class_weights: Sequence[float] | Mapping[int, float] | None = None
+    label_smoothing: float = 0.0
+    ignore_index: int | None = None
+    axis: int | None = None
+    check_targets: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 <= self.label_smoothing < 1.0:
+            raise OptionError(f"label_smoothing is {self.label_smoothing}; it needs a number in [0, 1).")
+
+    def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
+        """Emit the loss on logits; integer targets are labels, floating ones distributions over classes."""
+        axis = self.class_axis(prediction)
+        by_class = self.weight_by_class(prediction, axis)
+        if target.is_float:
+            return self._on_distributions(op, prediction, target, axis, weights)
+        logits = classes_second(op, prediction, axis)
+        of_classes = None if by_class is None else op.constant(by_class, prediction.dtype)
+        found = op.several(
+            "SoftmaxCrossEntropyLoss",
+            *(logits, target, of_classes),
+            outputs=2 if self.label_smoothing else 1,
+            reduction="sum" if weights is None else "none",
+            ignore_index=None if self.ignore_index is None else int(self.ignore_index),
+        )
+        weight = self._label_weight(op, prediction, target, of_classes)
+        divisor = weight if self.ignore_index is None else self._divisor(op, weight)
+        total = found[0]
+        if weights is not None:
+            total = op.ReduceSum(weighted(op, total.with_shape(target.shape), weights), keepdims=0)
+        total = total.with_shape(())
+        if self.label_smoothing:
+            total = self._smoothed(op, total, found[1], target, of_classes, weights)
+        return LossTerms((total / divisor).with_shape(()), weight)
+
+    def _smoothed(
+        self,
+        op: Builder,
+        total: Value,
+        log_probability: Value,
+        target: Value,
+        of_classes: Value | None,
+        weights: Value | None,
+    ) -> Value:
+        """(1 - e) sum_i -w_t log p_t + e / C sum_i sum_c -w_c log p_c over the labels that count."""
+        terms = log_probability
+        if of_classes is not None:
+            shape = [1, -1] + [1] * ((log_probability.rank or 2) - 2)
+            terms = terms * op.reshape(of_classes, shape)
+        uniform = op.ReduceSum(terms, op.ints(1), keepdims=0)
+        if weights is not None:
+            uniform = weighted(op, uniform.with_shape(target.shape), weights)
+        if self.ignore_index is not None:
+            counts = op.cast(op.Not(op.Equal(target, op.scalar(self.ignore_index, target))), total.dtype)
+            uniform = uniform * counts
+        spread = op.ReduceSum(uniform, keepdims=0) / size_of(op, log_probability, 1)
+        return total * (1.0 - self.label_smoothing) - spread * self.label_smoothing
+
+    def _divisor(self, op: Builder, weight: Value) -> Value:
+        """The weight, but 1 where no label counts: that batch has the loss 0, not 0 / 0. A micro-batch may be one."""
+        if self.class_weights is None:
+            return op.Max(weight, 1.0)
+        return op.Where(op.binary("Equal", weight, 0), 1.0, weight)
+
+    def _label_weight(self, op: Builder, prediction: Value, target: Value, weights: Value | None) -> Value:
+        """The sum of the weights of the labels that count."""
+        if weights is None:
+            return self.label_count(op, prediction, target)
+        if self.ignore_index is None:
+            return op.ReduceSum(op.Gather(weights, target), keepdims=0).with_shape(())
+        ignored = op.Equal(target, op.scalar(self.ignore_index, target))
+        counts = op.cast(op.Not(ignored), prediction.dtype)
+        safe = op.Where(ignored, op.zeros_like(target), target)
+        return op.ReduceSum(counts * op.Gather(weights, safe), keepdims=0).with_shape(())
+
+    def _on_distributions(
+        self, op: Builder, prediction: Value, target: Value, axis: int, weights: Value | None
+    ) -> LossTerms:
+        if self.ignore_index is not None and self.ignore_index >= 0:  # below 0 it names no class to leave out
+            raise OptionError("ignore_index needs class indices as targets; got a distribution over classes.")
+        log_probability = op.LogSoftmax(prediction, axis=axis)
+        classes = size_of(op, prediction, axis)
+        if self.label_smoothing:
+            target = target * (1.0 - self.label_smoothing) + op.scalar(self.label_smoothing, prediction) / classes
+        terms = target * log_probability
+        if self.class_weights is not None:
+            shape = [1] * node_rank(prediction)
+            shape[axis] = -1
+            terms = terms * op.reshape(op.constant(self.weight_by_class(prediction, axis), prediction.dtype), shape)
+        rows = count_of(op, prediction, prediction) / classes
+        if weights is not None:
+            terms = weighted(op, terms.with_shape(prediction.shape), weights)
+        total = -op.ReduceSum(terms, keepdims=0).with_shape(())
+        return LossTerms((total / rows).with_shape(()), rows)

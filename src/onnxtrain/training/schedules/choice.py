@@ -1,0 +1,180 @@
+"""The schedule that a user means: a text, a function of the step, or an object."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from onnxtrain.errors import OptionError
+from onnxtrain.training.call_text import Call, read_call
+from onnxtrain.training.schedules.shapes import (
+    Constant,
+    Cosine,
+    Custom,
+    Exponential,
+    Linear,
+    OneCycle,
+    Polynomial,
+    Schedule,
+    Step,
+    WarmUp,
+)
+
+
+def resolve_schedule(
+    schedule: str | Schedule | None,
+    learning_rate: float,
+    *,
+    total_steps: int | None = None,
+    steps_per_epoch: int | None = None,
+) -> Schedule:
+    """Make a schedule of what a user gives: a text, a function of the step, or None for a constant rate.
+
+    Args:
+        schedule: see `parse_schedule` for the text; a function returns the learning rate itself.
+        learning_rate: the highest rate of a schedule given as text.
+        total_steps: how many steps the training has; None when not known.
+        steps_per_epoch: how many steps an epoch has; None when not known.
+
+    Raises:
+        OptionError: a value that cannot be.
+    """
+    if schedule is None:
+        return Constant(learning_rate)
+    if isinstance(schedule, str):
+        return parse_schedule(schedule, learning_rate, total_steps=total_steps, steps_per_epoch=steps_per_epoch)
+    if not callable(schedule):
+        raise OptionError(
+            f"a schedule is a text like 'cosine' or a function of the step, not a {type(schedule).__name__}."
+        )
+    return Custom(schedule)
+
+
+_FORMS: Final = (
+    "constant, linear(end_factor), cosine(end_factor), polynomial(power), one_cycle(rising), step(every, factor), "
+    "exponential(factor, every), each with warmup(steps)+ in front"
+)
+_WARM_UP: Final = re.compile(r"\s*warmup\s*\((?P<steps>[^()]*)\)\s*(?:\+|$)\s*")
+_PART: Final = re.compile(r"0?\.\d+")
+_COUNT: Final = re.compile(r"(?P<number>\d+)\s*(?P<unit>steps?|epochs?)?")
+
+
+def parse_schedule(
+    text: str, learning_rate: float, *, total_steps: int | None = None, steps_per_epoch: int | None = None
+) -> Schedule:
+    """Read a schedule from a text, as on the command line.
+
+    The forms are ``constant``, ``linear(end_factor=0)``, ``cosine(end_factor=0)``, ``polynomial(power=1)``,
+    ``one_cycle(rising=0.3)``, ``step(every, factor=0.1)`` and ``exponential(factor, every=1)``; ``warmup(steps)+`` may
+    stand in front of any. What counts steps can count epochs too: ``step(10 epochs, 0.5)``; a warm-up may also be a
+    part of the training: ``warmup(0.1)``.
+
+    Args:
+        text: the schedule.
+        learning_rate: its highest rate.
+        total_steps: how many steps the training has; linear and cosine need it.
+        steps_per_epoch: how many steps an epoch has; counts in epochs need it.
+
+    Raises:
+        OptionError: the text is not one of these forms, or a value in it cannot be.
+
+    >>> parse_schedule("warmup(100)+cosine", 0.1, total_steps=1000)
+    WarmUp(inner=Cosine(learning_rate=0.1, steps=900, end_factor=0.0), steps=100)
+    """
+    match = _WARM_UP.match(text)
+    rest = text if match is None else text[match.end() :]
+    call = read_call(rest if match is None else rest or "constant")
+    if call is None:
+        raise OptionError(f"'{text}' is not a schedule; the forms are {_FORMS}.")
+    reader = _Reader(text, learning_rate, total_steps, steps_per_epoch)
+    if match is None:
+        return reader.schedule(call)
+    warm_up = reader.warm_up(match["steps"])
+    if total_steps is not None:
+        if warm_up >= total_steps:
+            raise OptionError(f"the warm-up of '{text}' takes {warm_up} of {total_steps} steps; make it shorter.")
+        reader = _Reader(text, learning_rate, total_steps - warm_up, steps_per_epoch)
+    return WarmUp(reader.schedule(call), warm_up)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads the parts of one schedule text."""
+
+    text: str
+    learning_rate: float
+    total_steps: int | None
+    steps_per_epoch: int | None
+
+    def schedule(self, call: Call) -> Schedule:
+        forms: dict[str, Callable[..., Schedule]] = {
+            "constant": self._constant,
+            "linear": self._linear,
+            "cosine": self._cosine,
+            "polynomial": self._polynomial,
+            "one_cycle": self._one_cycle,
+            "step": self._step,
+            "exponential": self._exponential,
+        }
+        if call.name not in forms:
+            raise OptionError(f"there is no schedule '{call.name}' (in '{self.text}'); the forms are {_FORMS}.")
+        if not call.fits(forms[call.name]):
+            given = len(call.positional) + len(call.named)
+            raise OptionError(f"'{self.text}' gives {call.name} {given} values, which does not fit; forms: {_FORMS}.")
+        return forms[call.name](*call.positional, **call.named)
+
+    def _constant(self) -> Schedule:
+        return Constant(self.learning_rate)
+
+    def _linear(self, end_factor: str = "0") -> Schedule:
+        return Linear(self.learning_rate, self._length("linear"), self._number(end_factor))
+
+    def _cosine(self, end_factor: str = "0") -> Schedule:
+        return Cosine(self.learning_rate, self._length("cosine"), self._number(end_factor))
+
+    def _polynomial(self, power: str = "1") -> Schedule:
+        return Polynomial(self.learning_rate, self._length("polynomial"), self._number(power))
+
+    def _one_cycle(self, rising: str = "0.3") -> Schedule:
+        return OneCycle(self.learning_rate, self._length("one_cycle"), self._number(rising))
+
+    def warm_up(self, value: str) -> int:
+        """Steps, epochs, or a part of the training."""
+        if not _PART.fullmatch(value.strip()):
+            return self.count(value)
+        return max(1, round(float(value) * self._length("warm-up")))
+
+    def _step(self, every: str, factor: str = "0.1") -> Schedule:
+        return Step(self.learning_rate, self.count(every), self._number(factor))
+
+    def _exponential(self, factor: str, every: str = "1") -> Schedule:
+        return Exponential(self.learning_rate, self._number(factor), self.count(every))
+
+    def count(self, value: str) -> int:
+        match = _COUNT.fullmatch(value.strip())
+        if match is None:
+            raise OptionError(f"'{value}' in '{self.text}' is not a count such as 100, 100 steps or 5 epochs.")
+        number = int(match["number"])
+        if not (match["unit"] or "").startswith("epoch"):
+            return number
+        if self.steps_per_epoch is None:
+            raise OptionError(
+                f"'{self.text}' counts epochs, but how many steps an epoch has is not known; count steps."
+            )
+        return number * self.steps_per_epoch
+
+    def _number(self, value: str) -> float:
+        try:
+            return float(value)
+        except ValueError as error:
+            raise OptionError(f"'{value}' in '{self.text}' is not a number.") from error
+
+    def _length(self, name: str) -> int:
+        if self.total_steps is None:
+            raise OptionError(
+                f"the {name} schedule needs the number of steps, which this data does not tell; "
+                f"use constant, step or exponential, or data whose size is known."
+            )
+        return self.total_steps

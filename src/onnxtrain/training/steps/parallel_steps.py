@@ -1,0 +1,224 @@
+"""Steps of several processes on one model: gradients of the parts of a batch, their sum, the same update everywhere."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from onnxtrain.errors import ParallelError
+from onnxtrain.runtime.native import kernels_available
+from onnxtrain.runtime.states import StateBuffers
+from onnxtrain.training.callbacks.stopping import Stopping
+from onnxtrain.training.checkpoints.fingerprint import differences
+from onnxtrain.training.data import Dataset
+from onnxtrain.training.data.shares import shared
+from onnxtrain.training.description import describe_model, describe_settings, describe_weights
+from onnxtrain.training.objective import Objective
+from onnxtrain.training.specification import Specification
+from onnxtrain.training.steps.steps import Arrays, Steps
+from onnxtrain.version import __version__
+
+
+class ParallelSteps(Steps):
+    """Steps of which every process takes a part of the batch; all of them have the same parameters and states.
+
+    A batch is divided by rows: with N processes each takes ceil(rows / N) of them, the last ones what is left. Each
+    computes weight * gradient of its part, and weight * loss; the sums over the processes, in the order of the ranks,
+    are what one process would have added up of N micro-batches, bit for bit. Then every process takes the same update.
+
+    Running statistics of batch normalization become their means over the processes that had a part.
+
+    Args:
+        objective: What is minimised.
+        specification: What the objective was made for, with a communicator of several processes.
+        states: Buffers of an earlier specification to go on with; by default new ones, with the values of rank 0.
+        values: What new buffers have, where that is not what the model has.
+
+    Raises:
+        ParallelError: A process has another version, another model or other settings, or does not answer.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        specification: Specification,
+        *,
+        states: StateBuffers | None = None,
+        values: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        super().__init__(objective, specification, states=states, values=values)
+        assert specification.parallel is not None
+        self.communicator = specification.parallel
+        self._signal = self._signal_of_any = 0
+        self._losses = np.zeros(self.communicator.size)
+        if states is None:
+            agree(self.communicator, self._description())
+            for name in self.states:
+                if name not in self.transient:
+                    self.communicator.broadcast_(self.states.current(name))
+            self.check()
+        by_type: dict[Any, list[str]] = {}
+        for name in objective.parameters:
+            accumulator = f"{name}/accumulated"
+            by_type.setdefault(self.states.current(accumulator).dtype, []).append(accumulator)
+        self._joined_names = list(by_type.values())
+        self._gradients = [self.states.join(names, parts=self.communicator.size) for names in self._joined_names]
+
+    def _description(self) -> dict[str, Any]:
+        """What has to be the same in all processes."""
+        import onnxruntime
+
+        specification = self.specification
+        trained = [*self.objective.parameters, *self.objective.statistics, *(c.name for c in self.objective.copies)]
+        return {
+            "onnxtrain": __version__,
+            "onnxruntime": onnxruntime.__version__,
+            "numpy": np.__version__,
+            "processes": self.communicator.size,
+            "kernels": kernels_available(),
+            "model": describe_model(specification.model)["model"],
+            "frozen weights": describe_weights(specification.model, without=trained),
+            **describe_settings(specification, self.objective),
+        }
+
+    def rows_of(self, rows: int) -> slice:
+        """The rows of a batch of so many that this process takes."""
+        each = -(-rows // self.communicator.size) if self.fixed is None else self.fixed.size * self.accumulate
+        start = min(self.communicator.rank * each, rows)
+        return slice(start, min(start + each, rows))
+
+    def share(self, dataset: Dataset) -> Dataset:
+        """What this process takes of every batch of a dataset."""
+        return shared(dataset, lambda number, rows: self.rows_of(rows))
+
+    @property
+    def most_rows(self) -> int | None:
+        """How many examples a step takes at most; ``None`` for any number."""
+        return None if self.fixed is None else self.fixed.size * self.accumulate * self.communicator.size
+
+    def step(self, feeds: Arrays, learning_rate: float) -> float:
+        """One step on a whole batch, which every process has; see :meth:`step_share`."""
+        if self.fixed is not None:
+            self._check_rows(feeds)
+        rows = self.rows_of(self._rows(feeds))
+        return self.step_share(
+            {key: value[rows] if value.ndim else value for key, value in feeds.items()}, learning_rate
+        )
+
+    def step_share(self, feeds: Arrays, learning_rate: float) -> float:
+        """One step of all processes, each on its part of the batch, which may be empty; returns the loss of all.
+
+        Raises:
+            ParallelError: Another process has ended, or does not answer.
+            StepError: onnxruntime failed.
+        """
+        names, states, communicator = self.objective.names, self.states, self.communicator
+        rate = {names.learning_rate: np.asarray(learning_rate, dtype=np.float32)}
+        weight, loss = self._add_up_and_share(feeds, rate)
+        for gradients in self._gradients:
+            communicator.all_reduce_(gradients)
+        states.current("accumulated_weight")[...], states.current("accumulated_loss")[...] = weight, loss
+        return float(self.session.step(rate, entry=1)[names.loss])
+
+    def _add_up_and_share(self, feeds: Arrays, rate: Arrays) -> tuple[float, float]:
+        """Add up gradients of this process's part; returns the weight and the loss of all parts."""
+        states, communicator = self.states, self.communicator
+        weight, loss = states.current("accumulated_weight"), states.current("accumulated_loss")
+        rows = self._rows(feeds)
+        if not rows or self.accumulate > 1:
+            for sums in (*self._gradients, weight, loss):
+                sums[...] = 0
+        parts = self._add_up(feeds, rate) if rows else {}
+        of_parts = [parts.get(name, 0.0) for name in self._part_names]
+        table = np.zeros((communicator.size, 4 + len(of_parts)))
+        table[communicator.rank] = [float(weight), float(loss), rows, self._signal, *of_parts]
+        communicator.all_gather_(table)
+        self._mean_statistics(table[:, 2] > 0)
+        self._signal_of_any = int(table[:, 3].max())
+        self._losses = table[:, 1]
+        scales = np.ones(communicator.size) if self._sums else table[:, 2] / table[:, 2].sum()
+        self.parts = {name: float(scales @ column) for name, column in zip(self._part_names, table.T[4:], strict=True)}
+        weights, losses = table[:, :2].T.tolist()
+        return sum(weights), sum(losses)
+
+    def tell(self, stopping: Stopping) -> None:
+        """Let the other processes know, in the next step, that this one has been asked to stop."""
+        self._signal = stopping.signal or 0
+
+    def asked(self, stopping: Stopping) -> bool:
+        """Whether a process has been asked to stop, as all of them know since the last step."""
+        if self._signal_of_any and stopping.signal is None:
+            stopping.signal = self._signal_of_any
+        return self._signal_of_any != 0
+
+    def agree(self, identity: Mapping[str, Any]) -> None:
+        """Find out that all processes are about to do the same.
+
+        Raises:
+            ParallelError: One is not.
+        """
+        agree(self.communicator, {key: value for key, value in identity.items() if key != "weights"})
+
+    def check(self) -> None:
+        """Find out that all processes have the same weights.
+
+        Raises:
+            ParallelError: One has others.
+        """
+        trained = [*self.objective.parameters, *self.objective.statistics]
+        check_weights(self.communicator, {name: self.states.current(name) for name in trained})
+
+    def _mean_statistics(self, present: np.ndarray) -> None:
+        """Give all processes the means of the running statistics of those that had a part."""
+        statistics = [self.states.current(name) for name in self.objective.statistics]
+        if not statistics:
+            return
+        together = np.concatenate([array.reshape(-1) for array in statistics])
+        if not present[self.communicator.rank]:
+            together[...] = 0
+        self.communicator.all_reduce_(together)
+        together /= np.count_nonzero(present)
+        for array in statistics:
+            array[...] = together[: array.size].reshape(array.shape)
+            together = together[array.size :]
+
+    @property
+    def origin(self) -> str:
+        """Where a loss that is no number comes from, in words."""
+        ranks = [str(rank) for rank in np.flatnonzero(~np.isfinite(self._losses))]
+        return "" if not ranks else f"It comes from rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}."
+
+
+def agree(communicator: Any, description: Mapping[str, Any]) -> None:
+    """Find out that all processes are about to do the same.
+
+    Raises:
+        ParallelError: One is not; the message names it and what differs.
+    """
+    records = communicator.gather_objects(dict(description))
+    for rank, record in enumerate(records):
+        different = differences(record, records[0])
+        if different:
+            words = ", ".join(words.replace(" here", " of rank 0") for words in different.values())
+            words = words.replace(" there", f" of rank {rank}")
+            raise ParallelError(f"Rank {rank} does not train what rank 0 trains: {words}; start all with the same.")
+
+
+def check_weights(communicator: Any, values: Mapping[str, np.ndarray]) -> None:
+    """Find out that all processes have the same values.
+
+    Raises:
+        ParallelError: One has others.
+    """
+    found = {name: zlib.crc32(np.ascontiguousarray(array).data) for name, array in values.items()}
+    records = communicator.gather_objects(found)
+    for rank, record in enumerate(records):
+        other = [name for name, checksum in record.items() if checksum != records[0][name]]
+        if other:
+            raise ParallelError(
+                f"Rank {rank} has other values of {', '.join(other[:5])} than rank 0: something changed them in one "
+                "process alone, such as a callback or a script that asks for its rank."
+            )

@@ -1,0 +1,240 @@
+"""Steps of several processes, each of which keeps a share of the optimizer's states and updates one of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxtrain.errors import OptionError
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.lowering.lower import lower_entry
+from onnxtrain.runtime.states import StateBuffers
+from onnxtrain.runtime.step import StepSession
+from onnxtrain.training.objective import Objective
+from onnxtrain.training.specification import Specification
+from onnxtrain.training.steps.parallel_steps import ParallelSteps
+from onnxtrain.training.steps.steps import Arrays, Steps
+from onnxtrain.training_info.algorithm import FirstValues
+from onnxtrain.training_info.build import build_entries, build_update, fill_states
+from onnxtrain.training_info.entry import Entry
+from onnxtrain.training_info.recipe import Clipping
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """The part of a parameter that a process updates.
+
+    Attributes:
+        group: Which of the joined memories it lies in: one for each type.
+        place: Its elements in that memory.
+        start: The first of its elements in the parameter.
+    """
+
+    group: int
+    place: slice
+    start: int
+
+    def of(self, array: np.ndarray) -> np.ndarray:
+        """Its elements in an array of the parameter's shape."""
+        return array.reshape(-1)[self.start : self.start + self.place.stop - self.place.start]
+
+
+class ShardedSteps(ParallelSteps):
+    """Steps of N processes that keep an N-th of the optimizer's states each (ZeRO, stage 1).
+
+    All gradients lie one after the other, and all parameters in the same order, cut in N equal shares whatever tensor
+    they are of. Every process adds up its share of the gradients of all, updates its share of the parameters, and hands
+    it round. That moves as many bytes as adding all gradients up, and gives the same bits.
+
+    Clipping by norm takes the norm from the shares: it may differ from the norm of whole tensors in its last bits.
+
+    Args:
+        objective: What is minimised.
+        specification: What the objective was made for.
+        states: Buffers of an earlier specification to go on with.
+        values: What new buffers have, where that is not what the model has.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        specification: Specification,
+        *,
+        states: StateBuffers | None = None,
+        values: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        if any(rule.promotes_sparsity for rule in objective.optimizers(specification)):
+            raise OptionError(
+                "shard_states=True cuts weights at any element, but this optimizer's update of one depends on others "
+                "of its tensor; leave one of them out."
+            )
+        if specification.clip_norm is not None and specification.clip_value is not None:
+            raise OptionError("shard_states=True clips by value or by norm; leave clip_value or clip_norm out.")
+        if specification.ema is not None:
+            raise OptionError(
+                "shard_states=True keeps no moving average of the weights; leave shard_states or ema out."
+            )
+        super().__init__(objective, specification, states=states, values=values)
+        groups = [[name.removesuffix("/accumulated") for name in names] for names in self._joined_names]
+        self._parameters = [self.states.join(names, parts=self.communicator.size) for names in groups]
+        self._pieces = {name: piece for index, names in enumerate(groups) for name, piece in self._cut(index, names)}
+        self._update: StepSession | None = None
+        if not self._pieces:  # of a model with fewer elements than fit a cache line in each process
+            first = np.asarray(specification.optimizer.schema.first_count, np.int64)
+            self._share = StateBuffers({objective.names.count: first})
+            return
+        entry, first_values = build_update(self._recipe())
+        self._share = StateBuffers(first_values)
+        for name, piece in self._pieces.items():
+            self._share.place(name, self._parameters[piece.group][piece.place])
+            self._share.place(f"{name}/accumulated", self._gradients[piece.group][piece.place])
+        self._update = self._session_of(entry)
+
+    def _build(self, objective: Objective) -> tuple[list[Entry], FirstValues]:
+        entries, values = build_entries(objective.recipe(self.specification))
+        states = {name for name in values if name in entries[0].updates or self._is_fed(entries[0], name)}
+        entries[0].states = [name for name in values if name in states]
+        return entries[:1], FirstValues({name: values.tensors[name] for name in entries[0].states})
+
+    @staticmethod
+    def _is_fed(entry: Entry, name: str) -> bool:
+        return any(value.name == name for value in entry.model.graph.inputs)
+
+    def _cut(self, group: int, names: list[str]) -> list[tuple[str, _Piece]]:
+        """What of the parameters of one type this process updates."""
+        memory = self._parameters[group]
+        share = memory.size // self.communicator.size
+        first, last = self.communicator.rank * share, (self.communicator.rank + 1) * share
+        found = []
+        for name in names:
+            array = self.states.current(name)
+            begin = (array.ctypes.data - memory.ctypes.data) // array.itemsize
+            start, stop = max(begin, first), min(begin + array.size, last)
+            if start < stop:
+                found.append((name, _Piece(group, slice(start, stop), start - begin)))
+        return found
+
+    def _recipe(self) -> Any:
+        """What the update of this process is made from: pieces in the place of parameters."""
+        recipe = self.objective.recipe(self.specification)
+        initializers = recipe.model.graph.initializers
+        values = []
+        for name, piece in self._pieces.items():
+            memory = self._parameters[piece.group][piece.place]
+            values.append(ir.Value(name=name, type=initializers[name].type, shape=ir.Shape(memory.shape)))
+            values[-1].const_value = ir.Tensor(memory, name=name)
+        imports = dict(recipe.model.opset_imports)
+        graph = ir.Graph([], [], nodes=[], initializers=values, opset_imports=imports, name="update")
+        clipping = Clipping(recipe.clipping.value, None)
+        return replace(
+            recipe,
+            model=infer_shapes(ir.Model(graph, ir_version=recipe.model.ir_version)),
+            parameters=list(self._pieces),
+            statistics={},
+            masks={},  # gradients have zeros there
+            clipping=clipping,
+        )
+
+    def _session_of(self, entry: Entry) -> StepSession:
+        options = self.specification.options
+        kernels = options.uses_kernels()
+        return StepSession(lower_entry(entry, kernels=kernels), self._share, options, kernels=kernels)
+
+    def step_share(self, feeds: Arrays, learning_rate: float) -> float:
+        """One step of all processes, each on its part of the batch; see :class:`ParallelSteps`."""
+        names, communicator = self.objective.names, self.communicator
+        rate = {names.learning_rate: np.asarray(learning_rate, dtype=np.float32)}
+        weight, loss = self._add_up_and_share(feeds, rate)
+        rows = [gradients.reshape(communicator.size, -1) for gradients in self._gradients]
+        for row in rows:
+            communicator.reduce_scatter_(row)
+        divisor = (weight or 1) / self._clipping_factor(rows, weight)
+        if self._update is None:
+            self._share.current(names.count)[...] += 1
+        else:
+            self._share.current("accumulated_weight")[...] = divisor
+            self._update.run(rate)
+        for parameters in self._parameters:
+            communicator.all_gather_(parameters.reshape(communicator.size, -1))
+        if names.count in self.states:  # masks of dropout are drawn by it
+            self.states.current(names.count)[...] = self._share.current(names.count)
+        return float(np.float32(loss / (weight or 1)))
+
+    def _clipping_factor(self, rows: list[np.ndarray], weight: float) -> float:
+        """What gradients are multiplied by, so that the norm of all of them is at most what was asked for."""
+        most = self.specification.clip_norm
+        if most is None:
+            return 1.0
+        rank = self.communicator.rank
+        blocks = [row[rank][start : start + 4096] for row in rows for start in range(0, row[rank].size, 4096)]
+        squares = np.asarray([sum(float(np.dot(block, block)) for block in blocks)])
+        self.communicator.all_reduce_(squares)
+        norm = float(np.sqrt(squares[0])) / (weight or 1)
+        return most / max(norm, most) if np.isfinite(norm) else 1.0
+
+    def kept_states(self) -> dict[str, np.ndarray]:
+        """What a checkpoint has: whole parameters and states, whatever share of them a process has."""
+        found = {name: np.array(self.states.current(name)) for name in super().kept_names}
+        found[self.objective.names.count] = np.array(self._share.current(self.objective.names.count))
+        for role in self._roles():
+            for group, parameters in enumerate(self._parameters):
+                whole = np.zeros((self.communicator.size, parameters.size // self.communicator.size), parameters.dtype)
+                own = whole.reshape(-1)
+                for name, piece in self._pieces.items():
+                    if piece.group == group and f"{name}/{role}" in self._share:
+                        own[piece.place] = self._share.current(f"{name}/{role}")
+                self.communicator.all_gather_(whole)
+                for name in self._names_of(group):
+                    if self._has(name, role):
+                        array = self.states.current(name)
+                        begin = (array.ctypes.data - parameters.ctypes.data) // array.itemsize
+                        found[f"{name}/{role}"] = own[begin : begin + array.size].reshape(array.shape)
+        return found
+
+    @property
+    def kept_names(self) -> list[str]:
+        """Names of what a checkpoint has."""
+        states = [
+            f"{name}/{role}" for name in self.objective.parameters for role in self._roles() if self._has(name, role)
+        ]
+        return list(dict.fromkeys([*super().kept_names, self.objective.names.count, *states]))
+
+    def take_states(self, values: Mapping[str, np.ndarray]) -> None:
+        """Take over what a checkpoint has; each process takes its share.
+
+        Raises:
+            OptionError: A value is of another type or shape.
+        """
+        super().take_states({name: value for name, value in values.items() if name in self.states})
+        if self.objective.names.count in values:
+            self._share[self.objective.names.count] = values[self.objective.names.count]
+        for name, piece in self._pieces.items():
+            for role in self._roles():
+                if f"{name}/{role}" in values and self._has(name, role):
+                    self._share[f"{name}/{role}"] = piece.of(np.asarray(values[f"{name}/{role}"]))
+
+    def _write(self) -> onnx.ModelProto:
+        return fill_states(super()._write(), self.kept_states())
+
+    def go_on_from(self, before: Steps) -> None:
+        """Take over the shares of the steps of an earlier specification."""
+        if isinstance(before, ShardedSteps):
+            for name in before._share:
+                if name in self._share and name not in self._pieces and not name.endswith("/accumulated"):
+                    self._share[name] = before._share.current(name)
+
+    def _roles(self) -> list[str]:
+        return [role.name for role in self.specification.optimizer.schema.states]
+
+    def _has(self, name: str, role: str) -> bool:
+        rule = self.objective.rules(self.specification).get(name)
+        optimizer = self.specification.optimizer if rule is None else rule.optimizer
+        return any(state.name == role for state in optimizer.states)
+
+    def _names_of(self, group: int) -> list[str]:
+        return [name.removesuffix("/accumulated") for name in self._joined_names[group]]

@@ -1,0 +1,252 @@
+"""The steps of a specification: its session, built when it is first needed, on buffers that outlive it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+
+from onnxtrain.errors import DataError
+from onnxtrain.graph.collection import collection_paused
+from onnxtrain.model.validity import invalid_refused
+from onnxtrain.runtime.device_states import new_states
+from onnxtrain.runtime.session import TrainingSession
+from onnxtrain.runtime.states import StateBuffers
+from onnxtrain.training.callbacks.stopping import Stopping
+from onnxtrain.training.data import Dataset
+from onnxtrain.training.objective import Objective
+from onnxtrain.training.specification import Specification
+from onnxtrain.training_info.algorithm import FirstValues
+from onnxtrain.training_info.build import build_entries, build_unfilled
+from onnxtrain.training_info.entry import Entry
+from onnxtrain.workarounds import refuse_what_crashes
+
+Arrays = dict[str, np.ndarray]
+
+
+class Steps:
+    """Steps on batches: whole ones, in micro-batches, or padded for a model of a fixed batch size.
+
+    Args:
+        objective: What is minimised.
+        specification: What the objective was made for.
+        states: Buffers of an earlier specification to go on with; by default new ones.
+        values: What new buffers have, where that is not what the model has.
+
+    Attributes:
+        states: The buffers.
+
+    Raises:
+        OptionError: There is nothing to train, the loss cannot be built, or the options of the session cannot be had.
+        StepError: ONNX Runtime would crash.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        specification: Specification,
+        *,
+        states: StateBuffers | None = None,
+        values: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        self.objective = objective
+        self.specification = specification
+        self.accumulate = specification.accumulate
+        self.fixed = objective.fixed_batch
+        # What no session can run is said at once, and not at the first step.
+        specification.options.provider_list()
+        specification.options.uses_kernels()
+        refuse_what_crashes(objective.model.graph)
+        self._built: tuple[list[Entry], FirstValues] | None = self._build(objective)
+        if states is None:
+            first_values = self._built[1]
+            given = {} if values is None else values
+            states = new_states(
+                {name: given[name] if name in given else first_values[name] for name in first_values}
+                if given
+                else first_values,  # one after the other
+                specification.options,
+            )
+            # It is the buffers that have the weights from now on.
+            specification.model.release([*first_values, *(copy.name for copy in objective.copies)])
+        self.states = states
+        self._session: TrainingSession | None = None
+        self._padded: TrainingSession | None = None
+        self.parts: dict[str, float] = {}
+        """The losses of the last step, where the loss is the sum of several."""
+        specs = [*objective.inputs, *(head.targets.spec for head in objective.heads)]
+        self._part_names = objective.part_names
+        self._sums = any(head.targets.loss.reduction == "sum" for head in objective.heads)
+        self._real = {objective.names.weights, *(head.targets.name for head in objective.heads)}
+        self.batched = {
+            spec.name for spec in specs if self.fixed is not None and spec.shape and spec.shape[0] == self.fixed.size
+        }
+        """Names of the inputs that have one row per example, in a model of a fixed batch size."""
+
+    @collection_paused()
+    def _build(self, objective: Objective) -> tuple[list[Entry], FirstValues]:
+        return build_entries(objective.recipe(self.specification))
+
+    @property
+    def session(self) -> TrainingSession:
+        """The session of whole batches."""
+        if self._session is None:
+            built, self._built = self._built or self._build(self.objective), None  # it uses them up
+            self._session = self._open(*built)
+        return self._session
+
+    @collection_paused()
+    def _open(self, entries: list[Entry], first_values: FirstValues) -> TrainingSession:
+        specification = self.specification
+        file = specification.model
+        with invalid_refused(lambda: file.path or file.whole()):
+            return TrainingSession.of_entries(
+                entries,
+                first_values,
+                self._write,
+                options=specification.options,
+                folder=str(file.folder or ""),
+                states=self.states,
+            )
+
+    def _write(self) -> onnx.ModelProto:
+        return build_unfilled(self.objective.recipe(self.specification)).proto
+
+    def padded_session(self, rows: int) -> TrainingSession:
+        """The same steps on the same states for padded batches, with the loss on the real examples.
+
+        Args:
+            rows: How many real examples there are, for an error's sentence.
+
+        Raises:
+            DataError: Padding cannot be left out of this loss.
+        """
+        if self._padded is None:
+            self._padded = self._open(*self._build(self.objective.on_real_rows(rows)))
+        return self._padded
+
+    def step(self, feeds: Arrays, learning_rate: float) -> float:
+        """One step on one batch, of as many micro-batches as the specification says; returns the loss before it.
+
+        Raises:
+            DataError: The arrays do not fit a model of a fixed batch size.
+            StepError: onnxruntime failed.
+        """
+        names, fixed = self.objective.names, self.fixed
+        rate = {names.learning_rate: np.asarray(learning_rate, dtype=np.float32)}
+        if fixed is not None:
+            self._check_rows(feeds)
+        if self.accumulate == 1:
+            results = self._run(feeds, rate)
+            if self._part_names:
+                self.parts = {name: float(results[name]) for name in self._part_names}
+            return float(results[names.loss])
+        self.parts = self._add_up(feeds, rate)
+        return float(self.session.step(rate, entry=1)[names.loss])
+
+    def step_share(self, feeds: Arrays, learning_rate: float) -> float:
+        """One step on what this process takes of a batch: all of it."""
+        return self.step(feeds, learning_rate)
+
+    def share(self, dataset: Dataset) -> Dataset:
+        """What this process takes of every batch of a dataset: all of it."""
+        return dataset
+
+    @property
+    def most_rows(self) -> int | None:
+        """How many examples a step takes at most; ``None`` for any number."""
+        return None if self.fixed is None else self.fixed.size * self.accumulate
+
+    def tell(self, stopping: Stopping) -> None:
+        """Let the other processes know, in the next step, that this one has been asked to stop."""
+
+    def asked(self, stopping: Stopping) -> bool:
+        """Whether a process has been asked to stop, as all of them know since the last step."""
+        return stopping.signal is not None
+
+    def agree(self, identity: Mapping[str, Any]) -> None:
+        """Find out that all processes are about to do the same."""
+
+    def check(self) -> None:
+        """Find out that all processes have the same weights."""
+
+    @property
+    def origin(self) -> str:
+        """Where a loss that is no number comes from, in words, where that is known."""
+        return ""
+
+    @property
+    def transient(self) -> frozenset[str]:
+        """Names of the states that mean nothing between two steps."""
+        sums = {f"{name}/accumulated" for name in self.objective.parameters}
+        return frozenset(sums | {"accumulated_weight", "accumulated_loss"}) & frozenset(self.states)
+
+    @property
+    def kept_names(self) -> list[str]:
+        """Names of what a checkpoint has."""
+        transient = self.transient
+        return [name for name in self.states if name not in transient]
+
+    def kept_states(self) -> dict[str, np.ndarray]:
+        """What a checkpoint has; of several processes all have to ask for it."""
+        return {name: self.states[name] for name in self.kept_names}
+
+    def take_states(self, values: Mapping[str, np.ndarray]) -> None:
+        """Take over what a checkpoint has."""
+        for name, value in values.items():
+            self.states[name] = value
+
+    def go_on_from(self, before: Steps) -> None:
+        """Take over what the steps of an earlier specification have beside the buffers."""
+
+    def _rows(self, feeds: Arrays) -> int:
+        """How many examples there are."""
+        if self.fixed is not None:
+            return self.fixed.rows(feeds)
+        inputs = (str(value.name) for value in self.objective.model.graph.inputs)
+        return next((len(feeds[name]) for name in inputs if feeds[name].ndim), 1)
+
+    def _add_up(self, feeds: Arrays, rate: Arrays) -> dict[str, float]:
+        """Add up the gradients of all micro-batches; returns the losses where the loss is the sum of several."""
+        size = self._rows(feeds)
+        micro = -(-size // self.accumulate) if self.fixed is None else self.fixed.size
+        totals: dict[str, float] = {}
+        for start in range(0, size, micro):
+            part = {key: value[start : start + micro] if value.ndim else value for key, value in feeds.items()}
+            results = self._run(part, rate)
+            rows = min(micro, size - start)
+            for name in self._part_names:
+                totals[name] = totals.get(name, 0.0) + float(results[name]) * (1.0 if self._sums else rows / size)
+        return totals
+
+    def _run(self, feeds: Arrays, rate: Arrays) -> Arrays:
+        """The first entry on a batch or micro-batch; one that is smaller than the model takes is padded."""
+        fixed = self.fixed
+        if fixed is None or fixed.rows(feeds) == fixed.size:
+            return self.session.step(feeds | rate, entry=0)
+        rows = fixed.rows(feeds)
+        session = self.padded_session(rows)
+        real = {name: array for name, array in feeds.items() if name in self._real}
+        for name, array in real.items():
+            if len(array) != rows:
+                raise DataError(f"{name!r} has {len(array)} examples, but {fixed.input!r} has {rows}.")
+        inputs = fixed.filled({name: array for name, array in feeds.items() if name not in real})
+        return session.step(inputs | real | rate, entry=0)
+
+    def _check_rows(self, feeds: Mapping[str, np.ndarray]) -> None:
+        """Refuse more examples than a step takes, and arrays of different lengths."""
+        fixed = self.fixed
+        assert fixed is not None
+        rows, most = fixed.rows(feeds), self.most_rows or 0
+        if not 1 <= rows <= most:
+            raise DataError(
+                f"{fixed.input!r} has {rows} examples, but the model takes batches of {fixed.size}; "
+                f"give at {'most ' + str(most) if rows else 'least one'}."
+            )
+        for name in self.batched:
+            if len(feeds[name]) != rows:
+                raise DataError(f"{name!r} has {len(feeds[name])} examples, but {fixed.input!r} has {rows}.")
+        if rows % fixed.size:
+            self.padded_session(rows % fixed.size)  # what cannot be padded is found out before any micro-batch

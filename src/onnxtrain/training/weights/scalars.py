@@ -1,0 +1,118 @@
+"""Which one-element initializers are learned, and which are constants of the computation.
+
+The operator that reads a scalar decides where it can: a slope of PRelu is a weight, a bound of Clip is not. Elsewhere
+(a logit scale, a temperature, a gate against 1 / sqrt(d), 0.5 and epsilon) name and value are the evidence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.graph.value import dimensions
+from onnxtrain.training.weights.names import Origin, is_buffer, is_learned, origin_of
+from onnxtrain.training.weights.of_products import is_lookup, is_product
+from onnxtrain.training.weights.readers import REARRANGING, Reader, arrivals, behind_identity
+
+REASON = "a scalar of the computation"
+
+_LAYERS = frozenset(
+    {"Gemm", "Conv", "ConvTranspose", "BatchNormalization", "InstanceNormalization", "LayerNormalization"}
+    | {"GroupNormalization", "RMSNormalization", "PRelu", "MatMul", "LSTM", "GRU", "RNN"}
+)
+"""Operators whose one-element inputs are weights all the same: a bias or slope of a single channel."""
+
+_SHAPING = frozenset({"Exp", "Sigmoid", "Softplus", "Tanh"})
+"""Functions that keep a learned number in its range; of a constant an exporter would have computed them."""
+
+_HUGE = 1e4
+"""What fills masked places is beyond it, and no learned scalar."""
+
+_KNOWN = (math.pi, math.e, math.log(2), math.log(10), math.sqrt(2 / math.pi), 2 / math.sqrt(math.pi), 0.044715, 1.702)
+"""Numbers of formulas that are neither round nor roots."""
+
+_LARGEST_ROOT = 1 << 14
+
+
+def is_scalar(value: ir.Value) -> bool:
+    """Whether a value has one element."""
+    shape = dimensions(value)
+    return shape is not None and all(size == 1 for size in shape)
+
+
+def scalar_reason(value: ir.Value) -> str:
+    """Why a one-element initializer is no parameter; "" where it is one."""
+    if _is_weight(value):
+        return ""
+    name, readers = value.name or "", arrivals(value)
+    number = _number(value)
+    if number is not None and (not math.isfinite(number) or abs(number) >= _HUGE):
+        return REASON
+    origin = origin_of(name)
+    limited = arrivals(value, through=REARRANGING | {"Clip"})
+    shaped = any(node.op_type in _SHAPING and not node.domain for node, _ in limited)
+    if origin is Origin.EXPORTER:
+        learned = shaped
+    elif is_buffer(name):
+        learned = False
+    elif origin is Origin.MODULE or is_learned(name) or shaped or any(_is_bias(reader) for reader in readers):
+        learned = True
+    else:
+        learned = number is not None and not is_common(number)
+    return "" if learned else REASON
+
+
+def _number(value: ir.Value) -> float | None:
+    tensor = value.const_value
+    return None if tensor is None else float(np.asarray(tensor.numpy()).reshape(-1)[0])
+
+
+def _is_weight(value: ir.Value) -> bool:
+    """Whether an operator says that it weighs data: a parameter of a layer, or added to a product with weights."""
+    readers = arrivals(value)
+    if any(_is_layer(reader) or is_product(reader) or is_lookup(reader) for reader in readers):
+        return True
+    return dimensions(value) != () and any(_is_bias(reader) for reader in readers)
+
+
+def _is_layer(reader: Reader) -> bool:
+    node, index = reader
+    return node.op_type in _LAYERS and (index > 0 or node.op_type == "MatMul")
+
+
+def _is_bias(reader: Reader) -> bool:
+    """Whether a node adds a value to a product with weights."""
+    node, index = reader
+    if node.op_type != "Add" or node.domain:
+        return False
+    other = behind_identity(node.inputs[1 - index])
+    producer = None if other is None else other.producer()
+    return producer is not None and producer.op_type in ("MatMul", "Gemm", "Conv", "ConvTranspose")
+
+
+def is_common(number: float) -> bool:
+    """Whether formulas hold such a number: a round one, a root of an integer, its inverse, or a known one.
+
+    Example:
+        >>> [is_common(number) for number in (0.5, 1e-5, 1 / math.sqrt(80), 2.6592)]
+        [True, True, True, False]
+    """
+    return _is_round(number) or _is_root(number) or any(math.isclose(abs(number), k, rel_tol=1e-6) for k in _KNOWN)
+
+
+def _is_round(number: float) -> bool:
+    digits = np.format_float_scientific(np.float32(number), trim="-").partition("e")[0]
+    return len(digits.replace("-", "").replace(".", "")) <= 3 or float(number).is_integer()
+
+
+def _is_root(number: float) -> bool:
+    if number == 0:
+        return True
+    square = number * number
+    candidates: Sequence[float] = (square, 1 / square, 1 / abs(number))
+    return any(
+        math.isclose(c, round(c), rel_tol=1e-6) and 1 <= round(c) <= _LARGEST_ROOT for c in candidates if c < 2**31
+    )

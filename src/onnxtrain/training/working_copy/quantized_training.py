@@ -1,0 +1,427 @@
+"""Quantization-aware training: weights that the file holds as integers are trained as numbers, with their scales.
+
+In a working copy an integer weight becomes a number w that is quantized as the file says, q = clip(round(w / s) + z),
+in front of whatever reads it. Gradients pass straight through the rounding. A scale that is learned is s = exp(l): l is
+trained, so that s stays positive, and its gradient is multiplied by 1 / sqrt(n Q), n the elements that share the scale
+and Q the largest integer (LSQ: Esser and others, ICLR 2020). Zero points stay. What is saved are integers and scales.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.autodiff.rules.stop import stopped
+from onnxtrain.errors import OptionError
+from onnxtrain.graph import Builder
+from onnxtrain.graph.domains import MICROSOFT_DOMAIN
+from onnxtrain.graph.value import dimensions
+from onnxtrain.training.weights.stored import Stored
+
+_WEIGHTS = {
+    ("", "DequantizeLinear"): (0, 1, 2),
+    (MICROSOFT_DOMAIN, "DequantizeLinear"): (0, 1, 2),
+    ("", "QLinearMatMul"): (3, 4, 5),
+    ("", "QLinearConv"): (3, 4, 5),
+    (MICROSOFT_DOMAIN, "DynamicQuantizeMatMul"): (1, 2, 3),
+    (MICROSOFT_DOMAIN, "MatMulIntegerToFloat"): (1, 3, 5),
+}
+"""Where operators have a quantized weight, its scale and its zero point."""
+
+_AXES = {"QLinearMatMul": -1, "QLinearConv": 0, "DynamicQuantizeMatMul": -1, "MatMulIntegerToFloat": -1}
+"""Along which axis of a weight scales lie where no attribute says it."""
+
+_INTEGER_PRODUCTS = {"MatMulInteger": -1, "ConvInteger": 0}
+"""Products of integers, whose scales are multiplied with afterwards, and the axis of their weights' scales."""
+
+_SCALES = {
+    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), (1,)),
+    **dict.fromkeys(("QLinearMatMul", "QLinearConv"), (1, 4, 6)),
+    "DynamicQuantizeMatMul": (2,),
+    "MatMulIntegerToFloat": (2, 3),
+}
+"""Where operators have scales."""
+
+_SMALL = frozenset({ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT4, ir.DataType.UINT4, ir.DataType.INT16})
+_SMALL |= {ir.DataType.UINT16}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How scales lie along a tensor.
+
+    Attributes:
+        axis: The axis along which there are several.
+        block: Elements along it that share one; 0 where there is one scale for each index.
+    """
+
+    axis: int
+    block: int = 0
+
+    def along(self, scales: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+        """Scales, or zero points, in a shape that broadcasts to the tensor's."""
+        if scales.size == 1 and not self.block:
+            return scales.reshape(())
+        axis = self.axis % len(shape)
+        if self.block:
+            return np.repeat(scales, self.block, axis=axis).take(np.arange(shape[axis]), axis=axis)
+        return scales.reshape([-1 if place == axis else 1 for place in range(len(shape))])
+
+
+@dataclass(frozen=True)
+class _Factor:
+    """A scale: the exponential of a parameter, or what the file has."""
+
+    name: str
+    tensor: ir.TensorProtocol
+
+    def learned(self, trained: Collection[str]) -> bool:
+        """Whether it is made from a parameter."""
+        return logarithm(self.name) in trained
+
+
+@dataclass(frozen=True)
+class _Scales:
+    """Makes the scales that the file has of logarithms; that of a bias is the product of two.
+
+    Attributes:
+        dtype: Their type.
+        shape: Their shape.
+        constant: Scales that are not learned, to be multiplied with.
+    """
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    constant: Sequence[np.ndarray] = ()
+
+    def __call__(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        factors = [*map(np.exp, arrays), *self.constant]
+        product = factors[0]
+        for factor in factors[1:]:
+            product = product * factor
+        return np.asarray(product, self.dtype).reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class _Integers:
+    """Makes the integers of numbers, which come first, and of the logarithms of their scales.
+
+    Attributes:
+        layout: How scales lie.
+        dtype: The integers' type.
+        zeros: The zero points.
+        scales: Makes the scales.
+        numbers: The numbers, where they are not trained.
+    """
+
+    layout: Layout
+    dtype: ir.DataType
+    zeros: np.ndarray | None
+    scales: _Scales
+    numbers: Callable[[], np.ndarray] | None = None
+
+    def __call__(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        w, logarithms = (arrays[0], arrays[1:]) if self.numbers is None else (self.numbers(), arrays)
+        steps = np.round(w.astype(np.float32) / self.layout.along(self.scales(logarithms), w.shape)).astype(np.float64)
+        if self.zeros is not None:
+            steps = steps + self.layout.along(self.zeros, w.shape).astype(np.float64)
+        clipped: np.ndarray = np.clip(steps, float(self.dtype.min), float(self.dtype.max))
+        return clipped.astype(self.dtype.numpy())
+
+
+@dataclass(frozen=True)
+class _Weight:
+    """A weight of a working copy whose integers became a number.
+
+    Attributes:
+        name: Its name.
+        integers: What the file has.
+        numbers: Makes the number of it.
+        made: What those read who read the integers.
+        layout: How its scales lie.
+        zeros: Its zero points.
+        scale: Its scale.
+        factors: What the scale is the product of: itself, or those of the product that a bias is added to.
+    """
+
+    name: str
+    integers: ir.TensorProtocol
+    numbers: Callable[[], np.ndarray]
+    made: ir.Value
+    layout: Layout
+    zeros: np.ndarray | None
+    scale: _Factor
+    factors: tuple[_Factor, ...]
+
+    @property
+    def is_bias(self) -> bool:
+        """Whether it is a number itself, and its steps are those of a product."""
+        return self.integers.dtype == ir.DataType.INT32
+
+    def stored(self, trained: Collection[str]) -> list[Stored]:
+        """How it is written."""
+        learned = tuple(logarithm(factor.name) for factor in self.factors if factor.learned(trained))
+        constant = [np.asarray(factor.tensor.numpy()) for factor in self.factors if not factor.learned(trained)]
+        scales = _Scales(self.scale.tensor.dtype.numpy(), tuple(self.scale.tensor.shape.numpy()), constant)
+        own: tuple[str, ...] = (self.name,)
+        form = _Integers(self.layout, self.integers.dtype, self.zeros, scales)
+        if self.name not in trained:
+            if not (self.is_bias and learned):
+                return []
+            own, form = (), replace(form, numbers=self.numbers)
+        found = [Stored(self.name, (*own, *learned), form)]
+        if self.is_bias and learned:
+            found.append(Stored(self.scale.name, learned, scales))
+        return found
+
+
+@dataclass
+class QuantizedTraining:
+    """What quantization-aware training made of a working copy.
+
+    Attributes:
+        weights: Integer weights that are numbers now.
+        scales: Scales by name, as the file has them, that are learned.
+        made: What took their places.
+    """
+
+    weights: list[_Weight] = field(default_factory=list)
+    scales: dict[str, ir.TensorProtocol] = field(default_factory=dict)
+    made: dict[str, ir.Value] = field(default_factory=dict)
+
+    @property
+    def learned(self) -> list[str]:
+        """Initializers of the working copy that are parameters, whatever they look like."""
+        return [*(weight.name for weight in self.weights), *map(logarithm, self.scales)]
+
+    def keep_frozen(self, model: ir.Model, trained: Collection[str]) -> None:
+        """Let weights that are not trained be the file's integers again, in place."""
+        for weight in self.weights:
+            if weight.name not in trained and not weight.is_bias:
+                value = ir.Value(name=f"{weight.name}.integers", const_value=weight.integers)
+                value.dtype, value.shape = weight.integers.dtype, ir.Shape(weight.integers.shape.numpy())
+                model.graph.register_initializer(value)
+                weight.made.replace_all_uses_with(value)
+        for name, tensor in self.scales.items():
+            if logarithm(name) not in trained:
+                value = ir.Value(name=name, const_value=tensor)
+                value.dtype, value.shape = tensor.dtype, ir.Shape(tensor.shape.numpy())
+                model.graph.register_initializer(value)
+                self.made[name].replace_all_uses_with(value)
+
+    def stored(self, trained: Collection[str]) -> list[Stored]:
+        """How weights and scales are written."""
+        found = [item for weight in self.weights for item in weight.stored(trained)]
+        for name, tensor in self.scales.items():
+            if logarithm(name) in trained:
+                scales = _Scales(tensor.dtype.numpy(), tuple(tensor.shape.numpy()))
+                found.append(Stored(name, (logarithm(name),), scales))
+        return found
+
+
+def logarithm(scale: str) -> str:
+    """The name of the parameter whose exponential is a scale."""
+    return f"{scale}.log"
+
+
+def train_quantized(model: ir.Model) -> QuantizedTraining:
+    """Make numbers of the integer weights of a working copy, and logarithms of its scales, in place.
+
+    Requires: a sorted graph with types. Ensures: the same results, up to the rounding of a scale.
+
+    Raises:
+        OptionError: Nothing in the model is quantized in a form that trains.
+    """
+    found = QuantizedTraining()
+    graph = model.graph
+    for node in list(graph):
+        _train_weight(graph, node, found)
+    for name, uses in _learnable_scales(graph, {weight.scale.name for weight in found.weights}).items():
+        _train_scale(graph, name, uses, found)
+    if not found.weights and not found.scales:
+        raise OptionError(
+            "qat=True, but the model has no weight in integers that DequantizeLinear, a QLinear operator or "
+            "MatMulInteger reads; make one with onnxtrain.quantize(model, calibration), or train without qat."
+        )
+    return found
+
+
+def _train_weight(graph: ir.Graph, node: ir.Node, found: QuantizedTraining) -> None:
+    """Where a node reads a weight in integers, let it read a quantized number."""
+    read = _weight_of(node)
+    if read is None:
+        return
+    place, scale, zero, layout = read
+    value = node.inputs[place]
+    assert value is not None
+    tensor, scales = value.const_value, scale.const_value
+    if not _is_own(graph, value) or tensor is None or scales is None or len(value.uses()) != 1:
+        return
+    zeros = None if zero is None else ir.convenience.get_const_tensor(zero)
+    if (zero is not None and zeros is None) or not (np.asarray(scales.numpy()) > 0).all():
+        return
+    points = None if zeros is None else np.asarray(zeros.numpy())
+    name, shape = str(value.name), tensor.shape.numpy()
+    given = np.asarray(scales.numpy())
+    if tensor.dtype == ir.DataType.INT32:
+        _train_bias(graph, node, value, layout, found)
+        return
+    if tensor.dtype not in _SMALL or (layout.block and scales.shape.rank() != len(shape)):
+        return
+
+    def numbers() -> np.ndarray:
+        integers = np.asarray(tensor.numpy()).astype(np.float32)
+        shift = np.float32(0) if points is None else layout.along(points.astype(np.float32), shape)
+        return np.asarray((integers - shift) * layout.along(given.astype(np.float32), shape))
+
+    op = Builder(graph, graph.opset_imports[""], before=node)
+    _become_number(value, numbers)
+    if zero is None:
+        zero = op.constant(np.zeros(scales.shape.numpy(), tensor.dtype.numpy())).ir
+    several = scales.size > 1 or bool(layout.block)
+    axis = layout.axis % max(len(shape), 1) if several else None
+    domain = node.domain if node.op_type == "DequantizeLinear" else ""
+    operands = op.wrap(value), op.wrap(scale), op.wrap(zero)
+    made = op.QuantizeLinear(*operands, domain=domain, axis=axis, block_size=layout.block or None)
+    made.ir.dtype = tensor.dtype
+    made.with_shape(tuple(shape))
+    node.replace_input_with(place, made.ir)
+    factor = _Factor(str(scale.name), scales)
+    found.weights.append(_Weight(name, tensor, numbers, made.ir, layout, points, factor, (factor,)))
+
+
+def _become_number(value: ir.Value, numbers: Callable[[], np.ndarray]) -> None:
+    """Let an initializer be the number that a function makes, when somebody asks for it."""
+    tensor = value.const_value
+    assert tensor is not None
+    shape = ir.Shape(tensor.shape.numpy())
+
+    def read() -> ir.TensorProtocol:
+        return ir.tensor(numbers().astype(np.float32), name=value.name)
+
+    value.const_value = ir.LazyTensor(read, dtype=ir.DataType.FLOAT, shape=shape, name=value.name)
+    value.type = ir.TensorType(ir.DataType.FLOAT)
+
+
+def _train_bias(graph: ir.Graph, node: ir.Node, value: ir.Value, layout: Layout, found: QuantizedTraining) -> None:
+    """A bias in int32 becomes the number itself: its steps are too fine to matter."""
+    tensor, scale = value.const_value, node.inputs[1]
+    if node.op_type != "DequantizeLinear" or tensor is None or scale is None or scale.const_value is None:
+        return
+    given, shape = scale.const_value, tensor.shape.numpy()
+
+    def numbers() -> np.ndarray:
+        along = layout.along(np.asarray(given.numpy()).astype(np.float64), shape)
+        return np.asarray(np.asarray(tensor.numpy()) * along, np.float32)
+
+    own = _Factor(str(scale.name), given)
+    factors = _factors_of_bias(node) or (own,)
+    _become_number(value, numbers)
+    node.outputs[0].replace_all_uses_with(value)
+    graph.remove(node, safe=True)
+    found.weights.append(_Weight(str(value.name), tensor, numbers, value, layout, None, own, factors))
+
+
+def _factors_of_bias(node: ir.Node) -> tuple[_Factor, ...]:
+    """The scales of the factors of the product that a bias is added to: theirs is the scale of the bias."""
+    readers = [(reader, place) for reader, place in node.outputs[0].uses()]
+    if len(readers) != 1 or readers[0][1] != 2 or readers[0][0].op_type not in ("Conv", "Gemm"):
+        return ()
+    found = []
+    for value in readers[0][0].inputs[:2]:
+        producer = None if value is None else value.producer()
+        scale = producer.inputs[1] if producer is not None and producer.op_type == "DequantizeLinear" else None
+        if scale is None or scale.const_value is None:
+            return ()
+        found.append(_Factor(str(scale.name), scale.const_value))
+    return tuple(found)
+
+
+def _weight_of(node: ir.Node) -> tuple[int, ir.Value, ir.Value | None, Layout] | None:
+    """Where a node has a weight, its scale, its zero point and their layout."""
+    if node.op_type in _INTEGER_PRODUCTS and not node.domain:
+        scale = _scale_behind(node)
+        zero = node.inputs[3] if len(node.inputs) > 3 else None
+        return None if scale is None else (1, scale, zero, Layout(_INTEGER_PRODUCTS[node.op_type]))
+    places = _WEIGHTS.get((node.domain, node.op_type))
+    if places is None:
+        return None
+    given = [node.inputs[place] if place < len(node.inputs) else None for place in places]
+    if given[0] is None or given[1] is None or not given[1].is_initializer():
+        return None
+    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else _AXES.get(node.op_type, 1)
+    block = node.attributes["block_size"].as_int() if "block_size" in node.attributes else 0
+    return places[0], given[1], given[2], Layout(axis, block)
+
+
+def _scale_behind(node: ir.Node) -> ir.Value | None:
+    """The scale of the weight of a product of integers: after a Cast, a product of two scales, one of them constant."""
+    value = node.outputs[0]
+    for operator in ("Cast", "Mul"):
+        readers = [reader for reader, _ in value.uses()]
+        if len(readers) != 1 or readers[0].op_type != operator:
+            return None
+        last, value = value, readers[0].outputs[0]
+    factors = [factor for factor in readers[0].inputs if factor is not last]
+    product = None if len(factors) != 1 or factors[0] is None else factors[0].producer()
+    if product is None or product.op_type != "Mul":
+        return None
+    constants = [factor for factor in product.inputs if factor is not None and factor.is_initializer()]
+    return constants[0] if len(constants) == 1 else None
+
+
+def _is_own(graph: ir.Graph, value: ir.Value) -> bool:
+    return value.is_initializer() and graph.initializers.get(str(value.name)) is value and not value.is_graph_output()
+
+
+_Uses = list[tuple[ir.Node, int]]
+
+
+def _learnable_scales(graph: ir.Graph, of_weights: Collection[str]) -> dict[str, _Uses]:
+    """Scales by name: what is nothing else, or is that of a weight and multiplied with."""
+    found: dict[str, _Uses] = {}
+    for name, value in graph.initializers.items():
+        uses: _Uses = [(node, place) for node, place in value.uses()]
+        tensor = value.const_value
+        if not uses or tensor is None or value.dtype != ir.DataType.FLOAT or value.is_graph_output():
+            continue
+        others = [node.op_type for node, place in uses if place not in _SCALES.get(node.op_type, ())]
+        known = not others or (name in of_weights and set(others) == {"Mul"})
+        if known and (np.asarray(tensor.numpy()) > 0).all():
+            found[name] = uses
+    return found
+
+
+def _train_scale(graph: ir.Graph, name: str, uses: _Uses, found: QuantizedTraining) -> None:
+    """Let those who read a scale read the exponential of a parameter."""
+    value = graph.initializers[name]
+    tensor = value.const_value
+    assert tensor is not None
+    found.scales[name] = tensor
+    op = Builder(graph, graph.opset_imports[""], before=next(iter(graph)))
+    del graph.initializers[name]
+    parameter = ir.Value(name=logarithm(name), type=value.type, shape=value.shape)
+    parameter.const_value = ir.tensor(np.log(np.asarray(tensor.numpy())), name=logarithm(name))
+    graph.register_initializer(parameter)
+    scale = op.Exp(op.wrap(parameter)).with_shape(tuple(tensor.shape.numpy()))
+    factor = _gradient_factor(uses, tensor.size)
+    if factor < 1:
+        scale = (scale * factor + stopped(op, scale * (1 - factor))).with_shape(scale.shape)
+    for node, place in uses:
+        node.replace_input_with(place, scale.ir)
+    found.made[name] = scale.ir
+
+
+def _gradient_factor(uses: _Uses, scales: int) -> float:
+    """1 / sqrt(n Q): elements that share a scale, of which an example has so many, and the largest integer."""
+    node = next((node for node, _ in uses if node.op_type == "QuantizeLinear"), uses[0][0])
+    quantized = node.outputs[0] if node.op_type == "QuantizeLinear" else node.inputs[0]
+    x = node.inputs[0]
+    sizes = () if x is None else dimensions(x) or ()
+    known = math.prod(size for size in sizes if isinstance(size, int))
+    most = 127.0 if quantized is None or quantized.dtype is None else float(quantized.dtype.max)
+    return 1 / math.sqrt(max(known / scales, 1) * most)

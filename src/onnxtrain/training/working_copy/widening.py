@@ -1,0 +1,136 @@
+"""Models in half precision, whose working copies compute in single precision.
+
+Gradients of float16 vanish where they are small, sums of bfloat16 forget small terms, and the processor has
+operators for few of them. Weights that are trained are held in single precision and rounded when they are saved; those
+that are frozen stay as the file has them, and are widened where they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.graph.clone import subgraphs
+from onnxtrain.training.weights.parameters import Initializer
+from onnxtrain.training.weights.stored import Stored
+
+HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+Halves = dict[str, ir.TensorProtocol]
+"""Tensors in half precision by the names of their initializers."""
+
+_TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype"})
+
+
+def widen(model: ir.Model) -> Halves:
+    """Let a working copy compute in single precision, in place; inputs keep their types, outputs do not.
+
+    Requires: types as the file declares them, before inference. Ensures: no value but an input is in half precision.
+
+    Returns:
+        The initializers that were in half precision, as the file has them.
+    """
+    halves: Halves = {}
+    for function in model.functions.values():
+        _widen_nodes(function)
+    _widen_graph(model.graph, halves)
+    for value in model.graph.inputs:
+        if value.dtype in HALVES and value.uses():
+            _cast(model.graph, value)
+    return halves
+
+
+def keep_frozen(model: ir.Model, halves: Halves, trained: Collection[str]) -> None:
+    """Give initializers that are not trained their own type again, in place: they are widened where they are read."""
+    for name, tensor in halves.items():
+        value = model.graph.initializers.get(name)
+        if value is None or name in trained:
+            continue
+        value.const_value = tensor
+        value.dtype = tensor.dtype
+        if value.uses():
+            _cast(model.graph, value)
+
+
+def in_file(table: Iterable[Initializer], halves: Halves) -> list[Initializer]:
+    """A table of initializers with the types that the file has."""
+    return [replace(row, dtype=halves[row.name].dtype.name.lower()) if row.name in halves else row for row in table]
+
+
+def rounded(halves: Halves, trained: Collection[str]) -> list[Stored]:
+    """How what was trained in single precision is written: rounded to the nearest number of the file's type."""
+    return [Stored(name, (name,), _Rounding(tensor.dtype)) for name, tensor in halves.items() if name in trained]
+
+
+def rounded_to(array: np.ndarray, dtype: ir.DataType) -> np.ndarray:
+    """The nearest numbers of a type; beyond its largest, that."""
+    most = float(dtype.max)
+    return np.where(np.isfinite(array), np.clip(array, -most, most), array).astype(dtype.numpy())
+
+
+@dataclass(frozen=True)
+class _Rounding:
+    dtype: ir.DataType
+
+    def __call__(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        return rounded_to(arrays[0], self.dtype)
+
+
+def _widen_graph(graph: ir.Graph, halves: Halves) -> None:
+    for name, value in graph.initializers.items():
+        tensor = value.const_value
+        if tensor is not None and tensor.dtype in HALVES:
+            halves[name] = tensor
+            value.const_value = _widened(tensor)
+            value.dtype = ir.DataType.FLOAT
+    for value in graph.outputs:
+        _widen_value(value)
+    _widen_nodes(graph)
+    for node in graph:
+        for body in subgraphs(node):
+            for value in body.inputs:
+                _widen_value(value)
+            _widen_graph(body, {})
+
+
+def _widen_nodes(graph: ir.Graph | ir.Function) -> None:
+    for node in graph:
+        for output in node.outputs:
+            _widen_value(output)
+        for name, attribute in list(node.attributes.items()):
+            if attribute.is_ref():
+                continue
+            names_type = name in _TYPE_ATTRIBUTES and attribute.type == ir.AttributeType.INT
+            if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype in HALVES:
+                array = attribute.as_tensor().numpy().astype(np.float32)
+                node.attributes[name] = ir.AttrTensor(name, ir.tensor(array))
+            elif names_type and attribute.as_int() in HALVES:
+                node.attributes[name] = ir.AttrInt64(name, int(ir.DataType.FLOAT))
+
+
+def _widen_value(value: ir.Value) -> None:
+    if isinstance(value.type, ir.TensorType) and value.dtype in HALVES:
+        value.type = ir.TensorType(ir.DataType.FLOAT)
+
+
+def _widened(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    def read() -> ir.TensorProtocol:
+        return ir.tensor(np.asarray(tensor.numpy()).astype(np.float32), name=tensor.name)
+
+    return ir.LazyTensor(read, dtype=ir.DataType.FLOAT, shape=ir.Shape(tensor.shape.numpy()), name=tensor.name)
+
+
+def _cast(graph: ir.Graph, value: ir.Value) -> None:
+    """Let those who read a value read it in single precision."""
+    node = ir.Node("", "Cast", [value], [ir.AttrInt64("to", int(ir.DataType.FLOAT))], num_outputs=1)
+    made = node.outputs[0]
+    made.name = f"{value.name}.single"
+    made.type, made.shape = ir.TensorType(ir.DataType.FLOAT), value.shape
+    readers = [(reader, place) for reader, place in value.uses() if reader is not node]
+    for reader, place in readers:
+        reader.replace_input_with(place, made)
+    first = next(iter(graph))
+    graph.insert_before(first, node)
