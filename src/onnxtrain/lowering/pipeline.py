@@ -21,6 +21,7 @@ from onnxtrain.lowering.optimizer_nodes import lower_optimizers
 from onnxtrain.lowering.recompute import check_patterns, recompute
 from onnxtrain.lowering.resolve_fused import resolve_fused
 from onnxtrain.lowering.reuse_activations import reuse_activations
+from onnxtrain.lowering.round_states import round_states
 from onnxtrain.lowering.spread_updates import spread_updates
 from onnxtrain.lowering.use_convolution_kernels import use_convolution_kernels
 from onnxtrain.lowering.webgpu import fit_webgpu
@@ -72,8 +73,10 @@ def lower_graph(
         dequantize_again(graph)  # frozen weights are in float while they are read, no longer
         spread_updates(graph)  # an update for every few layers, in the backward pass
         fuse_updates(model)  # clipping and masks inside the update
+        round_states(graph)  # what no update has taken in
     else:
         lower_optimizers(model)  # optimizers become their bodies
+        round_states(graph)  # states in bfloat16
         clean(model)
         graph.sort()
         for domain in (TRAINING_DOMAIN, ONNXTRAIN_DOMAIN):
