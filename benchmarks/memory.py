@@ -4,9 +4,9 @@
     python benchmarks/memory.py --models bert_base --batch 8
 
 Peak resident memory of a process of its own is measured at a batch of 1 and at a larger one. What grows from the one to
-the other belongs to examples (activations); weights and Adam's two states are 4 and 8 bytes a parameter (4 and 4 with states in bfloat16); the program is
-what Python has after its imports. What is left are gradients, as far as they are there at the same time, and whatever
-else the framework keeps.
+the other belongs to examples (activations); weights and Adam's two states are 4 and 8 bytes a parameter, and 4 and 4
+with states in bfloat16; the program is what Python has after its imports. What is left are gradients, as far as they
+are there at the same time, and whatever else the framework keeps.
 """
 
 from __future__ import annotations
