@@ -26,6 +26,7 @@ from onnxtrain.lowering.spread_updates import spread_updates
 from onnxtrain.lowering.use_convolution_kernels import use_convolution_kernels
 from onnxtrain.lowering.webgpu import fit_webgpu
 from onnxtrain.lowering.webgpu_bodies import Portable
+from onnxtrain.lowering.write_activation_defaults import write_activation_defaults
 
 
 def lower_graph(
@@ -53,6 +54,7 @@ def lower_graph(
     graph = model.graph
     options = GradientOptions.read(model.metadata_props)
     check_patterns(graph, options.recompute)
+    write_activation_defaults(model)  # of recurrent layers: ONNX Runtime has others
     count_dropout(model)  # masks from counters that are states: a step taken again draws the same
     if kernels:
         fuse_activations(model)  # Gelu: one node for five
