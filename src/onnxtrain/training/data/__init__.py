@@ -8,6 +8,7 @@ from onnxtrain.training.data.image_folder import ImageFolder
 from onnxtrain.training.data.iterable_dataset import IterableDataset
 from onnxtrain.training.data.map_dataset import MapDataset
 from onnxtrain.training.data.opening import open_dataset
+from onnxtrain.training.data.packing import PackedSequences, pack
 from onnxtrain.training.data.parquet_file import ParquetFile
 from onnxtrain.training.data.tar_file import TarFile
 from onnxtrain.training.data.target_checks import TargetCheck, check_labels
@@ -21,6 +22,7 @@ __all__ = [
     "ImageFolder",
     "IterableDataset",
     "MapDataset",
+    "PackedSequences",
     "ParquetFile",
     "Split",
     "TarFile",
@@ -29,5 +31,6 @@ __all__ = [
     "TextFile",
     "check_labels",
     "open_dataset",
+    "pack",
     "split_validation",
 ]
