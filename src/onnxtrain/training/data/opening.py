@@ -19,6 +19,7 @@ from onnxtrain.training.data.hugging_face import HuggingFaceExamples, is_hugging
 from onnxtrain.training.data.iterable_dataset import IterableDataset
 from onnxtrain.training.data.map_dataset import Examples, IndexedExamples, MapDataset, is_map_style
 from onnxtrain.training.data.naming import is_batch_list, joined, match_batch, match_names, match_positions
+from onnxtrain.training.data.packing import PackedExamples, PackedSequences
 
 if TYPE_CHECKING:
     from onnxtrain.training.data.csv_file import CsvFile
@@ -55,6 +56,7 @@ def open_dataset(
             - a path to a ``.tar`` file of examples as WebDataset has them, a pattern of several, or a `TarFile`;
             - a path to a ``.safetensors`` file;
             - texts and a tokenizer: a `TextFile`;
+            - sequences of tokens, several in a row: `pack`;
             - a dataset of Hugging Face's ``datasets``, or what gives an example for an index (map-style);
             - a mapping from name to array;
             - a table of pandas or Polars with a column of targets;
@@ -151,6 +153,8 @@ def _examples(
     if is_hugging_face(source):
         refuse_other_kinds(source)
         return HuggingFaceExamples(source, specs, target=target, need_target=need_target), "the dataset"
+    if isinstance(source, PackedSequences):
+        return PackedExamples(source, specs, need_target=need_target), "the packed sequences"
     if is_map_style(source) and not is_array_like(source) and not is_frame(source):
         name = f"the {type(source).__name__}"
         return IndexedExamples(source, name), name
