@@ -69,7 +69,7 @@ def lower_graph(
         reuse_activations(graph, backward)  # activations that their gradient gives once more
         use_convolution_kernels(model)
         remove_unused(model)
-        dequantize_again(graph)  # frozen weights are in float while they are read, no longer
+        dequantize_again(graph)  # frozen weights of few bits are in float while they are read
         spread_updates(graph)  # an update for every few layers, in the backward pass
         fuse_updates(model)  # clipping and masks inside the update
     else:
