@@ -22,6 +22,8 @@ class Entry:
         updates: States to the names of the values that they take after a step.
         results: Names of the values that a step returns.
         main: Names of the main graph's inputs and initializers; all others belong to the algorithm.
+        announced: Groups of states whose new values are announced as soon as they are there, where native kernels run.
+        passed: Like updates, of what is announced and then forgotten.
     """
 
     model: ir.Model
@@ -29,3 +31,5 @@ class Entry:
     updates: dict[str, str] = field(default_factory=dict)
     results: list[str] = field(default_factory=list)
     main: Collection[str] = ()
+    announced: Sequence[Sequence[str]] = ()
+    passed: dict[str, str] = field(default_factory=dict)
