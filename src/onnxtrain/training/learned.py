@@ -32,6 +32,7 @@ from onnxtrain.training.steps.feeding import Parameters, cut
 from onnxtrain.training.steps.parallel_steps import ParallelSteps
 from onnxtrain.training.steps.sharded_steps import ShardedSteps
 from onnxtrain.training.steps.steps import Steps
+from onnxtrain.training.steps.synchronized_steps import SynchronizedShardedSteps, SynchronizedSteps
 from onnxtrain.training.weights.ema import average_name
 from onnxtrain.training.weights.masks import check_masks, set_to_zero
 from onnxtrain.training.weights.parameters import Initializer
@@ -43,7 +44,12 @@ def _steps(objective: Objective, specification: Specification, **given: Any) -> 
     """The steps of a process alone, or those of several."""
     if not specification.divided:
         return Steps(objective, specification, **given)
-    return (ShardedSteps if specification.shard_states else ParallelSteps)(objective, specification, **given)
+    kind: type[ParallelSteps]
+    if specification.synchronized:
+        kind = SynchronizedShardedSteps if specification.shard_states else SynchronizedSteps
+    else:
+        kind = ShardedSteps if specification.shard_states else ParallelSteps
+    return kind(objective, specification, **given)
 
 
 class Learned:
