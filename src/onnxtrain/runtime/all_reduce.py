@@ -69,6 +69,8 @@ def _reduce(kind: int, data: int, count: int) -> int:
 @functools.cache
 def _install() -> Any:
     """Give the library the function; what is returned must live as long as the library may call it."""
-    function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)(_reduce)
-    library().onnxtrain_set_all_reduce(ctypes.cast(function, ctypes.c_void_p))
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)
+    install, function = library().onnxtrain_set_all_reduce, kind(_reduce)
+    install.argtypes, install.restype = [kind], None
+    install(function)
     return function

@@ -55,7 +55,6 @@ def load(path: Path) -> ctypes.CDLL:
     signatures = {
         "onnxtrain_instruction_set": ([], text),
         "onnxtrain_error": ([], text),
-        "onnxtrain_set_all_reduce": ([ctypes.c_void_p], None),
         # name, tensors, threads, R, T, attributes
         "onnxtrain_update": ([text, *tensors, ctypes.c_int, number, ctypes.c_int64, *attributes], text),
         "onnxtrain_stream": (
