@@ -24,7 +24,7 @@ class SynchronizedSteps(ParallelSteps):
         """One step of all processes; see :class:`ParallelSteps`."""
         communicator = self.communicator
         counts = np.zeros(communicator.size, np.int64)
-        counts[communicator.rank] = own = self._micro_batches(feeds)
+        counts[communicator.rank] = own = self._rounds(feeds)
         communicator.all_gather_(counts)
         names = self.objective.names
         self._silent = True
@@ -35,7 +35,7 @@ class SynchronizedSteps(ParallelSteps):
             self._silent = False
         return super().step_share(feeds, learning_rate)
 
-    def _micro_batches(self, feeds: Arrays) -> int:
+    def _rounds(self, feeds: Arrays) -> int:
         """How many micro-batches this process makes of its part."""
         rows = self._rows(feeds)
         size = -(-rows // self.accumulate) if self.fixed is None else self.fixed.size
