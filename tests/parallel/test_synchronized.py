@@ -86,6 +86,27 @@ def test_three_processes_with_micro_batches_of_different_numbers(tmp_path):
 
 
 @needs_mpi
+def test_a_model_of_a_fixed_batch_size_takes_statistics_of_padded_batches(tmp_path):
+    """Of 3 examples the first process makes a batch of 4, as one alone does, and the second one has none."""
+    run_script(
+        tmp_path,
+        2,
+        SETUP
+        + """
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 4
+    together, alone = trainer("sync", parallel=mpi), trainer("train")
+    for _ in range(2):
+        together.train_step(x[:3], y[:3])
+        alone.train_step(x[:3], y[:3])
+    close(alone, together)
+    for rows in (8, 7):
+        together.train_step(x[:rows], y[:rows])
+        agree(together)
+    """,
+    )
+
+
+@needs_mpi
 def test_weights_of_examples_and_sums_count_right(tmp_path):
     run_script(
         tmp_path,
