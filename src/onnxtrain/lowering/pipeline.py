@@ -22,6 +22,7 @@ from onnxtrain.lowering.recompute import check_patterns, recompute
 from onnxtrain.lowering.resolve_fused import resolve_fused
 from onnxtrain.lowering.reuse_activations import reuse_activations
 from onnxtrain.lowering.spread_updates import spread_updates
+from onnxtrain.lowering.synchronize_batch_norm import synchronize_batch_norm
 from onnxtrain.lowering.use_convolution_kernels import use_convolution_kernels
 from onnxtrain.lowering.webgpu import fit_webgpu
 from onnxtrain.lowering.webgpu_bodies import Portable
@@ -62,6 +63,8 @@ def lower_graph(
     for gradient in build_gradients(model, derivative):  # a Gradient node becomes the nodes that compute it
         mask_softmax_gradients(model, gradient)  # rows without a key have a gradient of zero
         backward += gradient
+    if kernels:
+        synchronize_batch_norm(model, backward)  # statistics of all processes
     resolve_fused(model, backward, kernels=kernels, portable=portable)  # what has no kernel becomes its body
     clean(model)
     recompute(graph, backward, options.recompute)  # activations computed again instead of kept

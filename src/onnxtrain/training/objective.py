@@ -246,6 +246,7 @@ class Objective:
             alone=specification.accumulate == 1,
             cleared=not specification.divided,
             statistics=self.statistics,
+            synchronized=specification.synchronized,
             masks=specification.masks,
             sparsified=self.sparsified(specification.sparsify),
             names=self.names,

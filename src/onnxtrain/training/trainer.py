@@ -47,8 +47,8 @@ class Trainer(Learner):
         output: The output that the loss is built on, by default the first floating one.
         targets: ``"indices"`` or ``"values"`` (distributions over classes), where the loss takes both; by
             default what the first data hold.
-        batch_norm: ``"frozen"``: running statistics, whatever mode the file sets; or ``"train"``: batch
-            statistics, with the running ones written back.
+        batch_norm: ``"frozen"``: running statistics, whatever mode the file sets; ``"train"``: batch statistics, with
+            the running ones written back; ``"sync"``: the same, of the parts of all processes together.
         dropout: Whether Dropout nodes drop while training, whatever mode the file sets.
         untie: Give initializers that several nodes share one each: ``True`` for what exporters merge (scales,
             biases and statistics), or glob patterns.

@@ -81,7 +81,8 @@ class ParallelSteps(Steps):
 
     def _build(self, objective: Objective) -> tuple[list[Entry], FirstValues]:
         entries, values = super()._build(objective)
-        if self.communicator.overlap and len(self._buckets) > 1:
+        # Processes that wait for each other within the graph would, in two threads, not do so in one order.
+        if self.communicator.overlap and len(self._buckets) > 1 and not self.specification.synchronized:
             entries[0].announced = [[f"{name}/accumulated" for name in bucket] for bucket in self._buckets]
         return entries, values
 
