@@ -50,6 +50,7 @@ def fit(
     run: str | os.PathLike[str] | RunFolder | None = None,
     prefetch: bool = True,
     augment: Augment | None = None,
+    ema: bool | None = None,
 ) -> History:
     """Train for some epochs.
 
@@ -101,6 +102,8 @@ def fit(
         augment: A function ``augment(inputs, rng)`` that changes the inputs of training batches: the array of the only
             input [N, ...], or a dictionary of several, and a ``numpy.random.Generator`` that follows from the seed, the
             epoch and the batch alone. It returns inputs of the same types and shapes. A checkpoint compares its name.
+        ema: Whether validation measures the moving averages of the weights (``Trainer(ema=...)``), which ``save_best``
+            then writes; by default where the trainer keeps them. Early stopping puts averages and weights back.
 
     Returns:
         One row per epoch: loss, learning rate, the loss of each output where several have one, validation loss and
@@ -124,6 +127,13 @@ def fit(
         raise OptionError("resume needs the folder of the checkpoints; give checkpoint=.")
     if save_best is not None and checkpoint is None:
         raise OptionError("save_best needs the folder of the checkpoints; give checkpoint=.")
+    keeps_averages = trainer.specification.ema is not None
+    ema = keeps_averages if ema is None else ema
+    if ema and not keeps_averages:
+        raise OptionError(
+            "ema=True measures the moving averages of the weights, but this trainer keeps none; make it with "
+            "Trainer(ema=0.999)."
+        )
     changes = names_to_change(change)
     folder = None if run is None else _run_folder(run, resume=bool(resume))
     if changes and not resume:
@@ -135,7 +145,7 @@ def fit(
     if isinstance(validation, float | int):
         dataset, validation = split_validation(dataset, validation, trainer.seed)
     if validation is not None:
-        evaluator, held_out = trainer.open_for_evaluation(validation, target=target)
+        evaluator, held_out = trainer.open_for_evaluation(validation, target=target, ema=ema)
         evaluator.check(held_out)
     size = _examples_per_step(trainer, dataset, batch_size)
     per_epoch = _steps_per_epoch(trainer, dataset, size)
@@ -160,7 +170,7 @@ def fit(
         trainer, trainer.steps.share(dataset), held_out, measured, rate, listeners, None if together.rank else store
     )
     loop.prefetch, loop.augment = Prefetch(threaded=prefetch), augment
-    loop.keeps = store is not None
+    loop.keeps, loop.ema = store is not None, ema
     loop.batch_size, loop.shuffle, loop.every = size, shuffle, checkpoint_every
     loop.state = TrainingState(
         epochs=epochs, steps_per_epoch=per_epoch, learning_rate=trainer.learning_rate, batch_size=size
@@ -185,6 +195,7 @@ def fit(
                 "labels": None if trainer.labels is None else list(trainer.labels),
                 "data": describe_data(dataset),
                 "validation": describe_data(held_out),
+                **({"measures_ema": ema} if keeps_averages else {}),
             }
         trainer.steps.agree({**loop.identity, "epochs": epochs, "checkpoint": checkpoint is not None, "resume": resume})
         newest = None if loop.store is None else loop.store.latest()
@@ -199,7 +210,7 @@ def fit(
             loop.resume(changes, None if resume is True else resume)
         loop.run(epochs)
     if folder is not None:
-        folder.finish(trainer)
+        folder.finish(trainer, ema=ema)
     return history
 
 
