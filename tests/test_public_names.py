@@ -135,6 +135,7 @@ FIT = {
     "run": None,
     "prefetch": True,
     "augment": None,
+    "ema": None,
 }
 
 RETURNS = {

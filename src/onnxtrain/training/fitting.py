@@ -14,8 +14,10 @@ from onnxtrain.training.callbacks.watching import SaveBest
 from onnxtrain.training.checkpoints.fingerprint import describe_course, names_to_change
 from onnxtrain.training.data import Dataset, split_validation
 from onnxtrain.training.data.augmentation import Augment
+from onnxtrain.training.data.naming import NoSuchArrayError
 from onnxtrain.training.data.prefetch import Prefetch
 from onnxtrain.training.description import describe_data, describe_model, describe_settings
+from onnxtrain.training.inference.evaluation import Evaluator
 from onnxtrain.training.learner import Learner, Source
 from onnxtrain.training.loop import Loop
 from onnxtrain.training.losses.heads import Metrics
@@ -66,9 +68,12 @@ def fit(
         data: Training data: a ``.npz`` file, a folder of ``.npy`` files, a ``.csv`` file, a folder of pictures by
             class, a mapping of arrays, (inputs, targets), or an iterable of batches; with ``y`` the inputs alone.
         y: The targets, where ``data`` has none; by output where several have losses.
-        validation: Data to evaluate on after every epoch, or the fraction of ``data`` to hold out: ``0.2``.
-        sample_weight: One weight per example [N], at least 0. The loss is the mean over the examples of weight times
-            loss, as in Keras; so weights of another mean are a learning rate of another size. Validation has none.
+        validation: Data to evaluate on after every epoch, which may be (inputs, targets, weights), or the fraction of
+            ``data`` to hold out: ``0.2``.
+        sample_weight: One weight per example [N], at least 0, or the name of the array or column of ``data`` that has
+            them. The loss is the mean over the examples of weight times loss, as in Keras; so weights of another mean
+            are a learning rate of another size. The validation loss is weighted where its examples have weights: their
+            own, those of the fraction that is held out, or the column of that name; metrics count all alike.
         target: Name of the target: the array, where several are left beside the inputs, or the column of a table.
         epochs: How often to go through the data.
         batch_size: Examples per step (split into micro-batches where the trainer accumulates). A model of a fixed
@@ -145,7 +150,8 @@ def fit(
     if isinstance(validation, float | int):
         dataset, validation = split_validation(dataset, validation, trainer.seed)
     if validation is not None:
-        evaluator, held_out = trainer.open_for_evaluation(validation, target=target, ema=ema)
+        named = sample_weight if isinstance(sample_weight, str) and not isinstance(validation, Dataset) else None
+        evaluator, held_out = _open_validation(trainer, validation, target, ema, named)
         evaluator.check(held_out)
     size = _examples_per_step(trainer, dataset, batch_size)
     per_epoch = _steps_per_epoch(trainer, dataset, size)
@@ -212,6 +218,16 @@ def fit(
     if folder is not None:
         folder.finish(trainer, ema=ema)
     return history
+
+
+def _open_validation(
+    trainer: Learner, validation: Source, target: str | None, ema: bool, weights: str | None
+) -> tuple[Evaluator, Dataset]:
+    """The validation data, and what measures them: with weights where they have an array of this name."""
+    if weights is not None:
+        with contextlib.suppress(NoSuchArrayError):
+            return trainer.open_for_evaluation(validation, target=target, ema=ema, sample_weight=weights)
+    return trainer.open_for_evaluation(validation, target=target, ema=ema)
 
 
 def _progress(progress: ProgressLike, callbacks: Sequence[Callback]) -> list[Progress]:

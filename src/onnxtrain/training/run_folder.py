@@ -108,7 +108,7 @@ class RunFolder(Callback):
         self._history, self._batch_size = history, batch_size
         if validation is not None:
             self._compared = validation, "the validation data"
-        elif data.size is not None and not trainer.specification.weighted:  # else they cannot be read once more
+        elif data.size is not None:  # else they cannot be read once more
             self._compared = data, "the training data"
         loss = trainer.objective.loss
         facts = {
