@@ -21,6 +21,7 @@ PUBLIC = {
     "AdamW",
     "EMA",
     "Group",
+    "LAMB",
     "Lion",
     "Lora",
     "RMSprop",
