@@ -68,7 +68,7 @@ class ShardedSteps(ParallelSteps):
         states: StateBuffers | None = None,
         values: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        if any(rule.promotes_sparsity for rule in objective.optimizers(specification)):
+        if not all(rule.elementwise for rule in objective.optimizers(specification)):
             raise OptionError(
                 "shard_states=True cuts weights at any element, but this optimizer's update of one depends on others "
                 "of its tensor; leave one of them out."
