@@ -13,7 +13,7 @@ from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.training.advice.hints import warn_of
 from onnxtrain.training.losses.base import TargetKind
 from onnxtrain.training.losses.loss_choice import LossLike
-from onnxtrain.training.objective import prepare
+from onnxtrain.training.preparation import prepare
 from onnxtrain.training.specification import Specification
 from onnxtrain.training.weights.ema import EMA
 from onnxtrain.training.weights.groups import Group
