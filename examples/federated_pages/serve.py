@@ -2,8 +2,8 @@
 
     python examples/federated_pages/serve.py model.onnx --pages 3 --rounds 5 --output tuned.onnx
 
-Open the address that it prints in as many browsers as take part. After every round the model is written with the
-averaged weights and nothing else changed. Whoever reaches the address can take part, so by default only this machine can.
+Open the address that it prints in as many browsers as take part. After every round the model is written with
+averaged weights and nothing else changed. Whoever reaches the address can take part: by default, this machine only.
 """
 
 from __future__ import annotations
