@@ -4,7 +4,7 @@
  *   node start.mjs BROWSER FOLDER PAGES isolated|plain [THREADS]
  *
  * Prints as JSON, for each page, milliseconds of `StepGraph.load` and of the first step (all files come from this machine),
- * the processor's time of the page in both, its workers, whether it is isolated from other origins, and the losses of
+ * the processor's time of the page's own thread in both, its workers, whether it is isolated from other origins, and the losses of
  * some steps.
  */
 
@@ -20,21 +20,22 @@ const server = await serve(
   { blank: "blank", isolated: kind === "isolated" },
 );
 const browser = await launch(executable);
-const system = await browser.newBrowserCDPSession();
 
-/** Milliseconds that all pages have computed so far. */
-async function computed() {
-  const { processInfo } = await system.send("SystemInfo.getProcessInfo");
-  return 1000 * processInfo.filter(({ type }) => type === "renderer").reduce((sum, { cpuTime }) => sum + cpuTime, 0);
+/** Milliseconds that the page's own thread has computed so far. */
+async function computed(session) {
+  const { metrics } = await session.send("Performance.getMetrics");
+  return 1000 * metrics.find(({ name }) => name === "TaskDuration").value;
 }
 
 try {
   const found = [];
   for (let index = 0; index < Number(pages); index++) {
     const { page } = await open(browser, `${server.url}/blank`);
-    const before = await computed();
+    const session = await page.context().newCDPSession(page);
+    await session.send("Performance.enable", { timeDomain: "threadTicks" });
+    const before = await computed(session);
     const result = await page.evaluate(start, threads ? Number(threads) : undefined);
-    const cpu = (await computed()) - before;
+    const cpu = (await computed(session)) - before;
     const losses = await page.evaluate(goOn, 10);
     found.push({ ...result, cpu, losses, workers: page.workers().length });
     await page.close();
