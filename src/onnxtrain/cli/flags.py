@@ -214,6 +214,10 @@ class Training:
     clip_norm: Annotated[
         float | None, Parameter(help="Scale the gradients so that their global norm is at most this.")
     ] = None
+    state_dtype: Annotated[
+        Literal["bfloat16"] | None,
+        Parameter(help="Keep the optimizer's states in this type, rounded at random: half the bytes of float32."),
+    ] = None
     straight_through: Annotated[
         bool,
         SWITCH,

@@ -21,11 +21,13 @@ from onnxtrain.lowering.optimizer_nodes import lower_optimizers
 from onnxtrain.lowering.recompute import check_patterns, recompute
 from onnxtrain.lowering.resolve_fused import resolve_fused
 from onnxtrain.lowering.reuse_activations import reuse_activations
+from onnxtrain.lowering.round_states import round_states
 from onnxtrain.lowering.spread_updates import spread_updates
 from onnxtrain.lowering.synchronize_batch_norm import synchronize_batch_norm
 from onnxtrain.lowering.use_convolution_kernels import use_convolution_kernels
 from onnxtrain.lowering.webgpu import fit_webgpu
 from onnxtrain.lowering.webgpu_bodies import Portable
+from onnxtrain.lowering.write_activation_defaults import write_activation_defaults
 
 
 def lower_graph(
@@ -53,6 +55,7 @@ def lower_graph(
     graph = model.graph
     options = GradientOptions.read(model.metadata_props)
     check_patterns(graph, options.recompute)
+    write_activation_defaults(model)  # of recurrent layers: ONNX Runtime has others
     count_dropout(model)  # masks from counters that are states: a step taken again draws the same
     if kernels:
         fuse_activations(model)  # Gelu: one node for five
@@ -75,8 +78,10 @@ def lower_graph(
         dequantize_again(graph)  # frozen weights of few bits are in float while they are read
         spread_updates(graph)  # an update for every few layers, in the backward pass
         fuse_updates(model)  # clipping and masks inside the update
+        round_states(graph)  # what no update has taken in
     else:
         lower_optimizers(model)  # optimizers become their bodies
+        round_states(graph)  # states in bfloat16
         clean(model)
         graph.sort()
         for domain in (TRAINING_DOMAIN, ONNXTRAIN_DOMAIN):

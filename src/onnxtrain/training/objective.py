@@ -261,6 +261,7 @@ class Objective:
             weights=own.weights,
             rules=self.rules(specification),
             averaging=specification.ema,
+            rounding=None if specification.state_dtype is None else specification.seed,
         )
 
     def rules(self, specification: Specification) -> dict[str, UpdateRule]:

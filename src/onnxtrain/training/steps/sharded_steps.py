@@ -79,6 +79,10 @@ class ShardedSteps(ParallelSteps):
             raise OptionError(
                 "shard_states=True keeps no moving average of the weights; leave shard_states or ema out."
             )
+        if specification.state_dtype is not None:
+            raise OptionError(
+                "shard_states=True cuts states of the weights' type; leave shard_states or state_dtype out."
+            )
         super().__init__(objective, specification, states=states, values=values)
         self._parameters = [self.states.join(names, parts=self.communicator.size) for names in self._buckets]
         self._pieces = {
