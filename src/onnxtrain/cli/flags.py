@@ -191,8 +191,11 @@ class Training:
         ),
     ] = None
     batch_norm: Annotated[
-        Literal["frozen", "train"],
-        Parameter(help="Batch normalization: statistics as the file has them, or of the batch, then written back."),
+        Literal["frozen", "train", "sync"],
+        Parameter(
+            help="Batch normalization: statistics as the file has them, or of the batch, then written back, or of the "
+            "batch over all processes."
+        ),
     ] = "frozen"
     dropout: Annotated[bool, SWITCH, Parameter(help="Let Dropout nodes drop while training.")] = False
     untie: Annotated[

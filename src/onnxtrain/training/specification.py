@@ -166,6 +166,11 @@ class Specification:
                 "accumulate adds up micro-batches, but one loss is a mean and another a sum; give them one reduction."
             )
         _ = self.modes, self.clipping  # which check their own fields
+        if self.synchronized and not self.options.uses_kernels():
+            raise OptionError(
+                "batch_norm='sync' needs the native kernels, which add up over the processes, and these are not used "
+                "here; take batch_norm='train', which has the statistics of each process's part."
+            )
 
     @classmethod
     def of(
@@ -227,6 +232,11 @@ class Specification:
     def divided(self) -> bool:
         """Whether several processes train together."""
         return self.parallel is not None and self.parallel.size > 1
+
+    @property
+    def synchronized(self) -> bool:
+        """Whether batch normalization takes the statistics of several processes; of one they are its own."""
+        return self.divided and self.batch_norm == "sync"
 
     @property
     def clipping(self) -> Clipping:

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx
 
+from onnxtrain.lazy import LazyMethod
 from onnxtrain.model.validity import refuses_invalid
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.parallel.communicator import Communicator
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.training.advice.hints import warn_of
-from onnxtrain.training.fitting import fit
 from onnxtrain.training.learner import Learner
 from onnxtrain.training.losses.base import TargetKind
 from onnxtrain.training.losses.loss_choice import LossLike
@@ -50,8 +50,8 @@ class Trainer(Learner):
         output: The output that the loss is built on, by default the first floating one.
         targets: ``"indices"`` or ``"values"`` (distributions over classes), where the loss takes both; by
             default what the first data hold.
-        batch_norm: ``"frozen"``: running statistics, whatever mode the file sets; or ``"train"``: batch
-            statistics, with the running ones written back.
+        batch_norm: ``"frozen"``: running statistics, whatever mode the file sets; ``"train"``: batch statistics, with
+            the running ones written back; ``"sync"``: the same, of the parts of all processes together.
         dropout: Whether Dropout nodes drop while training, whatever mode the file sets.
         untie: Give initializers that several nodes share one each: ``True`` for what exporters merge (scales,
             biases and statistics), or glob patterns.
@@ -172,4 +172,4 @@ class Trainer(Learner):
         super().__init__(specification)
         warn_of(self._hints, stacklevel=3)  # the decorator is one of them
 
-    fit = fit
+    fit = LazyMethod("onnxtrain.training.fitting:fit")

@@ -68,7 +68,7 @@ def training_model(
         groups: Parameters that are updated otherwise than the rest; each rule gets an optimizer node of its own.
         output: The output that the loss is built on.
         targets: "indices" or "values", where the loss takes both; by default indices.
-        batch_norm: "frozen" or "train".
+        batch_norm: "frozen" or "train" ("sync" is the same here).
         dropout: Whether Dropout nodes drop.
         seed: Seed of the dropout masks, and of the rounding of states.
         untie: Which shared initializers to copy.

@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN, TRAINING_DOMAIN
 from onnxtrain.training_info.algorithm import Algorithm, FirstValues, placeholder
-from onnxtrain.training_info.entry import COUNTERS_KEY, Entry
+from onnxtrain.training_info.entry import COUNTERS_KEY, SYNCHRONIZED_KEY, Entry
 from onnxtrain.training_info.recipe import LossTerms, Recipe
 from onnxtrain.training_info.rounding import BFLOAT16, rounded, widened
 from onnxtrain.training_info.update import AVERAGE, average_node, optimizer_nodes
@@ -108,7 +108,7 @@ def _finish(entry: Entry, recipe: Recipe, values: FirstValues) -> None:
         value.const_value = None
         graph.inputs.append(value)
     model.metadata_props.clear()
-    model.metadata_props.update(_said(recipe))
+    model.metadata_props.update(_said(recipe) | ({SYNCHRONIZED_KEY: "true"} if recipe.synchronized else {}))
     for domain in sorted(_imported(recipe)):
         graph.opset_imports.setdefault(domain, 1)
 
@@ -230,7 +230,8 @@ class _Writer:
             builder.update(accumulator, gradient if self.recipe.alone else accumulator + gradient)
         for total_name, term in (("accumulated_weight", weight), ("accumulated_loss", scaled)):
             total, term = builder.state(total_name, np.zeros((), np.float64)), op.cast(term, ir.DataType.DOUBLE)
-            builder.update(total, term if self.recipe.alone else total + term)
+            # Alone, of type double, it is what the Gradient node names, and keeps that name.
+            builder.update(total, op.Identity(term) if self.recipe.alone else total + term)
         builder.updates.update(self.recipe.statistics)
         self._return(builder, terms)
         return builder

@@ -217,7 +217,7 @@ class Steps:
     def _add_up(self, feeds: Arrays, rate: Arrays) -> dict[str, float]:
         """Add up the gradients of all micro-batches; returns the losses where the loss is the sum of several."""
         size = self._rows(feeds)
-        micro = -(-size // self.accumulate) if self.fixed is None else self.fixed.size
+        micro = self._micro_rows(size)
         totals: dict[str, float] = {}
         for start in range(0, size, micro):
             part = {key: value[start : start + micro] if value.ndim else value for key, value in feeds.items()}
@@ -226,6 +226,14 @@ class Steps:
             for name in self._part_names:
                 totals[name] = totals.get(name, 0.0) + float(results[name]) * (1.0 if self._sums else rows / size)
         return totals
+
+    def _micro_rows(self, rows: int) -> int:
+        """How many of so many examples are in a micro-batch, apart from the last one."""
+        return -(-rows // self.accumulate) if self.fixed is None else self.fixed.size
+
+    def _micro_batches(self, rows: int) -> int:
+        """In how many micro-batches so many examples are taken."""
+        return -(-rows // self._micro_rows(rows)) if rows else 0
 
     def _run(self, feeds: Arrays, rate: Arrays) -> Arrays:
         """The first entry on a batch or micro-batch; one that is smaller than the model takes is padded."""
