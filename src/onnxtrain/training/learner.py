@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from onnxtrain.errors import DataError, NumericalError
-from onnxtrain.training.data import Batch, Dataset, TensorSpec, open_dataset
+from onnxtrain.training.data import Batch, Dataset, TensorSpec
 from onnxtrain.training.data.conversion import kind_of, symbol_sizes
 from onnxtrain.training.data.labels import learn_labels
-from onnxtrain.training.inference.evaluation import Evaluator
 from onnxtrain.training.learned import Learned
 from onnxtrain.training.losses.heads import Metrics
 from onnxtrain.training.losses.joint_loss import Forms
@@ -24,6 +23,9 @@ from onnxtrain.training.preparation import prepare
 from onnxtrain.training.specification import Specification
 from onnxtrain.training.steps.feeding import by_input_name, check_targets, check_weights, fit_to_spec
 from onnxtrain.training.working_copy.training_modes import Modes
+
+if TYPE_CHECKING:
+    from onnxtrain.training.inference.evaluation import Evaluator
 
 Source = Any
 """Data in any form that :func:`onnxtrain.training.data.open_dataset` takes."""
@@ -166,6 +168,8 @@ class Learner(Learned):
             self._expect(forms)
             dataset = self.objective.expected(dataset)
         else:
+            from onnxtrain.training.data.opening import open_dataset
+
             dataset = open_dataset(
                 source,
                 self._inputs,
@@ -259,6 +263,8 @@ class Learner(Learned):
     def _evaluator(self, form: Forms | None, ema: bool) -> Evaluator:
         self._check_averages(ema)
         if (form, ema) not in self._evaluators:
+            from onnxtrain.training.inference.evaluation import Evaluator  # a step has no use for it
+
             objective = self.objective
             if self._in_inference is None:
                 self._in_inference = objective

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from onnxtrain.errors import DataError
-from onnxtrain.training.data import Dataset, open_dataset
+from onnxtrain.training.data import Dataset
 from onnxtrain.training.data.conversion import is_array_like
 from onnxtrain.training.losses.heads import Head
 from onnxtrain.training.losses.joint_loss import Forms
@@ -27,6 +27,8 @@ def open_with_targets(
     Raises:
         DataError: The data cannot be read, or something is missing.
     """
+    from onnxtrain.training.data.opening import open_dataset  # a single step has no use for the readers of files
+
     heads = objective.heads
     for head in heads:
         head.targets.check_batch_axis()

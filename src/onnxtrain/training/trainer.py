@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx
 
+from onnxtrain.lazy import LazyMethod
 from onnxtrain.model.validity import refuses_invalid
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.parallel.communicator import Communicator
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.training.advice.hints import warn_of
-from onnxtrain.training.fitting import fit
 from onnxtrain.training.learner import Learner
 from onnxtrain.training.losses.base import TargetKind
 from onnxtrain.training.losses.loss_choice import LossLike
@@ -167,4 +167,4 @@ class Trainer(Learner):
         super().__init__(specification)
         warn_of(self._hints, stacklevel=3)  # the decorator is one of them
 
-    fit = fit
+    fit = LazyMethod("onnxtrain.training.fitting:fit")
