@@ -70,8 +70,8 @@ def open_dataset(
         target_spec: type and shape that the loss needs; None takes the targets as they are.
         need_target: whether there must be targets.
         validate: whether to check all values for NaN and infinity; iterables are checked batch by batch.
-        others: names of further arrays, several targets, which are taken as they are. ``(inputs, targets)`` then has
-            them in a mapping.
+        others: names of further arrays, several targets or weights of examples, which are taken as they are.
+            ``(inputs, targets)`` then has them in a mapping, or beside the inputs in theirs.
 
     Raises:
         DataError: the data cannot be read or does not fit the model.
@@ -84,9 +84,10 @@ def open_dataset(
     """
     if isinstance(source, Dataset):
         return source
+    wanted = [*specs, *(TensorSpec(name, np.dtype(np.float32), beside=True) for name in others)]
     if others and isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], Mapping):
-        source = joined(source[0], source[1], specs, "the data")
-    indexed = _examples(source, specs, target, need_target)
+        source = joined(source[0], source[1], wanted, "the data")
+    indexed = _examples(source, wanted, target, need_target)
     if indexed is not None:
         examples, name = indexed
         by_name = None if isinstance(examples, HuggingFaceExamples) else target
@@ -98,8 +99,8 @@ def open_dataset(
             target_spec=target_spec,
             need_target=need_target,
             validate=validate,
+            others=others,
         )
-    wanted = [*specs, *(TensorSpec(name, np.dtype(np.float32)) for name in others)]
     matched = _match_source(source, wanted, target, need_target)
     if matched is None:
         if not isinstance(source, Iterable) and not callable(source):

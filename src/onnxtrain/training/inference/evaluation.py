@@ -128,7 +128,9 @@ class Evaluator:
         for number, batch in self._batches(dataset, batch_size, communicator):
             feeds = objective.inputs_of(batch)
             if self._fixed is not None and batch.size < self._fixed.size:
-                session, feeds = self._on_real_rows(batch.size), self._fixed.filled(feeds)
+                session = self._on_real_rows(batch.size)
+                own = {name: feeds.pop(name) for name in self._weights_in(feeds)}
+                feeds = self._fixed.filled(feeds) | own  # the loss is of the real rows, and so are its weights
             else:
                 session = self._measuring(predictions=bool(resolved))
             targets = objective.targets_of(batch)
@@ -158,6 +160,11 @@ class Evaluator:
             (whole,) = measured.values()
             measured = {"loss": whole}
         return {**measured, **{name: collected.value for name, collected in found.items()}}
+
+    def _weights_in(self, feeds: Mapping[str, np.ndarray]) -> list[str]:
+        """What the examples' weights are called, where they have some."""
+        weights = self.objective.weights
+        return [str(weights.name)] if weights is not None and weights.name in feeds else []
 
     def _batches(self, dataset: Dataset, batch_size: int, communicator: Communicator) -> Iterator[tuple[int, Batch]]:
         """The batches of this process, each with its number among all."""
@@ -250,6 +257,8 @@ class Evaluator:
                     op.Identity(term).ir.name = f"{name}{suffix}"
                     results.append(f"{name}{suffix}")
             graph.inputs.extend(head.targets.value for head in own.heads)
+            if own.weights is not None:
+                graph.inputs.append(own.weights)
         states = []
         for name in [name for name in graph.initializers if name in self._states]:
             value = graph.initializers.pop(name)
