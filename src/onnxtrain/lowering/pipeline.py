@@ -16,6 +16,7 @@ from onnxtrain.lowering.fuse_linear import fuse_linear
 from onnxtrain.lowering.fuse_recurrent import fuse_recurrent
 from onnxtrain.lowering.fuse_updates import fuse_updates
 from onnxtrain.lowering.gradient_nodes import Derivative, build_gradients
+from onnxtrain.lowering.join_scans import join_scans
 from onnxtrain.lowering.mask_softmax_gradients import mask_softmax_gradients
 from onnxtrain.lowering.optimizer_nodes import lower_optimizers
 from onnxtrain.lowering.recompute import check_patterns, recompute
@@ -66,6 +67,7 @@ def lower_graph(
     for gradient in build_gradients(model, derivative):  # a Gradient node becomes the nodes that compute it
         mask_softmax_gradients(model, gradient)  # rows without a key have a gradient of zero
         backward += gradient
+    join_scans(graph)  # sums over chunks in one pass with their gradient
     if kernels:
         synchronize_batch_norm(model, backward)  # statistics of all processes
     resolve_fused(model, backward, kernels=kernels, portable=portable)  # what has no kernel becomes its body
