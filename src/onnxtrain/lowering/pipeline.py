@@ -23,6 +23,7 @@ from onnxtrain.lowering.resolve_fused import resolve_fused
 from onnxtrain.lowering.reuse_activations import reuse_activations
 from onnxtrain.lowering.spread_updates import spread_updates
 from onnxtrain.lowering.use_convolution_kernels import use_convolution_kernels
+from onnxtrain.lowering.use_few_bits_kernels import use_few_bits_kernels
 from onnxtrain.lowering.webgpu import fit_webgpu
 from onnxtrain.lowering.webgpu_bodies import Portable
 
@@ -68,6 +69,7 @@ def lower_graph(
     if kernels:
         reuse_activations(graph, backward)  # activations that their gradient gives once more
         use_convolution_kernels(model)
+        use_few_bits_kernels(model)
         remove_unused(model)
         dequantize_again(graph)  # frozen weights of few bits are in float while they are read
         spread_updates(graph)  # an update for every few layers, in the backward pass
