@@ -19,7 +19,6 @@ from onnxtrain.training.data.hugging_face import HuggingFaceExamples, is_hugging
 from onnxtrain.training.data.iterable_dataset import IterableDataset
 from onnxtrain.training.data.map_dataset import Examples, IndexedExamples, MapDataset, is_map_style
 from onnxtrain.training.data.naming import is_batch_list, joined, match_batch, match_names, match_positions
-from onnxtrain.training.data.packing import PackedExamples, PackedSequences
 
 if TYPE_CHECKING:
     from onnxtrain.training.data.csv_file import CsvFile
@@ -154,9 +153,11 @@ def _examples(
     if is_hugging_face(source):
         refuse_other_kinds(source)
         return HuggingFaceExamples(source, specs, target=target, need_target=need_target), "the dataset"
-    if isinstance(source, PackedSequences):
-        return PackedExamples(source, specs, need_target=need_target), "the packed sequences"
     if is_map_style(source) and not is_array_like(source) and not is_frame(source):
+        from onnxtrain.training.data.packing import PackedExamples, PackedSequences
+
+        if isinstance(source, PackedSequences):
+            return PackedExamples(source, specs, need_target=need_target), "the packed sequences"
         name = f"the {type(source).__name__}"
         return IndexedExamples(source, name), name
     return None
