@@ -172,6 +172,14 @@ class Together:
         Literal["rank", "fast"],
         Parameter(help="rank: the same bits on every network. fast: MPI's own sums."),
     ] = "rank"
+    compress: Annotated[
+        str | None,
+        Parameter(
+            metavar="HOW",
+            help="Send gradients as float16 or bfloat16, or a share of the largest, 0.01; the rest is added to the "
+            "next.",
+        ),
+    ] = None
     shard_states: Annotated[
         bool, SWITCH, Parameter(help="Keep a share of the optimizer's states in each process, instead of all in all.")
     ] = False
@@ -183,7 +191,15 @@ class Together:
             return None
         from onnxtrain.parallel.mpi import MPI
 
-        return MPI(self.sum_order, timeout=self.wait)
+        return MPI(self.sum_order, compress=self._compression(), timeout=self.wait)
+
+    def _compression(self) -> Any:
+        from onnxtrain.parallel.compression import TopK
+
+        try:
+            return TopK(float(self.compress or ""))
+        except ValueError:  # no number
+            return self.compress
 
     def launch(self, checkpoint: str | None) -> int:
         """Start the processes; returns the exit code."""

@@ -11,7 +11,8 @@ array([1., 1., 1.])
 from __future__ import annotations
 
 from onnxtrain.parallel.communicator import Communicator as Communicator
+from onnxtrain.parallel.compression import TopK as TopK
 from onnxtrain.parallel.mpi import MPI as MPI
 from onnxtrain.parallel.single import Single as Single
 
-__all__ = ["MPI", "Communicator", "Single"]
+__all__ = ["MPI", "Communicator", "Single", "TopK"]

@@ -60,6 +60,8 @@ class ShardedSteps(ParallelSteps):
         values: What new buffers have, where that is not what the model has.
     """
 
+    scatters = True
+
     def __init__(
         self,
         objective: Objective,
@@ -146,9 +148,6 @@ class ShardedSteps(ParallelSteps):
         kernels = options.uses_kernels()
         return StepSession(lower_entry(entry, kernels=kernels), self._share, options, kernels=kernels)
 
-    def _reduce(self, gradients: np.ndarray) -> None:
-        self.communicator.reduce_scatter_(gradients.reshape(self.communicator.size, -1))
-
     def step_share(self, feeds: Arrays, learning_rate: float) -> float:
         """One step of all processes, each on its part of the batch; see :class:`ParallelSteps`."""
         names, communicator = self.objective.names, self.communicator
@@ -182,6 +181,7 @@ class ShardedSteps(ParallelSteps):
     def kept_states(self) -> dict[str, np.ndarray]:
         """What a checkpoint has: whole parameters and states, whatever share of them a process has."""
         found = {name: np.array(self.states.current(name)) for name in super().kept_names}
+        found |= self._kept_residuals()
         found[self.objective.names.count] = np.array(self._share.current(self.objective.names.count))
         for role in self._roles():
             for group, parameters in enumerate(self._parameters):
@@ -212,7 +212,8 @@ class ShardedSteps(ParallelSteps):
         Raises:
             OptionError: A value is of another type or shape.
         """
-        super().take_states({name: value for name, value in values.items() if name in self.states})
+        own = {*self.states, *self.residual_names}
+        super().take_states({name: value for name, value in values.items() if name in own})
         if self.objective.names.count in values:
             self._share[self.objective.names.count] = values[self.objective.names.count]
         for name, piece in self._pieces.items():
@@ -225,6 +226,7 @@ class ShardedSteps(ParallelSteps):
 
     def go_on_from(self, before: Steps) -> None:
         """Take over the shares of the steps of an earlier specification."""
+        super().go_on_from(before)
         if isinstance(before, ShardedSteps):
             for name in before._share:
                 if name in self._share and name not in self._pieces and not name.endswith("/accumulated"):
