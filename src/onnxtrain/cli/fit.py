@@ -183,6 +183,9 @@ class Together:
     shard_states: Annotated[
         bool, SWITCH, Parameter(help="Keep a share of the optimizer's states in each process, instead of all in all.")
     ] = False
+    shard_gradients: Annotated[
+        bool, SWITCH, Parameter(help="Keep a share of the gradients, too; with --shard-states.")
+    ] = False
     wait: Annotated[float, Parameter(help="Seconds to wait for another process before giving it up.")] = 600.0
 
     def communicator(self) -> Communicator | None:
@@ -197,9 +200,10 @@ class Together:
         from onnxtrain.parallel.compression import TopK
 
         try:
-            return TopK(float(self.compress or ""))
+            share = float(self.compress or "")
         except ValueError:  # no number
             return self.compress
+        return TopK(share)
 
     def launch(self, checkpoint: str | None) -> int:
         """Start the processes; returns the exit code."""
@@ -308,6 +312,7 @@ def command(
             options=flags.runtime(threads, provider),
             parallel=parallel,
             shard_states=together.shard_states,
+            shard_gradients=together.shard_gradients,
             **training.arguments(),
         )
     run = None if folder is None else _run_folder(folder, model, arguments, settings, resume=course.resume)

@@ -37,6 +37,7 @@ from onnxtrain.training.showing import html_facts, plural
 from onnxtrain.training.specification import Masks, Specification
 from onnxtrain.training.steps.feeding import Parameters, by_input_name, check_targets, check_weights, cut, fit_to_spec
 from onnxtrain.training.steps.parallel_steps import ParallelSteps
+from onnxtrain.training.steps.sharded_gradients import ShardedGradientSteps
 from onnxtrain.training.steps.sharded_steps import ShardedSteps
 from onnxtrain.training.steps.steps import Steps
 from onnxtrain.training.weights.ema import average_name
@@ -54,6 +55,8 @@ def _steps(objective: Objective, specification: Specification, **given: Any) -> 
     """The steps of a process alone, or those of several."""
     if not specification.divided:
         return Steps(objective, specification, **given)
+    if specification.shard_gradients:
+        return ShardedGradientSteps(objective, specification, **given)
     return (ShardedSteps if specification.shard_states else ParallelSteps)(objective, specification, **given)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from onnxtrain.errors import ParallelError
 from onnxtrain.lowering.announce_gradients import LISTENER
-from onnxtrain.parallel.reduction import Reduction
+from onnxtrain.parallel.reduction import Reduction, Take
 from onnxtrain.runtime.native import kernels_available
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.training.callbacks.stopping import Stopping
@@ -71,15 +71,20 @@ class ParallelSteps(Steps):
                 if name not in self.transient:
                     self.communicator.broadcast_(self.states.current(name))
             self.check()
-        self._gradients = [
-            self.states.join([f"{name}/accumulated" for name in bucket], parts=self.communicator.size)
-            for bucket in self._buckets
-        ]
+        self._gradients = self._join_gradients()
         compressed = self.communicator.compress is not None
         self._residuals = [np.zeros_like(gradients) for gradients in self._gradients] if compressed else []
-        self._reduction = Reduction(
-            self.communicator, [functools.partial(self._reduce, bucket) for bucket in range(len(self._buckets))]
-        )
+        groups = [functools.partial(self._reduce, bucket) for bucket in range(len(self._buckets))]
+        self._reduction = Reduction(self.communicator, groups, take=self._taker())
+
+    def _taker(self) -> Take | None:
+        """What takes gradients over that are not kept; see :class:`~onnxtrain.parallel.reduction.Reduction`."""
+        return None
+
+    def _join_gradients(self) -> list[np.ndarray]:
+        """The gradients of each bucket in one memory."""
+        size = self.communicator.size
+        return [self.states.join([f"{name}/accumulated" for name in bucket], parts=size) for bucket in self._buckets]
 
     @functools.cached_property
     def _buckets(self) -> list[list[str]]:
@@ -114,7 +119,7 @@ class ParallelSteps(Steps):
             "numpy": np.__version__,
             "processes": self.communicator.size,
             "kernels": kernels_available(),
-            "shared states": specification.shard_states,
+            "shared": [specification.shard_states, specification.shard_gradients],
             "compression": repr(self.communicator.compress),
             "model": describe_model(specification.model)["model"],
             "frozen weights": describe_weights(specification.model, without=trained),

@@ -86,6 +86,7 @@ class ShardedSteps(ParallelSteps):
         self._pieces = {
             name: piece for index, names in enumerate(self._buckets) for name, piece in self._cut(index, names)
         }
+        self._own = self._own_gradients()
         self._update: StepSession | None = None
         if not self._pieces:  # of a model with fewer elements than fit a cache line in each process
             first = np.asarray(specification.optimizer.schema.first_count, np.int64)
@@ -95,8 +96,18 @@ class ShardedSteps(ParallelSteps):
         self._share = StateBuffers(first_values)
         for name, piece in self._pieces.items():
             self._share.place(name, self._parameters[piece.group][piece.place])
-            self._share.place(f"{name}/accumulated", self._gradients[piece.group][piece.place])
+            self._share.place(f"{name}/accumulated", self._own[piece.group][self._within(piece)])
         self._update = self._session_of(entry)
+
+    def _own_gradients(self) -> list[np.ndarray]:
+        """This process's share of the gradients of each bucket."""
+        size, rank = self.communicator.size, self.communicator.rank
+        return [gradients.reshape(size, -1)[rank] for gradients in self._gradients]
+
+    def _within(self, piece: _Piece) -> slice:
+        """The elements of a piece in this process's share of its bucket."""
+        first = self.communicator.rank * (self._parameters[piece.group].size // self.communicator.size)
+        return slice(piece.place.start - first, piece.place.stop - first)
 
     def _build(self, objective: Objective) -> tuple[list[Entry], FirstValues]:
         entries, values = super()._build(objective)
@@ -115,12 +126,16 @@ class ShardedSteps(ParallelSteps):
         first, last = self.communicator.rank * share, (self.communicator.rank + 1) * share
         found = []
         for name in names:
-            array = self.states.current(name)
-            begin = (array.ctypes.data - memory.ctypes.data) // array.itemsize
+            array, begin = self.states.current(name), self._begin(group, name)
             start, stop = max(begin, first), min(begin + array.size, last)
             if start < stop:
                 found.append((name, _Piece(group, slice(start, stop), start - begin)))
         return found
+
+    def _begin(self, group: int, name: str) -> int:
+        """The place of a parameter's first element among those of its bucket."""
+        array = self.states.current(name)
+        return (array.ctypes.data - self._parameters[group].ctypes.data) // array.itemsize
 
     def _recipe(self) -> Any:
         """What the update of this process is made from: pieces in the place of parameters."""
@@ -153,8 +168,7 @@ class ShardedSteps(ParallelSteps):
         names, communicator = self.objective.names, self.communicator
         rate = {names.learning_rate: np.asarray(learning_rate, dtype=np.float32)}
         weight, loss = self._add_up_and_share(feeds, rate)
-        rows = [gradients.reshape(communicator.size, -1) for gradients in self._gradients]
-        divisor = (weight or 1) / self._clipping_factor(rows, weight)
+        divisor = (weight or 1) / self._clipping_factor(weight)
         if self._update is None:
             self._share.current(names.count)[...] += 1
         else:
@@ -166,13 +180,12 @@ class ShardedSteps(ParallelSteps):
             self.states.current(names.count)[...] = self._share.current(names.count)
         return float(np.float32(loss / (weight or 1)))
 
-    def _clipping_factor(self, rows: list[np.ndarray], weight: float) -> float:
+    def _clipping_factor(self, weight: float) -> float:
         """What gradients are multiplied by, so that the norm of all of them is at most what was asked for."""
         most = self.specification.clip_norm
         if most is None:
             return 1.0
-        rank = self.communicator.rank
-        blocks = [row[rank][start : start + 4096] for row in rows for start in range(0, row[rank].size, 4096)]
+        blocks = [own[start : start + 4096] for own in self._own for start in range(0, own.size, 4096)]
         squares = np.asarray([sum(float(np.dot(block, block)) for block in blocks)])
         self.communicator.all_reduce_(squares)
         norm = float(np.sqrt(squares[0])) / (weight or 1)
@@ -193,8 +206,7 @@ class ShardedSteps(ParallelSteps):
                 self.communicator.all_gather_(whole)
                 for name in self._buckets[group]:
                     if self._has(name, role):
-                        array = self.states.current(name)
-                        begin = (array.ctypes.data - parameters.ctypes.data) // array.itemsize
+                        array, begin = self.states.current(name), self._begin(group, name)
                         found[f"{name}/{role}"] = own[begin : begin + array.size].reshape(array.shape)
         return found
 
