@@ -6,8 +6,8 @@
 Every process has its own batch of the same size; so twice the processes see twice the examples. The peers take turns:
 in each round each of them is started, warmed up, measured and ended. "split" is one process whose gradient and update
 are two sessions, as they are in several processes, over the whole step of one process alone.
-
-"afterwards" adds gradients up when the backward pass has ended, instead of beside it.
+"sharded" keeps shares of states, "gradients" of gradients, too. "afterwards" adds gradients up when the backward pass
+has ended, instead of beside it.
 
 All processes run on this machine. With more of them than cores the times say what several processes cost that share
 cores, and nothing about a cluster.
@@ -36,7 +36,7 @@ from peers import EPSILON, LEARNING_RATE
 
 FOLDER = Path(__file__).resolve().parent
 BATCHES = {"mlp": 64, "lenet5": 64, "resnet18": 16, "bert_mini": 4}
-PEERS = ("alone", "split", "mpi", "afterwards", "sharded", "ddp")
+PEERS = ("alone", "split", "mpi", "afterwards", "sharded", "gradients", "ddp")
 TOLERANCE = 1e-4
 
 
@@ -73,7 +73,7 @@ def compare(given: argparse.Namespace) -> None:
         "model",
         *("batch", "processes", "onnxtrain [ms]", "gloo DDP [ms]", "of DDP", "split", "MB moved"),
         *("waiting", "afterwards [ms]", "waiting afterwards"),
-        *("peak MB", "sharded [ms]", "sharded peak MB"),
+        *("peak MB", "sharded [ms]", "sharded peak MB", "gradients too [ms]", "gradients too, peak MB"),
     ]
     text = "\n\n".join(
         [
@@ -166,6 +166,8 @@ def row(name: str, ranks: int, found: dict[str, list[dict[str, Any]]]) -> list[s
         megabytes(median(ours, "peak")),
         milliseconds(median("sharded")) if several else "",
         megabytes(median("sharded", "peak")) if several else "",
+        milliseconds(median("gradients")) if several else "",
+        megabytes(median("gradients", "peak")) if several else "",
     ]
 
 
@@ -235,7 +237,7 @@ def onnxtrain(peer: str, name: str, folder: str) -> tuple[Callable[[int], float]
         def broadcast_(self, array: np.ndarray, root: int = 0) -> None:
             self._inner.broadcast_(array, root)
 
-    several = peer in ("mpi", "afterwards", "sharded")
+    several = peer in ("mpi", "afterwards", "sharded", "gradients")
     communicator = Counting(MPI(overlap=peer != "afterwards") if several else Single())
     model = find_model(name)
     trainer = onnxtrain.Trainer(
@@ -246,7 +248,8 @@ def onnxtrain(peer: str, name: str, folder: str) -> tuple[Callable[[int], float]
         untie=True,
         threads=1,
         parallel=communicator,
-        shard_states=peer == "sharded",
+        shard_states=peer in ("sharded", "gradients"),
+        shard_gradients=peer == "gradients",
     )
     size = BATCHES.get(name, 8)
     made = [model.batch(size * communicator.size, seed) for seed in range(4)]
