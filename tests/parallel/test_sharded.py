@@ -131,6 +131,7 @@ class Two(onnxtrain.parallel.Single):
     ("options", "sentence"),
     [
         ({"optimizer": onnxtrain.SSGD()}, "shard_states=True cuts weights at any element"),
+        ({"optimizer": "lamb"}, "shard_states=True cuts weights at any element"),
         ({"clip_norm": 1.0, "clip_value": 1.0}, "shard_states=True clips by value or by norm"),
     ],
 )
