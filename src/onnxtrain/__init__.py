@@ -5,10 +5,10 @@ Names are loaded when they are first used, so that importing the package costs n
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from onnxtrain.deferred import defer_imports
+from onnxtrain.lazy import lazy_names
 from onnxtrain.version import __version__ as __version__
 
 defer_imports()
@@ -149,15 +149,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        value = getattr(importlib.import_module(_HOMES[name]), name)
-    elif name in _MODULES:
-        value = importlib.import_module(f"onnxtrain.{name}")
-    else:
-        raise AttributeError(f"module 'onnxtrain' has no attribute {name!r}")
-    globals()[name] = value
-    return value
+__getattr__ = lazy_names(__name__, _HOMES | {name: f"onnxtrain.{name}" for name in _MODULES})
 
 
 def __dir__() -> list[str]:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from onnxtrain.errors import DataError, NumericalError
-from onnxtrain.training.data import Batch, Dataset, TensorSpec, open_dataset
+from onnxtrain.training.data import Batch, Dataset, TensorSpec
 from onnxtrain.training.data.conversion import kind_of, symbol_sizes
 from onnxtrain.training.data.labels import learn_labels
 from onnxtrain.training.data.target_checks import check_weights
-from onnxtrain.training.inference.evaluation import Evaluator
 from onnxtrain.training.learned import Learned
 from onnxtrain.training.losses.heads import Metrics
 from onnxtrain.training.losses.joint_loss import Forms
@@ -25,6 +24,9 @@ from onnxtrain.training.preparation import prepare
 from onnxtrain.training.specification import Specification
 from onnxtrain.training.steps.feeding import by_input_name, check_targets, fit_to_spec
 from onnxtrain.training.working_copy.training_modes import Modes
+
+if TYPE_CHECKING:
+    from onnxtrain.training.inference.evaluation import Evaluator
 
 Source = Any
 """Data in any form that :func:`onnxtrain.training.data.open_dataset` takes."""
@@ -169,6 +171,8 @@ class Learner(Learned):
             self._expect(forms)
             dataset = self.objective.expected(dataset)
         else:
+            from onnxtrain.training.data.opening import open_dataset
+
             dataset = open_dataset(
                 source,
                 self._inputs,
@@ -271,6 +275,8 @@ class Learner(Learned):
         self._check_averages(ema)
         key = form, ema, weighted
         if key not in self._evaluators:
+            from onnxtrain.training.inference.evaluation import Evaluator  # a step has no use for it
+
             objective = self.objective
             if self._in_inference is None:
                 self._in_inference = objective

@@ -253,6 +253,7 @@ class Objective:
             alone=specification.accumulate == 1,
             cleared=not specification.divided,
             statistics=self.statistics,
+            synchronized=specification.synchronized,
             masks=specification.masks,
             sparsified=self.sparsified(specification.sparsify),
             names=self.names,
@@ -260,6 +261,7 @@ class Objective:
             weights=own.weights,
             rules=self.rules(specification),
             averaging=specification.ema,
+            rounding=None if specification.state_dtype is None else specification.seed,
         )
 
     def rules(self, specification: Specification) -> dict[str, UpdateRule]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from onnxtrain.errors import DataError
-from onnxtrain.training.data import Dataset, TensorSpec, open_dataset
+from onnxtrain.training.data import Dataset, TensorSpec
 from onnxtrain.training.data.conversion import is_array_like
 from onnxtrain.training.data.frames import is_frame
 from onnxtrain.training.data.naming import NoSuchArrayError
@@ -36,6 +36,8 @@ def open_with_targets(
     Raises:
         DataError: The data cannot be read, or something is missing.
     """
+    from onnxtrain.training.data.opening import open_dataset  # a single step has no use for the readers of files
+
     beside = [] if weights is None else [weights]
     if weights is not None:
         source = with_named(source, weights, objective.inputs)

@@ -19,7 +19,8 @@ from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.model.writing import AtomicFiles, check_writable
 from onnxtrain.operators import Momentum
 from onnxtrain.report.charts import stacked
-from onnxtrain.report.page import curves, page
+from onnxtrain.report.curves import curves
+from onnxtrain.report.page import page
 from onnxtrain.report.record import ParameterRow, RunRecord
 from onnxtrain.training.callbacks import Callback, History, TrainingState
 from onnxtrain.training.data import Batch, Dataset

@@ -86,7 +86,7 @@ class Evaluator:
         self._states = states
         self._options = options
         self._fixed = objective.fixed_batch
-        self._with_loss: StepSession | None = None
+        self._with_loss: dict[bool, StepSession] = {}
         self._partial: StepSession | None = None
         self._padded: Objective | None = None
         self._axes: dict[str, int | None] | None = None
@@ -132,7 +132,7 @@ class Evaluator:
                 own = {name: feeds.pop(name) for name in self._weights_in(feeds)}
                 feeds = self._fixed.filled(feeds) | own  # the loss is of the real rows, and so are its weights
             else:
-                session = self._with_loss = self._with_loss or self._session(objective, with_loss=True)
+                session = self._measuring(predictions=bool(resolved))
             targets = objective.targets_of(batch)
             results = session.run(feeds | targets)
             of_losses = [(float(results[name]), float(results[f"{name}{_WEIGHT}"])) for name in losses]
@@ -234,7 +234,13 @@ class Evaluator:
             self._partial = self._session(self._padded, with_loss=True)
         return self._partial
 
-    def _session(self, objective: Objective, *, with_loss: bool) -> StepSession:
+    def _measuring(self, *, predictions: bool) -> StepSession:
+        """The session with the loss; predictions, which may be large, are results where metrics read them."""
+        if predictions not in self._with_loss:
+            self._with_loss[predictions] = self._session(self.objective, with_loss=True, predictions=predictions)
+        return self._with_loss[predictions]
+
+    def _session(self, objective: Objective, *, with_loss: bool, predictions: bool = True) -> StepSession:
         """A session that reads the states and writes none: a step without gradient and update."""
         own = objective.copy()
         graph = own.model.graph
@@ -242,7 +248,8 @@ class Evaluator:
         results = list(self._outputs)
         if with_loss:
             read = [value for head in own.heads for value in (head.prediction, head.output)]
-            results = list(dict.fromkeys(str(value.name) for value in read or (own.prediction,)))
+            named = dict.fromkeys(str(value.name) for value in read or (own.prediction,))
+            results = list(named) if predictions else []
             op = Builder(graph, own.model.opset_imports[""])
             names = own.part_names or [own.names.loss]
             for name, terms in zip(names, own.build_losses(op), strict=True):
