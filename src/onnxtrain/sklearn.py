@@ -9,7 +9,7 @@ import abc
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import onnx
@@ -113,6 +113,23 @@ class _OnnxEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
         check_is_fitted(self)
         self.trainer_.save(path)
 
+    _accepted: ClassVar[dict[str, bool]] = {}
+    """What of y is accepted beyond one column of labels."""
+
+    def _learn(
+        self, X: Any, y: Any, sample_weight: Any, *, epochs: int, anew: bool = True, classes: Any = None
+    ) -> Self:
+        """Train on some data, with a new trainer or the one that there is; classes are those of all data."""
+        X, y = validate_data(self, X, y, reset=anew, **self._accepted)
+        weights = _weights(sample_weight, X)
+        width = self._width_of(y, anew, classes)
+        if anew:
+            self._begin(X, width)
+        else:
+            self._check_head(width)
+        self._steps(X, self._targets(y), weights, epochs)
+        return self
+
     def _begin(self, X: np.ndarray, width: int) -> None:
         """A new trainer, for targets of this many columns or classes."""
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
@@ -138,6 +155,14 @@ class _OnnxEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
             seed=seed,
             threads=self.threads,
         )
+
+    @abc.abstractmethod
+    def _width_of(self, y: np.ndarray, anew: bool, classes: Any) -> int:
+        """How many columns or classes y stands for; a new training remembers what y is."""
+
+    @abc.abstractmethod
+    def _targets(self, y: np.ndarray) -> np.ndarray:
+        """What the loss takes for y."""
 
     @abc.abstractmethod
     def _check_head(self, width: int) -> None: ...
@@ -230,13 +255,7 @@ class OnnxClassifier(ClassifierMixin, _OnnxEstimator):  # type: ignore[misc]
         Raises:
             ValueError: The data cannot be learned from; see above for what is raised on the model.
         """
-        X, y = validate_data(self, X, y)
-        check_classification_targets(y)
-        weights = _weights(sample_weight, X)
-        self._name_classes(unique_labels(y))
-        self._begin(X, len(self.classes_))
-        self._steps(X, self._indices(y), weights, self.epochs)
-        return self
+        return self._learn(X, y, sample_weight, epochs=self.epochs)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Go through some more data once, with the weights and the optimizer's states as they are.
@@ -251,20 +270,9 @@ class OnnxClassifier(ClassifierMixin, _OnnxEstimator):  # type: ignore[misc]
             ValueError: A label is none of the classes, or the first call does not name them.
         """
         first = not hasattr(self, "trainer_")
-        X, y = validate_data(self, X, y, reset=first)
-        check_classification_targets(y)
-        weights = _weights(sample_weight, X)
         if first and classes is None:
             raise OptionError("classes is None; the first call of partial_fit needs all labels there are.")
-        if first:
-            self._name_classes(unique_labels(classes))
-        elif classes is not None and not np.array_equal(self.classes_, unique_labels(classes)):
-            raise OptionError(f"classes is {classes!r}, but this classifier was fitted for {self.classes_.tolist()}.")
-        self._check_labels(y)
-        if first:
-            self._begin(X, len(self.classes_))
-        self._steps(X, self._indices(y), weights, epochs=1)
-        return self
+        return self._learn(X, y, sample_weight, epochs=1, anew=first, classes=classes)
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable labels [N] for numbers [N, F]."""
@@ -315,6 +323,15 @@ class OnnxClassifier(ClassifierMixin, _OnnxEstimator):  # type: ignore[misc]
                 "new_head=True trains a fresh last layer for them."
             )
 
+    def _width_of(self, y: np.ndarray, anew: bool, classes: Any) -> int:
+        check_classification_targets(y)
+        if anew:
+            self._name_classes(unique_labels(y if classes is None else classes))
+        elif classes is not None and not np.array_equal(self.classes_, unique_labels(classes)):
+            raise OptionError(f"classes is {classes!r}, but this classifier was fitted for {self.classes_.tolist()}.")
+        self._check_labels(y)
+        return len(self.classes_)
+
     def _name_classes(self, classes: np.ndarray) -> None:
         if len(classes) < 2:
             raise OptionError(
@@ -329,7 +346,7 @@ class OnnxClassifier(ClassifierMixin, _OnnxEstimator):  # type: ignore[misc]
                 f"The label {unknown.tolist()[0]!r} in y is none of the classes {self.classes_.tolist()}."
             )
 
-    def _indices(self, y: np.ndarray) -> np.ndarray:
+    def _targets(self, y: np.ndarray) -> np.ndarray:
         """The model's class numbers of labels."""
         indices = np.searchsorted(self.classes_, y)
         return indices.astype(np.float64)[:, None] if self._is_binary else indices.astype(np.int64)
@@ -378,6 +395,8 @@ class OnnxRegressor(RegressorMixin, _OnnxEstimator):  # type: ignore[misc]
         True
     """
 
+    _accepted: ClassVar[dict[str, bool]] = {"multi_output": True, "y_numeric": True}
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
@@ -394,12 +413,7 @@ class OnnxRegressor(RegressorMixin, _OnnxEstimator):  # type: ignore[misc]
         Raises:
             ValueError: The data cannot be learned from; see above for what is raised on the model.
         """
-        X, y = validate_data(self, X, y, multi_output=True, y_numeric=True)
-        weights = _weights(sample_weight, X)
-        self._flat = y.ndim == 1
-        self._begin(X, 1 if self._flat else y.shape[1])
-        self._steps(X, _columns(y), weights, self.epochs)
-        return self
+        return self._learn(X, y, sample_weight, epochs=self.epochs)
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Go through some more data once, with the weights and the optimizer's states as they are.
@@ -412,21 +426,20 @@ class OnnxRegressor(RegressorMixin, _OnnxEstimator):  # type: ignore[misc]
         Raises:
             ValueError: The data does not fit the earlier data.
         """
-        first = not hasattr(self, "trainer_")
-        X, y = validate_data(self, X, y, multi_output=True, y_numeric=True, reset=first)
-        weights = _weights(sample_weight, X)
-        width = 1 if y.ndim == 1 else y.shape[1]
-        if first:
-            self._flat = y.ndim == 1
-            self._begin(X, width)
-        self._check_head(width)
-        self._steps(X, _columns(y), weights, epochs=1)
-        return self
+        return self._learn(X, y, sample_weight, epochs=1, anew=not hasattr(self, "trainer_"))
 
     def predict(self, X: Any) -> np.ndarray:
         """Numbers for numbers [N, F], in the form of the y that was learned: [N] or [N, K]."""
         found = self._outputs(X)
         return found.reshape(len(found)) if self._flat else found.reshape(len(found), self._head.width)
+
+    def _width_of(self, y: np.ndarray, anew: bool, classes: Any) -> int:
+        if anew:
+            self._flat = y.ndim == 1
+        return 1 if y.ndim == 1 else y.shape[1]
+
+    def _targets(self, y: np.ndarray) -> np.ndarray:
+        return y.reshape(len(y), -1).astype(np.float64)
 
     def _default_loss(self) -> str:
         return "mean_squared_error"
@@ -462,7 +475,3 @@ def _weights(given: Any, X: np.ndarray) -> np.ndarray | None:
     if not weights.any():
         raise OptionError("sample_weight holds only zero weights; at least one must be above zero.")
     return weights
-
-
-def _columns(y: np.ndarray) -> np.ndarray:
-    return y.reshape(len(y), -1).astype(np.float64)
