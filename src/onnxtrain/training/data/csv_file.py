@@ -7,7 +7,6 @@ import csv
 import itertools
 import logging
 import operator
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from onnxtrain.training.data.conversion import Array, TensorSpec, kind_of
 from onnxtrain.training.data.files import check_regular
 from onnxtrain.training.data.frames import as_input, check_width, choose_columns
 from onnxtrain.training.data.growing import GrowingArray
+from onnxtrain.training.data.reader import Reader
 
 _logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ _BLOCK_CELLS: Final = 2**17
 
 
 @dataclass(frozen=True)
-class CsvFile:
+class CsvFile(Reader):
     """A CSV file whose first line has the names of the columns.
 
     Columns named like the model's inputs are these; a model with one input of rank 2 takes all columns but the target
@@ -58,7 +58,6 @@ class CsvFile:
         decimal: the decimal sign; by default ``","`` where the delimiter is a semicolon, else ``"."``.
     """
 
-    path: str | os.PathLike[str]
     delimiter: str | None = None
     encoding: str | None = None
     decimal: str | None = None
@@ -75,11 +74,6 @@ class CsvFile:
                 raise DataError(
                     f"encoding is {self.encoding!r}, which is none of text that Python knows; try 'utf-8'."
                 ) from None
-
-    @property
-    def name(self) -> str:
-        """How error messages call it."""
-        return f"'{Path(self.path)}'"
 
     def read(
         self, specs: Sequence[TensorSpec], *, target: str | None = None, need_target: bool = True

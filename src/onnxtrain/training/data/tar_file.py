@@ -17,6 +17,7 @@ from onnxtrain.errors import DataError
 from onnxtrain.training.data.conversion import Array, TensorSpec
 from onnxtrain.training.data.growing import GrowingArray
 from onnxtrain.training.data.pictures import SUFFIXES, Picture, read_pictures
+from onnxtrain.training.data.reader import Reader
 
 TAR_SUFFIXES: Final = (".tar", ".tar.gz", ".tgz")
 
@@ -24,7 +25,7 @@ _TARGETS: Final = (".cls", ".label", ".txt", ".json")
 
 
 @dataclass(frozen=True)
-class TarFile:
+class TarFile(Reader):
     """Examples in one tar file or several (shards), as WebDataset writes them.
 
     Files whose names are equal up to the first dot of their last part belong to one example: a picture (``.jpg``,
@@ -40,15 +41,9 @@ class TarFile:
         skip_broken: leave out pictures that cannot be read and log how many, instead of raising an error.
     """
 
-    path: str | os.PathLike[str]
     mean: float | Sequence[float] | None = None
     std: float | Sequence[float] | None = None
     skip_broken: bool = False
-
-    @property
-    def name(self) -> str:
-        """How error messages call it."""
-        return f"'{os.fspath(self.path)}'"
 
     def read(
         self, specs: Sequence[TensorSpec], *, target: str | None = None, need_target: bool = True
