@@ -118,6 +118,9 @@ def _match_source(
 ) -> tuple[dict[str, object], object | None, str] | None:
     """Inputs, targets and what to call the data, or None if the source is one of batches, not of arrays."""
     name = "the data"
+    path = source.path if isinstance(source, Reader) else source
+    if isinstance(path, str | os.PathLike) and "\0" in str(path):
+        raise DataError(f"the path {str(path)!r} has a character of value 0, which no path can have.")
     reader = _reader(source)
     if reader is not None:
         return *reader.read(specs, target=target, need_target=need_target), reader.name

@@ -15,6 +15,7 @@ import numpy as np
 
 from onnxtrain.errors import DataError
 from onnxtrain.training.data.conversion import Array, TensorSpec
+from onnxtrain.training.data.files import check_regular, read_npy
 from onnxtrain.training.data.growing import GrowingArray
 from onnxtrain.training.data.pictures import SUFFIXES, Picture, read_pictures
 from onnxtrain.training.data.reader import Reader
@@ -138,6 +139,8 @@ class TarFile(Reader):
         found = [Path(path)] if os.path.exists(path) else [Path(name) for name in sorted(glob.glob(path))]
         if not found:
             raise DataError(f"{self.name} does not exist; give a tar file, or a pattern such as 'shards/*.tar'.")
+        for each in found:
+            check_regular(each)
         return found
 
     def _picture(self, example: _Example) -> str:
@@ -165,14 +168,16 @@ class TarFile(Reader):
         try:
             text = example.parts[suffix].decode("utf-8").strip()
             found = json.loads(text) if suffix == ".json" else text
-        except ValueError as error:
+            if isinstance(found, dict):
+                found = found.get("label")
+            if isinstance(found, str) and suffix != ".txt" and found.lstrip("-").isdecimal():
+                found = int(found)
+        except (ValueError, RecursionError) as error:
             raise DataError(f"'{example.key}{suffix}' in {self.name} cannot be read: {error}.") from error
-        if isinstance(found, dict):
-            found = found.get("label")
-        if isinstance(found, str) and suffix != ".txt":
-            return int(found) if found.lstrip("-").isdecimal() else found
-        if not isinstance(found, int | float | str):
+        if not isinstance(found, int | float | str) or found == "":
             raise DataError(f"'{example.key}{suffix}' in {self.name} holds no number, text, or object with a 'label'.")
+        if isinstance(found, int) and not -(2**63) <= found < 2**63:
+            raise DataError(f"'{example.key}{suffix}' in {self.name} holds a number that int64 cannot hold.")
         return found
 
 
@@ -203,10 +208,7 @@ def _array(example: _Example, what: str) -> Array:
         raise DataError(
             f"the example '{example.key}' in {what} has no array (.npy): it has {', '.join(sorted(example.parts))}."
         )
-    try:
-        return np.asarray(np.load(io.BytesIO(example.parts[".npy"]), allow_pickle=False))
-    except ValueError as error:
-        raise DataError(f"'{example.key}.npy' in {what} cannot be read: {error}.") from error
+    return read_npy(example.parts[".npy"], f"'{example.key}.npy' in {what}")
 
 
 def _joined(targets: list[object], what: str) -> Array:
