@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-import onnxtrain
 from onnxtrain.cli.fit import Together
 from onnxtrain.errors import OptionError
 from parallel.kills import COMMAND, disturb, ranks, started, wait_for, write_task
