@@ -132,6 +132,15 @@ def test_recurrent_compares_with_pytorch(models: str) -> None:
 
 
 @pytest.mark.torch
+def test_processor_time_takes_turns(models: str) -> None:
+    arguments = ("--quick", "--models", "rnn-64-1", "--batch", "2", "--peers", "onnxtrain,torch", "--folder", models)
+    header, (name, batch, ours, theirs, ratio) = rows(run("processor_time.py", *arguments))
+    assert header[2:] == ["onnxtrain, ms", "PyTorch, ms", "ratio to the faster"]
+    assert (name, batch) == ("RNN, 64 wide, 1 layer", "2")
+    assert float(ratio) == pytest.approx(float(ours) / float(theirs), rel=0.1)
+
+
+@pytest.mark.torch
 def test_gradient_cost_counts_nodes(models: str) -> None:
     text = run("gradient_cost.py", "--quick", "--models", "mlp", "--folder", models)
     _, (_, nodes, _, standard, *seconds) = rows(text)
