@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -92,6 +93,21 @@ def test_parallel_compares_with_pytorch(models: str) -> None:
     assert min(float(one[3]), float(one[4]), float(one[6])) > 0
     bytes_moved = 4 * (784 * 512 + 512 + 512 * 512 + 512 + 512 * 10 + 10)
     assert float(two[7]) == pytest.approx(bytes_moved / 1e6, rel=0.01)
+
+
+@pytest.mark.torch
+@needs_mpi
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0 or not Path("/dev/net/tun").exists() or shutil.which("tc") is None,
+    reason="networks are made by root, on Linux with iproute2 and /dev/net/tun",
+)
+def test_cost_model_measures_slow_networks(models: str) -> None:
+    found = rows(run("cost_model.py", "--quick", "--folder", models))
+    place = next(index for index, row in enumerate(found) if row[0] == "model")
+    measured = {row[0]: float(row[4]) for row in found[1:place]}
+    assert measured["exchange"] > 10  # the delay, in ms
+    assert measured["sum of 4096 KiB"] > 1e3 * (4 << 20) / 2.5e6  # what the link lets through in that time
+    assert len(found) == place + 1 + 16
 
 
 @pytest.mark.torch
