@@ -26,6 +26,7 @@ from onnxtrain.lowering.round_states import round_states
 from onnxtrain.lowering.spread_updates import spread_updates
 from onnxtrain.lowering.synchronize_batch_norm import synchronize_batch_norm
 from onnxtrain.lowering.use_convolution_kernels import use_convolution_kernels
+from onnxtrain.lowering.use_few_bits_kernels import use_few_bits_kernels
 from onnxtrain.lowering.webgpu import fit_webgpu
 from onnxtrain.lowering.webgpu_bodies import Portable
 from onnxtrain.lowering.write_activation_defaults import write_activation_defaults
@@ -76,6 +77,7 @@ def lower_graph(
     if kernels:
         reuse_activations(graph, backward)  # activations that their gradient gives once more
         use_convolution_kernels(model)
+        use_few_bits_kernels(model)
         remove_unused(model)
         dequantize_again(graph)  # frozen weights of few bits are in float while they are read
         spread_updates(graph)  # an update for every few layers, in the backward pass
