@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from onnxtrain.edit.free_batch import free_batch
     from onnxtrain.edit.head import replace_head
     from onnxtrain.lowering.lower import lower
-    from onnxtrain.operators import SGD, SSGD, Adagrad, Adam, AdamW, Lion, Momentum, RMSprop
+    from onnxtrain.operators import LAMB, SGD, SSGD, Adagrad, Adam, AdamW, Lion, Momentum, RMSprop
     from onnxtrain.operators.sparsity import Sparsity
     from onnxtrain.pruning.prune import prune
     from onnxtrain.runtime.native import custom_ops_library
@@ -52,6 +52,7 @@ _HOMES = {
     "EMA": "onnxtrain.training.weights.ema",
     "Group": "onnxtrain.training.weights.groups",
     "Momentum": "onnxtrain.operators",
+    "LAMB": "onnxtrain.operators",
     "Lion": "onnxtrain.operators",
     "Lora": "onnxtrain.adapters.lora",
     "RMSprop": "onnxtrain.operators",
@@ -98,6 +99,7 @@ _MODULES = frozenset(
 
 __all__ = [
     "EMA",
+    "LAMB",
     "SGD",
     "SSGD",
     "Adagrad",

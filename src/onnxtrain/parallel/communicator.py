@@ -22,10 +22,13 @@ class Communicator(ABC):
     Attributes:
         rank: The number of this process, from 0.
         size: How many processes there are.
+        overlap: Whether operations may run in another thread than the one that made this, one at a time: then those of
+            a step run beside its backward pass.
     """
 
     rank: int
     size: int
+    overlap: bool = False
 
     @abstractmethod
     def all_reduce_(self, array: np.ndarray) -> None:
@@ -45,6 +48,12 @@ class Communicator(ABC):
 
     def fail(self, sentence: str) -> None:  # noqa: B027 - an engine that cannot has nothing to do
         """Tell the other ranks that this one ends, and why, where the engine can: they raise ParallelError."""
+
+    def behind(self, computation: bool) -> None:  # noqa: B027 - an engine that does not care has nothing to do
+        """Say whether other threads compute from now on, and need the processor more than one that waits."""
+
+    def abandon(self) -> None:  # noqa: B027 - an engine that cannot ends by its timeout
+        """End what waits for other ranks in another thread, where the engine can: it raises ParallelError."""
 
     def gather_objects(self, value: Any) -> list[Any]:
         """What every rank gives, in the order of the ranks; anything that can be pickled."""

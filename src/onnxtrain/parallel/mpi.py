@@ -36,6 +36,9 @@ _LOOKS = 256
 """Looks at what has arrived between two looks at the clock and at sentences of others."""
 
 
+_BEHIND = 1e-3
+"""Seconds between two looks while another thread computes."""
+
 _OPEN: list[MPI] = []
 """The communicators of this process that have other ranks."""
 
@@ -69,6 +72,7 @@ class MPI(Communicator):
             the network, the library or the placement. Every rank adds up its share and hands it round, which moves
             2 (N - 1) / N of the array, as the best algorithms do, in N - 1 messages each way. ``"fast"``: the library's
             own sum, whose bits may differ from one cluster to another.
+        overlap: Whether gradients are added up in a thread of their own while the backward pass goes on.
         timeout: Seconds to wait for another rank before giving it up; the error names it. A rank that writes a
             checkpoint makes the others wait.
 
@@ -76,7 +80,9 @@ class MPI(Communicator):
         OptionError: mpi4py is not installed, or finds no MPI; an argument has a value that it cannot have.
     """
 
-    def __init__(self, order: Literal["rank", "fast"] = "rank", *, timeout: float = 600.0) -> None:
+    def __init__(
+        self, order: Literal["rank", "fast"] = "rank", *, timeout: float = 600.0, overlap: bool = True
+    ) -> None:
         if order not in ("rank", "fast"):
             raise OptionError(f"order is {order!r}; it is 'rank' or 'fast'.")
         if not timeout > 0:
@@ -85,6 +91,9 @@ class MPI(Communicator):
         self.timeout = float(timeout)
         self._library = _library()
         world = self._library.COMM_WORLD
+        self.overlap = overlap and self._library.Query_thread() >= self._library.THREAD_SERIALIZED
+        self._pause = 0.0
+        self._abandoned = False
         self._world = world.Dup()  # messages of the program that uses this do not mix with ours
         self.rank: int = world.Get_rank()
         self.size: int = world.Get_size()
@@ -100,7 +109,7 @@ class MPI(Communicator):
         return f"MPI(order={self.order!r}, rank={self.rank}, size={self.size})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.order, self.timeout)
+        return _again, (self.order, self.timeout, self.overlap)
 
     def all_reduce_(self, array: np.ndarray) -> None:
         """Replace every element by its sum over all ranks; see :class:`MPI` for the order of the sum."""
@@ -148,6 +157,14 @@ class MPI(Communicator):
             received[root] = shares[self.rank]
         self._exchange(shares if self.rank == root else whole, received, "broadcast_")
         self._exchange([shares[self.rank]] * self.size, shares, "broadcast_")
+
+    def behind(self, computation: bool) -> None:
+        """Say whether other threads compute from now on: then a wait looks now and then what has arrived."""
+        self._pause = _BEHIND if computation else 0.0
+
+    def abandon(self) -> None:
+        """End what waits for other ranks in another thread; nothing goes on after that."""
+        self._abandoned = True
 
     @property
     def speaks(self) -> bool:
@@ -220,11 +237,13 @@ class MPI(Communicator):
         Raises:
             ParallelError: Another rank has ended, or did not answer in time.
         """
-        done, pause, until, looks = self._library.Request.Testall, time.sleep, 0.0, 0
+        done, until, looks = self._library.Request.Testall, 0.0, 0
         while not done(requests):
             looks += 1
             if looks > _EAGER:
-                pause(0)
+                time.sleep(self._pause)
+            if self._abandoned:
+                raise ParallelError(f"{what} was broken off, because this process failed in the same step.")
             if looks % _LOOKS:
                 continue
             now = time.monotonic()
@@ -314,8 +333,8 @@ def _library() -> Any:
     return library
 
 
-def _again(order: Literal["rank", "fast"], timeout: float) -> MPI:
-    return MPI(order, timeout=timeout)
+def _again(order: Literal["rank", "fast"], timeout: float, overlap: bool) -> MPI:
+    return MPI(order, timeout=timeout, overlap=overlap)
 
 
 def _flat(array: np.ndarray) -> np.ndarray:

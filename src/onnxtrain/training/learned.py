@@ -41,13 +41,9 @@ def _steps(objective: Objective, specification: Specification, **given: Any) -> 
     """The steps of a process alone, or those of several."""
     if not specification.divided:
         return Steps(objective, specification, **given)
-    if specification.shard_states:
-        from onnxtrain.training.steps.sharded_steps import ShardedSteps
+    from onnxtrain.training.steps.several import steps_of_several  # a process alone has no use for them
 
-        return ShardedSteps(objective, specification, **given)
-    from onnxtrain.training.steps.parallel_steps import ParallelSteps
-
-    return ParallelSteps(objective, specification, **given)
+    return steps_of_several(objective, specification, **given)
 
 
 class Learned:

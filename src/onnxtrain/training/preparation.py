@@ -63,7 +63,7 @@ def prepare(
     copies = choose_copies(file, specification.tie) if copies is None else copies
     model = file.training_model()
     leave_out_pasts(model)
-    halves = widen(model) if specification.lora is None else {}  # adapters have the types of their layers
+    halves = widen(model)
     model = infer_shapes(model)
     if specification.free_batch:
         from onnxtrain.edit.free_batch import free_batch, free_batch_axis

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from onnxtrain.training.data.iterable_dataset import IterableDataset
     from onnxtrain.training.data.map_dataset import MapDataset
     from onnxtrain.training.data.opening import open_dataset
+    from onnxtrain.training.data.packing import PackedSequences, pack
     from onnxtrain.training.data.parquet_file import ParquetFile
     from onnxtrain.training.data.tar_file import TarFile
     from onnxtrain.training.data.target_checks import TargetCheck, check_labels
@@ -28,6 +29,7 @@ __all__ = [
     "ImageFolder",
     "IterableDataset",
     "MapDataset",
+    "PackedSequences",
     "ParquetFile",
     "Split",
     "TarFile",
@@ -36,6 +38,7 @@ __all__ = [
     "TextFile",
     "check_labels",
     "open_dataset",
+    "pack",
     "split_validation",
 ]
 
@@ -51,6 +54,8 @@ __getattr__ = lazy_names(
         "IterableDataset": "onnxtrain.training.data.iterable_dataset",
         "MapDataset": "onnxtrain.training.data.map_dataset",
         "open_dataset": "onnxtrain.training.data.opening",
+        "pack": "onnxtrain.training.data.packing",
+        "PackedSequences": "onnxtrain.training.data.packing",
         "ParquetFile": "onnxtrain.training.data.parquet_file",
         "Split": "onnxtrain.training.data.array_dataset",
         "split_validation": "onnxtrain.training.data.array_dataset",

@@ -46,6 +46,7 @@ def open_dataset(
             - a path to a ``.tar`` file of examples as WebDataset has them, a pattern of several, or a `TarFile`;
             - a path to a ``.safetensors`` file;
             - texts and a tokenizer: a `TextFile`;
+            - sequences of tokens, several in a row: `pack`;
             - a dataset of Hugging Face's ``datasets``, or what gives an example for an index (map-style);
             - a mapping from name to array;
             - a table of pandas or Polars with a column of targets;
@@ -60,8 +61,8 @@ def open_dataset(
         target_spec: type and shape that the loss needs; None takes the targets as they are.
         need_target: whether there must be targets.
         validate: whether to check all values for NaN and infinity; iterables are checked batch by batch.
-        others: names of further arrays, several targets, which are taken as they are. ``(inputs, targets)`` then has
-            them in a mapping.
+        others: names of further arrays, several targets or weights of examples, which are taken as they are.
+            ``(inputs, targets)`` then has them in a mapping, or beside the inputs in theirs.
 
     Raises:
         DataError: the data cannot be read or does not fit the model.
@@ -74,9 +75,10 @@ def open_dataset(
     """
     if isinstance(source, Dataset):
         return source
+    wanted = [*specs, *(TensorSpec(name, np.dtype(np.float32), beside=True) for name in others)]
     if others and isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], Mapping):
-        source = joined(source[0], source[1], specs, "the data")
-    indexed = _examples(source, specs, target, need_target)
+        source = joined(source[0], source[1], wanted, "the data")
+    indexed = _examples(source, wanted, target, need_target)
     if indexed is not None:
         examples, name = indexed
         by_name = None if isinstance(examples, HuggingFaceExamples) else target
@@ -88,8 +90,8 @@ def open_dataset(
             target_spec=target_spec,
             need_target=need_target,
             validate=validate,
+            others=others,
         )
-    wanted = [*specs, *(TensorSpec(name, np.dtype(np.float32)) for name in others)]
     matched = _match_source(source, wanted, target, need_target)
     if matched is None:
         if not isinstance(source, Iterable) and not callable(source):
@@ -146,6 +148,10 @@ def _examples(
         refuse_other_kinds(source)
         return HuggingFaceExamples(source, specs, target=target, need_target=need_target), "the dataset"
     if is_map_style(source) and not is_array_like(source) and not is_frame(source):
+        from onnxtrain.training.data.packing import PackedExamples, PackedSequences
+
+        if isinstance(source, PackedSequences):
+            return PackedExamples(source, specs, need_target=need_target), "the packed sequences"
         name = f"the {type(source).__name__}"
         return IndexedExamples(source, name), name
     return None

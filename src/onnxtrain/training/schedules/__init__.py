@@ -8,7 +8,7 @@ from onnxtrain.lazy import lazy_names
 
 if TYPE_CHECKING:
     from onnxtrain.training.schedules.choice import parse_schedule, resolve_schedule
-    from onnxtrain.training.schedules.learning_rate import check_rate
+    from onnxtrain.training.schedules.learning_rate import Schedule, check_rate
     from onnxtrain.training.schedules.shapes import (
         Constant,
         Cosine,
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
         Linear,
         OneCycle,
         Polynomial,
-        Schedule,
         Step,
         WarmUp,
     )
@@ -51,7 +50,7 @@ __getattr__ = lazy_names(
         "parse_schedule": "onnxtrain.training.schedules.choice",
         "Polynomial": "onnxtrain.training.schedules.shapes",
         "resolve_schedule": "onnxtrain.training.schedules.choice",
-        "Schedule": "onnxtrain.training.schedules.shapes",
+        "Schedule": "onnxtrain.training.schedules.learning_rate",
         "Step": "onnxtrain.training.schedules.shapes",
         "WarmUp": "onnxtrain.training.schedules.shapes",
     },

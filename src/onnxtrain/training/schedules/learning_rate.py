@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 from onnxtrain.errors import OptionError
 
-if TYPE_CHECKING:
-    from onnxtrain.training.schedules.shapes import Schedule
+Schedule = Callable[[int], float]
+"""From the number of a step, counted from 0, to its learning rate."""
 
 
 class LearningRate:

@@ -7,9 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from onnxtrain.errors import OptionError
-from onnxtrain.training.schedules.learning_rate import check_rate
-
-Schedule = Callable[[int], float]
+from onnxtrain.training.schedules.learning_rate import Schedule, check_rate
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from onnxtrain.errors import ParallelError
+from onnxtrain.lowering.announce_gradients import LISTENER
+from onnxtrain.parallel.reduction import Reduction
 from onnxtrain.runtime.native import kernels_available
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.training.callbacks.stopping import Stopping
@@ -18,7 +21,10 @@ from onnxtrain.training.data.shares import shared
 from onnxtrain.training.description import describe_model, describe_settings, describe_weights
 from onnxtrain.training.objective import Objective
 from onnxtrain.training.specification import Specification
+from onnxtrain.training.steps.buckets import buckets
 from onnxtrain.training.steps.steps import Arrays, Steps
+from onnxtrain.training_info.algorithm import FirstValues
+from onnxtrain.training_info.entry import Entry
 from onnxtrain.version import __version__
 
 
@@ -49,9 +55,9 @@ class ParallelSteps(Steps):
         states: StateBuffers | None = None,
         values: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        super().__init__(objective, specification, states=states, values=values)
         assert specification.parallel is not None
         self.communicator = specification.parallel
+        super().__init__(objective, specification, states=states, values=values)
         self._signal = self._signal_of_any = 0
         self._losses = np.zeros(self.communicator.size)
         if states is None:
@@ -60,12 +66,29 @@ class ParallelSteps(Steps):
                 if name not in self.transient:
                     self.communicator.broadcast_(self.states.current(name))
             self.check()
-        by_type: dict[Any, list[str]] = {}
-        for name in objective.parameters:
-            accumulator = f"{name}/accumulated"
-            by_type.setdefault(self.states.current(accumulator).dtype, []).append(accumulator)
-        self._joined_names = list(by_type.values())
-        self._gradients = [self.states.join(names, parts=self.communicator.size) for names in self._joined_names]
+        self._gradients = [
+            self.states.join([f"{name}/accumulated" for name in bucket], parts=self.communicator.size)
+            for bucket in self._buckets
+        ]
+        self._reduction = Reduction(
+            self.communicator, [functools.partial(self._reduce, gradients) for gradients in self._gradients]
+        )
+
+    @functools.cached_property
+    def _buckets(self) -> list[list[str]]:
+        """The parameters in the order in which their gradients come, in groups that are added up together."""
+        return buckets(self.objective)
+
+    def _build(self, objective: Objective) -> tuple[list[Entry], FirstValues]:
+        entries, values = super()._build(objective)
+        # Processes that wait for each other within the graph would, in two threads, not do so in one order.
+        if self.communicator.overlap and len(self._buckets) > 1 and not self.specification.synchronized:
+            entries[0].announced = [[f"{name}/accumulated" for name in bucket] for bucket in self._buckets]
+        return entries, values
+
+    def _reduce(self, gradients: np.ndarray) -> None:
+        """Add the gradients of a bucket up."""
+        self.communicator.all_reduce_(gradients)
 
     def _description(self) -> dict[str, Any]:
         """What has to be the same in all processes."""
@@ -79,6 +102,7 @@ class ParallelSteps(Steps):
             "numpy": np.__version__,
             "processes": self.communicator.size,
             "kernels": kernels_available(),
+            "shared states": specification.shard_states,
             "model": describe_model(specification.model)["model"],
             "frozen weights": describe_weights(specification.model, without=trained),
             **describe_settings(specification, self.objective),
@@ -115,23 +139,22 @@ class ParallelSteps(Steps):
             ParallelError: Another process has ended, or does not answer.
             StepError: onnxruntime failed.
         """
-        names, states, communicator = self.objective.names, self.states, self.communicator
+        names, states = self.objective.names, self.states
         rate = {names.learning_rate: np.asarray(learning_rate, dtype=np.float32)}
         weight, loss = self._add_up_and_share(feeds, rate)
-        for gradients in self._gradients:
-            communicator.all_reduce_(gradients)
         states.current("accumulated_weight")[...], states.current("accumulated_loss")[...] = weight, loss
         return float(self.session.step(rate, entry=1)[names.loss])
 
     def _add_up_and_share(self, feeds: Arrays, rate: Arrays) -> tuple[float, float]:
-        """Add up gradients of this process's part; returns the weight and the loss of all parts."""
+        """Add up gradients of all processes; returns the weight and the loss of all parts."""
         states, communicator = self.states, self.communicator
         weight, loss = states.current("accumulated_weight"), states.current("accumulated_loss")
         rows = self._rows(feeds)
         if not rows or self.accumulate > 1:
             for sums in (*self._gradients, weight, loss):
                 sums[...] = 0
-        parts = self._add_up(feeds, rate) if rows else {}
+        with self._reduction.beside(self._micro_batches(rows)):
+            parts = self._add_up(feeds, rate | {LISTENER: np.asarray(self._reduction.address)}) if rows else {}
         of_parts = [parts.get(name, 0.0) for name in self._part_names]
         table = np.zeros((communicator.size, 4 + len(of_parts)))
         table[communicator.rank] = [float(weight), float(loss), rows, self._signal, *of_parts]

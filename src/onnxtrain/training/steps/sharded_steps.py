@@ -20,7 +20,7 @@ from onnxtrain.training.specification import Specification
 from onnxtrain.training.steps.parallel_steps import ParallelSteps
 from onnxtrain.training.steps.steps import Arrays, Steps
 from onnxtrain.training_info.algorithm import FirstValues
-from onnxtrain.training_info.build import build_entries, build_update, fill_states
+from onnxtrain.training_info.build import build_update, fill_states
 from onnxtrain.training_info.entry import Entry
 from onnxtrain.training_info.recipe import Clipping
 
@@ -30,7 +30,7 @@ class _Piece:
     """The part of a parameter that a process updates.
 
     Attributes:
-        group: Which of the joined memories it lies in: one for each type.
+        group: Which of the joined memories it lies in: one for each bucket.
         place: Its elements in that memory.
         start: The first of its elements in the parameter.
     """
@@ -47,9 +47,9 @@ class _Piece:
 class ShardedSteps(ParallelSteps):
     """Steps of N processes that keep an N-th of the optimizer's states each (ZeRO, stage 1).
 
-    All gradients lie one after the other, and all parameters in the same order, cut in N equal shares whatever tensor
-    they are of. Every process adds up its share of the gradients of all, updates its share of the parameters, and hands
-    it round. That moves as many bytes as adding all gradients up, and gives the same bits.
+    The gradients of a bucket lie one after the other, and its parameters in the same order, cut in N equal shares
+    whatever tensor they are of. Every process adds up its share of the gradients of all, updates its share of the
+    parameters, and hands it round. That moves as many bytes as adding all gradients up, and gives the same bits.
 
     Clipping by norm takes the norm from the shares: it may differ from the norm of whole tensors in its last bits.
 
@@ -68,7 +68,7 @@ class ShardedSteps(ParallelSteps):
         states: StateBuffers | None = None,
         values: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        if any(rule.promotes_sparsity for rule in objective.optimizers(specification)):
+        if not all(rule.elementwise for rule in objective.optimizers(specification)):
             raise OptionError(
                 "shard_states=True cuts weights at any element, but this optimizer's update of one depends on others "
                 "of its tensor; leave one of them out."
@@ -79,10 +79,15 @@ class ShardedSteps(ParallelSteps):
             raise OptionError(
                 "shard_states=True keeps no moving average of the weights; leave shard_states or ema out."
             )
+        if specification.state_dtype is not None:
+            raise OptionError(
+                "shard_states=True cuts states of the weights' type; leave shard_states or state_dtype out."
+            )
         super().__init__(objective, specification, states=states, values=values)
-        groups = [[name.removesuffix("/accumulated") for name in names] for names in self._joined_names]
-        self._parameters = [self.states.join(names, parts=self.communicator.size) for names in groups]
-        self._pieces = {name: piece for index, names in enumerate(groups) for name, piece in self._cut(index, names)}
+        self._parameters = [self.states.join(names, parts=self.communicator.size) for names in self._buckets]
+        self._pieces = {
+            name: piece for index, names in enumerate(self._buckets) for name, piece in self._cut(index, names)
+        }
         self._update: StepSession | None = None
         if not self._pieces:  # of a model with fewer elements than fit a cache line in each process
             first = np.asarray(specification.optimizer.schema.first_count, np.int64)
@@ -96,7 +101,7 @@ class ShardedSteps(ParallelSteps):
         self._update = self._session_of(entry)
 
     def _build(self, objective: Objective) -> tuple[list[Entry], FirstValues]:
-        entries, values = build_entries(objective.recipe(self.specification))
+        entries, values = super()._build(objective)
         states = {name for name in values if name in entries[0].updates or self._is_fed(entries[0], name)}
         entries[0].states = [name for name in values if name in states]
         return entries[:1], FirstValues({name: values.tensors[name] for name in entries[0].states})
@@ -145,14 +150,15 @@ class ShardedSteps(ParallelSteps):
         kernels = options.uses_kernels()
         return StepSession(lower_entry(entry, kernels=kernels), self._share, options, kernels=kernels)
 
+    def _reduce(self, gradients: np.ndarray) -> None:
+        self.communicator.reduce_scatter_(gradients.reshape(self.communicator.size, -1))
+
     def step_share(self, feeds: Arrays, learning_rate: float) -> float:
         """One step of all processes, each on its part of the batch; see :class:`ParallelSteps`."""
         names, communicator = self.objective.names, self.communicator
         rate = {names.learning_rate: np.asarray(learning_rate, dtype=np.float32)}
         weight, loss = self._add_up_and_share(feeds, rate)
         rows = [gradients.reshape(communicator.size, -1) for gradients in self._gradients]
-        for row in rows:
-            communicator.reduce_scatter_(row)
         divisor = (weight or 1) / self._clipping_factor(rows, weight)
         if self._update is None:
             self._share.current(names.count)[...] += 1
@@ -189,7 +195,7 @@ class ShardedSteps(ParallelSteps):
                     if piece.group == group and f"{name}/{role}" in self._share:
                         own[piece.place] = self._share.current(f"{name}/{role}")
                 self.communicator.all_gather_(whole)
-                for name in self._names_of(group):
+                for name in self._buckets[group]:
                     if self._has(name, role):
                         array = self.states.current(name)
                         begin = (array.ctypes.data - parameters.ctypes.data) // array.itemsize
@@ -235,6 +241,3 @@ class ShardedSteps(ParallelSteps):
         rule = self.objective.rules(self.specification).get(name)
         optimizer = self.specification.optimizer if rule is None else rule.optimizer
         return any(state.name == role for state in optimizer.states)
-
-    def _names_of(self, group: int) -> list[str]:
-        return [name.removesuffix("/accumulated") for name in self._joined_names[group]]
