@@ -6,8 +6,8 @@
 Every process has its own batch of the same size; so twice the processes see twice the examples. The peers take turns:
 in each round each of them is started, warmed up, measured and ended. "split" is one process whose gradient and update
 are two sessions, as they are in several processes, over the whole step of one process alone.
-
-"afterwards" adds gradients up when the backward pass has ended, instead of beside it.
+"sharded" keeps shares of states, "gradients" of gradients, too. "afterwards" adds gradients up when the backward pass
+has ended, instead of beside it.
 
 All processes run on this machine. With more of them than cores the times say what several processes cost that share
 cores, and nothing about a cluster.
@@ -23,7 +23,6 @@ import socket
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -36,7 +35,7 @@ from peers import EPSILON, LEARNING_RATE
 
 FOLDER = Path(__file__).resolve().parent
 BATCHES = {"mlp": 64, "lenet5": 64, "resnet18": 16, "bert_mini": 4}
-PEERS = ("alone", "split", "mpi", "afterwards", "sharded", "ddp")
+PEERS = ("alone", "split", "mpi", "afterwards", "sharded", "gradients", "ddp")
 TOLERANCE = 1e-4
 
 
@@ -73,7 +72,7 @@ def compare(given: argparse.Namespace) -> None:
         "model",
         *("batch", "processes", "onnxtrain [ms]", "gloo DDP [ms]", "of DDP", "split", "MB moved"),
         *("waiting", "afterwards [ms]", "waiting afterwards"),
-        *("peak MB", "sharded [ms]", "sharded peak MB"),
+        *("peak MB", "sharded [ms]", "sharded peak MB", "gradients too [ms]", "gradients too, peak MB"),
     ]
     text = "\n\n".join(
         [
@@ -166,6 +165,8 @@ def row(name: str, ranks: int, found: dict[str, list[dict[str, Any]]]) -> list[s
         megabytes(median(ours, "peak")),
         milliseconds(median("sharded")) if several else "",
         megabytes(median("sharded", "peak")) if several else "",
+        milliseconds(median("gradients")) if several else "",
+        megabytes(median("gradients", "peak")) if several else "",
     ]
 
 
@@ -205,7 +206,7 @@ def onnxtrain(peer: str, name: str, folder: str) -> tuple[Callable[[int], float]
             self._inner, self.rank, self.size = inner, inner.rank, inner.size
             self.seconds = self.bytes = 0.0
             self.overlap = inner.overlap
-            self.beside = lambda: 0.0  # seconds that a step has waited for what other threads send
+            self.beside = lambda: 0.0  # seconds that steps have waited for sums
 
         def waited(self) -> float:
             return self.seconds + self.beside()
@@ -219,7 +220,7 @@ def onnxtrain(peer: str, name: str, folder: str) -> tuple[Callable[[int], float]
         def _measure(self, operation: str, array: np.ndarray, share: float) -> None:
             began = time.perf_counter()
             getattr(self._inner, operation)(array)
-            if threading.current_thread() is threading.main_thread():
+            if operation == "all_gather_":  # sums are in `beside`, in whatever thread they are taken
                 self.seconds += time.perf_counter() - began
             self.bytes += array.nbytes * share * (self.size - 1) / self.size
 
@@ -235,7 +236,7 @@ def onnxtrain(peer: str, name: str, folder: str) -> tuple[Callable[[int], float]
         def broadcast_(self, array: np.ndarray, root: int = 0) -> None:
             self._inner.broadcast_(array, root)
 
-    several = peer in ("mpi", "afterwards", "sharded")
+    several = peer in ("mpi", "afterwards", "sharded", "gradients")
     communicator = Counting(MPI(overlap=peer != "afterwards") if several else Single())
     model = find_model(name)
     trainer = onnxtrain.Trainer(
@@ -246,7 +247,8 @@ def onnxtrain(peer: str, name: str, folder: str) -> tuple[Callable[[int], float]
         untie=True,
         threads=1,
         parallel=communicator,
-        shard_states=peer == "sharded",
+        shard_states=peer in ("sharded", "gradients"),
+        shard_gradients=peer == "gradients",
     )
     size = BATCHES.get(name, 8)
     made = [model.batch(size * communicator.size, seed) for seed in range(4)]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from onnxtrain.cli.fit import Together
 from onnxtrain.errors import OptionError
 from parallel.kills import COMMAND, disturb, ranks, started, wait_for, write_task
 from parallel.processes import mpiexec, needs_mpi
@@ -41,17 +42,23 @@ def test_the_model_is_that_of_micro_batches_and_one_process_speaks(folder):
     ("arguments", "sentence"),
     [
         (("--validation", "none.npz"), "'none.npz'"),
+        (("--compress", "7"), "TopK has the share 7.0; it needs a number above 0 and at most 1"),
         (("--batch-size", "0"), "batch size is 0"),
         (("--optimizer", "none"), "none"),
         (("--optimizer", "sgd", "--learning-rate", "1e30"), "The loss became"),
     ],
-    ids=["data", "batch size", "optimizer", "nan"],
+    ids=["data", "compression", "batch size", "optimizer", "nan"],
 )
 def test_an_error_is_one_sentence_of_rank_0(folder, arguments, sentence):
     done = mpiexec(2, *FIT, "--parallel", "mpi", "--epochs", "9", *arguments, cwd=folder)
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stderr.count("error:") == 1, done.stderr
     assert sentence in done.stderr
+
+
+@pytest.mark.parametrize(("given", "found"), [(None, "None"), ("float16", "'float16'"), ("0.01", "TopK(0.01)")])
+def test_what_compresses_gradients(given, found):
+    assert repr(Together(compress=given)._compression()) == found
 
 
 @needs_mpi

@@ -11,10 +11,7 @@ import pytest
 import onnxtrain
 from onnxtrain.errors import ParallelError
 from onnxtrain.parallel.reduction import Reduction
-from onnxtrain.runtime.native import kernels_available
-from parallel.processes import mpiexec, needs_mpi, run_script, script
-
-needs_kernels = pytest.mark.skipif(not kernels_available(), reason="gradients are announced by a native operator")
+from parallel.processes import mpiexec, needs_kernels, needs_mpi, run_script, script
 
 
 class Beside(onnxtrain.parallel.Single):

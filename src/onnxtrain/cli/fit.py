@@ -172,8 +172,19 @@ class Together:
         Literal["rank", "fast"],
         Parameter(help="rank: the same bits on every network. fast: MPI's own sums."),
     ] = "rank"
+    compress: Annotated[
+        str | None,
+        Parameter(
+            metavar="HOW",
+            help="Send gradients as float16 or bfloat16, or a share of the largest, 0.01; the rest is added to the "
+            "next.",
+        ),
+    ] = None
     shard_states: Annotated[
         bool, SWITCH, Parameter(help="Keep a share of the optimizer's states in each process, instead of all in all.")
+    ] = False
+    shard_gradients: Annotated[
+        bool, SWITCH, Parameter(help="Keep a share of the gradients, too; with --shard-states.")
     ] = False
     wait: Annotated[float, Parameter(help="Seconds to wait for another process before giving it up.")] = 600.0
 
@@ -183,7 +194,16 @@ class Together:
             return None
         from onnxtrain.parallel.mpi import MPI
 
-        return MPI(self.sum_order, timeout=self.wait)
+        return MPI(self.sum_order, compress=self._compression(), timeout=self.wait)
+
+    def _compression(self) -> Any:
+        from onnxtrain.parallel.compression import TopK
+
+        try:
+            share = float(self.compress or "")
+        except ValueError:  # no number
+            return self.compress
+        return TopK(share)
 
     def launch(self, checkpoint: str | None) -> int:
         """Start the processes; returns the exit code."""
@@ -293,6 +313,7 @@ def command(
             options=flags.runtime(threads, provider),
             parallel=parallel,
             shard_states=together.shard_states,
+            shard_gradients=together.shard_gradients,
             **training.arguments(),
         )
     run = None if folder is None else _run_folder(folder, model, arguments, settings, resume=course.resume)

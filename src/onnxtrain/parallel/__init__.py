@@ -16,10 +16,11 @@ from onnxtrain.lazy import lazy_names
 
 if TYPE_CHECKING:
     from onnxtrain.parallel.communicator import Communicator as Communicator
+    from onnxtrain.parallel.compression import TopK as TopK
     from onnxtrain.parallel.mpi import MPI as MPI
     from onnxtrain.parallel.single import Single as Single
 
-__all__ = ["MPI", "Communicator", "Single"]
+__all__ = ["MPI", "Communicator", "Single", "TopK"]
 
 __getattr__ = lazy_names(
     __name__,
@@ -27,5 +28,6 @@ __getattr__ = lazy_names(
         "Communicator": "onnxtrain.parallel.communicator",
         "MPI": "onnxtrain.parallel.mpi",
         "Single": "onnxtrain.parallel.single",
+        "TopK": "onnxtrain.parallel.compression",
     },
 )

@@ -16,6 +16,7 @@ import numpy as np
 
 from onnxtrain.errors import OptionError, ParallelError
 from onnxtrain.parallel.communicator import Communicator
+from onnxtrain.parallel.compression import Compression, choose_compression
 
 _DATA, _FAILURE, _LEAVING = 7, 8, 9
 """Tags of messages: parts of arrays; the last sentence of a rank; that it is about to leave."""
@@ -73,6 +74,8 @@ class MPI(Communicator):
             2 (N - 1) / N of the array, as the best algorithms do, in N - 1 messages each way. ``"fast"``: the library's
             own sum, whose bits may differ from one cluster to another.
         overlap: Whether gradients are added up in a thread of their own while the backward pass goes on.
+        compress: Send gradients rounded to ``"float16"`` or ``"bfloat16"``, or the largest alone, as ``TopK(0.01)``;
+            what is left out is added to the gradients of the next step. Sums are then in the order of the ranks.
         timeout: Seconds to wait for another rank before giving it up; the error names it. A rank that writes a
             checkpoint makes the others wait.
 
@@ -81,13 +84,19 @@ class MPI(Communicator):
     """
 
     def __init__(
-        self, order: Literal["rank", "fast"] = "rank", *, timeout: float = 600.0, overlap: bool = True
+        self,
+        order: Literal["rank", "fast"] = "rank",
+        *,
+        compress: Literal["float16", "bfloat16"] | Compression | None = None,
+        timeout: float = 600.0,
+        overlap: bool = True,
     ) -> None:
         if order not in ("rank", "fast"):
             raise OptionError(f"order is {order!r}; it is 'rank' or 'fast'.")
         if not timeout > 0:
             raise OptionError(f"timeout is {timeout}; it needs a number of seconds above 0.")
         self.order = order
+        self.compress = choose_compression(compress)
         self.timeout = float(timeout)
         self._library = _library()
         world = self._library.COMM_WORLD
@@ -109,7 +118,7 @@ class MPI(Communicator):
         return f"MPI(order={self.order!r}, rank={self.rank}, size={self.size})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.order, self.timeout, self.overlap)
+        return _again, (self.order, self.compress, self.timeout, self.overlap)
 
     def all_reduce_(self, array: np.ndarray) -> None:
         """Replace every element by its sum over all ranks; see :class:`MPI` for the order of the sum."""
@@ -138,6 +147,15 @@ class MPI(Communicator):
         if self.size > 1 and array.size:
             rows = list(_rows(array, self.size))
             self._exchange([rows[self.rank]] * self.size, rows, "all_gather_")
+
+    def all_to_all_(self, array: np.ndarray) -> None:
+        """Send the rows of an array to the ranks of their numbers; rows are then what those have sent."""
+        if self.size > 1 and array.size:
+            rows = _rows(array, self.size)
+            parts = self._room((self.size, rows.shape[1]), rows.dtype)
+            self._exchange(list(rows), list(parts), "all_to_all_")
+            parts[self.rank] = rows[self.rank]
+            rows[...] = parts
 
     def broadcast_(self, array: np.ndarray, root: int = 0) -> None:
         """Replace all elements by those of one rank: it sends everybody a share, which everybody hands on."""
@@ -333,8 +351,8 @@ def _library() -> Any:
     return library
 
 
-def _again(order: Literal["rank", "fast"], timeout: float, overlap: bool) -> MPI:
-    return MPI(order, timeout=timeout, overlap=overlap)
+def _again(order: Literal["rank", "fast"], compress: Compression | None, timeout: float, overlap: bool) -> MPI:
+    return MPI(order, compress=compress, timeout=timeout, overlap=overlap)
 
 
 def _flat(array: np.ndarray) -> np.ndarray:

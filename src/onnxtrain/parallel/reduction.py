@@ -26,7 +26,8 @@ class Reduction:
     Args:
         communicator: The ranks. Nothing else may use it while :meth:`beside` lasts.
         groups: What adds up each of them.
-        take: What is called in the computing thread, every time that a group is announced.
+        take: What is called in the computing thread, every time that a group is announced. Without a second thread, a
+            group is then added up at once.
 
     Attributes:
         waited: Seconds that the computing thread has waited for sums, in all steps.
@@ -62,7 +63,7 @@ class Reduction:
             ParallelError: Another rank has ended, or does not answer.
         """
         self._counts, self._times, self._started, self._error = [0] * len(self._groups), times, [], None
-        self._communicator.behind(True)
+        self._communicator.behind(self._communicator.overlap)
         try:
             yield
             self._communicator.behind(False)
@@ -82,6 +83,11 @@ class Reduction:
         finally:
             self._communicator.behind(False)
 
+    def is_idle(self) -> bool:
+        """Whether all groups that were started are added up; raises what one of them has raised."""
+        done = [future.done() and future.result() is None for future in self._started]
+        return all(done)
+
     def _announced(self, number: int, gradients: ctypes._Pointer[ctypes.c_void_p], count: int) -> int:
         """Called by the native node, in the thread that computes; what is not 0 ends the step."""
         try:
@@ -96,7 +102,18 @@ class Reduction:
 
     def _start(self) -> None:
         """Let the thread add up what is there, as far as nothing before it is missing."""
-        if not self._communicator.overlap:
-            return
         while len(self._started) < len(self._groups) and self._counts[len(self._started)] >= self._times:
-            self._started.append(self._thread.submit(self._groups[len(self._started)]))
+            group = self._groups[len(self._started)]
+            if self._communicator.overlap:
+                self._started.append(self._thread.submit(group))
+            elif self._take is not None:  # which holds no more than it must
+                group()
+                self._started.append(_done())
+            else:
+                return
+
+
+def _done() -> Future[None]:
+    future: Future[None] = Future()
+    future.set_result(None)
+    return future

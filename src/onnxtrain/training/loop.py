@@ -331,6 +331,7 @@ class Loop:
                 f"The checkpoint has new values of {lost[:5]}, which this training keeps as the model has them; resume "
                 "with the batch_norm that it was written with."
             )
+        wanted += [name for name in trainer.steps.residual_names if f"state/{name}" in tensors]
         trainer.steps.take_states({name: tensors[f"state/{name}"] for name in wanted if name not in missing})
         if "masks" in changed:
             set_to_zero(states, trainer.masks)

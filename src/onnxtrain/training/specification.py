@@ -66,6 +66,7 @@ class Options(TypedDict, total=False):
     options: RuntimeOptions | None
     parallel: Communicator | None
     shard_states: bool
+    shard_gradients: bool
 
 
 class Masks(Mapping[str, np.ndarray]):
@@ -146,6 +147,7 @@ class Specification:
     options: RuntimeOptions = field(default_factory=RuntimeOptions)
     parallel: Communicator | None = None
     shard_states: bool = False
+    shard_gradients: bool = False
     form: Forms | None = None
     weighted: bool = False
 
@@ -160,6 +162,8 @@ class Specification:
             )
         if isinstance(self.loss, JointLoss) and (self.output is not None or self.targets is not None):
             raise OptionError("output and targets are for one loss; a mapping of losses names the outputs.")
+        if self.shard_gradients and not self.shard_states:
+            raise OptionError("shard_gradients=True shares gradients beside states; give shard_states=True, too.")
         reductions = {part.reduction for _, part in self.loss} if isinstance(self.loss, JointLoss) else set()
         if len(reductions) > 1 and self.accumulate > 1:
             raise OptionError(
@@ -218,6 +222,7 @@ class Specification:
             options=runtime if threads is None else dataclasses.replace(runtime, threads=threads),
             parallel=options.get("parallel"),
             shard_states=options.get("shard_states", False),
+            shard_gradients=options.get("shard_gradients", False),
         )
 
     @property

@@ -84,6 +84,7 @@ class Trainer(Learner):
             ``onnxtrain.parallel.MPI()``; by default this one alone.
         shard_states: Whether of N such processes each keeps an N-th of the optimizer's states, and updates an N-th of
             the weights.
+        shard_gradients: Whether it keeps no more than that share of the gradients, too; with ``shard_states`` only.
 
     Raises:
         ModelError: The model cannot be read.
@@ -133,6 +134,7 @@ class Trainer(Learner):
         tie: bool | str | Sequence[str] = False,
         parallel: Communicator | None = None,
         shard_states: bool = False,
+        shard_gradients: bool = False,
         groups: Sequence[Group] = (),
         ema: float | EMA | None = None,
         state_dtype: str | None = None,
@@ -168,6 +170,7 @@ class Trainer(Learner):
             options=options,
             parallel=parallel,
             shard_states=shard_states,
+            shard_gradients=shard_gradients,
         )
         super().__init__(specification)
         warn_of(self._hints, stacklevel=3)  # the decorator is one of them

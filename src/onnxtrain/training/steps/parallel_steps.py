@@ -11,7 +11,7 @@ import numpy as np
 
 from onnxtrain.errors import ParallelError
 from onnxtrain.lowering.announce_gradients import LISTENER
-from onnxtrain.parallel.reduction import Reduction
+from onnxtrain.parallel.reduction import Reduction, Take
 from onnxtrain.runtime.native import kernels_available
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.training.callbacks.stopping import Stopping
@@ -37,6 +37,9 @@ class ParallelSteps(Steps):
 
     Running statistics of batch normalization become their means over the processes that had a part.
 
+    Attributes:
+        scatters: Whether each process needs the sums of its share of the gradients alone.
+
     Args:
         objective: What is minimised.
         specification: What the objective was made for, with a communicator of several processes.
@@ -46,6 +49,8 @@ class ParallelSteps(Steps):
     Raises:
         ParallelError: A process has another version, another model or other settings, or does not answer.
     """
+
+    scatters = False
 
     def __init__(
         self,
@@ -64,15 +69,23 @@ class ParallelSteps(Steps):
             agree(self.communicator, self._description())
             for name in self.states:
                 if name not in self.transient:
-                    self.communicator.broadcast_(self.states.current(name))
+                    array = self.states.current(name)  # of bfloat16 the bits, which every engine moves
+                    self.communicator.broadcast_(array if array.dtype.isbuiltin == 1 else array.view(np.uint16))
             self.check()
-        self._gradients = [
-            self.states.join([f"{name}/accumulated" for name in bucket], parts=self.communicator.size)
-            for bucket in self._buckets
-        ]
-        self._reduction = Reduction(
-            self.communicator, [functools.partial(self._reduce, gradients) for gradients in self._gradients]
-        )
+        self._gradients = self._join_gradients()
+        compressed = self.communicator.compress is not None
+        self._residuals = [np.zeros_like(gradients) for gradients in self._gradients] if compressed else []
+        groups = [functools.partial(self._reduce, bucket) for bucket in range(len(self._buckets))]
+        self._reduction = Reduction(self.communicator, groups, take=self._taker())
+
+    def _taker(self) -> Take | None:
+        """What takes gradients over that are not kept; see :class:`~onnxtrain.parallel.reduction.Reduction`."""
+        return None
+
+    def _join_gradients(self) -> list[np.ndarray]:
+        """The gradients of each bucket in one memory."""
+        size = self.communicator.size
+        return [self.states.join([f"{name}/accumulated" for name in bucket], parts=size) for bucket in self._buckets]
 
     @functools.cached_property
     def _buckets(self) -> list[list[str]]:
@@ -86,9 +99,15 @@ class ParallelSteps(Steps):
             entries[0].announced = [[f"{name}/accumulated" for name in bucket] for bucket in self._buckets]
         return entries, values
 
-    def _reduce(self, gradients: np.ndarray) -> None:
-        """Add the gradients of a bucket up."""
-        self.communicator.all_reduce_(gradients)
+    def _reduce(self, bucket: int) -> None:
+        """Add the gradients of a bucket up, or those of this process's share."""
+        communicator, gradients = self.communicator, self._gradients[bucket]
+        if communicator.compress is not None:
+            communicator.compress.reduce_(communicator, gradients, self._residuals[bucket], scatter=self.scatters)
+        elif self.scatters:
+            communicator.reduce_scatter_(gradients.reshape(communicator.size, -1))
+        else:
+            communicator.all_reduce_(gradients)
 
     def _description(self) -> dict[str, Any]:
         """What has to be the same in all processes."""
@@ -102,7 +121,8 @@ class ParallelSteps(Steps):
             "numpy": np.__version__,
             "processes": self.communicator.size,
             "kernels": kernels_available(),
-            "shared states": specification.shard_states,
+            "shared": [specification.shard_states, specification.shard_gradients],
+            "compression": repr(self.communicator.compress),
             "model": describe_model(specification.model)["model"],
             "frozen weights": describe_weights(specification.model, without=trained),
             **describe_settings(specification, self.objective),
@@ -166,6 +186,53 @@ class ParallelSteps(Steps):
         self.parts = {name: float(scales @ column) for name, column in zip(self._part_names, table.T[4:], strict=True)}
         weights, losses = table[:, :2].T.tolist()
         return sum(weights), sum(losses)
+
+    @property
+    def residual_names(self) -> list[str]:
+        """What a checkpoint has beside :attr:`kept_names` of gradients that were not sent, [processes, ...] each."""
+        return [f"{name}/residual" for name in self.objective.parameters] if self._residuals else []
+
+    def kept_states(self) -> dict[str, np.ndarray]:
+        """What a checkpoint has; all processes have to ask for it."""
+        return super().kept_states() | self._kept_residuals()
+
+    def _kept_residuals(self) -> dict[str, np.ndarray]:
+        found = {}
+        for name, own in self._residuals_of().items():
+            whole = np.zeros((self.communicator.size, *own.shape), own.dtype)
+            whole[self.communicator.rank] = own
+            self.communicator.all_gather_(whole)
+            found[f"{name}/residual"] = whole
+        return found
+
+    def take_states(self, values: Mapping[str, np.ndarray]) -> None:
+        """Take over what a checkpoint has; of what another number of processes has not sent, each takes a part."""
+        size, rank = self.communicator.size, self.communicator.rank
+        for name, own in self._residuals_of().items():
+            given = values.get(f"{name}/residual")
+            if given is not None:
+                own[...] = given[rank] if len(given) == size else given.sum(axis=0) / size
+        residuals = set(self.residual_names)
+        super().take_states({name: value for name, value in values.items() if name not in residuals})
+
+    def go_on_from(self, before: Steps) -> None:
+        """Take over what the steps of an earlier specification have not sent."""
+        super().go_on_from(before)
+        if isinstance(before, ParallelSteps):
+            others = before._residuals_of()
+            for name, own in self._residuals_of().items():
+                if name in others:
+                    own[...] = others[name]
+
+    def _residuals_of(self) -> dict[str, np.ndarray]:
+        """What this process has not sent, by parameter."""
+        found = {}
+        for bucket, gradients, residual in zip(self._buckets, self._gradients, self._residuals, strict=False):
+            for name in bucket:
+                array = self.states.current(f"{name}/accumulated")
+                start = (array.ctypes.data - gradients.ctypes.data) // array.itemsize
+                found[name] = residual[start : start + array.size].reshape(array.shape)
+        return found
 
     def tell(self, stopping: Stopping) -> None:
         """Let the other processes know, in the next step, that this one has been asked to stop."""

@@ -60,6 +60,8 @@ class ShardedSteps(ParallelSteps):
         values: What new buffers have, where that is not what the model has.
     """
 
+    scatters = True
+
     def __init__(
         self,
         objective: Objective,
@@ -88,6 +90,7 @@ class ShardedSteps(ParallelSteps):
         self._pieces = {
             name: piece for index, names in enumerate(self._buckets) for name, piece in self._cut(index, names)
         }
+        self._own = self._own_gradients()
         self._update: StepSession | None = None
         if not self._pieces:  # of a model with fewer elements than fit a cache line in each process
             first = np.asarray(specification.optimizer.schema.first_count, np.int64)
@@ -97,8 +100,18 @@ class ShardedSteps(ParallelSteps):
         self._share = StateBuffers(first_values)
         for name, piece in self._pieces.items():
             self._share.place(name, self._parameters[piece.group][piece.place])
-            self._share.place(f"{name}/accumulated", self._gradients[piece.group][piece.place])
+            self._share.place(f"{name}/accumulated", self._own[piece.group][self._within(piece)])
         self._update = self._session_of(entry)
+
+    def _own_gradients(self) -> list[np.ndarray]:
+        """This process's share of the gradients of each bucket."""
+        size, rank = self.communicator.size, self.communicator.rank
+        return [gradients.reshape(size, -1)[rank] for gradients in self._gradients]
+
+    def _within(self, piece: _Piece) -> slice:
+        """The elements of a piece in this process's share of its bucket."""
+        first = self.communicator.rank * (self._parameters[piece.group].size // self.communicator.size)
+        return slice(piece.place.start - first, piece.place.stop - first)
 
     def _build(self, objective: Objective) -> tuple[list[Entry], FirstValues]:
         entries, values = super()._build(objective)
@@ -117,12 +130,16 @@ class ShardedSteps(ParallelSteps):
         first, last = self.communicator.rank * share, (self.communicator.rank + 1) * share
         found = []
         for name in names:
-            array = self.states.current(name)
-            begin = (array.ctypes.data - memory.ctypes.data) // array.itemsize
+            array, begin = self.states.current(name), self._begin(group, name)
             start, stop = max(begin, first), min(begin + array.size, last)
             if start < stop:
                 found.append((name, _Piece(group, slice(start, stop), start - begin)))
         return found
+
+    def _begin(self, group: int, name: str) -> int:
+        """The place of a parameter's first element among those of its bucket."""
+        array = self.states.current(name)
+        return (array.ctypes.data - self._parameters[group].ctypes.data) // array.itemsize
 
     def _recipe(self) -> Any:
         """What the update of this process is made from: pieces in the place of parameters."""
@@ -150,16 +167,12 @@ class ShardedSteps(ParallelSteps):
         kernels = options.uses_kernels()
         return StepSession(lower_entry(entry, kernels=kernels), self._share, options, kernels=kernels)
 
-    def _reduce(self, gradients: np.ndarray) -> None:
-        self.communicator.reduce_scatter_(gradients.reshape(self.communicator.size, -1))
-
     def step_share(self, feeds: Arrays, learning_rate: float) -> float:
         """One step of all processes, each on its part of the batch; see :class:`ParallelSteps`."""
         names, communicator = self.objective.names, self.communicator
         rate = {names.learning_rate: np.asarray(learning_rate, dtype=np.float32)}
         weight, loss = self._add_up_and_share(feeds, rate)
-        rows = [gradients.reshape(communicator.size, -1) for gradients in self._gradients]
-        divisor = (weight or 1) / self._clipping_factor(rows, weight)
+        divisor = (weight or 1) / self._clipping_factor(weight)
         if self._update is None:
             self._share.current(names.count)[...] += 1
         else:
@@ -171,13 +184,12 @@ class ShardedSteps(ParallelSteps):
             self.states.current(names.count)[...] = self._share.current(names.count)
         return float(np.float32(loss / (weight or 1)))
 
-    def _clipping_factor(self, rows: list[np.ndarray], weight: float) -> float:
+    def _clipping_factor(self, weight: float) -> float:
         """What gradients are multiplied by, so that the norm of all of them is at most what was asked for."""
         most = self.specification.clip_norm
         if most is None:
             return 1.0
-        rank = self.communicator.rank
-        blocks = [row[rank][start : start + 4096] for row in rows for start in range(0, row[rank].size, 4096)]
+        blocks = [own[start : start + 4096] for own in self._own for start in range(0, own.size, 4096)]
         squares = np.asarray([sum(float(np.dot(block, block)) for block in blocks)])
         self.communicator.all_reduce_(squares)
         norm = float(np.sqrt(squares[0])) / (weight or 1)
@@ -186,6 +198,7 @@ class ShardedSteps(ParallelSteps):
     def kept_states(self) -> dict[str, np.ndarray]:
         """What a checkpoint has: whole parameters and states, whatever share of them a process has."""
         found = {name: np.array(self.states.current(name)) for name in super().kept_names}
+        found |= self._kept_residuals()
         found[self.objective.names.count] = np.array(self._share.current(self.objective.names.count))
         for role in self._roles():
             for group, parameters in enumerate(self._parameters):
@@ -197,8 +210,7 @@ class ShardedSteps(ParallelSteps):
                 self.communicator.all_gather_(whole)
                 for name in self._buckets[group]:
                     if self._has(name, role):
-                        array = self.states.current(name)
-                        begin = (array.ctypes.data - parameters.ctypes.data) // array.itemsize
+                        array, begin = self.states.current(name), self._begin(group, name)
                         found[f"{name}/{role}"] = own[begin : begin + array.size].reshape(array.shape)
         return found
 
@@ -216,7 +228,8 @@ class ShardedSteps(ParallelSteps):
         Raises:
             OptionError: A value is of another type or shape.
         """
-        super().take_states({name: value for name, value in values.items() if name in self.states})
+        own = {*self.states, *self.residual_names}
+        super().take_states({name: value for name, value in values.items() if name in own})
         if self.objective.names.count in values:
             self._share[self.objective.names.count] = values[self.objective.names.count]
         for name, piece in self._pieces.items():
@@ -229,6 +242,7 @@ class ShardedSteps(ParallelSteps):
 
     def go_on_from(self, before: Steps) -> None:
         """Take over the shares of the steps of an earlier specification."""
+        super().go_on_from(before)
         if isinstance(before, ShardedSteps):
             for name in before._share:
                 if name in self._share and name not in self._pieces and not name.endswith("/accumulated"):

@@ -204,6 +204,11 @@ class Steps:
         for name, value in values.items():
             self.states[name] = value
 
+    @property
+    def residual_names(self) -> list[str]:
+        """Names of what a checkpoint may have beside them: it goes without where there is none."""
+        return []
+
     def go_on_from(self, before: Steps) -> None:
         """Take over what the steps of an earlier specification have beside the buffers."""
 
