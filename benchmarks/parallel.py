@@ -6,6 +6,8 @@
 Every process has its own batch of the same size; so twice the processes see twice the examples. The peers take turns:
 in each round each of them is started, warmed up, measured and ended. "split" is one process whose gradient and update
 are two sessions, as they are in several processes, over the whole step of one process alone.
+"sharded" keeps shares of states, "gradients" of gradients, too. "afterwards" adds gradients up when the backward pass
+has ended, instead of beside it.
 
 All processes run on this machine. With more of them than cores the times say what several processes cost that share
 cores, and nothing about a cluster.
@@ -33,7 +35,7 @@ from peers import EPSILON, LEARNING_RATE
 
 FOLDER = Path(__file__).resolve().parent
 BATCHES = {"mlp": 64, "lenet5": 64, "resnet18": 16, "bert_mini": 4}
-PEERS = ("alone", "split", "mpi", "sharded", "ddp")
+PEERS = ("alone", "split", "mpi", "afterwards", "sharded", "gradients", "ddp")
 TOLERANCE = 1e-4
 
 
@@ -68,16 +70,17 @@ def compare(given: argparse.Namespace) -> None:
                 print(" ".join(rows[-1]), file=sys.stderr)
     header = [
         "model",
-        *("batch", "processes", "onnxtrain [ms]", "gloo DDP [ms]", "of DDP", "split", "MB moved", "waiting"),
-        *("peak MB", "sharded [ms]", "sharded peak MB"),
+        *("batch", "processes", "onnxtrain [ms]", "gloo DDP [ms]", "of DDP", "split", "MB moved"),
+        *("waiting", "afterwards [ms]", "waiting afterwards"),
+        *("peak MB", "sharded [ms]", "sharded peak MB", "gradients too [ms]", "gradients too, peak MB"),
     ]
     text = "\n\n".join(
         [
             f"# Several processes\n\n{machine_line()}",
             table(header, rows),
             "Times are medians over rounds of the median step; ratios are medians of ratios within a round. Moved: "
-            "what one process sends in a step. Waiting: its share of time in communication, in which it may wait for "
-            "others.",
+            "what one process sends in a step. Waiting: the share of its time in which it does not compute, but "
+            "communicates or waits for others; beside the backward pass, or all of it afterwards.",
             load_line(foreign),
         ]
     )
@@ -156,21 +159,27 @@ def row(name: str, ranks: int, found: dict[str, list[dict[str, Any]]]) -> list[s
         *(milliseconds(median(ours)), milliseconds(median("ddp")), ratio(ours, "ddp")),
         "" if several else ratio("split", "alone"),
         f"{median(ours, 'bytes') / 1e6:.2f}" if several else "",
-        f"{median(ours, 'waiting'):.0%}" if several else "",
+        f"{median(ours, 'waiting'):.1%}" if several else "",
+        milliseconds(median("afterwards")) if several else "",
+        f"{median('afterwards', 'waiting'):.1%}" if several else "",
         megabytes(median(ours, "peak")),
         milliseconds(median("sharded")) if several else "",
         megabytes(median("sharded", "peak")) if several else "",
+        milliseconds(median("gradients")) if several else "",
+        megabytes(median("gradients", "peak")) if several else "",
     ]
 
 
 def work(peer: str, name: str, steps: int, folder: str) -> None:
     """One process of a peer."""
     step, communicator = (ddp if peer == "ddp" else onnxtrain)(peer, name, folder)
+    waited = (lambda: 0.0) if communicator is None else communicator.waited
     first = step(0)
     for index in range(1, 3):
         step(index)
     if communicator is not None:
         communicator.seconds = communicator.bytes = 0.0
+    before = waited()
     times = []
     for index in range(steps):
         began = time.perf_counter()
@@ -178,7 +187,7 @@ def work(peer: str, name: str, steps: int, folder: str) -> None:
         times.append(time.perf_counter() - began)
     found = {"seconds": statistics.median(times), "loss": first, "peak": peak(), "bytes": 0.0, "waiting": 0.0}
     if communicator is not None:
-        found |= {"bytes": communicator.bytes / steps, "waiting": communicator.seconds / sum(times)}
+        found |= {"bytes": communicator.bytes / steps, "waiting": (waited() - before) / sum(times)}
     rank = int(os.environ.get("RANK", "0")) if communicator is None else communicator.rank
     if rank == 0:
         print(json.dumps(found))
@@ -196,11 +205,23 @@ def onnxtrain(peer: str, name: str, folder: str) -> tuple[Callable[[int], float]
         def __init__(self, inner: Communicator) -> None:
             self._inner, self.rank, self.size = inner, inner.rank, inner.size
             self.seconds = self.bytes = 0.0
+            self.overlap = inner.overlap
+            self.beside = lambda: 0.0  # seconds that steps have waited for sums
+
+        def waited(self) -> float:
+            return self.seconds + self.beside()
+
+        def behind(self, computation: bool) -> None:
+            self._inner.behind(computation)
+
+        def abandon(self) -> None:
+            self._inner.abandon()
 
         def _measure(self, operation: str, array: np.ndarray, share: float) -> None:
             began = time.perf_counter()
             getattr(self._inner, operation)(array)
-            self.seconds += time.perf_counter() - began
+            if operation == "all_gather_":  # sums are in `beside`, in whatever thread they are taken
+                self.seconds += time.perf_counter() - began
             self.bytes += array.nbytes * share * (self.size - 1) / self.size
 
         def all_reduce_(self, array: np.ndarray) -> None:
@@ -215,7 +236,8 @@ def onnxtrain(peer: str, name: str, folder: str) -> tuple[Callable[[int], float]
         def broadcast_(self, array: np.ndarray, root: int = 0) -> None:
             self._inner.broadcast_(array, root)
 
-    communicator = Counting(MPI() if peer in ("mpi", "sharded") else Single())
+    several = peer in ("mpi", "afterwards", "sharded", "gradients")
+    communicator = Counting(MPI(overlap=peer != "afterwards") if several else Single())
     model = find_model(name)
     trainer = onnxtrain.Trainer(
         model.onnx(folder),
@@ -225,7 +247,8 @@ def onnxtrain(peer: str, name: str, folder: str) -> tuple[Callable[[int], float]
         untie=True,
         threads=1,
         parallel=communicator,
-        shard_states=peer == "sharded",
+        shard_states=peer in ("sharded", "gradients"),
+        shard_gradients=peer == "gradients",
     )
     size = BATCHES.get(name, 8)
     made = [model.batch(size * communicator.size, seed) for seed in range(4)]
@@ -235,6 +258,8 @@ def onnxtrain(peer: str, name: str, folder: str) -> tuple[Callable[[int], float]
         type(trainer.specification).divided = property(lambda self: True)
         steps = ParallelSteps(trainer.objective, trainer.specification)
     names = trainer.objective.names
+    if communicator.overlap:
+        communicator.beside = lambda: steps._reduction.waited
 
     def step(index: int) -> float:
         inputs, target = made[index % len(made)]

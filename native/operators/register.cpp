@@ -6,6 +6,7 @@
 
 #include "activations/node.h"
 #include "attention/node.h"
+#include "communication/node.h"
 #include "convolution/node.h"
 #include "dropout/node.h"
 #include "exported.h"
@@ -13,6 +14,7 @@
 #include "normalization/node.h"
 #include "operators/fused_node.h"
 #include "optimizers/after_node.h"
+#include "optimizers/gradients_ready_node.h"
 #include "optimizers/node.h"
 #include "pooling/node.h"
 #include "products/node.h"
@@ -167,22 +169,27 @@ OptimizerOperator* optimizer_operator(const OrtApi* api, const Optimizer& optimi
   return made;
 }
 
-// `After`: the number that is its first input, once all others are there; it reads none of them.
-Operator after_operator(const OrtApi* api) {
+// What `After` and `GradientsReady` have in common: a number of one type, then any values, whose types are open, that
+// are there when the node runs; the output is a number of that type, too.
+template <typename Traits>
+Operator waiting_operator(const OrtApi* api) {
+  using Node = typename Traits::Node;
   Operator op = {};
   describe(op, api);
-  op.GetName = [](const OrtCustomOp*) { return "After"; };
-  op.CreateKernelV2 = [](const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo*, void** kernel) {
-    return named_status_of(api, "After", [&] { *kernel = new Kernel<AfterNode>{api, AfterNode()}; });
+  op.GetName = [](const OrtCustomOp*) { return Traits::kName; };
+  op.CreateKernelV2 = [](const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* info, void** kernel) {
+    return named_status_of(api, Traits::kName,
+                           [&] { *kernel = new Kernel<Node>{api, Node(Attributes(api, info))}; });
   };
   op.KernelComputeV2 = [](void* kernel, OrtKernelContext* context) {
-    const auto& instance = *static_cast<const Kernel<AfterNode>*>(kernel);
-    return named_status_of(instance.api, "After", [&] { instance.node.compute(Call(instance.api, context)); });
+    const auto& instance = *static_cast<const Kernel<Node>*>(kernel);
+    return named_status_of(instance.api, Traits::kName,
+                           [&] { instance.node.compute(Call(instance.api, context)); });
   };
-  op.KernelDestroy = [](void* kernel) { delete static_cast<Kernel<AfterNode>*>(kernel); };
+  op.KernelDestroy = [](void* kernel) { delete static_cast<Kernel<Node>*>(kernel); };
   op.GetInputTypeCount = [](const OrtCustomOp*) { return std::size_t{2}; };
   op.GetInputType = [](const OrtCustomOp*, std::size_t index) {
-    return index == 0 ? ort::kTypeFloat : ort::kTypeUndefined;
+    return index == 0 ? Traits::kType : ort::kTypeUndefined;
   };
   op.GetInputCharacteristic = [](const OrtCustomOp*, std::size_t index) {
     return index == 0 ? ort::kRequired : ort::kVariadic;
@@ -190,10 +197,24 @@ Operator after_operator(const OrtApi* api) {
   op.GetVariadicInputMinArity = [](const OrtCustomOp*) { return 1; };
   op.GetVariadicInputHomogeneity = [](const OrtCustomOp*) { return 0; };
   op.GetOutputTypeCount = [](const OrtCustomOp*) { return std::size_t{1}; };
-  op.GetOutputType = [](const OrtCustomOp*, std::size_t) { return ort::kTypeFloat; };
+  op.GetOutputType = [](const OrtCustomOp*, std::size_t) { return Traits::kType; };
   op.GetOutputCharacteristic = [](const OrtCustomOp*, std::size_t) { return ort::kRequired; };
   return op;
 }
+
+// The number that is its first input, once all others are there; it reads none of them.
+struct After {
+  using Node = AfterNode;
+  static constexpr const char* kName = "After";
+  static constexpr int kType = ort::kTypeFloat;
+};
+
+// Calls a function when gradients are there.
+struct GradientsReady {
+  using Node = GradientsReadyNode;
+  static constexpr const char* kName = "GradientsReady";
+  static constexpr int kType = ort::kTypeInt64;
+};
 
 // Sessions keep pointers to domains and operators, so both live as long as the process.
 struct Domains {
@@ -222,7 +243,9 @@ Domains create_domains(const OrtApi* api) {
   require(api, ort::CreateCustomOpDomain::call(api, kTrainingDomain, &domains.training));
   require(api, ort::CreateCustomOpDomain::call(api, kOwnDomain, &domains.own));
   add_optimizers(api, domains);
-  require(api, ort::CustomOpDomain_Add::call(api, domains.own, new Operator(after_operator(api))));
+  require(api, ort::CustomOpDomain_Add::call(api, domains.own, new Operator(waiting_operator<After>(api))));
+  require(api, ort::CustomOpDomain_Add::call(api, domains.own, new Operator(waiting_operator<GradientsReady>(api))));
+  add_operator<AllReduceNode>(api, domains.own);
   add_operator<AttentionNode>(api, domains.own);
   add_operator<AttentionGradientNode>(api, domains.own);
   add_operator<BatchNormalizationGradientNode>(api, domains.own);

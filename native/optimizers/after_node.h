@@ -10,6 +10,8 @@ namespace onnxtrain {
 // Inputs: a float, and values of any type; output: that float.
 class AfterNode {
  public:
+  explicit AfterNode(const Attributes&) {}
+
   void compute(const Call& call) const {
     Tensor number;
     call.input(0, number);

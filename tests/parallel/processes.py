@@ -12,12 +12,17 @@ from pathlib import Path
 
 import pytest
 
+from onnxtrain.runtime.native import kernels_available
+
 MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
 
 needs_mpi = pytest.mark.skipif(
     MPIEXEC is None or importlib.util.find_spec("mpi4py") is None,
     reason="mpi4py or mpiexec is not installed: pip install mpi4py mpich",
 )
+
+
+needs_kernels = pytest.mark.skipif(not kernels_available(), reason="gradients are announced by a native operator")
 
 
 def mpiexec(

@@ -93,11 +93,15 @@ def test_a_rank_that_hangs_is_named_by_rank_0(tmp_path):
     assert done.stderr.count("ParallelError: Rank 2 did not answer for 1 s, in all_reduce_.") == 1
 
 
+COMPRESSIONS = "compress is 'zip'; it is 'float16', 'bfloat16' or onnxtrain.parallel.TopK(0.01)."
+
+
 @needs_mpi
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: onnxtrain.parallel.MPI("random"), "order is 'random'; it is 'rank' or 'fast'."),
+        (lambda: onnxtrain.parallel.MPI(compress="zip"), COMPRESSIONS),
         (lambda: onnxtrain.parallel.MPI(timeout=0), "timeout is 0; it needs a number of seconds above 0."),
     ],
 )

@@ -6,18 +6,19 @@ import pytest
 
 import onnxtrain
 from onnxtrain.errors import OptionError
-from parallel.processes import needs_mpi, run_script
+from onnxtrain.runtime.options import RuntimeOptions
+from parallel.processes import needs_kernels, needs_mpi, run_script
 
 SETUP = """
-    import json, sys
+    import json, os, sys
     import numpy as np
     import onnxtrain
     mpi = onnxtrain.parallel.MPI()
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(50, 1, 28, 28)).astype(np.float32), rng.integers(0, 10, 50)
     def trainer(shard, **options):
-        given = {"optimizer": onnxtrain.Adam(1e-3), **options}
-        return onnxtrain.Trainer(onnxtrain.examples.lenet5(), loss="softmax_cross_entropy", threads=1, parallel=mpi,
+        given = {"optimizer": onnxtrain.Adam(1e-3), "parallel": mpi, **options}
+        return onnxtrain.Trainer(onnxtrain.examples.lenet5(), loss="softmax_cross_entropy", threads=1,
             shard_states=shard, **given)
     def equal(one, other, **tolerance):
         for name, array in one.items():
@@ -66,8 +67,8 @@ def test_shares_change_no_bit_and_take_less_memory(tmp_path, ranks):
 
 
 FIT = """
-    folder, shard, epochs = sys.argv[1], sys.argv[2] == "shard", int(sys.argv[3])
-    subject = trainer(shard, dropout=True)
+    folder, shard, epochs = sys.argv[1], sys.argv[2] != "whole", int(sys.argv[3])
+    subject = trainer(shard, dropout=True, shard_gradients=sys.argv[2] == "gradients")
     subject.fit(x, y, epochs=epochs, batch_size=20, shuffle=True, checkpoint=folder, resume=True)
     if not mpi.rank:
         np.savez(f"{folder}-{epochs}.npz", **subject.get_weights())
@@ -89,12 +90,14 @@ def test_a_checkpoint_of_some_processes_resumes_on_any_number(tmp_path):
             return {name: file[name] for name in file}
 
     run_script(tmp_path, 3, SETUP + FIT, "kept", "shard", "1", cwd=tmp_path)
-    for name, ranks, shard in (("two", 2, "shard"), ("three", 3, "shard"), ("whole", 3, "whole"), ("one", 1, "whole")):
+    others = (("two", 2, "gradients"), ("three", 3, "shard"), ("whole", 3, "whole"), ("one", 1, "whole"))
+    for name, ranks, shard in (*others, ("gradients", 3, "gradients")):
         shutil.copytree(tmp_path / "kept", tmp_path / name)
         run_script(tmp_path, ranks, SETUP + FIT, name, shard, "3", cwd=tmp_path)
     three = states("three", 3)
-    for name, array in states("whole", 3).items():
-        np.testing.assert_array_equal(array, three[name], err_msg=name)
+    for same in ("whole", "gradients"):
+        for name, array in states(same, 3).items():
+            np.testing.assert_array_equal(array, three[name], err_msg=name)
     for other in ("two", "one"):  # other sums, in the last bits
         found = states(other, 3)
         assert found.keys() == three.keys()
@@ -121,21 +124,78 @@ def test_more_processes_than_cache_lines(tmp_path):
     )
 
 
+@needs_mpi
+@needs_kernels
+def test_shares_of_gradients_change_no_bit_and_take_less_memory(tmp_path):
+    run_script(
+        tmp_path,
+        2,
+        SETUP
+        + """
+    from onnxtrain.training.steps import buckets
+    buckets.BUCKET_BYTES = 1 << 15
+    after = onnxtrain.parallel.MPI(overlap=False)
+    for options in ({"parallel": after},
+                    {"masks": {"conv1.weight": rng.random((6, 1, 5, 5)) > 0.5}, "freeze": "conv2*", "clip_norm": 0.5}):
+        states, gradients = trainer(True, **options), trainer(True, shard_gradients=True, **options)
+        for rows in (50, 31, 1):
+            assert states.train_step(x[:rows], y[:rows]) == gradients.train_step(x[:rows], y[:rows]), options
+        equal(states.get_weights(), gradients.get_weights())
+        equal(states.steps.kept_states(), gradients.steps.kept_states())
+        steps = gradients.steps
+        assert len(steps._buckets) >= 3 and not any(name.endswith("/accumulated") for name in steps.states)
+        whole = sum(array.nbytes for array in states.steps._gradients)
+        largest = max(array.nbytes for array in states.steps._gradients)
+        assert sum(array.nbytes for array in steps._own) * mpi.size == whole
+        assert len(steps._rooms) == (1 if "parallel" in options else 2)
+        assert {array.nbytes for array in steps._rooms} == {largest}
+    if mpi.rank:
+        def fails(bucket):
+            raise onnxtrain.errors.ParallelError("no more room")
+        gradients.steps._cleared_room = fails
+    try:
+        gradients.train_step(x, y)
+    except onnxtrain.errors.ParallelError as error:
+        if mpi.rank:
+            gradients.communicator.fail(str(error))
+        assert str(error) == ("no more room" if mpi.rank else "Rank 1 ended: no more room"), error
+        os._exit(0)
+    raise AssertionError
+    """,
+    )
+
+
 class Two(onnxtrain.parallel.Single):
     """Two processes, as far as can be told before they speak."""
 
     size = 2
 
 
+class Compressing(Two):
+    """Two that would send less."""
+
+    compress = onnxtrain.parallel.TopK(0.1)
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
         ({"optimizer": onnxtrain.SSGD()}, "shard_states=True cuts weights at any element"),
+        ({"optimizer": "lamb"}, "shard_states=True cuts weights at any element"),
         ({"clip_norm": 1.0, "clip_value": 1.0}, "shard_states=True clips by value or by norm"),
+        ({"shard_gradients": True, "accumulate": 2}, "shard_gradients=True keeps no sums of micro-batches"),
+        ({"shard_gradients": True, "parallel": Compressing()}, "shard_gradients=True keeps no whole gradients"),
+        (
+            {"shard_gradients": True, "options": RuntimeOptions(kernels=False)},
+            "shard_gradients=True needs the native kernels",
+        ),
+        ({"shard_gradients": True, "shard_states": False}, "give shard_states=True, too"),
     ],
 )
 def test_what_needs_whole_tensors_is_refused(options, sentence):
     with pytest.raises(OptionError, match=sentence):
         onnxtrain.Trainer(
-            onnxtrain.examples.mlp((4, 3)), loss="softmax_cross_entropy", parallel=Two(), shard_states=True, **options
+            onnxtrain.examples.mlp((4, 3)),
+            loss="softmax_cross_entropy",
+            **{"parallel": Two(), "shard_states": True, **options},
         )

@@ -21,7 +21,7 @@ from onnxtrain.training_info.build import build_entries
 
 LOSS = "softmax_cross_entropy"
 OPTIONS = set(typing.get_type_hints(Options))
-NO_DATA_OPTIONS = {"masks", "threads", "options", "parallel", "shard_states"}
+NO_DATA_OPTIONS = {"masks", "threads", "options", "parallel", "shard_states", "shard_gradients"}
 """What a training model that is written down has no use for."""
 
 
@@ -65,7 +65,8 @@ def test_prune_passes_the_options_on():
 
 def test_the_command_line_has_the_options_and_their_defaults():
     given = flags.Training().arguments()
-    elsewhere = {"accumulate", "threads", "masks", "sparsify", "options", "lora", "ema", "parallel", "shard_states"}
+    elsewhere = {"accumulate", "threads", "masks", "sparsify", "options", "lora", "ema"}
+    elsewhere |= {"parallel", "shard_states", "shard_gradients"}
     assert set(given) == OPTIONS - elsewhere
     assert given == {name: value for name, value in defaults().items() if name in given}
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from onnxtrain.cli import flags, paths, terminal
+from onnxtrain.cli.configuration import Config
 from onnxtrain.cli.flags import LOSS, RESULTS, SWITCH, TRAINED, OptimizerSettings, Training
 from onnxtrain.cli.web_page import RUNTIME, WEB_FILES, WebPage
 from onnxtrain.errors import OptionError
@@ -98,7 +99,7 @@ class Written:
         """Whether the step graph is looked at."""
         return self.step_graph is not None or self.describe or self.web is not None
 
-    def paths(self, *, tie: bool) -> dict[str, Path]:
+    def paths(self, *, tie: bool, state_dtype: str | None) -> dict[str, Path]:
         """The files by what they hold.
 
         Raises:
@@ -116,6 +117,10 @@ class Written:
             raise OptionError(
                 "--web writes a page that saves every weight by its own name, and --tie leaves copies out; export the "
                 "step graph with --tie, and bring its states home with import-states --tie."
+            )
+        if self.web is not None and state_dtype is not None:
+            raise OptionError(
+                f"--web keeps states as browsers have numbers, not as {state_dtype}; leave --state-dtype out."
             )
         return found
 
@@ -155,6 +160,7 @@ def command(
     training: Training = Training(),  # noqa: B008 - frozen
     settings: OptimizerSettings = OptimizerSettings(),  # noqa: B008 - frozen
     written: Written = Written(),
+    config: Config = None,
     debug: flags.Debug = False,
 ) -> None:
     """Run ``onnxtrain export``; the flags are described where they are declared."""
@@ -163,7 +169,7 @@ def command(
     from onnxtrain.lowering.fix_dimensions import fix_dimensions
     from onnxtrain.model.file import ModelFile, check_writable
 
-    files = written.paths(tie=training.tie)
+    files = written.paths(tie=training.tie, state_dtype=training.state_dtype)
     paths.check_paths(
         {
             paths.MODEL: paths.model(model),

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onnxtrain.errors import TrainingInfoError
 from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.lowering.announce_gradients import announce_gradients
 from onnxtrain.lowering.description import IN_PLACE_KEY, STATES_KEY, STEP_KEY, Description
 from onnxtrain.lowering.in_place import in_place_states
 from onnxtrain.lowering.join import join
@@ -101,9 +102,13 @@ def lower_entry(entry: Entry, *, kernels: bool, portable: Portable | None = None
         portable: The provider that the graph is for, where it is not the processor.
     """
     graph = entry.model.graph
-    _choose_outputs(graph, entry.results, entry.updates)
+    _choose_outputs(graph, entry.results, entry.updates | entry.passed)
     description = Description.of(entry)
     lower_graph(entry.model, kernels=kernels, portable=portable)
+    if kernels and entry.announced:
+        announce_gradients(graph, [[f"{state}_new" for state in group] for group in entry.announced])
+        passed = {f"{state}_new" for state in entry.passed}
+        graph.outputs[:] = [value for value in graph.outputs if value.name not in passed]
     drop_unused_inputs(graph)
     names = {value.name for value in graph.inputs}
     states: dict[str, str | None] = {

@@ -16,16 +16,20 @@ from onnxtrain.lowering.fuse_linear import fuse_linear
 from onnxtrain.lowering.fuse_recurrent import fuse_recurrent
 from onnxtrain.lowering.fuse_updates import fuse_updates
 from onnxtrain.lowering.gradient_nodes import Derivative, build_gradients
+from onnxtrain.lowering.join_scans import join_scans
 from onnxtrain.lowering.mask_softmax_gradients import mask_softmax_gradients
 from onnxtrain.lowering.optimizer_nodes import lower_optimizers
 from onnxtrain.lowering.recompute import check_patterns, recompute
 from onnxtrain.lowering.resolve_fused import resolve_fused
 from onnxtrain.lowering.reuse_activations import reuse_activations
+from onnxtrain.lowering.round_states import round_states
 from onnxtrain.lowering.spread_updates import spread_updates
+from onnxtrain.lowering.synchronize_batch_norm import synchronize_batch_norm
 from onnxtrain.lowering.use_convolution_kernels import use_convolution_kernels
 from onnxtrain.lowering.use_few_bits_kernels import use_few_bits_kernels
 from onnxtrain.lowering.webgpu import fit_webgpu
 from onnxtrain.lowering.webgpu_bodies import Portable
+from onnxtrain.lowering.write_activation_defaults import write_activation_defaults
 
 
 def lower_graph(
@@ -53,6 +57,7 @@ def lower_graph(
     graph = model.graph
     options = GradientOptions.read(model.metadata_props)
     check_patterns(graph, options.recompute)
+    write_activation_defaults(model)  # of recurrent layers: ONNX Runtime has others
     count_dropout(model)  # masks from counters that are states: a step taken again draws the same
     if kernels:
         fuse_activations(model)  # Gelu: one node for five
@@ -63,6 +68,9 @@ def lower_graph(
     for gradient in build_gradients(model, derivative):  # a Gradient node becomes the nodes that compute it
         mask_softmax_gradients(model, gradient)  # rows without a key have a gradient of zero
         backward += gradient
+    join_scans(graph)  # sums over chunks in one pass with their gradient
+    if kernels:
+        synchronize_batch_norm(model, backward)  # statistics of all processes
     resolve_fused(model, backward, kernels=kernels, portable=portable)  # what has no kernel becomes its body
     clean(model)
     recompute(graph, backward, options.recompute)  # activations computed again instead of kept
@@ -74,8 +82,10 @@ def lower_graph(
         dequantize_again(graph)  # frozen weights of few bits are in float while they are read
         spread_updates(graph)  # an update for every few layers, in the backward pass
         fuse_updates(model)  # clipping and masks inside the update
+        round_states(graph)  # what no update has taken in
     else:
         lower_optimizers(model)  # optimizers become their bodies
+        round_states(graph)  # states in bfloat16
         clean(model)
         graph.sort()
         for domain in (TRAINING_DOMAIN, ONNXTRAIN_DOMAIN):

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from onnxtrain.parallel.compression import Compression
 
 Result = TypeVar("Result")
 
@@ -22,10 +25,15 @@ class Communicator(ABC):
     Attributes:
         rank: The number of this process, from 0.
         size: How many processes there are.
+        overlap: Whether operations may run in another thread than the one that made this, one at a time: then those of
+            a step run beside its backward pass.
+        compress: How gradients are sent; ``None`` for as they are.
     """
 
     rank: int
     size: int
+    overlap: bool = False
+    compress: Compression | None = None
 
     @abstractmethod
     def all_reduce_(self, array: np.ndarray) -> None:
@@ -43,8 +51,21 @@ class Communicator(ABC):
         """Replace the row of this rank, of an array [size, ...], by its sum over all ranks; other rows are lost."""
         self.all_reduce_(array)
 
+    def all_to_all_(self, array: np.ndarray) -> None:
+        """Send the rows of an array [size, ...] to the ranks of their numbers; rows are then what those have sent."""
+        whole = np.zeros((self.size, *array.shape), array.dtype)
+        whole[self.rank] = array
+        self.all_gather_(whole)
+        array[...] = whole[:, self.rank]
+
     def fail(self, sentence: str) -> None:  # noqa: B027 - an engine that cannot has nothing to do
         """Tell the other ranks that this one ends, and why, where the engine can: they raise ParallelError."""
+
+    def behind(self, computation: bool) -> None:  # noqa: B027 - an engine that does not care has nothing to do
+        """Say whether other threads compute from now on, and need the processor more than one that waits."""
+
+    def abandon(self) -> None:  # noqa: B027 - an engine that cannot ends by its timeout
+        """End what waits for other ranks in another thread, where the engine can: it raises ParallelError."""
 
     def gather_objects(self, value: Any) -> list[Any]:
         """What every rank gives, in the order of the ranks; anything that can be pickled."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from onnxtrain.errors import OptionError, ParallelError
 from onnxtrain.parallel.communicator import Communicator
+from onnxtrain.parallel.compression import Compression, choose_compression
 
 _DATA, _FAILURE, _LEAVING = 7, 8, 9
 """Tags of messages: parts of arrays; the last sentence of a rank; that it is about to leave."""
@@ -35,6 +36,9 @@ _EAGER = 100
 _LOOKS = 256
 """Looks at what has arrived between two looks at the clock and at sentences of others."""
 
+
+_BEHIND = 1e-3
+"""Seconds between two looks while another thread computes."""
 
 _OPEN: list[MPI] = []
 """The communicators of this process that have other ranks."""
@@ -69,6 +73,9 @@ class MPI(Communicator):
             the network, the library or the placement. Every rank adds up its share and hands it round, which moves
             2 (N - 1) / N of the array, as the best algorithms do, in N - 1 messages each way. ``"fast"``: the library's
             own sum, whose bits may differ from one cluster to another.
+        overlap: Whether gradients are added up in a thread of their own while the backward pass goes on.
+        compress: Send gradients rounded to ``"float16"`` or ``"bfloat16"``, or the largest alone, as ``TopK(0.01)``;
+            what is left out is added to the gradients of the next step. Sums are then in the order of the ranks.
         timeout: Seconds to wait for another rank before giving it up; the error names it. A rank that writes a
             checkpoint makes the others wait.
 
@@ -76,15 +83,26 @@ class MPI(Communicator):
         OptionError: mpi4py is not installed, or finds no MPI; an argument has a value that it cannot have.
     """
 
-    def __init__(self, order: Literal["rank", "fast"] = "rank", *, timeout: float = 600.0) -> None:
+    def __init__(
+        self,
+        order: Literal["rank", "fast"] = "rank",
+        *,
+        compress: Literal["float16", "bfloat16"] | Compression | None = None,
+        timeout: float = 600.0,
+        overlap: bool = True,
+    ) -> None:
         if order not in ("rank", "fast"):
             raise OptionError(f"order is {order!r}; it is 'rank' or 'fast'.")
         if not timeout > 0:
             raise OptionError(f"timeout is {timeout}; it needs a number of seconds above 0.")
         self.order = order
+        self.compress = choose_compression(compress)
         self.timeout = float(timeout)
         self._library = _library()
         world = self._library.COMM_WORLD
+        self.overlap = overlap and self._library.Query_thread() >= self._library.THREAD_SERIALIZED
+        self._pause = 0.0
+        self._abandoned = False
         self._world = world.Dup()  # messages of the program that uses this do not mix with ours
         self.rank: int = world.Get_rank()
         self.size: int = world.Get_size()
@@ -100,7 +118,7 @@ class MPI(Communicator):
         return f"MPI(order={self.order!r}, rank={self.rank}, size={self.size})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.order, self.timeout)
+        return _again, (self.order, self.compress, self.timeout, self.overlap)
 
     def all_reduce_(self, array: np.ndarray) -> None:
         """Replace every element by its sum over all ranks; see :class:`MPI` for the order of the sum."""
@@ -130,6 +148,15 @@ class MPI(Communicator):
             rows = list(_rows(array, self.size))
             self._exchange([rows[self.rank]] * self.size, rows, "all_gather_")
 
+    def all_to_all_(self, array: np.ndarray) -> None:
+        """Send the rows of an array to the ranks of their numbers; rows are then what those have sent."""
+        if self.size > 1 and array.size:
+            rows = _rows(array, self.size)
+            parts = self._room((self.size, rows.shape[1]), rows.dtype)
+            self._exchange(list(rows), list(parts), "all_to_all_")
+            parts[self.rank] = rows[self.rank]
+            rows[...] = parts
+
     def broadcast_(self, array: np.ndarray, root: int = 0) -> None:
         """Replace all elements by those of one rank: it sends everybody a share, which everybody hands on."""
         if self.size == 1 or not array.size:
@@ -148,6 +175,14 @@ class MPI(Communicator):
             received[root] = shares[self.rank]
         self._exchange(shares if self.rank == root else whole, received, "broadcast_")
         self._exchange([shares[self.rank]] * self.size, shares, "broadcast_")
+
+    def behind(self, computation: bool) -> None:
+        """Say whether other threads compute from now on: then a wait looks now and then what has arrived."""
+        self._pause = _BEHIND if computation else 0.0
+
+    def abandon(self) -> None:
+        """End what waits for other ranks in another thread; nothing goes on after that."""
+        self._abandoned = True
 
     @property
     def speaks(self) -> bool:
@@ -220,11 +255,13 @@ class MPI(Communicator):
         Raises:
             ParallelError: Another rank has ended, or did not answer in time.
         """
-        done, pause, until, looks = self._library.Request.Testall, time.sleep, 0.0, 0
+        done, until, looks = self._library.Request.Testall, 0.0, 0
         while not done(requests):
             looks += 1
             if looks > _EAGER:
-                pause(0)
+                time.sleep(self._pause)
+            if self._abandoned:
+                raise ParallelError(f"{what} was broken off, because this process failed in the same step.")
             if looks % _LOOKS:
                 continue
             now = time.monotonic()
@@ -314,8 +351,8 @@ def _library() -> Any:
     return library
 
 
-def _again(order: Literal["rank", "fast"], timeout: float) -> MPI:
-    return MPI(order, timeout=timeout)
+def _again(order: Literal["rank", "fast"], compress: Compression | None, timeout: float, overlap: bool) -> MPI:
+    return MPI(order, compress=compress, timeout=timeout, overlap=overlap)
 
 
 def _flat(array: np.ndarray) -> np.ndarray:

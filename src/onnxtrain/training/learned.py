@@ -29,8 +29,6 @@ from onnxtrain.training.schedules.learning_rate import LearningRate
 from onnxtrain.training.showing import html_facts, plural
 from onnxtrain.training.specification import Masks, Specification
 from onnxtrain.training.steps.feeding import Parameters, cut
-from onnxtrain.training.steps.parallel_steps import ParallelSteps
-from onnxtrain.training.steps.sharded_steps import ShardedSteps
 from onnxtrain.training.steps.steps import Steps
 from onnxtrain.training.weights.ema import average_name
 from onnxtrain.training.weights.masks import check_masks, set_to_zero
@@ -43,7 +41,9 @@ def _steps(objective: Objective, specification: Specification, **given: Any) -> 
     """The steps of a process alone, or those of several."""
     if not specification.divided:
         return Steps(objective, specification, **given)
-    return (ShardedSteps if specification.shard_states else ParallelSteps)(objective, specification, **given)
+    from onnxtrain.training.steps.several import steps_of_several  # a process alone has no use for them
+
+    return steps_of_several(objective, specification, **given)
 
 
 class Learned:

@@ -5,25 +5,28 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from onnxtrain.errors import DataError, NumericalError
-from onnxtrain.training.data import Batch, Dataset, TensorSpec, open_dataset
+from onnxtrain.training.data import Batch, Dataset, TensorSpec
 from onnxtrain.training.data.conversion import kind_of, symbol_sizes
 from onnxtrain.training.data.labels import learn_labels
-from onnxtrain.training.inference.evaluation import Evaluator
+from onnxtrain.training.data.target_checks import check_weights
 from onnxtrain.training.learned import Learned
 from onnxtrain.training.losses.heads import Metrics
 from onnxtrain.training.losses.joint_loss import Forms
 from onnxtrain.training.losses.targets import Targets, tensor_spec
 from onnxtrain.training.objective import Objective
-from onnxtrain.training.opening import open_with_targets, targets_by_output
+from onnxtrain.training.opening import open_with_targets, targets_by_output, with_weights
 from onnxtrain.training.preparation import prepare
 from onnxtrain.training.specification import Specification
-from onnxtrain.training.steps.feeding import by_input_name, check_targets, check_weights, fit_to_spec
+from onnxtrain.training.steps.feeding import by_input_name, check_targets, fit_to_spec
 from onnxtrain.training.working_copy.training_modes import Modes
+
+if TYPE_CHECKING:
+    from onnxtrain.training.inference.evaluation import Evaluator
 
 Source = Any
 """Data in any form that :func:`onnxtrain.training.data.open_dataset` takes."""
@@ -39,7 +42,7 @@ class Learner(Learned):
         self, specification: Specification, objective: Objective | None, values: Mapping[str, np.ndarray] | None
     ) -> None:
         super()._begin(specification, objective, values)
-        self._evaluators: dict[tuple[Forms | None, bool], Evaluator] = {}
+        self._evaluators: dict[tuple[Forms | None, bool, bool], Evaluator] = {}
         self._in_inference: Objective | None = None
         self._last_shapes: tuple[Any, ...] = ()  # of train_step; of the same shapes targets mean the same
 
@@ -62,7 +65,8 @@ class Learner(Learned):
         self._weigh(sample_weight is not None)
         feeds = self._feeds(inputs, targets)  # which may change the specification, and with it the steps
         if sample_weight is not None:
-            spec = dataclasses.replace(self._weight_spec(), shape=(None,))
+            assert self.objective.weights is not None
+            spec = dataclasses.replace(tensor_spec(self.objective.weights), shape=(None,))
             feeds[spec.name] = weights = check_weights(fit_to_spec(sample_weight, spec))
             first = next(iter(targets.values())) if isinstance(targets, Mapping) else targets
             if first is not None and len(weights) != len(first):
@@ -127,10 +131,6 @@ class Learner(Learned):
         if weighted != self.specification.weighted:
             self.change(dataclasses.replace(self.specification, weighted=weighted))
 
-    def _weight_spec(self) -> TensorSpec:
-        assert self.objective.weights is not None
-        return tensor_spec(self.objective.weights)
-
     def _for_any_rows(self, spec: TensorSpec) -> TensorSpec:
         """What an array must be beside its number of examples, which padding makes right."""
         if spec.name not in self._steps.batched:
@@ -154,18 +154,25 @@ class Learner(Learned):
             source: The data.
             target: Name of the target in a file with several arrays left.
             need_target: Whether there have to be targets, where the loss takes some.
-            sample_weight: One weight per example [N], at least 0, that multiplies its term of the loss.
+            sample_weight: One weight per example [N], at least 0, that multiplies its term of the loss; or the name of
+                the array or column that has them.
 
         Raises:
             DataError: It cannot be read or does not fit.
         """
         targets = self.objective.targets
         wanted = targets is not None and need_target
+        if need_target:
+            source, sample_weight = with_weights(source, sample_weight, self._inputs)
         if wanted:
-            dataset, forms = open_with_targets(self.objective, source, target=target, adapted=self._adapted)
+            name = sample_weight if isinstance(sample_weight, str) else None
+            adapted = self._adapted
+            dataset, forms = open_with_targets(self.objective, source, target=target, adapted=adapted, weights=name)
             self._expect(forms)
             dataset = self.objective.expected(dataset)
         else:
+            from onnxtrain.training.data.opening import open_dataset
+
             dataset = open_dataset(
                 source,
                 self._inputs,
@@ -177,7 +184,7 @@ class Learner(Learned):
         if need_target:
             self._weigh(sample_weight is not None)
         if sample_weight is not None:
-            dataset = dataset.with_input(check_weights(np.asarray(sample_weight)), self._weight_spec())
+            dataset = self.objective.weighted(dataset, sample_weight)
         self.objective.validate(dataset, labels=wanted)
         return dataset
 
@@ -186,6 +193,7 @@ class Learner(Learned):
         data: Source,
         y: Any = None,
         *,
+        sample_weight: Any = None,
         target: str | None = None,
         batch_size: int = 256,
         metrics: Metrics = (),
@@ -196,6 +204,8 @@ class Learner(Learned):
         Args:
             data: Data in any form; with ``y`` the inputs alone.
             y: The targets, where ``data`` has none.
+            sample_weight: One weight per example [N], at least 0, or the name of the array or column that has them. The
+                loss is the mean over the examples of weight times loss; metrics count all examples alike (as in Keras).
             target: Name of the target in a file with several arrays left.
             batch_size: Examples per batch.
             metrics: Names (``"accuracy"``, ...) or functions of (y_true, y_pred); by output where several have losses.
@@ -205,11 +215,12 @@ class Learner(Learned):
             ``loss`` and every metric: averages over all examples, but for a loss that is a sum. Where several outputs
             have losses, ``{output}_loss`` is that of each, and metrics are ``{output}_{metric}``.
         """
-        evaluator, dataset = self.open_for_evaluation(data if y is None else (data, y), target=target, ema=ema)
+        source = data if y is None else (data, y)
+        evaluator, dataset = self.open_for_evaluation(source, target=target, ema=ema, sample_weight=sample_weight)
         return evaluator.evaluate(dataset, batch_size, metrics, self.communicator)
 
     def open_for_evaluation(
-        self, source: Source, *, target: str | None = None, ema: bool = False
+        self, source: Source, *, target: str | None = None, ema: bool = False, sample_weight: Any = None
     ) -> tuple[Evaluator, Dataset]:
         """Data in any form, and what measures the model on it.
 
@@ -220,10 +231,14 @@ class Learner(Learned):
             DataError: It cannot be read or does not fit.
         """
         if self.objective.targets is None:
-            return self._evaluator(None, ema), self.open(source, target=target)
-        dataset, forms = open_with_targets(self.objective, source, target=target, adapted=self._adapted)
-        evaluator = self._evaluator(forms, ema)
+            return self._evaluator(None, ema), self.open(source, target=target, sample_weight=sample_weight)
+        source, weights = with_weights(source, sample_weight, self._inputs)
+        name, adapted = weights if isinstance(weights, str) else None, self._adapted
+        dataset, forms = open_with_targets(self.objective, source, target=target, adapted=adapted, weights=name)
+        evaluator = self._evaluator(forms, ema, weighted=weights is not None or dataset.weighted)
         dataset = evaluator.objective.expected(dataset)
+        if weights is not None:
+            dataset = evaluator.objective.weighted(dataset, weights)
         evaluator.objective.validate(dataset, labels=True)
         return evaluator, dataset
 
@@ -256,22 +271,25 @@ class Learner(Learned):
         )
         return next(iter(arrays.values())) if len(arrays) == 1 else arrays
 
-    def _evaluator(self, form: Forms | None, ema: bool) -> Evaluator:
+    def _evaluator(self, form: Forms | None, ema: bool, weighted: bool = False) -> Evaluator:
         self._check_averages(ema)
-        if (form, ema) not in self._evaluators:
+        key = form, ema, weighted
+        if key not in self._evaluators:
+            from onnxtrain.training.inference.evaluation import Evaluator  # a step has no use for it
+
             objective = self.objective
             if self._in_inference is None:
                 self._in_inference = objective
                 if objective.modes.training or (self.specification.lora is not None and self.specification.lora.drops):
                     specification, copies, table = self.specification, objective.copies, objective.table
                     self._in_inference = prepare(specification, modes=Modes(), copies=copies, table=table)
-            self._evaluators[form, ema] = Evaluator(
-                self._in_inference.with_form(form).weighting(False),
+            self._evaluators[key] = Evaluator(
+                self._in_inference.with_form(form).weighting(weighted),
                 self.states,
                 self.options,
                 self._averages if ema else None,
             )
-        return self._evaluators[form, ema]
+        return self._evaluators[key]
 
     def check_finite(self, loss: float, step: int, hint: str = "") -> None:
         """Stop when the loss is not a number any more.

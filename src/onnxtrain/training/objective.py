@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -15,6 +16,8 @@ from onnxtrain.graph.value import dimensions
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.training.advice.hints import Hint, find_hints
 from onnxtrain.training.data import Batch, Dataset, TensorSpec
+from onnxtrain.training.data.conversion import to_numpy
+from onnxtrain.training.data.target_checks import check_weights
 from onnxtrain.training.losses.base import Loss, LossByExample, examples, reduced
 from onnxtrain.training.losses.heads import Head, Metrics, metrics_of_heads
 from onnxtrain.training.losses.joint_loss import Forms, JointLoss
@@ -113,6 +116,12 @@ class Objective:
             dataset = dataset.expecting(head.targets.spec, head.name)
         return dataset
 
+    def weighted(self, dataset: Dataset, weights: Any) -> Dataset:
+        """A dataset with one weight per example: an array, or the name of one that it has."""
+        assert self.weights is not None
+        given = weights if isinstance(weights, str) else check_weights(to_numpy(weights, "sample_weight"))
+        return dataset.with_weights(given, tensor_spec(self.weights))
+
     def targets_of(self, batch: Batch) -> dict[str, np.ndarray]:
         """The targets of a batch by the names of the step graph."""
         if self.others:
@@ -121,9 +130,7 @@ class Objective:
 
     def inputs_of(self, batch: Batch) -> dict[str, np.ndarray]:
         """What a batch has beside its targets."""
-        if not self.others:
-            return batch.inputs
-        names = {head.name for head in self.heads}
+        names = {head.name for head in self.heads} if self.others else set()
         return {name: array for name, array in batch.inputs.items() if name not in names}
 
     @property
@@ -246,6 +253,7 @@ class Objective:
             alone=specification.accumulate == 1,
             cleared=not specification.divided,
             statistics=self.statistics,
+            synchronized=specification.synchronized,
             masks=specification.masks,
             sparsified=self.sparsified(specification.sparsify),
             names=self.names,
@@ -253,6 +261,7 @@ class Objective:
             weights=own.weights,
             rules=self.rules(specification),
             averaging=specification.ema,
+            rounding=None if specification.state_dtype is None else specification.seed,
         )
 
     def rules(self, specification: Specification) -> dict[str, UpdateRule]:

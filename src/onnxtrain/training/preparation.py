@@ -12,7 +12,6 @@ import onnx_ir as ir
 from onnxtrain.autodiff.expand import is_expanded
 from onnxtrain.autodiff.missing import missing_rules, missing_rules_message
 from onnxtrain.autodiff.path import Forward, Route
-from onnxtrain.edit.free_batch import free_batch, free_batch_axis
 from onnxtrain.errors import GradientError, OptionError
 from onnxtrain.graph.collection import collection_paused
 from onnxtrain.graph.shapes import infer_shapes
@@ -29,7 +28,6 @@ from onnxtrain.training.weights.ties import Copy, choose_copies, compute_copies
 from onnxtrain.training.working_copy.adaptation import Adapted
 from onnxtrain.training.working_copy.few_bits import set_accuracy
 from onnxtrain.training.working_copy.pasts import leave_out_pasts
-from onnxtrain.training.working_copy.quantized_training import QuantizedTraining, train_quantized
 from onnxtrain.training.working_copy.training_modes import Modes, find_layers, set_modes
 from onnxtrain.training.working_copy.widening import in_file, keep_frozen, rounded, widen
 from onnxtrain.training_info.recipe import Names, free_names
@@ -68,6 +66,8 @@ def prepare(
     halves = widen(model)
     model = infer_shapes(model)
     if specification.free_batch:
+        from onnxtrain.edit.free_batch import free_batch, free_batch_axis
+
         if table is None:
             free_batch(file.inlined())  # which finds out whether it can be
         free_batch_axis(model)
@@ -76,7 +76,11 @@ def prepare(
     layers = find_layers(model)
     compute_copies(model, copies)
     statistics = set_modes(model, modes)
-    quantized = train_quantized(model) if specification.qat else QuantizedTraining()
+    quantized = None
+    if specification.qat:
+        from onnxtrain.training.working_copy.quantized_training import train_quantized
+
+        quantized = train_quantized(model)
     adapted = None
     if specification.lora is not None:
         output_name, seed = specification.output, specification.seed
@@ -101,12 +105,16 @@ def prepare(
     if not isinstance(loss, str):
         objective = objective.with_heads(_heads(objective, specification, loss, ignoring=ignoring))
     if table is None:
-        table = in_file(_table(objective, specification, quantized.learned, differentiable=differentiable), halves)
+        learned = [] if quantized is None else quantized.learned
+        table = in_file(_table(objective, specification, learned, differentiable=differentiable), halves)
         objective = replace(objective, table=table)
     trained = {*objective.parameters, *statistics, *(copy.name for copy in copies)}
     keep_frozen(model, halves, trained)
-    quantized.keep_frozen(model, trained)
-    return replace(objective, stored=[*rounded(halves, trained), *quantized.stored(trained)])
+    stored = rounded(halves, trained)
+    if quantized is not None:
+        quantized.keep_frozen(model, trained)
+        stored = [*stored, *quantized.stored(trained)]
+    return replace(objective, stored=stored)
 
 
 def _heads(objective: Objective, specification: Specification, loss: Loss | JointLoss, *, ignoring: bool) -> list[Head]:

@@ -55,6 +55,7 @@ class Options(TypedDict, total=False):
     sparsify: Patterns | None
     accumulate: int
     ema: float | EMA | None
+    state_dtype: str | None
     straight_through: bool
     qat: bool
     recompute: Patterns
@@ -65,6 +66,7 @@ class Options(TypedDict, total=False):
     options: RuntimeOptions | None
     parallel: Communicator | None
     shard_states: bool
+    shard_gradients: bool
 
 
 class Masks(Mapping[str, np.ndarray]):
@@ -135,6 +137,7 @@ class Specification:
     sparsify: tuple[str, ...] | None = None
     accumulate: int = 1
     ema: EMA | None = None
+    state_dtype: str | None = None
     straight_through: bool = False
     qat: bool = False
     recompute: tuple[str, ...] = ()
@@ -144,6 +147,7 @@ class Specification:
     options: RuntimeOptions = field(default_factory=RuntimeOptions)
     parallel: Communicator | None = None
     shard_states: bool = False
+    shard_gradients: bool = False
     form: Forms | None = None
     weighted: bool = False
 
@@ -152,14 +156,25 @@ class Specification:
             raise OptionError(f"accumulate is {self.accumulate}; it needs a number of micro-batches of at least 1.")
         if self.targets not in (None, "indices", "values"):
             raise OptionError(f"targets is {self.targets!r}; it is 'indices' or 'values'.")
+        if self.state_dtype not in (None, "bfloat16"):
+            raise OptionError(
+                f"state_dtype is {self.state_dtype!r}; it is 'bfloat16', or None for states of the weights' type."
+            )
         if isinstance(self.loss, JointLoss) and (self.output is not None or self.targets is not None):
             raise OptionError("output and targets are for one loss; a mapping of losses names the outputs.")
+        if self.shard_gradients and not self.shard_states:
+            raise OptionError("shard_gradients=True shares gradients beside states; give shard_states=True, too.")
         reductions = {part.reduction for _, part in self.loss} if isinstance(self.loss, JointLoss) else set()
         if len(reductions) > 1 and self.accumulate > 1:
             raise OptionError(
                 "accumulate adds up micro-batches, but one loss is a mean and another a sum; give them one reduction."
             )
         _ = self.modes, self.clipping  # which check their own fields
+        if self.synchronized and not self.options.uses_kernels():
+            raise OptionError(
+                "batch_norm='sync' needs the native kernels, which add up over the processes, and these are not used "
+                "here; take batch_norm='train', which has the statistics of each process's part."
+            )
 
     @classmethod
     def of(
@@ -197,6 +212,7 @@ class Specification:
             sparsify=_patterns(options.get("sparsify")),
             accumulate=options.get("accumulate", 1),
             ema=choose_ema(options.get("ema")),
+            state_dtype=options.get("state_dtype"),
             straight_through=options.get("straight_through", False) or options.get("qat", False),
             qat=options.get("qat", False),
             recompute=_tuple(options.get("recompute", ())),
@@ -206,6 +222,7 @@ class Specification:
             options=runtime if threads is None else dataclasses.replace(runtime, threads=threads),
             parallel=options.get("parallel"),
             shard_states=options.get("shard_states", False),
+            shard_gradients=options.get("shard_gradients", False),
         )
 
     @property
@@ -220,6 +237,11 @@ class Specification:
     def divided(self) -> bool:
         """Whether several processes train together."""
         return self.parallel is not None and self.parallel.size > 1
+
+    @property
+    def synchronized(self) -> bool:
+        """Whether batch normalization takes the statistics of several processes; of one they are its own."""
+        return self.divided and self.batch_norm == "sync"
 
     @property
     def clipping(self) -> Clipping:

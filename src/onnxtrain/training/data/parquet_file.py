@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +13,9 @@ import numpy as np
 from onnxtrain.errors import DataError
 from onnxtrain.training.data.conversion import Array, TensorSpec
 from onnxtrain.training.data.files import check_regular
-from onnxtrain.training.data.frames import as_input, check_width, choose_columns
+from onnxtrain.training.data.frames import as_input, check_width, choose_columns, columns_of
 from onnxtrain.training.data.growing import GrowingArray
+from onnxtrain.training.data.reader import Reader
 
 PARQUET_SUFFIXES: Final = (".parquet", ".pq", ".arrow", ".feather")
 
@@ -24,7 +25,7 @@ _BLOCK_ROWS: Final = 2**16
 
 
 @dataclass(frozen=True)
-class ParquetFile:
+class ParquetFile(Reader):
     """A Parquet file, or one in Arrow's file format (Feather).
 
     Columns named like the model's inputs are these; a model with one input of rank 2 takes all columns but the target
@@ -35,13 +36,6 @@ class ParquetFile:
     Args:
         path: the file.
     """
-
-    path: str | os.PathLike[str]
-
-    @property
-    def name(self) -> str:
-        """How error messages call it."""
-        return f"'{Path(self.path)}'"
 
     def read(
         self, specs: Sequence[TensorSpec], *, target: str | None = None, need_target: bool = True
@@ -79,13 +73,13 @@ class ParquetFile:
         chosen = choose_columns(columns, specs, self.name, target=target, need_target=need_target)
         features, target = chosen
         label = target if need_target else None
-        names = [*(features if features is not None else [spec.name for spec in specs]), *([label] if label else [])]
+        groups = [columns_of(spec, features) for spec in specs]
+        names = [*itertools.chain(*groups), *([label] if label else [])]
         types = {
             name: _type(arrow, schema.field(name).type, name, text=features is None or name == label) for name in names
         }
         if features is not None:
             check_width(chosen, specs[0], self.name)
-        groups = [features] if features is not None else [[spec.name] for spec in specs]
         arrays = [GrowingArray((len(group),), np.result_type(*(types[name] for name in group))) for group in groups]
         targets: list[Array] = []
         read = 0
@@ -100,7 +94,7 @@ class ParquetFile:
         inputs: dict[str, object] = {}
         for spec, array in zip(specs, arrays, strict=True):
             found = array.finish()
-            inputs[spec.name] = found if features is not None else as_input(found[:, 0], spec)
+            inputs[spec.name] = as_input(found[:, 0], spec) if features is None or spec.beside else found
         return inputs, np.concatenate(targets) if label else None
 
 

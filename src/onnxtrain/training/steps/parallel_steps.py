@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from onnxtrain.errors import ParallelError
+from onnxtrain.lowering.announce_gradients import LISTENER
+from onnxtrain.parallel.reduction import Reduction, Take
 from onnxtrain.runtime.native import kernels_available
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.training.callbacks.stopping import Stopping
@@ -18,7 +21,10 @@ from onnxtrain.training.data.shares import shared
 from onnxtrain.training.description import describe_model, describe_settings, describe_weights
 from onnxtrain.training.objective import Objective
 from onnxtrain.training.specification import Specification
+from onnxtrain.training.steps.buckets import buckets
 from onnxtrain.training.steps.steps import Arrays, Steps
+from onnxtrain.training_info.algorithm import FirstValues
+from onnxtrain.training_info.entry import Entry
 from onnxtrain.version import __version__
 
 
@@ -31,6 +37,9 @@ class ParallelSteps(Steps):
 
     Running statistics of batch normalization become their means over the processes that had a part.
 
+    Attributes:
+        scatters: Whether each process needs the sums of its share of the gradients alone.
+
     Args:
         objective: What is minimised.
         specification: What the objective was made for, with a communicator of several processes.
@@ -41,6 +50,8 @@ class ParallelSteps(Steps):
         ParallelError: A process has another version, another model or other settings, or does not answer.
     """
 
+    scatters = False
+
     def __init__(
         self,
         objective: Objective,
@@ -49,23 +60,54 @@ class ParallelSteps(Steps):
         states: StateBuffers | None = None,
         values: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        super().__init__(objective, specification, states=states, values=values)
         assert specification.parallel is not None
         self.communicator = specification.parallel
+        super().__init__(objective, specification, states=states, values=values)
         self._signal = self._signal_of_any = 0
         self._losses = np.zeros(self.communicator.size)
         if states is None:
             agree(self.communicator, self._description())
             for name in self.states:
                 if name not in self.transient:
-                    self.communicator.broadcast_(self.states.current(name))
+                    array = self.states.current(name)  # of bfloat16 the bits, which every engine moves
+                    self.communicator.broadcast_(array if array.dtype.isbuiltin == 1 else array.view(np.uint16))
             self.check()
-        by_type: dict[Any, list[str]] = {}
-        for name in objective.parameters:
-            accumulator = f"{name}/accumulated"
-            by_type.setdefault(self.states.current(accumulator).dtype, []).append(accumulator)
-        self._joined_names = list(by_type.values())
-        self._gradients = [self.states.join(names, parts=self.communicator.size) for names in self._joined_names]
+        self._gradients = self._join_gradients()
+        compressed = self.communicator.compress is not None
+        self._residuals = [np.zeros_like(gradients) for gradients in self._gradients] if compressed else []
+        groups = [functools.partial(self._reduce, bucket) for bucket in range(len(self._buckets))]
+        self._reduction = Reduction(self.communicator, groups, take=self._taker())
+
+    def _taker(self) -> Take | None:
+        """What takes gradients over that are not kept; see :class:`~onnxtrain.parallel.reduction.Reduction`."""
+        return None
+
+    def _join_gradients(self) -> list[np.ndarray]:
+        """The gradients of each bucket in one memory."""
+        size = self.communicator.size
+        return [self.states.join([f"{name}/accumulated" for name in bucket], parts=size) for bucket in self._buckets]
+
+    @functools.cached_property
+    def _buckets(self) -> list[list[str]]:
+        """The parameters in the order in which their gradients come, in groups that are added up together."""
+        return buckets(self.objective)
+
+    def _build(self, objective: Objective) -> tuple[list[Entry], FirstValues]:
+        entries, values = super()._build(objective)
+        # Processes that wait for each other within the graph would, in two threads, not do so in one order.
+        if self.communicator.overlap and len(self._buckets) > 1 and not self.specification.synchronized:
+            entries[0].announced = [[f"{name}/accumulated" for name in bucket] for bucket in self._buckets]
+        return entries, values
+
+    def _reduce(self, bucket: int) -> None:
+        """Add the gradients of a bucket up, or those of this process's share."""
+        communicator, gradients = self.communicator, self._gradients[bucket]
+        if communicator.compress is not None:
+            communicator.compress.reduce_(communicator, gradients, self._residuals[bucket], scatter=self.scatters)
+        elif self.scatters:
+            communicator.reduce_scatter_(gradients.reshape(communicator.size, -1))
+        else:
+            communicator.all_reduce_(gradients)
 
     def _description(self) -> dict[str, Any]:
         """What has to be the same in all processes."""
@@ -79,6 +121,8 @@ class ParallelSteps(Steps):
             "numpy": np.__version__,
             "processes": self.communicator.size,
             "kernels": kernels_available(),
+            "shared": [specification.shard_states, specification.shard_gradients],
+            "compression": repr(self.communicator.compress),
             "model": describe_model(specification.model)["model"],
             "frozen weights": describe_weights(specification.model, without=trained),
             **describe_settings(specification, self.objective),
@@ -115,23 +159,22 @@ class ParallelSteps(Steps):
             ParallelError: Another process has ended, or does not answer.
             StepError: onnxruntime failed.
         """
-        names, states, communicator = self.objective.names, self.states, self.communicator
+        names, states = self.objective.names, self.states
         rate = {names.learning_rate: np.asarray(learning_rate, dtype=np.float32)}
         weight, loss = self._add_up_and_share(feeds, rate)
-        for gradients in self._gradients:
-            communicator.all_reduce_(gradients)
         states.current("accumulated_weight")[...], states.current("accumulated_loss")[...] = weight, loss
         return float(self.session.step(rate, entry=1)[names.loss])
 
     def _add_up_and_share(self, feeds: Arrays, rate: Arrays) -> tuple[float, float]:
-        """Add up gradients of this process's part; returns the weight and the loss of all parts."""
+        """Add up gradients of all processes; returns the weight and the loss of all parts."""
         states, communicator = self.states, self.communicator
         weight, loss = states.current("accumulated_weight"), states.current("accumulated_loss")
         rows = self._rows(feeds)
         if not rows or self.accumulate > 1:
             for sums in (*self._gradients, weight, loss):
                 sums[...] = 0
-        parts = self._add_up(feeds, rate) if rows else {}
+        with self._reduction.beside(self._micro_batches(rows)):
+            parts = self._add_up(feeds, rate | {LISTENER: np.asarray(self._reduction.address)}) if rows else {}
         of_parts = [parts.get(name, 0.0) for name in self._part_names]
         table = np.zeros((communicator.size, 4 + len(of_parts)))
         table[communicator.rank] = [float(weight), float(loss), rows, self._signal, *of_parts]
@@ -143,6 +186,53 @@ class ParallelSteps(Steps):
         self.parts = {name: float(scales @ column) for name, column in zip(self._part_names, table.T[4:], strict=True)}
         weights, losses = table[:, :2].T.tolist()
         return sum(weights), sum(losses)
+
+    @property
+    def residual_names(self) -> list[str]:
+        """What a checkpoint has beside :attr:`kept_names` of gradients that were not sent, [processes, ...] each."""
+        return [f"{name}/residual" for name in self.objective.parameters] if self._residuals else []
+
+    def kept_states(self) -> dict[str, np.ndarray]:
+        """What a checkpoint has; all processes have to ask for it."""
+        return super().kept_states() | self._kept_residuals()
+
+    def _kept_residuals(self) -> dict[str, np.ndarray]:
+        found = {}
+        for name, own in self._residuals_of().items():
+            whole = np.zeros((self.communicator.size, *own.shape), own.dtype)
+            whole[self.communicator.rank] = own
+            self.communicator.all_gather_(whole)
+            found[f"{name}/residual"] = whole
+        return found
+
+    def take_states(self, values: Mapping[str, np.ndarray]) -> None:
+        """Take over what a checkpoint has; of what another number of processes has not sent, each takes a part."""
+        size, rank = self.communicator.size, self.communicator.rank
+        for name, own in self._residuals_of().items():
+            given = values.get(f"{name}/residual")
+            if given is not None:
+                own[...] = given[rank] if len(given) == size else given.sum(axis=0) / size
+        residuals = set(self.residual_names)
+        super().take_states({name: value for name, value in values.items() if name not in residuals})
+
+    def go_on_from(self, before: Steps) -> None:
+        """Take over what the steps of an earlier specification have not sent."""
+        super().go_on_from(before)
+        if isinstance(before, ParallelSteps):
+            others = before._residuals_of()
+            for name, own in self._residuals_of().items():
+                if name in others:
+                    own[...] = others[name]
+
+    def _residuals_of(self) -> dict[str, np.ndarray]:
+        """What this process has not sent, by parameter."""
+        found = {}
+        for bucket, gradients, residual in zip(self._buckets, self._gradients, self._residuals, strict=False):
+            for name in bucket:
+                array = self.states.current(f"{name}/accumulated")
+                start = (array.ctypes.data - gradients.ctypes.data) // array.itemsize
+                found[name] = residual[start : start + array.size].reshape(array.shape)
+        return found
 
     def tell(self, stopping: Stopping) -> None:
         """Let the other processes know, in the next step, that this one has been asked to stop."""

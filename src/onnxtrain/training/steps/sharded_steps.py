@@ -20,7 +20,7 @@ from onnxtrain.training.specification import Specification
 from onnxtrain.training.steps.parallel_steps import ParallelSteps
 from onnxtrain.training.steps.steps import Arrays, Steps
 from onnxtrain.training_info.algorithm import FirstValues
-from onnxtrain.training_info.build import build_entries, build_update, fill_states
+from onnxtrain.training_info.build import build_update, fill_states
 from onnxtrain.training_info.entry import Entry
 from onnxtrain.training_info.recipe import Clipping
 
@@ -30,7 +30,7 @@ class _Piece:
     """The part of a parameter that a process updates.
 
     Attributes:
-        group: Which of the joined memories it lies in: one for each type.
+        group: Which of the joined memories it lies in: one for each bucket.
         place: Its elements in that memory.
         start: The first of its elements in the parameter.
     """
@@ -47,9 +47,9 @@ class _Piece:
 class ShardedSteps(ParallelSteps):
     """Steps of N processes that keep an N-th of the optimizer's states each (ZeRO, stage 1).
 
-    All gradients lie one after the other, and all parameters in the same order, cut in N equal shares whatever tensor
-    they are of. Every process adds up its share of the gradients of all, updates its share of the parameters, and hands
-    it round. That moves as many bytes as adding all gradients up, and gives the same bits.
+    The gradients of a bucket lie one after the other, and its parameters in the same order, cut in N equal shares
+    whatever tensor they are of. Every process adds up its share of the gradients of all, updates its share of the
+    parameters, and hands it round. That moves as many bytes as adding all gradients up, and gives the same bits.
 
     Clipping by norm takes the norm from the shares: it may differ from the norm of whole tensors in its last bits.
 
@@ -60,6 +60,8 @@ class ShardedSteps(ParallelSteps):
         values: What new buffers have, where that is not what the model has.
     """
 
+    scatters = True
+
     def __init__(
         self,
         objective: Objective,
@@ -68,7 +70,7 @@ class ShardedSteps(ParallelSteps):
         states: StateBuffers | None = None,
         values: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        if any(rule.promotes_sparsity for rule in objective.optimizers(specification)):
+        if not all(rule.elementwise for rule in objective.optimizers(specification)):
             raise OptionError(
                 "shard_states=True cuts weights at any element, but this optimizer's update of one depends on others "
                 "of its tensor; leave one of them out."
@@ -79,10 +81,16 @@ class ShardedSteps(ParallelSteps):
             raise OptionError(
                 "shard_states=True keeps no moving average of the weights; leave shard_states or ema out."
             )
+        if specification.state_dtype is not None:
+            raise OptionError(
+                "shard_states=True cuts states of the weights' type; leave shard_states or state_dtype out."
+            )
         super().__init__(objective, specification, states=states, values=values)
-        groups = [[name.removesuffix("/accumulated") for name in names] for names in self._joined_names]
-        self._parameters = [self.states.join(names, parts=self.communicator.size) for names in groups]
-        self._pieces = {name: piece for index, names in enumerate(groups) for name, piece in self._cut(index, names)}
+        self._parameters = [self.states.join(names, parts=self.communicator.size) for names in self._buckets]
+        self._pieces = {
+            name: piece for index, names in enumerate(self._buckets) for name, piece in self._cut(index, names)
+        }
+        self._own = self._own_gradients()
         self._update: StepSession | None = None
         if not self._pieces:  # of a model with fewer elements than fit a cache line in each process
             first = np.asarray(specification.optimizer.schema.first_count, np.int64)
@@ -92,11 +100,21 @@ class ShardedSteps(ParallelSteps):
         self._share = StateBuffers(first_values)
         for name, piece in self._pieces.items():
             self._share.place(name, self._parameters[piece.group][piece.place])
-            self._share.place(f"{name}/accumulated", self._gradients[piece.group][piece.place])
+            self._share.place(f"{name}/accumulated", self._own[piece.group][self._within(piece)])
         self._update = self._session_of(entry)
 
+    def _own_gradients(self) -> list[np.ndarray]:
+        """This process's share of the gradients of each bucket."""
+        size, rank = self.communicator.size, self.communicator.rank
+        return [gradients.reshape(size, -1)[rank] for gradients in self._gradients]
+
+    def _within(self, piece: _Piece) -> slice:
+        """The elements of a piece in this process's share of its bucket."""
+        first = self.communicator.rank * (self._parameters[piece.group].size // self.communicator.size)
+        return slice(piece.place.start - first, piece.place.stop - first)
+
     def _build(self, objective: Objective) -> tuple[list[Entry], FirstValues]:
-        entries, values = build_entries(objective.recipe(self.specification))
+        entries, values = super()._build(objective)
         states = {name for name in values if name in entries[0].updates or self._is_fed(entries[0], name)}
         entries[0].states = [name for name in values if name in states]
         return entries[:1], FirstValues({name: values.tensors[name] for name in entries[0].states})
@@ -112,12 +130,16 @@ class ShardedSteps(ParallelSteps):
         first, last = self.communicator.rank * share, (self.communicator.rank + 1) * share
         found = []
         for name in names:
-            array = self.states.current(name)
-            begin = (array.ctypes.data - memory.ctypes.data) // array.itemsize
+            array, begin = self.states.current(name), self._begin(group, name)
             start, stop = max(begin, first), min(begin + array.size, last)
             if start < stop:
                 found.append((name, _Piece(group, slice(start, stop), start - begin)))
         return found
+
+    def _begin(self, group: int, name: str) -> int:
+        """The place of a parameter's first element among those of its bucket."""
+        array = self.states.current(name)
+        return (array.ctypes.data - self._parameters[group].ctypes.data) // array.itemsize
 
     def _recipe(self) -> Any:
         """What the update of this process is made from: pieces in the place of parameters."""
@@ -150,10 +172,7 @@ class ShardedSteps(ParallelSteps):
         names, communicator = self.objective.names, self.communicator
         rate = {names.learning_rate: np.asarray(learning_rate, dtype=np.float32)}
         weight, loss = self._add_up_and_share(feeds, rate)
-        rows = [gradients.reshape(communicator.size, -1) for gradients in self._gradients]
-        for row in rows:
-            communicator.reduce_scatter_(row)
-        divisor = (weight or 1) / self._clipping_factor(rows, weight)
+        divisor = (weight or 1) / self._clipping_factor(weight)
         if self._update is None:
             self._share.current(names.count)[...] += 1
         else:
@@ -165,13 +184,12 @@ class ShardedSteps(ParallelSteps):
             self.states.current(names.count)[...] = self._share.current(names.count)
         return float(np.float32(loss / (weight or 1)))
 
-    def _clipping_factor(self, rows: list[np.ndarray], weight: float) -> float:
+    def _clipping_factor(self, weight: float) -> float:
         """What gradients are multiplied by, so that the norm of all of them is at most what was asked for."""
         most = self.specification.clip_norm
         if most is None:
             return 1.0
-        rank = self.communicator.rank
-        blocks = [row[rank][start : start + 4096] for row in rows for start in range(0, row[rank].size, 4096)]
+        blocks = [own[start : start + 4096] for own in self._own for start in range(0, own.size, 4096)]
         squares = np.asarray([sum(float(np.dot(block, block)) for block in blocks)])
         self.communicator.all_reduce_(squares)
         norm = float(np.sqrt(squares[0])) / (weight or 1)
@@ -180,6 +198,7 @@ class ShardedSteps(ParallelSteps):
     def kept_states(self) -> dict[str, np.ndarray]:
         """What a checkpoint has: whole parameters and states, whatever share of them a process has."""
         found = {name: np.array(self.states.current(name)) for name in super().kept_names}
+        found |= self._kept_residuals()
         found[self.objective.names.count] = np.array(self._share.current(self.objective.names.count))
         for role in self._roles():
             for group, parameters in enumerate(self._parameters):
@@ -189,10 +208,9 @@ class ShardedSteps(ParallelSteps):
                     if piece.group == group and f"{name}/{role}" in self._share:
                         own[piece.place] = self._share.current(f"{name}/{role}")
                 self.communicator.all_gather_(whole)
-                for name in self._names_of(group):
+                for name in self._buckets[group]:
                     if self._has(name, role):
-                        array = self.states.current(name)
-                        begin = (array.ctypes.data - parameters.ctypes.data) // array.itemsize
+                        array, begin = self.states.current(name), self._begin(group, name)
                         found[f"{name}/{role}"] = own[begin : begin + array.size].reshape(array.shape)
         return found
 
@@ -210,7 +228,8 @@ class ShardedSteps(ParallelSteps):
         Raises:
             OptionError: A value is of another type or shape.
         """
-        super().take_states({name: value for name, value in values.items() if name in self.states})
+        own = {*self.states, *self.residual_names}
+        super().take_states({name: value for name, value in values.items() if name in own})
         if self.objective.names.count in values:
             self._share[self.objective.names.count] = values[self.objective.names.count]
         for name, piece in self._pieces.items():
@@ -223,6 +242,7 @@ class ShardedSteps(ParallelSteps):
 
     def go_on_from(self, before: Steps) -> None:
         """Take over the shares of the steps of an earlier specification."""
+        super().go_on_from(before)
         if isinstance(before, ShardedSteps):
             for name in before._share:
                 if name in self._share and name not in self._pieces and not name.endswith("/accumulated"):
@@ -235,6 +255,3 @@ class ShardedSteps(ParallelSteps):
         rule = self.objective.rules(self.specification).get(name)
         optimizer = self.specification.optimizer if rule is None else rule.optimizer
         return any(state.name == role for state in optimizer.states)
-
-    def _names_of(self, group: int) -> list[str]:
-        return [name.removesuffix("/accumulated") for name in self._joined_names[group]]

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnxtrain.errors import DataError
+from onnxtrain.errors import DataError, OptionError
 from onnxtrain.graph.collection import collection_paused
 from onnxtrain.model.validity import invalid_refused
 from onnxtrain.runtime.device_states import new_states
+from onnxtrain.runtime.providers import device_of
 from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.training.callbacks.stopping import Stopping
@@ -59,6 +60,11 @@ class Steps:
         specification.options.provider_list()
         specification.options.uses_kernels()
         refuse_what_crashes(objective.model.graph)
+        if specification.state_dtype is not None and device_of(specification.options.provider_list()) is not None:
+            raise OptionError(
+                f"state_dtype={specification.state_dtype!r} is for states in the processor's memory; "
+                "leave providers or state_dtype out."
+            )
         self._built: tuple[list[Entry], FirstValues] | None = self._build(objective)
         if states is None:
             first_values = self._built[1]
@@ -198,6 +204,11 @@ class Steps:
         for name, value in values.items():
             self.states[name] = value
 
+    @property
+    def residual_names(self) -> list[str]:
+        """Names of what a checkpoint may have beside them: it goes without where there is none."""
+        return []
+
     def go_on_from(self, before: Steps) -> None:
         """Take over what the steps of an earlier specification have beside the buffers."""
 
@@ -211,7 +222,7 @@ class Steps:
     def _add_up(self, feeds: Arrays, rate: Arrays) -> dict[str, float]:
         """Add up the gradients of all micro-batches; returns the losses where the loss is the sum of several."""
         size = self._rows(feeds)
-        micro = -(-size // self.accumulate) if self.fixed is None else self.fixed.size
+        micro = self._micro_rows(size)
         totals: dict[str, float] = {}
         for start in range(0, size, micro):
             part = {key: value[start : start + micro] if value.ndim else value for key, value in feeds.items()}
@@ -220,6 +231,14 @@ class Steps:
             for name in self._part_names:
                 totals[name] = totals.get(name, 0.0) + float(results[name]) * (1.0 if self._sums else rows / size)
         return totals
+
+    def _micro_rows(self, rows: int) -> int:
+        """How many of so many examples are in a micro-batch, apart from the last one."""
+        return -(-rows // self.accumulate) if self.fixed is None else self.fixed.size
+
+    def _micro_batches(self, rows: int) -> int:
+        """In how many micro-batches so many examples are taken."""
+        return -(-rows // self._micro_rows(rows)) if rows else 0
 
     def _run(self, feeds: Arrays, rate: Arrays) -> Arrays:
         """The first entry on a batch or micro-batch; one that is smaller than the model takes is padded."""

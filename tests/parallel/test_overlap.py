@@ -1,0 +1,182 @@
+"""Sums beside the backward pass: the same bits in the same order, and no rank that waits for what never comes."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import onnxtrain
+from onnxtrain.errors import ParallelError
+from onnxtrain.parallel.reduction import Reduction
+from parallel.processes import mpiexec, needs_kernels, needs_mpi, run_script, script
+
+
+class Beside(onnxtrain.parallel.Single):
+    """One process that lets sums run in another thread."""
+
+    overlap = True
+    abandoned = False
+
+    def abandon(self):
+        self.abandoned = True
+
+
+def test_groups_are_added_up_in_their_order_in_another_thread():
+    done = []
+    groups = [lambda number=number: done.append((number, threading.current_thread().name)) for number in range(4)]
+    reduction = Reduction(Beside(), groups)
+    for _ in range(2):
+        with reduction.beside(2):
+            for number in (1, 0, 2, 1, 0):  # twice 1 and 0, and 2 once
+                reduction._announced(number, [], 0)
+        assert [number for number, _ in done] == [0, 1, 2, 3]
+        assert [name.startswith("onnxtrain-reduction") for _, name in done] == [True, True, False, False]
+        done.clear()
+
+
+def test_without_another_thread_all_are_added_up_at_the_end():
+    done = []
+    reduction = Reduction(onnxtrain.parallel.Single(), [lambda: done.append(0), lambda: done.append(1)])
+    with reduction.beside(1):
+        reduction._announced(1, [], 0)
+        reduction._announced(0, [], 0)
+        assert not done
+    assert done == [0, 1]
+
+
+def test_what_fails_in_the_other_thread_is_raised_in_this_one():
+    def lost():
+        raise ParallelError("Rank 1 ended: no more.")
+
+    reduction = Reduction(Beside(), [lost, lambda: None])
+    with pytest.raises(ParallelError, match="Rank 1 ended"), reduction.beside(1):
+        reduction._announced(0, [], 0)
+
+
+def test_what_waits_is_broken_off_where_the_computation_fails():
+    communicator = Beside()
+
+    def waits():
+        while not communicator.abandoned:
+            time.sleep(0.001)
+
+    reduction = Reduction(communicator, [waits])
+
+    def step():
+        with reduction.beside(1):
+            reduction._announced(0, [], 0)
+            raise ValueError("out of memory")
+
+    with pytest.raises(ValueError, match="out of memory"):
+        step()
+    assert communicator.abandoned
+    assert reduction._started[0].done()
+
+
+def test_an_error_in_the_announcement_is_raised_as_it_was():
+    def take(number, addresses):
+        raise ParallelError("There is no room.")
+
+    reduction = Reduction(Beside(), [lambda: None], take=take)
+
+    def step():
+        with reduction.beside(1):
+            assert reduction._announced(0, [], 0) == 1
+            raise onnxtrain.errors.StepError("the node failed")
+
+    with pytest.raises(ParallelError, match="no room"):
+        step()
+
+
+SETUP = """
+    import os, sys, time
+    import numpy as np
+    import onnxtrain
+    from onnxtrain.training.steps import buckets
+    buckets.BUCKET_BYTES = 4 * 32 * 32
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(50, 8)).astype(np.float32), rng.integers(0, 4, 50)
+    def trainer(**options):
+        return onnxtrain.Trainer(onnxtrain.examples.mlp((8, 32, 32, 32, 4)), loss="softmax_cross_entropy",
+            **{"optimizer": onnxtrain.Adam(1e-2), **options}, threads=1)
+"""
+
+
+@needs_mpi
+@needs_kernels
+def test_sums_beside_the_backward_pass_change_no_bit(tmp_path):
+    run_script(
+        tmp_path,
+        2,
+        SETUP
+        + """
+    mpi, after = onnxtrain.parallel.MPI(), onnxtrain.parallel.MPI(overlap=False)
+    assert mpi.overlap and not after.overlap
+    for options in ({"clip_norm": 0.1}, {"accumulate": 3}):
+        parts = mpi.size * options.get("accumulate", 1)
+        several = [trainer(parallel=mpi, **options), trainer(parallel=after, **options),
+                   trainer(parallel=onnxtrain.parallel.MPI("fast"), **options)]
+        if "clip_norm" not in options:
+            several.append(trainer(parallel=mpi, shard_states=True, **options))
+        alone = trainer(**options | {"accumulate": parts})
+        for rows in (50, 31, 1, 2):
+            losses = [subject.train_step(x[:rows], y[:rows]) for subject in (alone, *several)]
+            assert len(set(losses[1:])) == 1, (options, rows, losses)
+            assert "accumulate" in options or losses[0] == losses[1]
+        for subject in several:
+            reduction = subject.steps._reduction
+            begun = len(reduction._groups) if subject.communicator.overlap else 0
+            assert (len(reduction._groups), len(reduction._started)) == (3, begun), (options, subject.communicator)
+            for name, array in subject.get_weights().items():
+                np.testing.assert_array_equal(array, several[0].get_weights()[name], err_msg=name)
+        for name, array in alone.get_weights().items():
+            if "accumulate" in options:
+                np.testing.assert_allclose(array, several[0].get_weights()[name], rtol=1e-4, atol=1e-6, err_msg=name)
+            else:
+                np.testing.assert_array_equal(array, several[0].get_weights()[name], err_msg=name)
+    """,
+    )
+
+
+FAILS = """
+    how = sys.argv[1]
+    mpi = onnxtrain.parallel.MPI(timeout=1 if how == "hangs" else 60)
+    subject = trainer(parallel=mpi)
+    subject.train_step(x, y)
+    if mpi.rank == 1:
+        def fails(number, addresses):
+            if number == 1 and how == "hangs":
+                time.sleep(30)
+            if number == 1:
+                raise onnxtrain.errors.ParallelError("no more room")
+        subject.steps._reduction._take = fails
+    subject.train_step(x, y)
+"""
+
+
+@needs_mpi
+@needs_kernels
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [("raises", "Rank 1 ended: no more room"), ("hangs", "Rank 1 did not answer for 1 s, in all_reduce_")],
+)
+def test_a_rank_that_fails_in_its_backward_pass_ends_all(tmp_path, how, sentence):
+    began = time.monotonic()
+    done = mpiexec(2, script(tmp_path, SETUP + FAILS), how)
+    assert done.returncode
+    assert sentence in done.stderr
+    assert time.monotonic() - began < 29
+
+
+@needs_kernels
+def test_more_than_one_type_has_buckets_of_its_own():
+    from onnxtrain.training.steps.buckets import buckets
+
+    made = onnxtrain.Trainer(onnxtrain.examples.mlp((8, 32, 4)), loss="softmax_cross_entropy")
+    found = buckets(made.steps.objective)
+    assert sorted(name for bucket in found for name in bucket) == sorted(made.parameters)
+    assert found[0][0].startswith("layer2")
+    assert np.all([name.startswith("layer1") for name in found[0][-2:]])

@@ -1,0 +1,55 @@
+"""Ranks that are threads of this process: what a communicator does, without MPI."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from onnxtrain.parallel import Communicator
+
+
+class Thread(Communicator):
+    """One of several threads that call the same operations."""
+
+    def __init__(self, rank: int, table: list[Any], barrier: threading.Barrier) -> None:
+        self.rank, self.size = rank, len(table)
+        self._table, self._barrier = table, barrier
+        self.sent = 0
+
+    def _shared(self, array: np.ndarray) -> list[np.ndarray]:
+        self._table[self.rank] = np.array(array)
+        self._barrier.wait()
+        found = list(self._table)
+        self._barrier.wait()
+        return found
+
+    def all_reduce_(self, array: np.ndarray) -> None:
+        total = self._shared(array)
+        array[...] = total[0]
+        for part in total[1:]:
+            array += part
+
+    def broadcast_(self, array: np.ndarray, root: int = 0) -> None:
+        array[...] = self._shared(array)[root]
+
+    def all_gather_(self, array: np.ndarray) -> None:
+        self.sent += (self.size - 1) * array[self.rank].nbytes
+        for rank, part in enumerate(self._shared(array[self.rank])):
+            array[rank] = part
+
+    def all_to_all_(self, array: np.ndarray) -> None:
+        self.sent += (self.size - 1) * array[0].nbytes
+        for rank, part in enumerate(self._shared(array)):
+            array[rank] = part[self.rank]
+
+
+def in_threads(size: int, work: Callable[[Thread], Any]) -> Sequence[Any]:
+    """What each of so many ranks returns."""
+    table: list[Any] = [None] * size
+    barrier = threading.Barrier(size, timeout=30)
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(lambda rank: work(Thread(rank, table, barrier)), range(size)))
