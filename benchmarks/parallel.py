@@ -258,7 +258,7 @@ def onnxtrain(peer: str, name: str, folder: str) -> tuple[Callable[[int], float]
         type(trainer.specification).divided = property(lambda self: True)
         steps = ParallelSteps(trainer.objective, trainer.specification)
     names = trainer.objective.names
-    if communicator.overlap:
+    if several:
         communicator.beside = lambda: steps._reduction.waited
 
     def step(index: int) -> float:
