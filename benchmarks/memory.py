@@ -4,9 +4,9 @@
     python benchmarks/memory.py --models bert_base --batch 8
 
 Peak resident memory of a process of its own is measured at a batch of 1 and at a larger one. What grows from the one to
-the other belongs to examples (activations); weights and Adam's two states are 4 and 8 bytes a parameter; the program is
-what Python has after its imports. What is left are gradients, as far as they are there at the same time, and whatever
-else the framework keeps.
+the other belongs to examples (activations); weights and Adam's two states are 4 and 8 bytes a parameter, and 4 and 4
+with states in bfloat16; the program is what Python has after its imports. What is left are gradients, as far as they
+are there at the same time, and whatever else the framework keeps.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ from peers import PEERS, Task
 from real_models import REAL
 from step import listed
 
-BESIDE = ("onnxtrain", "torch")
-IMPORTS = {"onnxtrain": "import onnxruntime, onnxtrain.training.trainer", "torch": "import torch"}
+BESIDE = ("onnxtrain", "onnxtrain-bfloat16", "torch")
+_OURS = "import onnxruntime, onnxtrain.training.trainer"
+IMPORTS = {"onnxtrain": _OURS, "onnxtrain-bfloat16": _OURS, "torch": "import torch"}
+STATES = {"onnxtrain": 8, "onnxtrain-bfloat16": 4, "torch": 8}
+"""Bytes a parameter of Adam's two states."""
 STEPS = 3
 _OWN = "; print(next(int(line.split()[1]) for line in open('/proc/self/status') if line.startswith('VmRSS')) * 1024)"
 
@@ -82,9 +85,9 @@ def measured(model: str, options: argparse.Namespace, own: dict[str, int]) -> li
             except PeerError as error:
                 return [[find_model(model).description, f"{count:,}", PEERS[peer].title, *["-"] * 6, str(error)]]
         an_example = (peaks[options.batch] - peaks[1]) / (options.batch - 1)
-        left = (peaks[1] - an_example - own[peer]) / count - 12
+        left = (peaks[1] - an_example - own[peer]) / count - 4 - STATES[peer]
         reference = reference or peaks[options.batch]
-        cells = ["4.0", "8.0", f"{left:.1f}", f"{an_example / 1e6:.0f}", f"{own[peer] / 1e6:.0f}"]
+        cells = ["4.0", f"{STATES[peer]:.1f}", f"{left:.1f}", f"{an_example / 1e6:.0f}", f"{own[peer] / 1e6:.0f}"]
         cells += [f"{peaks[options.batch] / 1e6:,.0f}", f"{peaks[options.batch] / reference:.2f}"]
         rows.append([find_model(model).description, f"{count:,}", PEERS[peer].title, *cells])
     return rows

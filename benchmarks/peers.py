@@ -84,9 +84,10 @@ class OnnxTrain(Peer):
 
     title = "onnxtrain"
     kernels: ClassVar[bool | None] = None
+    state_dtype: ClassVar[str | None] = None
 
     def __init__(self, task: Task) -> None:
-        self.trainer = onnxtrain_trainer(task, kernels=self.kernels)
+        self.trainer = onnxtrain_trainer(task, kernels=self.kernels, state_dtype=self.state_dtype)
 
     @staticmethod
     def prepare(task: Task) -> None:  # noqa: D102
@@ -107,6 +108,13 @@ class Earlier(OnnxTrain):
 
     title = "earlier onnxtrain"
     interpreter = "earlier"
+
+
+class OnnxTrainBfloat16(OnnxTrain):
+    """This project with Adam's states in bfloat16."""
+
+    title = "onnxtrain, states in bfloat16"
+    state_dtype = "bfloat16"
 
 
 class OnnxTrainBodies(OnnxTrain):
@@ -246,6 +254,7 @@ class OnnxSim(Peer):
 
 PEERS: dict[str, type[Peer]] = {
     "onnxtrain": OnnxTrain,
+    "onnxtrain-bfloat16": OnnxTrainBfloat16,
     "onnxtrain-bodies": OnnxTrainBodies,
     "earlier": Earlier,
     "torch": Torch,
@@ -255,7 +264,9 @@ PEERS: dict[str, type[Peer]] = {
 }
 
 
-def onnxtrain_trainer(task: Task, *, kernels: bool | None = None, profile: str | None = None) -> Any:
+def onnxtrain_trainer(
+    task: Task, *, kernels: bool | None = None, profile: str | None = None, state_dtype: str | None = None
+) -> Any:
     """The trainer of onnxtrain for a task, whose model has been exported before."""
     import onnxtrain
 
@@ -265,6 +276,7 @@ def onnxtrain_trainer(task: Task, *, kernels: bool | None = None, profile: str |
         optimizer=onnxtrain.Adam(LEARNING_RATE, epsilon=EPSILON),
         batch_norm="train",
         untie=True,  # exporters merge equal running statistics
+        **({} if state_dtype is None else {"state_dtype": state_dtype}),  # which an earlier one may not know
         options=onnxtrain.RuntimeOptions(threads=task.threads, kernels=kernels, profile=profile),
     )
 

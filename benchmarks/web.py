@@ -4,8 +4,8 @@
     npm install --prefix benchmarks/web --ignore-scripts
     python benchmarks/web.py --artifacts-python PYTHON --write
 
-PYTHON has onnxruntime-training-cpu 1.19.2 and PyTorch, which write the artifacts of onnxruntime-web/training; without
-it that peer is left out. All peers run with one thread.
+PYTHON has onnxruntime-training-cpu 1.19.2, onnx 1.17 and PyTorch, which write what onnxruntime-web/training reads;
+without it that peer is left out. All peers run with one thread.
 """
 
 from __future__ import annotations
@@ -77,6 +77,24 @@ def measure(browser: str, folder: Path, name: str, rounds: int) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def start(browser: str, folder: Path, pages: int) -> str:
+    """How long a training takes to start in fresh pages."""
+    program = ROOT / "web" / "test" / "start.mjs"
+    command = ["node", str(program), browser, str(folder), str(pages), "plain", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+
+    def told(key: str) -> str:
+        times = [page[key] for page in found]
+        return f"{statistics.median(times):.0f} ms ({min(times):.0f} at best)"
+
+    return (
+        f"LeNet-5 starts in a fresh page, with all files on this machine: it is loaded after {told('load')}, the first "
+        f"step takes {told('first')}; medians of {pages} pages. The page's own thread computes for {told('cpu')} of "
+        "both; where other programs compute as well, the rest is waiting."
+    )
+
+
 def row(title: str, times: dict[str, list[float]]) -> str:
     """Medians, and in brackets the median over rounds of how many times as long as onnxtrain's steps they are."""
     cells = [title]
@@ -105,11 +123,13 @@ def main() -> None:
         [arguments.browser, "--version"], capture_output=True, text=True, check=True
     ).stdout.strip()
     lines = [f"| one step, batch of {BATCH}, Adam | {' | '.join(PEERS)} |", f"|{'---|' * (len(PEERS) + 1)}"]
-    notes = []
+    notes, started = [], ""
     with tempfile.TemporaryDirectory() as temporary:
         for name, (title, *_) in CASES.items():
             folder = Path(temporary) / name
             reason = prepare(name, folder, arguments.artifacts_python)
+            if name == "lenet5":
+                started = start(arguments.browser, folder, arguments.rounds)
             found = measure(arguments.browser, folder.parent, name, arguments.rounds)
             lines.append(row(title, found["times"]))
             if reason is not None:
@@ -121,7 +141,7 @@ def main() -> None:
         f"{HEADING}\n\n`python benchmarks/web.py`: medians of {arguments.rounds} rounds in one page, in which the "
         "peers take turns; every peer has one thread and fetches the loss of every step. In brackets: how many times "
         f"as long as onnxtrain-web. {version}, {platform.machine()}, onnxruntime-web 1.30.0 for onnxtrain-web.\n\n"
-        f"{table}\n"
+        f"{table}\n\n{started}\n"
     )
     if notes:
         text += "\nNot measured: " + " ".join(notes) + "\n"

@@ -21,6 +21,7 @@ PUBLIC = {
     "AdamW",
     "EMA",
     "Group",
+    "LAMB",
     "Lion",
     "Lora",
     "RMSprop",
@@ -135,6 +136,7 @@ FIT = {
     "run": None,
     "prefetch": True,
     "augment": None,
+    "ema": None,
 }
 
 RETURNS = {

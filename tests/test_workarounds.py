@@ -477,6 +477,21 @@ def sympy_at_every_start() -> bool:
     return run_python("import sys, onnx_ir; sys.exit('sympy.core' in sys.modules)").returncode == 1
 
 
+@shows("numbers of recurrent activations")
+def numbers_of_recurrent_activations() -> bool:
+    numbers = {"Affine": "activation_beta = [0.5]", "ScaledTanh": "activation_beta = [0.5]", "ThresholdedRelu": ""}
+    x, one = np.asarray([-0.5, 0.5], np.float32).reshape(1, 2, 1), np.ones((1, 1, 1), np.float32)
+    expected = {"Affine": x + 0.5, "ScaledTanh": np.tanh(0.5 * x), "ThresholdedRelu": np.zeros_like(x)}
+    wrong = []
+    for name, given in numbers.items():
+        attributes = ", ".join(filter(None, ("hidden_size = 1", f'activations = ["{name}"]', given)))
+        inputs = "float[1,2,1] x, float[1,1,1] w, float[1,1,1] r"
+        content = model(f"g ({inputs}) => (float[1,1,2,1] y) {{ y = RNN<{attributes}>(x, w, r) }}")
+        found = session(content).run(None, {"x": x, "w": one, "r": np.zeros_like(one)})[0]
+        wrong.append(not np.allclose(found.reshape(x.shape), expected[name], rtol=1e-6))
+    return all(wrong)
+
+
 # Providers
 
 

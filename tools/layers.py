@@ -64,6 +64,8 @@ def imports(package: Path = PACKAGE) -> Iterator[Import]:
 def upward(parts: list[str], found: list[Import]) -> list[Import]:
     """The imports that go up the list."""
     place = {name: index for index, name in enumerate(parts)}
+    if lost := {part(file, parts) for i in found for file in (i.source, i.target)} - set(place):
+        raise SystemExit(f"{', '.join(sorted(lost))}: not in the table of parts of {PAGE.name}.")
     return [i for i in found if place[part(i.target, parts)] > place[part(i.source, parts)]]
 
 

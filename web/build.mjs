@@ -8,7 +8,7 @@ const pages = new URL("../src/onnxtrain/web/", import.meta.url).pathname;
 execFileSync("node_modules/.bin/tsc", { stdio: "inherit" });
 /** Private members of classes: their names are nobody's business, so pages get shorter ones. */
 const PRIVATE = [
-  ...["converted", "description", "engine", "fixedRows", "info", "modelInfo", "names", "place", "port", "rates", "session"],
+  ...["converted", "description", "engine", "fixedRows", "info", "modelInfo", "module", "names", "place", "port", "rates", "session"],
   ...["shapes", "stale", "stepTensors", "tensors", "turn", "weightNames", "words"],
 ].join("|");
 

@@ -24,6 +24,7 @@ const server = await serve(
     ort: `${web}/node_modules/onnxruntime-web/dist`,
     training: `${peers}/onnxruntime-web/dist`,
     tfjs: `${peers}/@tensorflow`,
+    benchmark: here,
     cases: folder,
   },
   { blank: "blank" },
@@ -81,6 +82,20 @@ async function measure({ name, rounds, hasArtifacts }) {
     };
   }
 
+  function sequential(layers) {
+    const { tf } = globalThis;
+    const model = tf.sequential({ layers });
+    const shape = name === "lenet5" ? [rows, 28, 28, 1] : [rows, 784];
+    const input = tf.tensor(Object.values(batch).find(({ type }) => type === "float32").data, shape);
+    return () => model.predict(input);
+  }
+
+  async function attentive() {
+    const { transformer } = await import("/benchmark/transformer.mjs");
+    const states = new Uint8Array(await (await fetch(`${base}/states.safetensors`)).arrayBuffer());
+    return transformer(globalThis.tf, readSafetensors(states), batch);
+  }
+
   function tensorflow(backend) {
     return async () => {
       const { tf } = globalThis;
@@ -103,15 +118,12 @@ async function measure({ name, rounds, hasArtifacts }) {
           dense({ units: 10 }),
         ],
       }[name];
-      if (!layers) throw new Error("it has no layer for attention");
-      const model = tf.sequential({ layers: layers() });
-      const shape = name === "lenet5" ? [rows, 28, 28, 1] : [rows, 784];
-      const input = tf.tensor(Object.values(batch).find(({ type }) => type === "float32").data, shape);
+      const predict = layers ? sequential(layers()) : await attentive();
       const target = tf.oneHot(tf.tensor1d(Array.from(batch.target.data, Number), "int32"), classes).toFloat();
       const optimizer = tf.train.adam(0.001);
       return async () => {
         await tf.setBackend(backend);
-        const loss = optimizer.minimize(() => tf.losses.softmaxCrossEntropy(target, model.predict(input)), true);
+        const loss = optimizer.minimize(() => tf.losses.softmaxCrossEntropy(target, predict()), true);
         const [value] = await loss.data();
         loss.dispose();
         return value;

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "kernels/drawing.h"
 #include "ranges.h"
 
 // Integers and one product: every instruction set gives the same bits, so the compiler may write the loop for each.
@@ -14,36 +15,26 @@
 namespace onnxtrain {
 namespace {
 
-constexpr std::uint32_t kFirst = 0x7feb352du, kSecond = 0x846ca68bu, kStride = 0x9e3779b1u, kApart = 0x85ebca6bu;
-
-std::uint32_t mixed(std::uint32_t h) {
-  h = (h ^ h >> 16) * kFirst;
-  h = (h ^ h >> 15) * kSecond;
-  return h ^ h >> 16;
-}
-
-#define ONNXTRAIN_DROP(T)                                                                            \
-  const T scale = static_cast<T>(draw.scale);                                                        \
-  for (std::size_t i = begin; i < end; ++i) {                                                        \
-    std::uint32_t h = static_cast<std::uint32_t>(i) * kStride + draw.key;                            \
-    h = (h ^ h >> 16) * kFirst;                                                                      \
-    h = (h ^ h >> 15 ^ draw.other) * kSecond;                                                        \
-    y[i] = static_cast<std::int32_t>(h >> 1) >= static_cast<std::int32_t>(draw.limit) ? x[i] * scale \
-                                                                                      : T(0);        \
+#define ONNXTRAIN_DROP(T)                                                                               \
+  const T scale = static_cast<T>(drop.scale);                                                           \
+  for (std::size_t i = begin; i < end; ++i) {                                                           \
+    y[i] = static_cast<std::int32_t>(drawn(drop.draw, i) >> 1) >= static_cast<std::int32_t>(drop.limit) \
+               ? x[i] * scale                                                                           \
+               : T(0);                                                                                  \
   }
 
-ONNXTRAIN_CLONES void drop(const Draw& draw, const float* x, float* y, std::size_t begin, std::size_t end) {
+ONNXTRAIN_CLONES void write(const Drop& drop, const float* x, float* y, std::size_t begin, std::size_t end) {
   ONNXTRAIN_DROP(float)
 }
 
-ONNXTRAIN_CLONES void drop(const Draw& draw, const double* x, double* y, std::size_t begin, std::size_t end) {
+ONNXTRAIN_CLONES void write(const Drop& drop, const double* x, double* y, std::size_t begin, std::size_t end) {
   ONNXTRAIN_DROP(double)
 }
 
 template <typename T>
-void run(const Draw& draw, const Tensor& x, void* y, const ParallelFor& parallel_for) {
+void run(const Drop& drop, const Tensor& x, void* y, const ParallelFor& parallel_for) {
   for_each_range(parallel_for, x.count(), items_per_task(1), [&](std::size_t begin, std::size_t end) {
-    drop(draw, static_cast<const T*>(x.data), static_cast<T*>(y), begin, end);
+    write(drop, static_cast<const T*>(x.data), static_cast<T*>(y), begin, end);
   });
 }
 
@@ -61,8 +52,7 @@ const Signature CountedDropoutNode::kSignature = {
     {ort::kTypeUndefined, ort::kTypeUndefined, ort::kTypeInt64}};
 
 CountedDropoutNode::CountedDropoutNode(const Attributes& attributes) {
-  const auto seed = static_cast<std::uint64_t>(attributes.integer("seed"));
-  start_ = mixed(mixed(static_cast<std::uint32_t>(seed)) ^ static_cast<std::uint32_t>(seed >> 32));
+  start_ = start_of(static_cast<std::uint64_t>(attributes.integer("seed")));
 }
 
 void CountedDropoutNode::compute(const Call& call) const {
@@ -73,17 +63,14 @@ void CountedDropoutNode::compute(const Call& call) const {
     throw std::invalid_argument("input 1 (ratio) is " + std::to_string(ratio) + ", and must be in [0, 1).");
   }
   if (inputs[2].count() != 1) inputs.require_shape(2, {});
-  const auto count = static_cast<std::uint32_t>(*static_cast<const std::int64_t*>(inputs[2].data));
-  Draw draw;
-  draw.key = mixed(count ^ start_);
-  draw.other = mixed(draw.key ^ kApart);
-  draw.limit = static_cast<std::uint32_t>(std::floor(ratio * 2147483648.0));
-  draw.scale = 1.0 / (1.0 - ratio);
+  const Drop drop = {.draw = draw_of(start_, *static_cast<const std::int64_t*>(inputs[2].data)),
+                     .limit = static_cast<std::uint32_t>(std::floor(ratio * 2147483648.0)),
+                     .scale = 1.0 / (1.0 - ratio)};
   void* y = call.output(0, inputs[0].shape);
   if (type == kFloat) {
-    run<float>(draw, inputs[0], y, call.parallel_for());
+    run<float>(drop, inputs[0], y, call.parallel_for());
   } else {
-    run<double>(draw, inputs[0], y, call.parallel_for());
+    run<double>(drop, inputs[0], y, call.parallel_for());
   }
 }
 

@@ -2,15 +2,16 @@
 // same operator over dy.
 #pragma once
 
+#include "kernels/drawing.h"
 #include "operators/fused_node.h"
 
 namespace onnxtrain {
 
 // What one call draws with: see CountedDropout in the documentation for the formula.
-struct Draw {
-  std::uint32_t key, other;  // k and k'
-  std::uint32_t limit;       // an element is kept where its 31 bits are not below
-  double scale;              // 1 / (1 - ratio)
+struct Drop {
+  Draw draw;
+  std::uint32_t limit;  // an element is kept where its 31 bits are not below
+  double scale;         // 1 / (1 - ratio)
 };
 
 class CountedDropoutNode final : public FusedNode {

@@ -10,6 +10,8 @@
 
 namespace onnxtrain {
 
+struct Draw;
+
 enum ElementType : int { kFloat = 0, kDouble = 1 };
 inline constexpr int kElementTypes = 2;
 
@@ -75,6 +77,10 @@ using ElementwiseKernel = void (*)(const void* scalars, std::size_t count, const
 // (mask ? gradient : 0) * factor; no mask (null) is one that is true everywhere.
 using PreparationKernel = void (*)(double factor, std::size_t count, const void* gradient,
                                    const unsigned char* mask, void* prepared);
+// Between states in bfloat16 and the float numbers that an update works on.
+using WideningKernel = void (*)(std::size_t count, const std::uint16_t* states, float* wide);
+using RoundingKernel = void (*)(const Draw& draw, std::size_t first, std::size_t count, const float* wide,
+                                std::uint16_t* states);
 
 // Kernels of a whole call, which work on channels, images or rows [first, last) of it.
 template <typename Call>
@@ -94,6 +100,8 @@ struct KernelTable {
   // Inputs X, G and the states, outputs X_new and the new states. By the rule's number.
   const OptimizerKernels* optimizers;
   PreparationKernel prepare_gradient[kElementTypes];
+  WideningKernel widen_states;
+  RoundingKernel round_states;
   // Inputs dy and y, output dx.
   ElementwiseKernel relu_gradient[kElementTypes];
   // Inputs dy and x, output dx; the second of each pair also gives y.

@@ -11,6 +11,7 @@
 #include "kernels/kernel_table.h"
 #include "kernels/stream.h"
 #include "normalization/kernels.h"
+#include "optimizers/bfloat16_states.h"
 #include "optimizers/prepare_gradient.h"
 #include "optimizers/rule.h"
 #include "pooling/kernels.h"
@@ -29,6 +30,8 @@ const KernelTable ONNXTRAIN_OF_SET(kKernels_) = {
     .instruction_set = ONNXTRAIN_TEXT(ONNXTRAIN_INSTRUCTION_SET),
     .optimizers = ONNXTRAIN_OF_SET(kOptimizers_),
     .prepare_gradient = {prepare_gradient<float>, prepare_gradient<double>},
+    .widen_states = widen_states,
+    .round_states = round_states,
     .relu_gradient = {relu_gradient<float>, relu_gradient<double>},
     .clip_gradient = {{clip_gradient<float, false>, clip_gradient<double, false>},
      {clip_gradient<float, true>, clip_gradient<double, true>}},

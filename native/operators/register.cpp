@@ -6,6 +6,7 @@
 
 #include "activations/node.h"
 #include "attention/node.h"
+#include "communication/node.h"
 #include "convolution/node.h"
 #include "dropout/node.h"
 #include "exported.h"
@@ -244,6 +245,7 @@ Domains create_domains(const OrtApi* api) {
   add_optimizers(api, domains);
   require(api, ort::CustomOpDomain_Add::call(api, domains.own, new Operator(waiting_operator<After>(api))));
   require(api, ort::CustomOpDomain_Add::call(api, domains.own, new Operator(waiting_operator<GradientsReady>(api))));
+  add_operator<AllReduceNode>(api, domains.own);
   add_operator<AttentionNode>(api, domains.own);
   add_operator<AttentionGradientNode>(api, domains.own);
   add_operator<BatchNormalizationGradientNode>(api, domains.own);

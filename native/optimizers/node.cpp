@@ -31,11 +31,16 @@ void infer_shapes(const OrtApi* api, const Grouping& grouping, OrtShapeInferCont
   std::size_t inputs = 0;
   require(api, ort::ShapeInferContext_GetInputCount::call(api, context, &inputs));
   const std::size_t tensors = inputs < grouping.scalars() ? 0 : inputs - grouping.scalars();
-  const std::size_t variables = tensors / grouping.inputs.size();
+  std::size_t groups = grouping.inputs.size();
+  // Attributes are not shown here. With so few variables that one of these outputs is a state, the number tells masks.
+  if (grouping.fused && tensors % groups != 0 && tensors % (groups + 1) == 0) ++groups;
+  const std::size_t variables = tensors / groups, results = grouping.outputs.size();
   if (variables == 0) return;  // refused when the kernel is created, with a sentence
-  for (std::size_t output = 0; output < grouping.outputs.size(); ++output) {
+  for (std::size_t output = 0; output < results; ++output) {
     OrtTensorTypeAndShapeInfo* info = nullptr;  // stays the runtime's
-    const std::size_t input = grouping.scalars() + output % variables;
+    const std::size_t group = output / variables;  // 0 is X; states are the last groups
+    const std::size_t place = group == 0 ? 0 : groups - results + group;
+    const std::size_t input = grouping.scalars() + place * variables + output % variables;
     require(api, ort::ShapeInferContext_GetInputTypeShape::call(api, context, input, &info));
     if (!is_known_shape(api, info)) continue;
     require(api, ort::ShapeInferContext_SetOutputTypeShape::call(api, context, output, info));
@@ -61,6 +66,15 @@ OptimizerNode::OptimizerNode(const Optimizer& optimizer, const Attributes& attri
                                 " outputs, and " + std::to_string(count_) + " variables have " +
                                 std::to_string(count_ * grouping_.outputs.size()) + " (" + groups(grouping_.outputs) +
                                 "): name them all, with an empty name for one that is not wanted.");
+  }
+  if (!fused) return;
+  for (const std::int64_t seed : attributes.integers("seeds")) {
+    starts_.push_back(start_of(static_cast<std::uint64_t>(seed)));
+  }
+  const std::size_t states = count_ * (grouping_.outputs.size() - 1);
+  if (!starts_.empty() && starts_.size() != states) {
+    throw std::invalid_argument(grouping_.operator_name + ": seeds has " + std::to_string(starts_.size()) +
+                                " numbers, and there are " + std::to_string(states) + " states: give one for each.");
   }
 }
 
@@ -99,12 +113,16 @@ std::int64_t OptimizerNode::update_count(const Call& call) const {
 }
 
 void OptimizerNode::check(const Tensor& parameter, const Tensor& other, char letter, std::size_t index) const {
-  const bool is_mask = letter == 'M';
+  const bool is_mask = letter == 'M', is_rounded = !starts_.empty() && letter != 'M' && letter != 'G';
   if (is_mask && other.type != ort::kTypeBool) {
     throw std::invalid_argument(label(letter, index) + " has type " + type_name(other.type) +
                                 ": a mask must be of type bool.");
   }
-  if (!is_mask && other.type != parameter.type) {
+  if (is_rounded && (other.type != ort::kTypeBfloat16 || parameter.type != ort::kTypeFloat)) {
+    throw std::invalid_argument(label(letter, index) + " has type " + type_name(other.type) + " and X has type " +
+                                type_name(parameter.type) + ": with seeds, a state is bfloat16 and X is float.");
+  }
+  if (!is_mask && !is_rounded && other.type != parameter.type) {
     throw std::invalid_argument(label(letter, index) + " has type " + type_name(other.type) + " and X has type " +
                                 type_name(parameter.type) + ": the tensors of one variable must have one type.");
   }
@@ -115,6 +133,17 @@ void OptimizerNode::check(const Tensor& parameter, const Tensor& other, char let
                               (letter == 'G' ? ": a gradient may broadcast to X, never beyond it."
                                : is_mask     ? ": a mask must have the shape of X."
                                              : ": a state must have the shape of X."));
+}
+
+std::vector<Draw> OptimizerNode::draws(std::int64_t T) const {
+  std::vector<Draw> result;
+  result.reserve(starts_.size());
+  for (std::size_t index = 0; index < count_; ++index) {
+    for (std::size_t place = index; place < starts_.size(); place += count_) {
+      result.push_back(draw_of(starts_[place], T));
+    }
+  }
+  return result;
 }
 
 Variable OptimizerNode::variable(const Call& call, std::size_t index, Tensor& parameter, Tensor& other) const {
@@ -151,12 +180,14 @@ void OptimizerNode::compute(const Call& call) const {
   const double R = number(call, 0, "R, the learning rate");
   const std::int64_t T = update_count(call);
   const double factor = grouping_.fused ? number(call, 2, "the factor of the gradients") : 1.0;
+  const std::vector<Draw> drawn = draws(T);
   std::vector<Variable> variables;
   variables.reserve(count_);
   Tensor parameter, other;
   for (std::size_t index = 0; index < count_; ++index) {
     variables.push_back(variable(call, index, parameter, other));
     if (factor != 1.0) variables.back().factor = &factor;
+    if (!drawn.empty()) variables.back().draws = &drawn[index * (drawn.size() / count_)];
   }
   try {
     update_->run(R, T, variables, call.parallel_for());

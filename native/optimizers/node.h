@@ -2,7 +2,8 @@
 //
 // Those of this project's own domain whose name begins with Fused do what is done to gradients before the update, too:
 // a third input, `factor`, multiplies them all, and with the attribute `masked` a group M follows G, of bool tensors of
-// X's shape: where M is false, the gradient is zero.
+// X's shape: where M is false, the gradient is zero. With the attribute `seeds`, a number for each tensor of the states in
+// the order of the inputs, states are bfloat16 tensors, rounded by RoundStochastic of this seed and T after the update.
 #pragma once
 
 #include <memory>
@@ -47,13 +48,15 @@ class OptimizerNode {
  private:
   double number(const Call& call, std::size_t index, const char* what) const;
   std::int64_t update_count(const Call& call) const;
+  std::vector<Draw> draws(std::int64_t T) const;  // of the states of each variable, one variable after the other
   Variable variable(const Call& call, std::size_t index, Tensor& parameter, Tensor& other) const;
   void check(const Tensor& parameter, const Tensor& other, char letter, std::size_t index) const;
   std::string label(char letter, std::size_t index) const;  // "Adam: G of variable 2 of 3"
 
   std::unique_ptr<Update> update_;
   Grouping grouping_;
-  std::size_t count_ = 0;  // of variables
+  std::size_t count_ = 0;              // of variables
+  std::vector<std::uint32_t> starts_;  // of the draws, in the order of `seeds`; empty: states are of X's type
 };
 
 }  // namespace onnxtrain

@@ -49,8 +49,8 @@ class UpdateBy final : public Update {
   void run(double R, std::int64_t T, const std::vector<Variable>& variables,
            const ParallelFor& parallel_for) const override {
     const OptimizerKernels& kernels = onnxtrain::kernels()->optimizers[number_];
-    if constexpr (requires { Rule::run(attributes_, R, kernels, variables, parallel_for); }) {
-      Rule::run(attributes_, R, kernels, variables, parallel_for);
+    if constexpr (requires { Rule::run(attributes_, R, T, kernels, variables, parallel_for); }) {
+      Rule::run(attributes_, R, T, kernels, variables, parallel_for);
     } else {
       int variant = 0;
       if constexpr (variants_of<Rule>() > 1) variant = Rule::variant(attributes_);

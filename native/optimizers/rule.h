@@ -14,7 +14,7 @@
 //
 // A rule may have `kVariants` and `static int variant(const Attributes&)`, where attributes choose among forms of the
 // update; `static void check(const Attributes&)`, which throws std::invalid_argument; and, where an element's update
-// depends on its whole layer, kernels and a run of its own (ssgd.h).
+// depends on its whole tensor, kernels and a run of its own, in two passes (lamb.h, ssgd.h).
 #pragma once
 
 #include <cstddef>

@@ -70,15 +70,18 @@ void run_kernel(ElementwiseKernel kernel, const void* scalars, Arity arity, cons
                 std::size_t begin, std::size_t end) {
   alignas(64) unsigned char gradient[tuning::kPreparedElements * sizeof(double)];
   alignas(64) unsigned char unwanted[kMaxOutputs][tuning::kPreparedElements * sizeof(double)];
+  alignas(64) float wide[kMaxStates][tuning::kPreparedElements];
 
-  bool direct = variable.broadcast == nullptr && !variable.is_prepared();
+  const bool rounded = variable.draws != nullptr;
+  const std::size_t states = rounded ? arity.inputs - 2 : 0;
+  bool direct = variable.broadcast == nullptr && !variable.is_prepared() && states == 0;
   for (std::size_t i = 0; i < arity.outputs; ++i) direct = direct && variable.outputs[i] != nullptr;
   const std::size_t size = size_of(variable.type), step = direct ? end - begin : tuning::kPreparedElements;
   for (; begin < end; begin += step) {
     const std::size_t count = std::min(step, end - begin);
     const void* inputs[kMaxInputs] = {};
     void* outputs[kMaxOutputs] = {};
-    for (std::size_t i = 0; i < arity.inputs; ++i) {
+    for (std::size_t i = 0; i < arity.inputs - states; ++i) {
       inputs[i] = static_cast<const unsigned char*>(variable.inputs[i]) + begin * size;
     }
     if (variable.broadcast != nullptr) {
@@ -91,17 +94,21 @@ void run_kernel(ElementwiseKernel kernel, const void* scalars, Arity arity, cons
                                                  mask, gradient);
       inputs[1] = gradient;
     }
-    for (std::size_t i = 0; i < arity.outputs; ++i) {
+    for (std::size_t i = 0; i < arity.outputs - states; ++i) {
       void* output = variable.outputs[i];
       outputs[i] = output == nullptr ? unwanted[i] : static_cast<unsigned char*>(output) + begin * size;
     }
+    for (std::size_t s = 0; s < states; ++s) {
+      kernels()->widen_states(count, static_cast<const std::uint16_t*>(variable.inputs[2 + s]) + begin, wide[s]);
+      inputs[2 + s] = outputs[1 + s] = wide[s];
+    }
     kernel(scalars, count, inputs, outputs);
+    for (std::size_t s = 0; s < states; ++s) {
+      auto* const state = static_cast<std::uint16_t*>(variable.outputs[1 + s]);
+      if (state != nullptr) kernels()->round_states(variable.draws[s], begin, count, wide[s], state + begin);
+    }
   }
 }
-
-namespace {
-
-}  // namespace
 
 Schedule::Schedule(const std::vector<Variable>& variables) {
   std::size_t in_task = 0;

@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "kernels/drawing.h"
 #include "kernels/kernel_table.h"
 #include "parallel.h"
 
@@ -14,6 +15,7 @@ namespace onnxtrain {
 
 inline constexpr std::size_t kMaxInputs = 4;   // X, G, V, H
 inline constexpr std::size_t kMaxOutputs = 3;  // X_new, V_new, H_new
+inline constexpr std::size_t kMaxStates = 2;   // V, H
 
 // A gradient of a smaller shape, read as if it had the parameter's.
 class Broadcast {
@@ -45,6 +47,7 @@ struct Variable {
   std::unique_ptr<Broadcast> broadcast;  // null: the gradient has the parameter's shape
   const double* factor = nullptr;        // of the gradient; null: 1
   const unsigned char* mask = nullptr;            // where it is false the gradient is zero; null: true everywhere
+  const Draw* draws = nullptr;  // of each state, which is in bfloat16 and rounded by it; null: states are of `type`
 
   // Whether the gradient is not what the rule gets.
   bool is_prepared() const { return factor != nullptr || mask != nullptr; }
@@ -56,7 +59,7 @@ struct Arity {
 };
 
 // Runs `kernel` on elements [begin, end) of a variable; gathers and prepares the gradient where that is asked for, and
-// gives unwanted results a place.
+// gives unwanted results a place. States in bfloat16 are floats for the kernel.
 void run_kernel(ElementwiseKernel kernel, const void* scalars, Arity arity, const Variable& variable,
                 std::size_t begin, std::size_t end);
 

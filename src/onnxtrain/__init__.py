@@ -5,10 +5,10 @@ Names are loaded when they are first used, so that importing the package costs n
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from onnxtrain.deferred import defer_imports
+from onnxtrain.lazy import lazy_names
 from onnxtrain.version import __version__ as __version__
 
 defer_imports()
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from onnxtrain.edit.free_batch import free_batch
     from onnxtrain.edit.head import replace_head
     from onnxtrain.lowering.lower import lower
-    from onnxtrain.operators import SGD, SSGD, Adagrad, Adam, AdamW, Lion, Momentum, RMSprop
+    from onnxtrain.operators import LAMB, SGD, SSGD, Adagrad, Adam, AdamW, Lion, Momentum, RMSprop
     from onnxtrain.operators.sparsity import Sparsity
     from onnxtrain.pruning.prune import prune
     from onnxtrain.runtime.native import custom_ops_library
@@ -52,6 +52,7 @@ _HOMES = {
     "EMA": "onnxtrain.training.weights.ema",
     "Group": "onnxtrain.training.weights.groups",
     "Momentum": "onnxtrain.operators",
+    "LAMB": "onnxtrain.operators",
     "Lion": "onnxtrain.operators",
     "Lora": "onnxtrain.adapters.lora",
     "RMSprop": "onnxtrain.operators",
@@ -98,6 +99,7 @@ _MODULES = frozenset(
 
 __all__ = [
     "EMA",
+    "LAMB",
     "SGD",
     "SSGD",
     "Adagrad",
@@ -147,15 +149,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        value = getattr(importlib.import_module(_HOMES[name]), name)
-    elif name in _MODULES:
-        value = importlib.import_module(f"onnxtrain.{name}")
-    else:
-        raise AttributeError(f"module 'onnxtrain' has no attribute {name!r}")
-    globals()[name] = value
-    return value
+__getattr__ = lazy_names(__name__, _HOMES | {name: f"onnxtrain.{name}" for name in _MODULES})
 
 
 def __dir__() -> list[str]:

@@ -1,5 +1,5 @@
-"""``onnxtrain.data``: files that are read with settings of their own; paths to them need none."""
+"""``onnxtrain.data``: data that is read with settings of its own; paths need none. Sequences that are packed."""
 
-from onnxtrain.training.data import CsvFile, ImageFolder, ParquetFile, TarFile, TextFile
+from onnxtrain.training.data import CsvFile, ImageFolder, PackedSequences, ParquetFile, TarFile, TextFile, pack
 
-__all__ = ["CsvFile", "ImageFolder", "ParquetFile", "TarFile", "TextFile"]
+__all__ = ["CsvFile", "ImageFolder", "PackedSequences", "ParquetFile", "TarFile", "TextFile", "pack"]

@@ -179,6 +179,15 @@ BOOK: tuple[Workaround, ...] = (
         ("workarounds.py", "runtime/frozen.py"),
     ),
     Workaround(
+        "numbers of recurrent activations",
+        "onnxruntime",
+        ("1.32.0", "1.32.0"),
+        "LSTM, GRU and RNN take 0 for an alpha or beta of Affine, ScaledTanh and ThresholdedRelu that the model leaves "
+        "out; the defaults are 1, and 0 for the beta of Affine.",
+        "Lists of alpha and beta are written down in full.",
+        ("lowering/write_activation_defaults.py",),
+    ),
+    Workaround(
         "computed bounds",
         "onnx",
         _ONNX,

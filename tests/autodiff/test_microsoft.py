@@ -2,6 +2,7 @@
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 import test_quantized
@@ -10,6 +11,8 @@ from onnx import TensorProto, helper, numpy_helper, parser
 import onnxtrain
 from autodiff.case import normal
 from onnxtrain.autodiff import registry
+from onnxtrain.autodiff.learn_types import learn_types
+from onnxtrain.autodiff.missing import GPU_ONLY
 from onnxtrain.errors import GradientError
 from onnxtrain.runtime.native import custom_ops_library, kernels_available
 from onnxtrain.testing import projected_gradient
@@ -480,3 +483,47 @@ def test_masks_of_unknown_size_are_told_apart_in_the_graph(mask):
                 dimension.dim_param = f"{info.name}_{axis}"
     built = projected_gradient(given, ["x0"], {"y": np.ones((2, 3, 4), np.float32)})
     np.testing.assert_allclose(run(built, feeds)["y"], expected, atol=2e-6)
+
+
+def test_operators_for_gpus_only_are_known_as_such():
+    """They have a schema, but no kernel on the processor; where one is there, they leave the list and get a body."""
+    import onnxruntime.capi.onnxruntime_pybind11_state as state
+
+    schemas = {schema.name for schema in state.get_all_operator_schema() if schema.domain == "com.microsoft"}
+    kernels = {
+        kernel.op_name
+        for kernel in state.get_all_opkernel_def()
+        if kernel.domain == "com.microsoft" and kernel.provider == "CPUExecutionProvider"
+    }
+    assert schemas >= GPU_ONLY
+    assert not GPU_ONLY & kernels
+    assert kernels >= {"Attention", "MultiHeadAttention"}
+
+
+def test_a_model_that_was_optimized_for_gpus_is_refused():
+    made = parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 18, "com.microsoft": 1]>
+        f (float[n, 8] x, int32[b, s] offset, int32[c] sums) => (float[n, 8] y) {
+            q = MatMul(x, w)  y = com.microsoft.PackedMultiHeadAttention <num_heads: int = 2> (q, q, q, , offset, sums)
+        }"""
+    )
+    made.graph.initializer.append(numpy_helper.from_array(np.eye(8, dtype=np.float32), "w"))
+    with pytest.raises(GradientError, match=r"PackedMultiHeadAttention .*for GPUs only.*before it was optimized"):
+        onnxtrain.Trainer(made, loss="mean_squared_error")
+
+
+def test_a_shape_without_a_type_is_no_type():
+    """Passes leave such behind operators that ONNX does not know; then FastGelu's body had no type to compute in."""
+    made = ir.serde.deserialize_model(
+        parser.parse_model(
+            """<ir_version: 10, opset_import: ["": 18, "com.microsoft": 1]> f (float[n, s, 4] x, float[4] w) => (y) {
+            a = com.microsoft.SkipLayerNormalization(x, x, w)  c = Relu(a)  y = com.microsoft.FastGelu(c) }"""
+        )
+    )
+    normal_of_sum, middle, last = made.graph
+    middle.outputs[0].type = ir.TensorType(ir.DataType.UNDEFINED)
+    middle.outputs[0].shape = ir.Shape([None, None, 4])
+    while learn_types(made.graph, 18):
+        pass
+    for node in (normal_of_sum, middle, last):
+        assert node.outputs[0].dtype == ir.DataType.FLOAT

@@ -150,6 +150,32 @@ def test_weights_of_examples_and_of_classes(files, success):
         np.testing.assert_array_equal(weights(files / "classes.onnx")[name], array)
 
 
+def test_a_column_of_weights(files, success):
+    data = np.load(files / "train.npz")
+    trust = np.linspace(0, 2, len(data["label"]))
+    np.savez(files / "weighted.npz", **data, trust=trust)
+    one = ("fit", "model.onnx", "--data", "weighted.npz", "--target", "label", "--loss", "softmax_cross_entropy")
+    success(
+        *one,
+        *("--optimizer", "sgd", "--learning-rate", "0.1"),
+        *("--sample-weight", "trust"),
+        "--validation",
+        "0.25",
+        "-o",
+        "column.onnx",
+    )
+    trainer = onnxtrain.Trainer(files / "model.onnx", loss="cross_entropy", optimizer=onnxtrain.SGD(0.1))
+    trainer.fit(files / "train.npz", sample_weight=trust, validation=0.25, progress=False)
+    for name, array in trainer.get_weights().items():
+        np.testing.assert_array_equal(weights(files / "column.onnx")[name], array)
+
+
+def test_the_average_is_what_is_measured_and_saved(files, success):
+    success(*FIT, "--ema", "0.9", "--validation", "test.npz", "--epochs", "3", "--history", "rows.csv", "-o", "e.onnx")
+    found = onnxtrain.evaluate(files / "e.onnx", files / "test.npz", loss="cross_entropy")["loss"]
+    assert column(files, "validation_loss")[-1] == pytest.approx(found, rel=1e-5)
+
+
 def test_the_best_model_is_kept(files, success):
     success(
         *(*FIT, "--validation", "test.npz", "--metrics", "accuracy", "--epochs", "4", "--history", "rows.csv"),

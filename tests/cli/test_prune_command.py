@@ -42,7 +42,9 @@ def test_prunes_and_says_so(files, tmp_path, capsys):
         "report.png",
     ):
         assert wanted in out
-    assert {path.name for path in (tmp_path / "report").iterdir()} == {"report.txt", "report.json", "report.png"}
+    assert {path.name for path in (tmp_path / "report").iterdir()} == {
+        *("report.txt", "report.json", "report.png", "config.toml")
+    }
     assert main(["inspect", "small.onnx"]) == 0
     assert "zeros" in capsys.readouterr().out
 

@@ -46,6 +46,14 @@ MODELS = {
     "{ z = Resize(x, , n) q = Mul(z, z) y = ReduceSum<keepdims=0>(q) }",
     "constant floats": f"g (float[4] x) => (float y) {{ n = Constant<value_floats = [{HUGE}.0]>()"
     " z = Resize(x, , n) q = Mul(z, z) y = ReduceSum<keepdims=0>(q) }",
+    "computed expansion": "g (float[1] x) => (float y) <int64[1] c = {1000000}>"
+    "{ n = Mul(c, c) i = Cast<to=7>(x) e = Expand(i, n) f = Cast<to=1>(e) z = Mul(f, f) y = ReduceSum<keepdims=0>(z) }",
+    "computed constant of a shape": "g (float[1] x) => (float y) <int64[1] c = {1000000}>"
+    "{ n = Mul(c, c) e = ConstantOfShape(n) z = Mul(e, x) y = ReduceSum<keepdims=0>(z) }",
+    "computed by sums in a branch": "g (float[1] x, bool c) => (float y) <int64[1] n0 = {1000000}> {"
+    + " ".join(f"n{i + 1} = Add(n{i}, n{i})" for i in range(20))
+    + " z = If(c) <then_branch = t () => (float[k] a) { a = Expand(x, n20) },"
+    " else_branch = e () => (float[k] b) { b = Identity(x) }> y = ReduceSum<keepdims=0>(z) }",
     "doublings": "g (float[4] x) => (float y) { x0 = Identity(x) "
     + " ".join(f"x{i + 1} = Concat<axis=0>(x{i}, x{i})" for i in range(40))
     + " y = ReduceSum<keepdims=0>(x40) }",

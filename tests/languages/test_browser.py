@@ -63,6 +63,26 @@ def test_losses_are_those_of_python(cases, runtime, names):
         assert old == new, f"{name}: more than weights changed"
 
 
+def start(cases, *arguments):
+    return last_json(node("test/start.mjs", BROWSER, cases[0] / "lenet5", 1, *arguments))[0]
+
+
+def test_threads_where_the_page_is_isolated(cases):
+    found = start(cases, "isolated", 2)
+    assert found["isolated"]
+    assert found["workers"] == 1, "the second thread"
+    np.testing.assert_allclose(found["losses"], cases[1]["lenet5"][:10], rtol=0, atol=1e-5)
+
+
+def test_one_thread_where_it_is_not(cases):
+    found = start(cases, "plain")
+    assert not found["isolated"]
+    assert found["workers"] == 0
+    assert len(found["losses"]) == 10
+    refused = start(cases, "plain", 2)
+    assert refused["error"] == "2 threads need an isolated page: send it with COOP same-origin and COEP require-corp."
+
+
 def test_webgpu(tmp_path):
     """On an adapter in software, which takes seconds for a step."""
     names, steps = ("mlp_momentum", "conv", "lenet5_momentum", "resnet_momentum", "transformer_momentum"), 3

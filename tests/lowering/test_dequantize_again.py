@@ -32,20 +32,27 @@ def model(kind, layers=3):
     return made
 
 
-def test_each_reader_has_its_own_node_that_waits_for_the_others():
-    learner = onnxtrain.Trainer(model("int8"), loss="mean_squared_error", train="gain")
+@pytest.mark.parametrize("kind", ["int8", "float16"])
+def test_each_reader_has_its_own_node_that_waits_for_the_others(kind):
+    learner = onnxtrain.Trainer(model(kind), loss="mean_squared_error", train="gain")
     graph = learner.session._steps[0].step.model.graph
     nodes = list(graph)
-    unpacking = [
-        node for node in nodes if node.op_type in ("DequantizeLinear", "Cast") and node.inputs[0].name[0] == "q"
-    ]
+    unpacking = [node for node in nodes if node.outputs[0].name.partition("/")[0] in ("w0", "w1", "w2")]
+    assert {node.op_type for node in unpacking} == {"DequantizeLinear" if kind == "int8" else "Cast"}
     assert len(unpacking) == 6  # forwards, and for the gradient of what is multiplied
     for node in unpacking:
         ((reader, _),) = node.outputs[0].uses()
         assert nodes.index(reader) - nodes.index(node) == 1
-        scale, nothing = node.inputs[1].producer().inputs
-        assert scale.name == "scale"
-        size = nothing.producer().inputs[0].producer().inputs[0].producer()
+        if kind == "int8":
+            scale, nothing = node.inputs[1].producer().inputs
+            assert scale.name == "scale"
+            nothing = nothing.producer().inputs[0]
+        else:
+            view = node.inputs[0].producer()
+            assert view.op_type == "Reshape"
+            assert view.inputs[0].name[0] == "q"
+            _, nothing = view.inputs[1].producer().inputs
+        size = nothing.producer().inputs[0].producer()
         assert size.op_type == "Size"
         assert size.inputs[0] in reader.inputs
 

@@ -15,6 +15,8 @@ import numpy as np
 from convolution_reference import Convolution
 from recurrent_reference import Recurrent
 
+from rounding_reference import BFLOAT16
+
 EXTREMES = (0, 1, -1, 2**31 - 1, 2**31, 2**31 + 1, 2**60, 2**62, 2**63 - 1, -(2**63))
 """Numbers at which products and sums of sizes wrap."""
 
@@ -33,6 +35,7 @@ class Case:
         outputs: How many it has.
         expected: What it must compute, where that is known; an extreme attribute may be refused all the same.
         domain: Its domain.
+        types: The element types of its outputs, where they are not all that of the last floating input.
     """
 
     operator: str
@@ -41,6 +44,7 @@ class Case:
     outputs: int = 1
     expected: Callable[[], list[np.ndarray]] | None = None
     domain: str = "onnxtrain"
+    types: tuple[Any, ...] | None = None
 
 
 def pick(rng: np.random.Generator, *choices: Any) -> Any:
@@ -490,13 +494,30 @@ def optimizer(rng: np.random.Generator) -> Case:
         if letter == "G" and masked:
             feeds |= {f"M{i}": np.asarray(rng.integers(0, 2, x.shape), bool) for i, x in enumerate(groups["X"])}
     domain = "ai.onnx.preview.training" if name != "SSGD" and not fused else "onnxtrain"
-    return Case(f"Fused{name}" if fused else name, feeds, attributes, count * (len(letters) - 1), domain=domain)
+    outputs, types = count * (len(letters) - 1), None
+    if fused and dtype == np.float32 and rng.random() < 0.4:  # states in bfloat16
+        states = [key for key in feeds if key[0] in letters[2:]]
+        feeds |= {key: feeds[key].astype(BFLOAT16) for key in states}
+        seeds = len(states) if rng.random() < 0.9 else int(rng.integers(1, 9))
+        attributes["seeds"] = [pick(rng, 1, 77, *EXTREMES) for _ in range(seeds)] or [0]
+        types = (dtype,) * count + (BFLOAT16,) * len(states)
+    return Case(f"Fused{name}" if fused else name, feeds, attributes, outputs, domain=domain, types=types)
+
+
+def after(rng: np.random.Generator) -> Case:
+    """A number that waits for values of any type and shape; it is refused where it is several."""
+    number = floating(rng, pick(rng, (), (), (1,), (1, 1), (0,), (2,)))
+    kinds = (np.float32, np.float64, np.int64, bool, BFLOAT16)
+    others = [np.zeros(_shape(rng), pick(rng, *kinds)) for _ in range(int(rng.integers(1, 6)))]
+    feeds = {"number": number, **{f"other{index}": array for index, array in enumerate(others)}}
+    expected = (lambda: [number]) if number.size == 1 else None
+    return Case("After", feeds, {}, expected=expected, types=(np.float32,))
 
 
 DRAWS: tuple[Callable[[np.random.Generator], Case], ...] = (
     convolution, convolution, convolution, max_pool, max_pool_same, gather, softmax, cross_entropy, elementwise,
     normalization, batch_normalization, attention, attention_gradient, wide_attention, linear, few_bits, optimizer,
-    recurrent, recurrent,
+    recurrent, recurrent, after,
 )  # fmt: skip
 
 

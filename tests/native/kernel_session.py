@@ -2,28 +2,50 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import onnx_ir as ir
+import onnxruntime
 from kernel_cases import Case
 from onnx import helper
 from optimizer_sessions import element_type, session
 
 from onnxtrain.runtime.native import custom_ops_library
+from onnxtrain.workarounds import fetched, in_place, is_foreign
 
 
-def run(case: Case) -> list[np.ndarray]:
-    """The outputs of a case, all of the type of its last floating input."""
+def run(case: Case) -> list[np.ndarray | None]:
+    """The outputs of a case, by default all of the type of its last floating input."""
     feeds = {name: array for name, array in case.feeds.items() if array is not None}
     names = [name if array is not None else "" for name, array in case.feeds.items()]
     while names[-1] == "":
         names.pop()
     outputs = [f"output{index}" for index in range(case.outputs)]
-    kinds = [array for array in feeds.values() if array.dtype.kind == "f"]
+    last = [array.dtype for array in feeds.values() if array.dtype.kind == "f"][-1]
+    types = [helper.np_dtype_to_tensor_dtype(np.dtype(kind)) for kind in case.types or [last] * case.outputs]
     node = helper.make_node(case.operator, names, outputs, domain=case.domain, **case.attributes)
     made = session(
         str(custom_ops_library()),
         [node],
         [(name, element_type(array), None) for name, array in feeds.items()],
-        [(name, element_type(kinds[-1]), None) for name in outputs],
+        [(name, kind, None) for name, kind in zip(outputs, types, strict=True)],
         threads=2,
     )
-    return made.run(None, feeds)
+    given = {name: _value(np.ascontiguousarray(array).reshape(array.shape)) for name, array in feeds.items()}
+    found = made.run_with_ort_values(outputs, {name: value for name, (value, _) in given.items()})
+    return [_array(value, kind) for value, kind in zip(found, map(ir.DataType, types), strict=True)]
+
+
+def _value(array: np.ndarray) -> tuple[Any, np.ndarray]:
+    """A value of ONNX Runtime, of types that NumPy has from elsewhere, too, and what must live as long."""
+    if array.dtype.isbuiltin == 1:
+        return onnxruntime.OrtValue.ortvalue_from_numpy(array), array
+    (value,) = in_place({"x": array.view(np.uint16)}, {"x": ir.DataType.from_numpy(array.dtype)})
+    return value, array
+
+
+def _array(value: Any, kind: ir.DataType) -> np.ndarray | None:
+    if not value.has_value():  # an output that the operator leaves out
+        return None
+    return fetched(value._get_c_value(), kind) if is_foreign(kind) else value.numpy()

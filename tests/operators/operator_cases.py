@@ -26,6 +26,11 @@ ATTRIBUTES: dict[str, list[dict[str, Any]]] = {
         {},
         {"alpha": 0.95, "beta": 0.1, "epsilon": 1e-2, "weight_decay": 0.3},
     ],
+    "LAMB": [
+        {},
+        {"alpha": 0.95, "beta": 0.1, "epsilon": 1e-2, "weight_decay": 0.3},
+        {"weight_decay": 0.0},
+    ],
     "Lion": [
         {},
         {"alpha": 0.5, "beta": 0.1, "weight_decay": 0.3},

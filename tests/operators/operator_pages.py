@@ -61,6 +61,17 @@ def sgd(R, T, x, g, v=None, *, momentum, dampening, weight_decay, mode):
     return x - R * (g + momentum * v if mode == "nesterov" else v), v
 
 
+def lamb(R, T, xs, gs, vs, hs, *, alpha, beta, epsilon, weight_decay):
+    """A whole tensor: lists of numbers in, lists of X_new, V_new and H_new out."""
+    vs = [alpha * v + (1 - alpha) * g for v, g in zip(vs, gs, strict=True)]
+    hs = [beta * h + (1 - beta) * g * g for h, g in zip(hs, gs, strict=True)]
+    v_by, h_by = (1 - alpha**T, 1 - beta**T) if T > 0 else (1, 1)
+    steps = [v / v_by / (math.sqrt(h / h_by) + epsilon) + weight_decay * x for x, v, h in zip(xs, vs, hs, strict=True)]
+    weight_norm, step_norm = math.hypot(*xs), math.hypot(*steps)
+    trust = weight_norm / step_norm if weight_norm and step_norm else 1
+    return [x - R * trust * step for x, step in zip(xs, steps, strict=True)], vs, hs
+
+
 def ssgd_weight(u, *, measure, reweighting, epsilon, p):
     """w² of one weight, by the table of measures."""
     a = abs(u)

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from onnxtrain.errors import OptionError
-from onnxtrain.operators import OPTIMIZERS, SGD, SSGD, Adagrad, Adam, AdamW, Lion, Momentum, RMSprop
+from onnxtrain.operators import LAMB, OPTIMIZERS, SGD, SSGD, Adagrad, Adam, AdamW, Lion, Momentum, RMSprop
 
 SETTINGS = [entry.settings for entry in OPTIMIZERS.values()]
 
@@ -42,6 +42,8 @@ def test_learning_rate(settings, rate):
         (lambda: AdamW(betas=0.9), "AdamW: betas is 0.9, but must be a pair of numbers"),
         (lambda: AdamW(eps=-1.0), "AdamW: eps is -1.0"),
         (lambda: AdamW(weight_decay=-0.1), "AdamW: weight_decay is -0.1"),
+        (lambda: LAMB(epsilon=1e-6), "LAMB has no setting 'epsilon': give eps"),
+        (lambda: LAMB(weight_decay=-1.0), "LAMB: weight_decay is -1.0, but must be a finite number, 0 or more"),
         (lambda: Lion(betas=(0.9,)), r"Lion: betas is \(0.9,\), but must be a pair"),
         (lambda: RMSprop(momentum=1.0), "RMSprop: momentum is 1.0"),
         (lambda: RMSprop(eps=-1.0), "RMSprop: eps is -1.0"),

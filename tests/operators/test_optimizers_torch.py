@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from onnxtrain import kernels
-from onnxtrain.operators import OPTIMIZERS, SGD, SSGD, Adagrad, Adam, AdamW, Lion, Momentum, RMSprop
+from onnxtrain.operators import LAMB, OPTIMIZERS, SGD, SSGD, Adagrad, Adam, AdamW, Lion, Momentum, RMSprop
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -122,6 +122,31 @@ def test_a_hundred_steps_of_lion_are_the_papers(kernel):
         want = want - 1e-3 * (np.sign(c) + 0.25 * want)
         m = 0.5 * m + 0.5 * g
     np.testing.assert_allclose((by_kernel if kernel else ours)(optimizer, x, gradients), want, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kernel", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_hundred_steps_of_lamb_are_the_papers(dtype, kernel):
+    """Algorithm 2 of the paper, in float64 whatever the type of the weights."""
+    optimizer = LAMB(learning_rate=1e-3, betas=(0.75, 0.5), eps=1e-5, weight_decay=0.25)
+    rng = np.random.default_rng(1)
+    x, gradients = rng.standard_normal((40, 30)).astype(dtype), list(rng.standard_normal((100, 40, 30)).astype(dtype))
+    want, m, v = x.astype(np.float64), np.zeros(x.shape), np.zeros(x.shape)
+    for t, g in enumerate(np.asarray(gradients, np.float64), 1):
+        m, v = 0.75 * m + 0.25 * g, 0.5 * v + 0.5 * g**2
+        r = m / (1 - 0.75**t) / (np.sqrt(v / (1 - 0.5**t)) + 1e-5) + 0.25 * want
+        want = want - 1e-3 * np.linalg.norm(want) / np.linalg.norm(r) * r
+    found = (by_kernel if kernel else ours)(optimizer, x, gradients)
+    np.testing.assert_allclose(found, want, rtol=1e-6 if dtype == np.float32 else 0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kernel", [False, True])
+def test_lamb_scales_nothing_where_a_norm_is_zero(kernel):
+    optimizer = LAMB(learning_rate=0.5, betas=(0.5, 0.5), eps=0.0, weight_decay=0.0)
+    run = by_kernel if kernel else ours
+    np.testing.assert_array_equal(run(optimizer, np.zeros(3), [np.ones(3)]), np.full(3, -0.5))  # ||X|| is 0
+    still = LAMB(learning_rate=0.5, weight_decay=0.0)
+    np.testing.assert_array_equal(run(still, np.ones(3), [np.zeros(3)]), np.ones(3))  # ||U|| is 0
 
 
 def test_adam_is_pytorchs_with_epsilon_before_the_bias_correction(problem):

@@ -156,9 +156,68 @@ def test_masked_weights_stay_zero_in_the_average():
         (lambda: trainer(None).evaluate(X, Y, ema=True), r"this trainer keeps none; make it with Trainer\(ema=0.999\)"),
         (lambda: trainer(None).predict(X, ema=True), "asks for the moving average of the parameters"),
         (lambda: trainer(None).save("x.onnx", ema=True), "asks for the moving average of the parameters"),
+        (
+            lambda: trainer(None).fit(X, Y, ema=True),
+            "measures the moving averages of the weights, but this trainer keeps none",
+        ),
         (lambda: trainer(None).model(ema=True), "asks for the moving average of the parameters"),
     ],
 )
 def test_what_is_refused(make, message):
     with pytest.raises(OptionError, match=message):
         make()
+
+
+class Curve(onnxtrain.callbacks.Callback):
+    """Loss of the averages and of the live weights after every epoch, measured independently of fit's validation."""
+
+    def __init__(self):
+        self.averaged, self.live = [], []
+
+    def on_epoch_end(self, state):
+        for ema, losses in ((True, self.averaged), (False, self.live)):
+            losses.append(state.trainer.evaluate(X, Y, ema=ema)["loss"])
+
+
+@pytest.mark.parametrize("ema", [None, True, False])
+def test_validation_measures_the_averages_unless_told_otherwise(ema, tmp_path):
+    learner, curve = trainer(0.8), Curve()
+    options = {"checkpoint": tmp_path, "save_best": "validation_loss", "run": tmp_path / "run"}
+    history = learner.fit(X, Y, validation=(X, Y), epochs=6, batch_size=4, callbacks=[curve], ema=ema, **options)
+    assert curve.averaged != curve.live
+    wanted = curve.live if ema is False else curve.averaged
+    assert [row["validation_loss"] for row in history.rows] == pytest.approx(wanted, rel=1e-6)
+    best = onnxtrain.evaluate(tmp_path / "best.onnx", (X, Y), loss=LOSS)["loss"]
+    assert best == pytest.approx(min(wanted), rel=1e-5)
+    assert ("the moving averages" in (tmp_path / "run/report.html").read_text()) == (ema is not False)
+
+
+def test_early_stopping_puts_averages_and_weights_of_the_best_epoch_back():
+    learner = trainer(0.5, optimizer="adamw(lr=1)")
+    stopping, curve = onnxtrain.callbacks.EarlyStopping(patience=2), Curve()
+    learner.fit(X, Y, validation=(X, Y), epochs=200, batch_size=4, callbacks=[stopping, curve])
+    best = stopping.best_epoch - 1
+    assert len(curve.live) == stopping.best_epoch + 2
+    assert stopping.best == pytest.approx(min(curve.averaged), rel=1e-6)
+    assert learner.evaluate(X, Y, ema=True)["loss"] == pytest.approx(curve.averaged[best], rel=1e-6)
+    assert learner.evaluate(X, Y)["loss"] == pytest.approx(curve.live[best], rel=1e-6)
+
+
+def test_resumes_where_the_averages_were_saved_onto_the_model(tmp_path):
+    whole, model = trainer(), tmp_path / "model.onnx"
+    onnx.save(examples.mlp((4, 8, 3)), model)
+    options = {"optimizer": "adamw(lr=0.05)", "loss": LOSS, "ema": 0.9}
+    first = onnxtrain.Trainer(model, **options)
+    first.fit(X, Y, epochs=2, batch_size=4, checkpoint=tmp_path / "kept")
+    first.save(model, ema=True)
+    resumed = onnxtrain.Trainer(model, **options)
+    resumed.fit(X, Y, epochs=4, batch_size=4, checkpoint=tmp_path / "kept", resume=True)
+    whole.fit(X, Y, epochs=4, batch_size=4)
+    for name, array in averages(whole).items():
+        assert averages(resumed)[name].tobytes() == array.tobytes()
+
+
+def test_a_resumed_training_measures_as_the_first_did(tmp_path):
+    trainer().fit(X, Y, validation=(X, Y), checkpoint=tmp_path)
+    with pytest.raises(CheckpointError, match="measures_ema is true there and false here"):
+        trainer().fit(X, Y, validation=(X, Y), epochs=2, checkpoint=tmp_path, resume=True, ema=False)

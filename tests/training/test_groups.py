@@ -9,7 +9,7 @@ import pytest
 import onnxtrain
 from onnxtrain import Group, examples, layer_decay
 from onnxtrain.errors import CheckpointError, OptionError
-from onnxtrain.training.objective import prepare
+from onnxtrain.training.preparation import prepare
 from onnxtrain.training.specification import Specification
 from onnxtrain.training_info.build import build_entries
 

@@ -55,7 +55,7 @@ def test_every_argument_of_every_loss_can_be_written(name):
         (
             "softmax_cross_entropy(axs=1)",
             r"'softmax_cross_entropy\(axs=1\)' gives softmax_cross_entropy arguments that it has not; it has "
-            r"class_weights, label_smoothing, ignore_index, axis, check_targets, weight, reduction\.",
+            r"class_weights, label_smoothing, ignore_index, axis, check_targets, chunk, weight, reduction\.",
         ),
         ("mean_squared_error(2)", r"gives mean_squared_error arguments that it has not; it has weight, reduction\."),
         ("huber(1, 2)", r"gives huber arguments that it has not; it has delta, weight, reduction\."),

@@ -8,7 +8,7 @@ import pytest
 
 import onnxtrain
 from onnxtrain.errors import OptionError
-from onnxtrain.operators import OPTIMIZERS, SGD, SSGD, Adagrad, Adam, AdamW, Lion, Momentum, RMSprop
+from onnxtrain.operators import LAMB, OPTIMIZERS, SGD, SSGD, Adagrad, Adam, AdamW, Lion, Momentum, RMSprop
 from onnxtrain.operators.sparsity import Sparsity
 from onnxtrain.training.weights.masks import choose_tensors
 
@@ -21,6 +21,7 @@ RULES = [
     Adam(0.05, sparsity=Sparsity(measure="p-norm", p=0.5)),
     AdamW(0.05, weight_decay=0.5),
     Lion(0.05, weight_decay=0.5),
+    LAMB(0.05),
     RMSprop(0.05, momentum=0.5),
     SGD(0.05, momentum=0.5, weight_decay=0.05),
     Momentum(0.05, norm_coefficient=0.05),

@@ -11,7 +11,9 @@ from onnxtrain.errors import DataError, OptionError
 from onnxtrain.training import metrics
 from onnxtrain.training.inference.forward import evaluate
 from onnxtrain.training.losses import CustomLoss
-from onnxtrain.training.metrics import BUILT_IN, MeanAccumulator, resolve_metric
+from onnxtrain.training.metrics import resolve_metric
+from onnxtrain.training.metrics.base import MeanAccumulator
+from onnxtrain.training.metrics.means import BUILT_IN
 
 
 @pytest.fixture

@@ -298,7 +298,7 @@ def test_fixed_batch_size_trains_on_all_examples() -> None:
         ({"loss": "output:nothing"}, "loss='output:nothing', but the model's outputs are"),
         ({"loss": 3}, "A loss is a name, a Loss, a path or a function, or a mapping from outputs to such, not a int"),
         ({"output": "nothing"}, "output='nothing', but the outputs are"),
-        ({"batch_norm": "yes"}, "batch_norm is 'yes'; it is 'frozen' or 'train'"),
+        ({"batch_norm": "yes"}, "batch_norm is 'yes'; it is 'frozen', 'train' or 'sync'"),
         ({"clip_norm": -1.0}, "clip_norm is -1.0; it needs a finite number above 0"),
         ({"accumulate": 0}, "accumulate is 0; it needs a number of micro-batches of at least 1"),
         ({"threads": 0}, "threads is 0; it needs a number of at least 1"),

@@ -68,7 +68,7 @@ struct Rule {
     if (!(attributes.max_scale >= 0.0)) refuse("max_scale", attributes.max_scale, "it must be 0 (no cap) or more.");
   }
 
-  static void run(const Attributes& attributes, double R, const OptimizerKernels& kernels,
+  static void run(const Attributes& attributes, double R, std::int64_t, const OptimizerKernels& kernels,
                   const std::vector<Variable>& variables, const ParallelFor& parallel_for) {
     const Schedule schedule(variables);
     const std::vector<Schedule::Block>& blocks = schedule.blocks();

@@ -13,9 +13,10 @@ import onnx_ir as ir
 from onnxtrain.adapters.adapter import Adapter, Entry
 from onnxtrain.adapters.files import is_adapter_path, write_adapter
 from onnxtrain.adapters.fitting import Place, gains, name_of
-from onnxtrain.adapters.layers import Layer, Part
+from onnxtrain.adapters.layers import Layer, Part, find_layers
 from onnxtrain.adapters.manifest import describe_base
 from onnxtrain.adapters.merging import check_mergeable, merged_weights
+from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.model.file import ModelFile
 from onnxtrain.training.working_copy.adaptation import Adapted
 
@@ -112,9 +113,10 @@ class Attached(Adapted):
         return is_adapter_path(Path(path))
 
     def write(self, path: str | os.PathLike[str], file: ModelFile, values: Mapping[str, np.ndarray]) -> None:
-        """Write the adapters: an ``.onnx_adapter`` file, or a folder of PEFT."""
+        """Write the adapters, in the types of the file's layers: an ``.onnx_adapter`` file, or a folder of PEFT."""
         adapter = self.adapter(values, file)
-        dtypes = {slot.name: slot.layer.y.dtype or ir.DataType.FLOAT for slot in self.slots}
+        in_file = {layer.name: layer.y.dtype for layer in find_layers(infer_shapes(file.training_model()))}
+        dtypes = {slot.name: in_file.get(slot.layer.name) or ir.DataType.FLOAT for slot in self.slots}
         write_adapter(Path(path), adapter, dtypes, gains([slot.place for slot in self.slots], adapter))
 
     def check_mergeable(self) -> None:

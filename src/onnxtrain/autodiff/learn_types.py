@@ -33,9 +33,9 @@ def learn_types(graph: ir.Graph, opset: int) -> bool:
     """
     learned = False
     for node in list(graph):
-        if all(output.type is not None for output in node.outputs if output.name):
+        if all(_is_known(output) for output in node.outputs if output.name):
             continue
-        if any(value is not None and value.type is None for value in node.inputs):
+        if not all(value is None or _is_known(value) for value in node.inputs):
             continue
         body = find_registered_body(node.op_type, node.domain)
         if body is not None:
@@ -43,6 +43,11 @@ def learn_types(graph: ir.Graph, opset: int) -> bool:
         elif not node.domain and keeps_type(node.op_type):
             infer_outputs(node)
     return learned
+
+
+def _is_known(value: ir.Value) -> bool:
+    """Whether a value has a type; ONNX's inference may find a shape and leave the type open."""
+    return value.type is not None and value.dtype != ir.DataType.UNDEFINED
 
 
 def _learn(node: ir.Node, body: Body, op: Builder) -> bool:
@@ -55,7 +60,7 @@ def _learn(node: ir.Node, body: Body, op: Builder) -> bool:
         results = ()  # what a body does not cover is an error only where a gradient is asked for
     learned = False
     for output, result in zip(node.outputs, results, strict=False):
-        if result is not None and output.type is None and result.ir.type is not None:
+        if result is not None and not _is_known(output) and _is_known(result.ir):
             output.type, output.shape = result.ir.type, result.ir.shape
             learned = True
     graph.remove(op.emitted, safe=True)

@@ -10,6 +10,14 @@ from onnxtrain.autodiff import registry
 from onnxtrain.autodiff.expand import expand_functions
 from onnxtrain.autodiff.node import describe
 from onnxtrain.autodiff.path import Forward, Route, values_read
+from onnxtrain.graph.domains import MICROSOFT_DOMAIN
+
+GPU_ONLY = frozenset(
+    {"PackedAttention", "PackedMultiHeadAttention", "RemovePadding", "RestorePadding", "RelativePositionBias"}
+    | {"GatedRelativePositionBias", "LongformerAttention", "DecoderAttention", "DecoderMaskedSelfAttention"}
+    | {"BiasAdd", "BiasSplitGelu", "GroupNorm", "SkipGroupNorm", "NhwcConv", "PagedAttention"}
+)
+"""Operators of ONNX Runtime that its optimizer writes for GPUs: they have no kernel for the processor."""
 
 
 def reached(forward: Forward, y: ir.Value, xs: Sequence[ir.Value]) -> set[ir.Value]:
@@ -29,8 +37,10 @@ def missing_rules_message(nodes: Iterable[ir.Node], opsets: Mapping[str, int]) -
     nodes = list(nodes)
     quantized = [node for node in nodes if _is_listed(node, opsets)]
     known = [node for node in nodes if node not in quantized and _find(node, opsets) is not None]
-    unknown = [node for node in nodes if node not in quantized and node not in known]
+    optimized = [node for node in nodes if node.domain == MICROSOFT_DOMAIN and node.op_type in GPU_ONLY]
+    unknown = [node for node in nodes if node not in (*quantized, *known, *optimized)]
     parts = [_quantized_message(quantized)] * bool(quantized) + [_bodies_message(known)] * bool(known)
+    parts += [_optimized_message(optimized)] * bool(optimized)
     return " ".join(parts + [_unknown_message(unknown, opsets)] * bool(unknown))
 
 
@@ -61,6 +71,14 @@ def _quantized_message(nodes: Sequence[ir.Node]) -> str:
         f"Between the parameters and the loss values are handed on as quantized integers, whose gradient is zero, by "
         f"{_some(nodes)}. Let gradients pass straight through (straight_through=True), or freeze the parameters "
         "before them (freeze=)."
+    )
+
+
+def _optimized_message(nodes: Sequence[ir.Node]) -> str:
+    """What is wrong with a model that was optimized for GPUs."""
+    return (
+        f"{_some(nodes)}: ONNX Runtime has this operator for GPUs only, and there is no gradient rule for it; train "
+        "the model from before it was optimized, and optimize the trained one again; or optimize it with use_gpu=False."
     )
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from onnxtrain.cli import flags, paths, terminal
+from onnxtrain.cli.configuration import Config
 from onnxtrain.cli.data_flags import ReaderFlags
 
 HELP = "Measure the loss and other metrics of a model on data."
@@ -36,6 +37,7 @@ def command(
     threads: flags.Threads = None,
     provider: flags.Provider = None,
     json_output: Annotated[flags.Json, Parameter(name="--json")] = False,
+    config: Config = None,
     debug: flags.Debug = False,
 ) -> None:
     """Run ``onnxtrain evaluate``; the flags are described where they are declared."""

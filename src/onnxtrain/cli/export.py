@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from onnxtrain.cli import flags, paths, terminal
+from onnxtrain.cli.configuration import Config
 from onnxtrain.cli.flags import LOSS, RESULTS, SWITCH, TRAINED, OptimizerSettings, Training
 from onnxtrain.cli.web_page import RUNTIME, WEB_FILES, WebPage
 from onnxtrain.errors import OptionError
@@ -155,6 +156,7 @@ def command(
     training: Training = Training(),  # noqa: B008 - frozen
     settings: OptimizerSettings = OptimizerSettings(),  # noqa: B008 - frozen
     written: Written = Written(),
+    config: Config = None,
     debug: flags.Debug = False,
 ) -> None:
     """Run ``onnxtrain export``; the flags are described where they are declared."""

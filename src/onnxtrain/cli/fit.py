@@ -232,11 +232,12 @@ def command(
     ] = None,
     target: flags.Target = None,
     sample_weight: Annotated[
-        Path | None,
+        str | None,
         Parameter(
             group=DATA,
-            metavar="FILE",
-            help="A .npy or text file with one number of at least 0 per example, which multiplies its loss.",
+            metavar="COLUMN",
+            help="What multiplies the loss of each example, a number of at least 0: a column or array of the data, or "
+            "a .npy or text file of one number per example.",
         ),
     ] = None,
     reading: ReaderFlags = ReaderFlags(),  # noqa: B008 - frozen
@@ -289,7 +290,7 @@ def command(
             paths.MODEL: paths.model(model),
             "--data": paths.data(data),
             "--validation": paths.data(validation),
-            "--sample-weight": paths.data(None if sample_weight is None else str(sample_weight)),
+            "--sample-weight": paths.data(sample_weight if _is_file(sample_weight) else None),
             "--loss": paths.loss(loss),
             "--checkpoint": paths.Given(course.checkpoint, written=True, files="checkpoint-*"),
             "--output": paths.output(output, is_model=output.suffix not in ("", ".onnx_adapter")),
@@ -411,16 +412,24 @@ def _early_stopping(course: Course) -> list[Callback]:
     return [] if course.early_stopping is None else [EarlyStopping(patience=course.early_stopping)]
 
 
-def _sample_weight(path: Path | None) -> np.ndarray | None:
-    """The weights of the examples.
+def _is_file(sample_weight: str | None) -> bool:
+    """Whether the weights of examples are a file's, and no column of the data."""
+    return sample_weight is not None and (
+        Path(sample_weight).suffix in (".npy", ".txt", ".csv") or Path(sample_weight).is_file()
+    )
+
+
+def _sample_weight(given: str | None) -> np.ndarray | str | None:
+    """The weights of the examples, or the column that has them.
 
     Raises:
         DataError: The file cannot be read.
     """
-    if path is None:
-        return None
+    if given is None or not _is_file(given):
+        return given
     import numpy as np
 
+    path = Path(given)
     try:
         weights: np.ndarray = np.load(path, allow_pickle=False) if path.suffix == ".npy" else np.loadtxt(path, ndmin=1)
     except FileNotFoundError:

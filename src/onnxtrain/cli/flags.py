@@ -191,8 +191,11 @@ class Training:
         ),
     ] = None
     batch_norm: Annotated[
-        Literal["frozen", "train"],
-        Parameter(help="Batch normalization: statistics as the file has them, or of the batch, then written back."),
+        Literal["frozen", "train", "sync"],
+        Parameter(
+            help="Batch normalization: statistics as the file has them, or of the batch, then written back, or of the "
+            "batch over all processes."
+        ),
     ] = "frozen"
     dropout: Annotated[bool, SWITCH, Parameter(help="Let Dropout nodes drop while training.")] = False
     untie: Annotated[
@@ -210,6 +213,10 @@ class Training:
     )
     clip_norm: Annotated[
         float | None, Parameter(help="Scale the gradients so that their global norm is at most this.")
+    ] = None
+    state_dtype: Annotated[
+        Literal["bfloat16"] | None,
+        Parameter(help="Keep the optimizer's states in this type, rounded at random: half the bytes of float32."),
     ] = None
     straight_through: Annotated[
         bool,

@@ -9,6 +9,7 @@ import numpy as np
 from cyclopts import Parameter
 
 from onnxtrain.cli import flags, paths, terminal
+from onnxtrain.cli.configuration import Config
 from onnxtrain.cli.data_flags import ReaderFlags
 from onnxtrain.errors import OptionError
 
@@ -54,6 +55,7 @@ def command(
     batch_size: Annotated[int, Parameter(group=flags.DATA, help="Examples per batch.")] = 256,
     threads: flags.Threads = None,
     provider: flags.Provider = None,
+    config: Config = None,
     debug: flags.Debug = False,
 ) -> None:
     """Run ``onnxtrain predict``; the flags are described where they are declared."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Group, Parameter
 
 from onnxtrain.cli import flags, paths, terminal
+from onnxtrain.cli.configuration import Config, as_toml
 from onnxtrain.cli.data_flags import ReaderFlags
 from onnxtrain.cli.flags import COURSE, DATA, RESULTS, RUNNING, SWITCH, PruningOptimizer, Training
 from onnxtrain.cli.streams import unattended
@@ -43,6 +45,8 @@ Examples
         --method magnitude
 """
 
+CONFIG = "config.toml"
+REPORT_FILES = ("report.txt", "report.json", "report.png", CONFIG)
 PRUNING = Group("Pruning", sort_key=2.5)
 
 
@@ -126,15 +130,22 @@ def command(
         Parameter(group=RESULTS, help="Write zeros, or sparse_initializer where that takes fewer bytes."),
     ] = "dense",
     report: Annotated[
-        Path | None, Parameter(group=RESULTS, metavar="FOLDER", help="Write report.txt, .json and .png to this folder.")
+        Path | None,
+        Parameter(
+            group=RESULTS,
+            metavar="FOLDER",
+            help="Write report.txt, .json and .png to this folder, and config.toml, which repeats the command.",
+        ),
     ] = None,
     json_output: Annotated[flags.Json, Parameter(name="--json")] = False,
     threads: flags.Threads = None,
     provider: flags.Provider = None,
     quiet: Annotated[bool, SWITCH, Parameter(group=RUNNING, help="Print the results only.")] = False,
+    config: Config = None,
     debug: flags.Debug = False,
 ) -> None:
     """Run ``onnxtrain prune``; the flags are described where they are declared."""
+    given = dict(locals())
     from onnxtrain.pruning.prune import prune
 
     console = terminal.console()
@@ -148,7 +159,7 @@ def command(
             "--validation": paths.data(validation),
             "--loss": paths.loss(loss),
             "--output": paths.output(path, is_model=True),
-            "--report": paths.Given(report, written=True, files=("report.txt", "report.json", "report.png")),
+            "--report": paths.Given(report, written=True, files=REPORT_FILES),
         },
         in_place=in_place,
     )
@@ -167,6 +178,8 @@ def command(
         **arguments,
         **training.arguments(),
     )
+    if report is not None:
+        _write_config(report / CONFIG, given)
     if json_output:
         print(json.dumps(result.as_dict()))  # noqa: T201
         return
@@ -175,6 +188,14 @@ def command(
     terminal.lines(console, f"model: {path} ({terminal.file_size(path)})")
     if report is not None:
         terminal.lines(console, f"report: {', '.join(sorted(str(path) for path in report.glob('report.*')))}")
+
+
+def _write_config(path: Path, given: Mapping[str, Any]) -> None:
+    """Write what repeats the command."""
+    from onnxtrain.model.writing import AtomicFiles
+
+    with AtomicFiles() as files, files.create(path) as file:
+        file.write(as_toml(given).encode())
 
 
 def _optimizer(settings: PruningOptimizer) -> Optimizer:

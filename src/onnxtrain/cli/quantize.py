@@ -8,6 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from onnxtrain.cli import flags, paths, terminal
+from onnxtrain.cli.configuration import Config
 
 HELP = "Quantize a model with ONNX Runtime's quantizer, with the settings that quantization-aware training takes."
 
@@ -36,6 +37,7 @@ def command(
         list[str] | None, Parameter(negative=(), metavar="NODE", help="Names of nodes that stay as they are.")
     ] = None,
     batch_size: Annotated[int, Parameter(help="Examples at a time.")] = 32,
+    config: Config = None,
     debug: flags.Debug = False,
 ) -> None:
     """Run ``onnxtrain quantize``; the flags are described where they are declared."""

@@ -8,7 +8,8 @@ written into a model is more than any machine has (seen in 1.23).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Final
 
 import numpy as np
 import onnx
@@ -36,9 +37,12 @@ def infer_within_bounds(proto: ModelProto) -> ModelProto:
         ModelError: Types or shapes that the model declares contradict those that follow.
     """
     try:
-        if _has_large_sizes(proto.graph):
+        if _has_large_sizes(proto.graph) or _large_makers(proto.graph):
             proto = onnx.shape_inference.infer_shapes(proto)
-            if _hide_readers(proto.graph, set()):
+            makers = _large_makers(proto.graph)
+            for node in makers:
+                node.domain = _HIDDEN
+            if _hide_readers(proto.graph, set()) or makers:
                 proto.opset_import.add(domain=_HIDDEN, version=1)
         return onnx.shape_inference.infer_shapes(proto, data_prop=True)
     except onnx.shape_inference.InferenceError as error:
@@ -107,6 +111,66 @@ def _hide_readers(graph: GraphProto, outside: set[str]) -> bool:
         for body in _bodies(node):
             hidden = _hide_readers(body, long) or hidden
     return hidden
+
+
+_SIZES: Final = {"ConstantOfShape": 0, "Expand": 1, "Reshape": 1}
+"""Operators whose output is as long as the numbers of an input say, and the input."""
+
+_KEEPING: Final = frozenset(("Cast", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Unsqueeze"))
+"""Operators whose numbers are among those of their first input."""
+
+
+def _large_makers(graph: GraphProto, outside: Mapping[str, float] | None = None) -> list[NodeProto]:
+    """The nodes that make a vector of a computed size, where that may be more than is followed.
+
+    Of the operators that data propagation computes, only a few give larger numbers than they read: those bound what
+    can come out of a sequence of them.
+    """
+    infos = (*graph.input, *graph.output, *graph.value_info)
+    known = [dim.dim_value for info in infos for dim in info.type.tensor_type.shape.dim]
+    largest = max((*known, *(size for tensor in _tensors(graph) for size in tensor.dims)), default=1)
+    bounds = dict(outside or {}) | {tensor.name: _bound(tensor) for tensor in graph.initializer}
+    several = {
+        info.name for info in infos if any(dim.dim_value > 1 for dim in info.type.tensor_type.shape.dim)
+    }  # sizes along several axes: what has these is no vector
+    found = []
+    for node in graph.node:
+        read = [bounds.get(name, 0.0) for name in node.input]
+        operator, bound = node.op_type, 0.0
+        if operator == "Constant":
+            bound = max(map(_bound_of_constant, node.attribute), default=0.0)
+        elif operator in ("Shape", "Size"):
+            bound = float(largest) if operator == "Shape" else math.inf
+        elif operator in ("Add", "Sub"):
+            bound = sum(read)
+        elif operator == "Mul":
+            bound = math.prod(read)
+        elif operator == "Concat":
+            bound = max(read, default=0.0)
+        elif operator in _KEEPING and read:
+            bound = read[0]
+        at = _SIZES.get(operator, len(read))
+        if at < len(read) and read[at] > LONGEST and node.input[at] not in several:
+            found.append(node)
+        elif at < len(read):
+            largest = max(largest, int(read[at]))
+        bounds |= dict.fromkeys(node.output, bound)
+        for body in _bodies(node):
+            found += _large_makers(body, bounds)
+    return found
+
+
+def _bound(tensor: TensorProto) -> float:
+    """The largest number of a tensor that may hold sizes."""
+    if tensor.data_type not in _OF_SIZES or tensor.data_location == TensorProto.EXTERNAL:
+        return 0.0
+    if math.prod(tensor.dims) > LONGEST:
+        return math.inf
+    return float(np.max(np.abs(numpy_helper.to_array(tensor).astype(np.float64)), initial=0.0))
+
+
+def _bound_of_constant(attribute: onnx.AttributeProto) -> float:
+    return _bound(attribute.t) if attribute.HasField("t") else max(map(abs, _numbers(attribute)), default=0.0)
 
 
 def _bodies(node: NodeProto) -> Iterator[GraphProto]:

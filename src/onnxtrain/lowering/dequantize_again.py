@@ -1,4 +1,4 @@
-"""Dequantize frozen weights where they are used, each time, instead of keeping them from the first use to the last."""
+"""Frozen weights become floats where they are used, each time, instead of being kept from the first use to the last."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LEAST_ELEMENTS = 1 << 14
 
 
 def dequantize_again(graph: ir.Graph) -> None:
-    """Let each reader of a dequantized frozen weight have a node of its own, right before it, in place.
+    """Let each reader of a frozen weight of fewer bits have a node of its own that makes floats of it, in place.
 
     A weight is read in the forward pass, and for the gradient of what it multiplies: kept from one to the other, all
     weights of a model would be there in float at once, four or eight times as large as they are. ONNX Runtime would
@@ -29,7 +29,7 @@ def dequantize_again(graph: ir.Graph) -> None:
     count, order = 0, {node: place for place, node in enumerate(graph)}
     main = Builder(graph, graph.opset_imports.get("", 1))
     for node in list(graph):
-        if not _dequantizes_frozen(node, graph):
+        if not _widens_frozen(node, graph):
             continue
         (value,) = node.outputs
         readers = [reader for reader in dict.fromkeys(reader for reader, _ in value.uses()) if reader.graph is graph]
@@ -54,17 +54,24 @@ def _wait(op: Builder, node: ir.Node, reader: ir.Node) -> None:
     """Let a node run when the other inputs of its reader are there."""
     others = [value for value in reader.inputs if value is not None and value.producer() not in (None, node)]
     awaited = next(iter(others), None)
-    scale = node.inputs[1]
-    assert scale is not None
-    if awaited is not None and isinstance(awaited.type, ir.TensorType):
-        given = op.wrap(scale)
-        nothing = op.cast(op.Size(op.wrap(awaited)), given.dtype) * 0
-        node.replace_input_with(1, (given + nothing).with_shape(given.shape).ir)
+    if awaited is None or not isinstance(awaited.type, ir.TensorType):
+        return
+    nothing = op.Size(op.wrap(awaited)) * 0
+    place = 0 if node.op_type == "Cast" else 1
+    value = node.inputs[place]
+    assert value is not None
+    given = op.wrap(value)
+    if node.op_type == "Cast":
+        sizes = [size for size in dimensions(value) or () if isinstance(size, int)]
+        view = op.Reshape(given, op.ints(*sizes) + nothing)
+    else:
+        view = given + op.cast(nothing, given.dtype)
+    node.replace_input_with(place, view.with_shape(given.shape).ir)
 
 
-def _dequantizes_frozen(node: ir.Node, graph: ir.Graph) -> bool:
-    """Whether a node makes floats of a large initializer, from nothing else than initializers."""
-    if node.op_type != "DequantizeLinear" or node.domain not in ("", MICROSOFT_DOMAIN):
+def _widens_frozen(node: ir.Node, graph: ir.Graph) -> bool:
+    """Whether a node makes floats of a large initializer of fewer bits, from nothing else than initializers."""
+    if not _dequantizes(node) and not _widens(node):
         return False
     if node.outputs[0].is_graph_output():
         return False
@@ -74,3 +81,17 @@ def _dequantizes_frozen(node: ir.Node, graph: ir.Graph) -> bool:
     if shape is None or not all(isinstance(size, int) for size in shape):
         return False
     return math.prod(size for size in shape if isinstance(size, int)) >= _LEAST_ELEMENTS
+
+
+def _dequantizes(node: ir.Node) -> bool:
+    return node.op_type == "DequantizeLinear" and node.domain in ("", MICROSOFT_DOMAIN)
+
+
+def _widens(node: ir.Node) -> bool:
+    """Whether a node is a Cast to wider numbers."""
+    if node.op_type != "Cast" or node.domain != "":
+        return False
+    given, made = node.inputs[0], node.outputs[0]
+    if given is None or given.dtype is None or made.dtype is None:
+        return False
+    return given.dtype.bitwidth < made.dtype.bitwidth

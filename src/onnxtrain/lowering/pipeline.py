@@ -21,10 +21,13 @@ from onnxtrain.lowering.optimizer_nodes import lower_optimizers
 from onnxtrain.lowering.recompute import check_patterns, recompute
 from onnxtrain.lowering.resolve_fused import resolve_fused
 from onnxtrain.lowering.reuse_activations import reuse_activations
+from onnxtrain.lowering.round_states import round_states
 from onnxtrain.lowering.spread_updates import spread_updates
+from onnxtrain.lowering.synchronize_batch_norm import synchronize_batch_norm
 from onnxtrain.lowering.use_convolution_kernels import use_convolution_kernels
 from onnxtrain.lowering.webgpu import fit_webgpu
 from onnxtrain.lowering.webgpu_bodies import Portable
+from onnxtrain.lowering.write_activation_defaults import write_activation_defaults
 
 
 def lower_graph(
@@ -52,6 +55,7 @@ def lower_graph(
     graph = model.graph
     options = GradientOptions.read(model.metadata_props)
     check_patterns(graph, options.recompute)
+    write_activation_defaults(model)  # of recurrent layers: ONNX Runtime has others
     count_dropout(model)  # masks from counters that are states: a step taken again draws the same
     if kernels:
         fuse_activations(model)  # Gelu: one node for five
@@ -62,6 +66,8 @@ def lower_graph(
     for gradient in build_gradients(model, derivative):  # a Gradient node becomes the nodes that compute it
         mask_softmax_gradients(model, gradient)  # rows without a key have a gradient of zero
         backward += gradient
+    if kernels:
+        synchronize_batch_norm(model, backward)  # statistics of all processes
     resolve_fused(model, backward, kernels=kernels, portable=portable)  # what has no kernel becomes its body
     clean(model)
     recompute(graph, backward, options.recompute)  # activations computed again instead of kept
@@ -69,11 +75,13 @@ def lower_graph(
         reuse_activations(graph, backward)  # activations that their gradient gives once more
         use_convolution_kernels(model)
         remove_unused(model)
-        dequantize_again(graph)  # frozen weights are in float while they are read, no longer
+        dequantize_again(graph)  # frozen weights of few bits are in float while they are read
         spread_updates(graph)  # an update for every few layers, in the backward pass
         fuse_updates(model)  # clipping and masks inside the update
+        round_states(graph)  # what no update has taken in
     else:
         lower_optimizers(model)  # optimizers become their bodies
+        round_states(graph)  # states in bfloat16
         clean(model)
         graph.sort()
         for domain in (TRAINING_DOMAIN, ONNXTRAIN_DOMAIN):

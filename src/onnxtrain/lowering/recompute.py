@@ -27,8 +27,8 @@ from onnxtrain.graph.replace import set_inputs
 from onnxtrain.graph.sharing import RANDOM
 from onnxtrain.graph.value import is_float
 
-_ONCE = RANDOM | {"Dropout"}
-"""Operators that give something else the next time."""
+_ONCE = RANDOM | {"Dropout", "AllReduce"}
+"""Operators that give something else the next time, or for which processes would have to meet again."""
 
 _FUSED_ANYWAY = frozenset({"MatMul"})
 """Operators with which ONNX Runtime fuses what they read, however many others read it, too."""

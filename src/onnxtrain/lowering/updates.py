@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -20,11 +20,13 @@ class Variable:
         inputs: X, G, and the states.
         outputs: The new X, and the new states.
         mask: Where it is false the gradient is zero; ``None`` for no mask.
+        seeds: Of the rounding of each state, which are bfloat16 then; empty where they have X's type.
     """
 
     inputs: tuple[ir.Value, ...]
     outputs: tuple[ir.Value, ...]
     mask: ir.Value | None = None
+    seeds: tuple[int, ...] = ()
 
 
 def variables_of(node: ir.Node, schema: OptimizerSchema) -> list[Variable] | None:
@@ -63,4 +65,5 @@ def with_gradient(variable: Variable, node: ir.Node, *, place: int = 0, mask: ir
     """The variable with an input of the node that made its gradient in the place of that."""
     gradient = node.inputs[place]
     assert gradient is not None
-    return Variable((variable.inputs[0], gradient, *variable.inputs[2:]), variable.outputs, mask)
+    inputs = (variable.inputs[0], gradient, *variable.inputs[2:])
+    return replace(variable, inputs=inputs, mask=variable.mask if mask is None else mask)

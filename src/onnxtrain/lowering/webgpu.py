@@ -26,6 +26,10 @@ def fit_webgpu(model: ir.Model) -> None:
     Raises:
         OptionError: The model itself is float64, or it needs those indices.
     """
+    if any(value.dtype == ir.DataType.BFLOAT16 for value in model.graph.inputs):
+        raise OptionError(
+            "The optimizer's states are bfloat16, which ONNX Runtime's WebGPU provider has not; leave state_dtype out."
+        )
     for part in [model.graph, *model.graph.subgraphs()]:
         for node in part:
             if not node.domain and node.op_type == "MaxPool" and len(node.outputs) > 1:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # below, they are found by reflection
     from onnxtrain.operators.adagrad import Adagrad, adagrad
     from onnxtrain.operators.adam import Adam, adam
     from onnxtrain.operators.adamw import AdamW, adamw
+    from onnxtrain.operators.lamb import LAMB, lamb
     from onnxtrain.operators.lion import Lion, lion
     from onnxtrain.operators.momentum import Momentum, momentum
     from onnxtrain.operators.rmsprop import RMSprop, rmsprop
@@ -25,6 +26,7 @@ if TYPE_CHECKING:  # below, they are found by reflection
     from onnxtrain.operators.ssgd import SSGD, ssgd
 
 __all__ = [
+    "LAMB",
     "OPTIMIZERS",
     "SGD",
     "SSGD",
@@ -40,6 +42,7 @@ __all__ = [
     "adamw",
     "emit",
     "infer_optimizer_types",
+    "lamb",
     "lion",
     "momentum",
     "rmsprop",

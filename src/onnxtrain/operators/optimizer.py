@@ -97,6 +97,11 @@ class Optimizer:
         """Whether steps grow with the size of a weight."""
         return self.sparsity_modifier is not None
 
+    @property
+    def elementwise(self) -> bool:
+        """Whether the update of an element depends on no other element of its tensor."""
+        return not self.promotes_sparsity
+
     def plain(self) -> Self:
         """The same update rule without sparsity promotion."""
         modifiable = any(field.name == "sparsity" for field in fields(self))

@@ -200,13 +200,13 @@ class _Reports(Callback):
 
     def on_epoch_begin(self, state: TrainingState) -> None:
         """Report the epoch before."""
-        self._report()
+        self._report(state)
 
     def on_fit_end(self, state: TrainingState) -> None:
         """Report the last epoch."""
-        self._report()
+        self._report(state)
 
-    def _report(self) -> None:
+    def _report(self, state: TrainingState) -> None:
         measured, self._measured = self._measured, None
         if measured is None:
             return
@@ -216,5 +216,5 @@ class _Reports(Callback):
             return
         with tempfile.TemporaryDirectory() as name:
             shutil.copytree(self._folder, name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.lock", ".*"))
-            self._trainer.save(Path(name) / _MODEL)
+            self._trainer.save(Path(name) / _MODEL, ema=state.ema)
             train.report(measured, checkpoint=train.Checkpoint.from_directory(name))

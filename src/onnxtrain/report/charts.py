@@ -23,11 +23,16 @@ _MARKERS_UP_TO = 40
 _NUMBERS_UP_TO = 16
 """A matrix of so many classes has its counts written in it."""
 
-_STYLE = (
-    "<style>svg text{font:12px system-ui,sans-serif;fill:#334155;unicode-bidi:isolate}svg .t{font-weight:600;"
-    "fill:#0f172a}svg .g{stroke:#e2e8f0;stroke-width:1}svg .a{stroke:#94a3b8;stroke-width:1}svg .n{font-size:11px}"
-    "</style>"
-)
+_TEXTS = {
+    "": 'fill="currentColor"',
+    "title": 'fill="currentColor" font-weight="600"',
+    "small": 'fill="currentColor" font-size="11"',
+    "light": 'fill="#fff" font-size="11"',
+}
+"""Kinds of texts as attributes: a style sheet in a picture would hold for the whole page around it."""
+
+_GRID = 'stroke="currentColor" stroke-opacity="0.15"'
+_AXIS = 'stroke="currentColor" stroke-opacity="0.5"'
 
 
 @dataclass(frozen=True)
@@ -44,17 +49,18 @@ class Chart:
     title: str
     body: str
 
-    def svg(self, y: int = 0) -> str:
-        """The picture as an element of SVG, so far below the top of another."""
+    def svg(self, y: int = 0, *, scale: float = 1) -> str:
+        """The picture as an element of SVG, so far below the top of another; texts have the colour of the page."""
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {self.height}" width="{_WIDTH}" '
-            f'height="{self.height}" y="{y}" role="img" aria-label="{html.escape(visible(self.title))}">'
-            f"{_STYLE}{self.body}</svg>"
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {self.height}" '
+            f'width="{_WIDTH * scale:g}" height="{self.height * scale:g}" y="{y}" role="img" '
+            f'font-family="system-ui,sans-serif" font-size="12" aria-label="{html.escape(visible(self.title))}">'
+            f"{self.body}</svg>"
         )
 
 
 def stacked(charts: Sequence[Chart]) -> str:
-    """Charts one below the other, as a file in SVG."""
+    """Charts one below the other on white, as a file in SVG."""
     tops = list(itertools.accumulate((chart.height + 16 for chart in charts), initial=8))
     inside = "".join(chart.svg(top) for chart, top in zip(charts, tops, strict=False))
     return (
@@ -101,14 +107,14 @@ def bar_chart(
     row, left = 22, 240
     height = 36 + row * len(bars) + 8
     width = _WIDTH - left - 150
-    parts = [_text(0, 16, title, "t")]
+    parts = [_text(0, 16, title, "title")]
     for index, (name, value) in enumerate(bars.items()):
         y = 32 + row * index
         length = max(0.0, min(1.0, value / most)) * width if most and math.isfinite(value) else 0.0
-        parts.append(_text(left - 8, y + 14, _short(name, 34), "n", anchor="end", full=name))
+        parts.append(_text(left - 8, y + 14, _short(name, 34), "small", anchor="end", full=name))
         parts.append(f'<rect x="{left}" y="{y + 3}" width="{width}" height="14" fill="#e2e8f0"/>')
         parts.append(f'<rect x="{left}" y="{y + 3}" width="{length:.1f}" height="14" fill="{colours(1)[0]}"/>')
-        parts.append(_text(left + width + 8, y + 14, shown(value) if notes is None else notes[name], "n"))
+        parts.append(_text(left + width + 8, y + 14, shown(value) if notes is None else notes[name], "small"))
     return Chart(height, title, "".join(parts))
 
 
@@ -128,12 +134,12 @@ def matrix_chart(counts: Sequence[Sequence[float]], labels: Sequence[str], *, ti
     top = 36
     named = cell >= 12
     height = top + cell * size + (below if named else 36)
-    parts = [_text(0, 16, title, "t")]
+    parts = [_text(0, 16, title, "title")]
     for row, name in enumerate(names):
         total = sum(counts[row])
         y = top + row * cell
         if named:
-            parts.append(_text(left - 6, y + cell / 2 + 4, name, "n", anchor="end", full=labels[row]))
+            parts.append(_text(left - 6, y + cell / 2 + 4, name, "small", anchor="end", full=labels[row]))
         for column in range(size):
             count = counts[row][column]
             share = count / total if total else 0.0
@@ -144,17 +150,17 @@ def matrix_chart(counts: Sequence[Sequence[float]], labels: Sequence[str], *, ti
                 f"<title>{html.escape(hint)}</title></rect>"
             )
             if size <= _NUMBERS_UP_TO and count:
-                ink = ' style="fill:#fff"' if share > 0.5 else ""
-                parts.append(_text(x + cell / 2, y + cell / 2 + 4, shown(count), "n", anchor="middle", more=ink))
+                ink = "light" if share > 0.5 else "small"
+                parts.append(_text(x + cell / 2, y + cell / 2 + 4, shown(count), ink, anchor="middle"))
     if named:
         for column, name in enumerate(names):
             centre, foot = left + column * cell + cell / 2, top + cell * size + 10
             turned = f' transform="rotate(-45 {centre:.1f} {foot})"'
-            parts.append(_text(centre, foot + 4, name, "n", anchor="end", more=turned, full=labels[column]))
-    parts.append(_text(left + cell * size / 2, height - 6, "predicted", "n", anchor="middle"))
+            parts.append(_text(centre, foot + 4, name, "small", anchor="end", more=turned, full=labels[column]))
+    parts.append(_text(left + cell * size / 2, height - 6, "predicted", "small", anchor="middle"))
     middle = top + cell * size / 2
     turn = f' transform="rotate(-90 12 {middle:.1f})"'
-    parts.append(_text(12, middle, "true", "n", anchor="middle", more=turn))
+    parts.append(_text(12, middle, "true", "small", anchor="middle", more=turn))
     return Chart(height, title, "".join(parts))
 
 
@@ -172,9 +178,14 @@ def point_chart(across: Sequence[float], up: Sequence[float], *, title: str, nam
     both = [value for pair in pairs for value in pair]
     x = Scale.around(both, _LEFT, _WIDTH - _RIGHT)
     y = Scale.around(both, height - _BOTTOM, 36)
-    parts = [_text(0, 16, title, "t"), _grid(y, x), _axis_name(names[0], height), _text(_LEFT, 32, names[1], "n")]
+    parts = [
+        _text(0, 16, title, "title"),
+        _grid(y, x),
+        _axis_name(names[0], height),
+        _text(_LEFT, 32, names[1], "small"),
+    ]
     parts.append(
-        f'<line class="a" stroke-dasharray="4 4" x1="{x(x.low):.1f}" y1="{y(x.low):.1f}" '
+        f'<line {_AXIS} stroke-dasharray="4 4" x1="{x(x.low):.1f}" y1="{y(x.low):.1f}" '
         f'x2="{x(x.high):.1f}" y2="{y(x.high):.1f}"/>'
     )
     dots = "".join(f'<circle cx="{x(first):.1f}" cy="{y(second):.1f}" r="2.5"/>' for first, second in pairs)
@@ -194,7 +205,7 @@ def column_chart(counts: Sequence[float], edges: Sequence[float], *, title: str,
     top, height = 36, 36 + 160 + _BOTTOM
     x = Scale(edges[0], edges[-1], _LEFT, _WIDTH - _RIGHT)
     y = Scale(0.0, max(counts, default=0) * 1.05 or 1.0, height - _BOTTOM, top)
-    parts = [_text(0, 16, title, "t"), _grid(y, x), _axis_name(name, height)]
+    parts = [_text(0, 16, title, "title"), _grid(y, x), _axis_name(name, height)]
     for count, (first, last) in zip(counts, itertools.pairwise(edges), strict=True):
         width = max(0.5, x(last) - x(first) - 1)
         parts.append(
@@ -224,7 +235,7 @@ def _line(line: Sequence[float], places: Sequence[float], across: Scale, up: Sca
 
 def _legend(names: Sequence[str], title: str) -> tuple[str, int]:
     """The title and, for several lines, a legend below it; and where the chart begins below both."""
-    parts, x, y = [_text(0, 16, title, "t")], 0.0, 36
+    parts, x, y = [_text(0, 16, title, "title")], 0.0, 36
     if len(names) < 2:
         return parts[0], 32
     for colour, name in zip(colours(len(names)), names, strict=True):
@@ -233,7 +244,7 @@ def _legend(names: Sequence[str], title: str) -> tuple[str, int]:
         if x and x + width > _WIDTH:
             x, y = 0.0, y + 18
         parts.append(f'<rect x="{x:.1f}" y="{y - 9}" width="12" height="10" rx="2" fill="{colour}"/>')
-        parts.append(_text(x + 17, y, text, "n", full=name))
+        parts.append(_text(x + 17, y, text, "small", full=name))
         x += width
     return "".join(parts), y + 14
 
@@ -243,13 +254,13 @@ def _grid(up: Scale, across: Scale | None) -> str:
     found = []
     for mark in up.marks():
         y = up(mark)
-        found.append(f'<line class="g" x1="{_LEFT}" y1="{y:.1f}" x2="{_WIDTH - _RIGHT}" y2="{y:.1f}"/>')
-        found.append(_text(_LEFT - 6, y + 4, shown(mark), "n", anchor="end"))
+        found.append(f'<line {_GRID} x1="{_LEFT}" y1="{y:.1f}" x2="{_WIDTH - _RIGHT}" y2="{y:.1f}"/>')
+        found.append(_text(_LEFT - 6, y + 4, shown(mark), "small", anchor="end"))
     for mark in across.marks() if across is not None else ():
         assert across is not None
         x = across(mark)
-        found.append(f'<line class="g" x1="{x:.1f}" y1="{up.start}" x2="{x:.1f}" y2="{up.end}"/>')
-        found.append(_text(x, up.start + 16, shown(mark), "n", anchor="middle"))
+        found.append(f'<line {_GRID} x1="{x:.1f}" y1="{up.start}" x2="{x:.1f}" y2="{up.end}"/>')
+        found.append(_text(x, up.start + 16, shown(mark), "small", anchor="middle"))
     return "".join(found)
 
 
@@ -258,12 +269,12 @@ def _whole_marks(across: Scale, places: Sequence[float], height: int) -> str:
     known = {round(place) for place in places}
     marks = [mark for mark in across.marks(8) if mark == round(mark) and mark in known] or sorted(known)[:1]
     y = height - _BOTTOM
-    line = f'<line class="a" x1="{_LEFT}" y1="{y}" x2="{_WIDTH - _RIGHT}" y2="{y}"/>'
-    return line + "".join(_text(across(mark), y + 16, str(round(mark)), "n", anchor="middle") for mark in marks)
+    line = f'<line {_AXIS} x1="{_LEFT}" y1="{y}" x2="{_WIDTH - _RIGHT}" y2="{y}"/>'
+    return line + "".join(_text(across(mark), y + 16, str(round(mark)), "small", anchor="middle") for mark in marks)
 
 
 def _axis_name(name: str, height: int) -> str:
-    return _text((_LEFT + _WIDTH - _RIGHT) / 2, height - 8, name, "n", anchor="middle")
+    return _text((_LEFT + _WIDTH - _RIGHT) / 2, height - 8, name, "small", anchor="middle")
 
 
 def _text(
@@ -272,7 +283,8 @@ def _text(
     """A text at a place; ``full`` is shown where somebody points at it, where it says more."""
     hint = "" if full is None or full == text else f"<title>{html.escape(visible(full))}</title>"
     content = html.escape(visible(text))
-    return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}"{more}>{content}{hint}</text>'
+    where = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" unicode-bidi="isolate"{more}'
+    return f"<text {where} {_TEXTS[kind]}>{content}{hint}</text>"
 
 
 def _shade(share: float) -> str:

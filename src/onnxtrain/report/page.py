@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from onnxtrain.report.axes import shown
 from onnxtrain.report.charts import Chart, bar_chart, column_chart, line_chart, matrix_chart, point_chart
+from onnxtrain.report.curves import curves, words
 from onnxtrain.report.record import (
     Confusion,
     ParameterRow,
@@ -64,27 +65,6 @@ def page(record: RunRecord) -> str:
         + "\n".join(part for part in parts if part)
         + "\n</body></html>\n"
     )
-
-
-def curves(rows: Rows) -> list[Chart]:
-    """A chart of the losses, one for each metric, and one of the learning rate."""
-    if not rows:
-        return []
-    epochs = [row["epoch"] for row in rows]
-    names = measured_columns(rows)
-    columns = {name: [row.get(name, math.nan) for row in rows] for name in names}
-    losses = {"training" if name == "loss" else "validation": columns[name] for name in names if name.endswith("loss")}
-    found = [line_chart(losses, epochs, title="loss")] if losses else []
-    found += [
-        line_chart({words(name): columns[name]}, epochs, title=words(name)) for name in names if "loss" not in name
-    ]
-    rates = [row.get("learning_rate", math.nan) for row in rows]
-    return [*found, line_chart({"learning rate": rates}, epochs, title="learning rate")]
-
-
-def words(name: str) -> str:
-    """The name of a column as people read it."""
-    return name.replace("_", " ")
 
 
 def _results(rows: Rows) -> str:

@@ -27,7 +27,7 @@ _LARGE = 1 << 16
 """Bytes from which on a tensor is handed over by address; smaller ones are in the model, where shapes are read."""
 
 _BOUND = {
-    "": frozenset({"MatMul", "Gemm", "Gather", "DequantizeLinear", "Cast", "Shape"}),
+    "": frozenset({"MatMul", "Gemm", "Gather", "DequantizeLinear", "Cast", "Reshape", "Shape"}),
     MICROSOFT_DOMAIN: frozenset({"FusedMatMul", "GatherBlockQuantized"}),
 }
 """Operators that compute the same, as fast, from an input as from an initializer; so do those of this project."""

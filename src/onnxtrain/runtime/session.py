@@ -186,9 +186,7 @@ class _File:
             graph.graph.CopyFrom(entry.initialization)
             working = ir.from_proto(graph)
             set_folder(working, self.folder)
-            session = create_session(working, options)
-            values = session.run(list(dict.fromkeys(binding.values())), {})
-            found = dict(zip(dict.fromkeys(binding.values()), values, strict=True))
+            found = create_session(working, options).computed(working.graph.outputs)
             for key, value in binding.items():
                 states[key] = found[value]
 

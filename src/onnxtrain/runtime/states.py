@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxtrain.errors import OptionError
 
@@ -171,7 +172,9 @@ class StateBuffers(MutableMapping[str, np.ndarray]):
 
 
 def _bind(bind: Callable[..., None], name: str, buffer: np.ndarray) -> None:
-    bind(name, "cpu", 0, buffer.dtype, list(buffer.shape), buffer.ctypes.data)
+    # Types that NumPy has from elsewhere, such as bfloat16, are known to ONNX Runtime by their numbers in ONNX.
+    kind = buffer.dtype if buffer.dtype.isbuiltin == 1 else int(ir.DataType.from_numpy(buffer.dtype))
+    bind(name, "cpu", 0, kind, list(buffer.shape), buffer.ctypes.data)
 
 
 def _aligned(value: np.ndarray) -> np.ndarray:

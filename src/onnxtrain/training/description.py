@@ -46,6 +46,7 @@ def describe_settings(specification: Specification, objective: Objective) -> dic
         "clip_norm": specification.clip_norm,
         "accumulate": specification.accumulate,
         "straight_through": specification.straight_through,
+        **({} if specification.state_dtype is None else {"state_dtype": specification.state_dtype}),
         **({"qat": True} if specification.qat else {}),
         "seed": specification.seed,
     }

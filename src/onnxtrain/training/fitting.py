@@ -14,8 +14,10 @@ from onnxtrain.training.callbacks.watching import SaveBest
 from onnxtrain.training.checkpoints.fingerprint import describe_course, names_to_change
 from onnxtrain.training.data import Dataset, split_validation
 from onnxtrain.training.data.augmentation import Augment
+from onnxtrain.training.data.naming import NoSuchArrayError
 from onnxtrain.training.data.prefetch import Prefetch
 from onnxtrain.training.description import describe_data, describe_model, describe_settings
+from onnxtrain.training.inference.evaluation import Evaluator
 from onnxtrain.training.learner import Learner, Source
 from onnxtrain.training.loop import Loop
 from onnxtrain.training.losses.heads import Metrics
@@ -50,6 +52,7 @@ def fit(
     run: str | os.PathLike[str] | RunFolder | None = None,
     prefetch: bool = True,
     augment: Augment | None = None,
+    ema: bool | None = None,
 ) -> History:
     """Train for some epochs.
 
@@ -65,9 +68,12 @@ def fit(
         data: Training data: a ``.npz`` file, a folder of ``.npy`` files, a ``.csv`` file, a folder of pictures by
             class, a mapping of arrays, (inputs, targets), or an iterable of batches; with ``y`` the inputs alone.
         y: The targets, where ``data`` has none; by output where several have losses.
-        validation: Data to evaluate on after every epoch, or the fraction of ``data`` to hold out: ``0.2``.
-        sample_weight: One weight per example [N], at least 0. The loss is the mean over the examples of weight times
-            loss, as in Keras; so weights of another mean are a learning rate of another size. Validation has none.
+        validation: Data to evaluate on after every epoch, which may be (inputs, targets, weights), or the fraction of
+            ``data`` to hold out: ``0.2``.
+        sample_weight: One weight per example [N], at least 0, or the name of the array or column of ``data`` that has
+            them. The loss is the mean over the examples of weight times loss, as in Keras; so weights of another mean
+            are a learning rate of another size. The validation loss is weighted where its examples have weights: their
+            own, those of the fraction that is held out, or the column of that name; metrics count all alike.
         target: Name of the target: the array, where several are left beside the inputs, or the column of a table.
         epochs: How often to go through the data.
         batch_size: Examples per step (split into micro-batches where the trainer accumulates). A model of a fixed
@@ -101,6 +107,8 @@ def fit(
         augment: A function ``augment(inputs, rng)`` that changes the inputs of training batches: the array of the only
             input [N, ...], or a dictionary of several, and a ``numpy.random.Generator`` that follows from the seed, the
             epoch and the batch alone. It returns inputs of the same types and shapes. A checkpoint compares its name.
+        ema: Whether validation measures the moving averages of the weights (``Trainer(ema=...)``), which ``save_best``
+            then writes; by default where the trainer keeps them. Early stopping puts averages and weights back.
 
     Returns:
         One row per epoch: loss, learning rate, the loss of each output where several have one, validation loss and
@@ -124,6 +132,13 @@ def fit(
         raise OptionError("resume needs the folder of the checkpoints; give checkpoint=.")
     if save_best is not None and checkpoint is None:
         raise OptionError("save_best needs the folder of the checkpoints; give checkpoint=.")
+    keeps_averages = trainer.specification.ema is not None
+    ema = keeps_averages if ema is None else ema
+    if ema and not keeps_averages:
+        raise OptionError(
+            "ema=True measures the moving averages of the weights, but this trainer keeps none; make it with "
+            "Trainer(ema=0.999)."
+        )
     changes = names_to_change(change)
     folder = None if run is None else _run_folder(run, resume=bool(resume))
     if changes and not resume:
@@ -135,7 +150,8 @@ def fit(
     if isinstance(validation, float | int):
         dataset, validation = split_validation(dataset, validation, trainer.seed)
     if validation is not None:
-        evaluator, held_out = trainer.open_for_evaluation(validation, target=target)
+        named = sample_weight if isinstance(sample_weight, str) and not isinstance(validation, Dataset) else None
+        evaluator, held_out = _open_validation(trainer, validation, target, ema, named)
         evaluator.check(held_out)
     size = _examples_per_step(trainer, dataset, batch_size)
     per_epoch = _steps_per_epoch(trainer, dataset, size)
@@ -160,7 +176,7 @@ def fit(
         trainer, trainer.steps.share(dataset), held_out, measured, rate, listeners, None if together.rank else store
     )
     loop.prefetch, loop.augment = Prefetch(threaded=prefetch), augment
-    loop.keeps = store is not None
+    loop.keeps, loop.ema = store is not None, ema
     loop.batch_size, loop.shuffle, loop.every = size, shuffle, checkpoint_every
     loop.state = TrainingState(
         epochs=epochs, steps_per_epoch=per_epoch, learning_rate=trainer.learning_rate, batch_size=size
@@ -185,6 +201,7 @@ def fit(
                 "labels": None if trainer.labels is None else list(trainer.labels),
                 "data": describe_data(dataset),
                 "validation": describe_data(held_out),
+                **({"measures_ema": ema} if keeps_averages else {}),
             }
         trainer.steps.agree({**loop.identity, "epochs": epochs, "checkpoint": checkpoint is not None, "resume": resume})
         newest = None if loop.store is None else loop.store.latest()
@@ -199,8 +216,18 @@ def fit(
             loop.resume(changes, None if resume is True else resume)
         loop.run(epochs)
     if folder is not None:
-        folder.finish(trainer)
+        folder.finish(trainer, ema=ema)
     return history
+
+
+def _open_validation(
+    trainer: Learner, validation: Source, target: str | None, ema: bool, weights: str | None
+) -> tuple[Evaluator, Dataset]:
+    """The validation data, and what measures them: with weights where they have an array of this name."""
+    if weights is not None:
+        with contextlib.suppress(NoSuchArrayError):
+            return trainer.open_for_evaluation(validation, target=target, ema=ema, sample_weight=weights)
+    return trainer.open_for_evaluation(validation, target=target, ema=ema)
 
 
 def _progress(progress: ProgressLike, callbacks: Sequence[Callback]) -> list[Progress]:

@@ -23,6 +23,8 @@ from onnxtrain.training.description import JSON, describe_masks, describe_weight
 from onnxtrain.training.learner import Learner
 from onnxtrain.training.metrics.base import MeanAccumulator, Measure
 from onnxtrain.training.schedules import Schedule
+from onnxtrain.training.steps.feeding import Parameters
+from onnxtrain.training.weights.ema import average_name
 from onnxtrain.training.weights.masks import set_to_zero
 from onnxtrain.version import __version__
 
@@ -81,12 +83,14 @@ class Loop:
         self.prefetch = Prefetch()
         self.augment: Augment | None = None
         self.stopping = Stopping()
+        self.ema = False
 
     def run(self, epochs: int) -> None:
         """All epochs from the current position."""
         state = self.state
         state.bind_rate(self.trainer.rate.choose)
         state.trainer, state.weights = self.trainer, self.trainer.trained
+        state.averages, state.ema = Parameters(self.trainer.states, list(self._averages.values())), self.ema
         state.data = self.dataset.name
         try:
             with self.stopping:
@@ -191,7 +195,8 @@ class Loop:
         state.loss = mean.value
         state.metrics = {name: total / max(position.examples, 1) for name, total in position.parts.items()}
         if self.validation is not None:
-            measured = trainer.evaluate(self.validation, batch_size=max(self.batch_size, 64), metrics=self.metrics)
+            size = max(self.batch_size, 64)
+            measured = trainer.evaluate(self.validation, batch_size=size, metrics=self.metrics, ema=self.ema)
             state.metrics |= {f"validation_{name}": value for name, value in measured.items()}
         self.callbacks.on_epoch_end(state)
         self._decide_once()
@@ -286,16 +291,27 @@ class Loop:
         """Whether the model has the weights of the newest checkpoint: it was saved in place, and then the run ended."""
         assert self.store is not None
         tensors, metadata = self.store.load_newest()
-        names = [*self.trainer.trained_values()]
+        names, averages = [*self.trainer.trained_values()], self._averages
         try:
             given = {name: self.trainer.file.value(name) for name in names}
         except ModelError:  # changed meanwhile
             return False
-        # Those of the last step, or the best ones that a callback keeps.
+        # Those of the last step, or the best ones that a callback keeps; both live, or averaged.
         kept = [key.removesuffix(names[0]) for key in tensors if key.endswith(f"/{names[0]}")]
+        live = {name: name for name in names}
+        averaged = {name: averages.get(name, name) for name in names}
         return metadata.get("frozen") == self._frozen and any(
-            all(np.array_equal(tensors.get(f"{prefix}{name}", ()), given[name]) for name in names) for prefix in kept
+            all(np.array_equal(tensors.get(f"{prefix}{key}", ()), given[name]) for name, key in form.items())
+            for prefix in kept
+            for form in (live, averaged)
         )
+
+    @property
+    def _averages(self) -> dict[str, str]:
+        """The states that hold moving averages, by parameter; empty where none are kept."""
+        trainer = self.trainer
+        kept = trainer.specification.ema is not None
+        return {name: average_name(name) for name in trainer.objective.parameters} if kept else {}
 
     def _take_states(self, tensors: Mapping[str, np.ndarray], changed: Collection[str]) -> None:
         """Parameters and the optimizer's states; what a new update rule does not share stays at its first values.

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.autodiff.expand import is_expanded
-from onnxtrain.autodiff.missing import missing_rules, missing_rules_message
-from onnxtrain.autodiff.path import Forward, Route
-from onnxtrain.edit.free_batch import free_batch, free_batch_axis
-from onnxtrain.errors import GradientError, OptionError
+from onnxtrain.errors import OptionError
 from onnxtrain.graph import Builder, Value
-from onnxtrain.graph.collection import collection_paused
-from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.graph.value import dimensions, is_float
+from onnxtrain.graph.value import dimensions
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.training.advice.hints import Hint, find_hints
 from onnxtrain.training.data import Batch, Dataset, TensorSpec
+from onnxtrain.training.data.conversion import to_numpy
+from onnxtrain.training.data.target_checks import check_weights
 from onnxtrain.training.losses.base import Loss, LossByExample, examples, reduced
-from onnxtrain.training.losses.heads import Head, Metrics, head_of, metrics_of_heads
+from onnxtrain.training.losses.heads import Head, Metrics, metrics_of_heads
 from onnxtrain.training.losses.joint_loss import Forms, JointLoss
 from onnxtrain.training.losses.partial_batches import FixedBatch, on_real_rows
-from onnxtrain.training.losses.prediction import named_output
 from onnxtrain.training.losses.targets import Targets, tensor_spec, wrapped
 from onnxtrain.training.metrics.base import Measure
 from onnxtrain.training.specification import Specification
@@ -34,15 +29,11 @@ from onnxtrain.training.weights.groups import group_hints, update_rules
 from onnxtrain.training.weights.hidden_weights import hidden_weights
 from onnxtrain.training.weights.masks import choose_tensors
 from onnxtrain.training.weights.of_products import product_weights
-from onnxtrain.training.weights.parameters import Initializer, parameter_table
+from onnxtrain.training.weights.parameters import Initializer
 from onnxtrain.training.weights.stored import Stored
-from onnxtrain.training.weights.ties import Copy, choose_copies, compute_copies, find_copies
+from onnxtrain.training.weights.ties import Copy, find_copies
 from onnxtrain.training.working_copy.adaptation import Adapted
-from onnxtrain.training.working_copy.few_bits import set_accuracy
-from onnxtrain.training.working_copy.pasts import leave_out_pasts
-from onnxtrain.training.working_copy.quantized_training import QuantizedTraining, train_quantized
-from onnxtrain.training.working_copy.training_modes import Layers, Modes, find_layers, set_modes
-from onnxtrain.training.working_copy.widening import in_file, keep_frozen, rounded, widen
+from onnxtrain.training.working_copy.training_modes import Layers, Modes
 from onnxtrain.training_info.recipe import LossTerms, Names, Recipe, UpdateRule, free_names
 
 
@@ -125,6 +116,12 @@ class Objective:
             dataset = dataset.expecting(head.targets.spec, head.name)
         return dataset
 
+    def weighted(self, dataset: Dataset, weights: Any) -> Dataset:
+        """A dataset with one weight per example: an array, or the name of one that it has."""
+        assert self.weights is not None
+        given = weights if isinstance(weights, str) else check_weights(to_numpy(weights, "sample_weight"))
+        return dataset.with_weights(given, tensor_spec(self.weights))
+
     def targets_of(self, batch: Batch) -> dict[str, np.ndarray]:
         """The targets of a batch by the names of the step graph."""
         if self.others:
@@ -133,9 +130,7 @@ class Objective:
 
     def inputs_of(self, batch: Batch) -> dict[str, np.ndarray]:
         """What a batch has beside its targets."""
-        if not self.others:
-            return batch.inputs
-        names = {head.name for head in self.heads}
+        names = {head.name for head in self.heads} if self.others else set()
         return {name: array for name, array in batch.inputs.items() if name not in names}
 
     @property
@@ -258,6 +253,7 @@ class Objective:
             alone=specification.accumulate == 1,
             cleared=not specification.divided,
             statistics=self.statistics,
+            synchronized=specification.synchronized,
             masks=specification.masks,
             sparsified=self.sparsified(specification.sparsify),
             names=self.names,
@@ -265,6 +261,7 @@ class Objective:
             weights=own.weights,
             rules=self.rules(specification),
             averaging=specification.ema,
+            rounding=None if specification.state_dtype is None else specification.seed,
         )
 
     def rules(self, specification: Specification) -> dict[str, UpdateRule]:
@@ -312,7 +309,7 @@ class Objective:
     def copy(self) -> Objective:
         """The same on a graph of its own, to build on."""
         model = self.model.clone()
-        values = _values(model.graph)
+        values = graph_values(model.graph)
 
         def own(value: ir.Value) -> ir.Value:
             return values[str(value.name)]
@@ -361,162 +358,13 @@ class Objective:
         return [replace(terms[0], loss=(terms[0].loss * factor).with_shape(()))]
 
 
-@collection_paused()
-def prepare(
-    specification: Specification,
-    *,
-    modes: Modes | None = None,
-    copies: Sequence[Copy] | None = None,
-    table: Sequence[Initializer] | None = None,
-    ignoring: bool = True,
-    differentiable: bool = False,
-) -> Objective:
-    """The objective of a specification.
-
-    Args:
-        specification: What is trained.
-        modes: Batch normalization and dropout, where not those of the specification.
-        copies: Initializers that are copies of others, where these have been found before.
-        table: The initializers, where they have been sorted before; then their values are not read.
-        ignoring: Whether labels that are ignored where present are provided for, before data tell.
-        differentiable: Whether to find out that there are gradients.
-
-    Raises:
-        OptionError: An unknown loss or output, a pattern that matches nothing.
-        GradientError: Operators between parameters and prediction have no gradient; all are listed.
-    """
-    file, loss = specification.model, specification.loss
-    training = modes is None
-    modes = specification.modes if modes is None else modes
-    copies = choose_copies(file, specification.tie) if copies is None else copies
-    model = file.training_model()
-    leave_out_pasts(model)
-    halves = widen(model) if specification.lora is None else {}  # adapters have the types of their layers
-    model = infer_shapes(model)
-    if specification.free_batch:
-        if table is None:
-            free_batch(file.inlined())  # which finds out whether it can be
-        free_batch_axis(model)
-        infer_shapes(model)
-    set_accuracy(model, specification.options.accuracy_level)
-    layers = find_layers(model)
-    compute_copies(model, copies)
-    statistics = set_modes(model, modes)
-    quantized = train_quantized(model) if specification.qat else QuantizedTraining()
-    adapted = None
-    if specification.lora is not None:
-        output_name, seed = specification.output, specification.seed
-        adapted = specification.lora.attach(model, file, output=output_name, seed=seed, training=training)
-    if isinstance(loss, str):
-        output = _loss_output(model.graph, loss)
-    else:
-        first = None if isinstance(loss, Loss) else loss.parts[0][0]
-        output = named_output(model.graph, specification.output if first is None else first)
-    objective = Objective(
-        model=model,
-        prediction=output,
-        output=output,
-        names=Names.beside(model.graph),
-        statistics=statistics,
-        layers=layers,
-        modes=modes,
-        copies=copies,
-        table=table or (),
-        adapted=adapted,
-    )
-    if not isinstance(loss, str):
-        objective = objective.with_heads(_heads(objective, specification, loss, ignoring=ignoring))
-    if table is None:
-        table = in_file(_table(objective, specification, quantized.learned, differentiable=differentiable), halves)
-        objective = replace(objective, table=table)
-    trained = {*objective.parameters, *statistics, *(copy.name for copy in copies)}
-    keep_frozen(model, halves, trained)
-    quantized.keep_frozen(model, trained)
-    return replace(objective, stored=[*rounded(halves, trained), *quantized.stored(trained)])
-
-
 def of_model(model: ir.Model) -> Objective:
     """A model without a loss: for predictions only."""
     output = model.graph.outputs[0]
     return Objective(model, output, output, names=Names.beside(model.graph))
 
 
-def _heads(objective: Objective, specification: Specification, loss: Loss | JointLoss, *, ignoring: bool) -> list[Head]:
-    """The outputs with losses, as the specification names them."""
-    model = objective.model
-    if isinstance(loss, Loss):
-        declared: list[tuple[ir.Value, Loss, str]] = [(objective.output, loss, objective.names.target)]
-    else:
-        declared = [
-            (named_output(model.graph, name), own, free_names(model.graph, [f"{name}_target"])[0]) for name, own in loss
-        ]
-    forms = specification.form
-    if forms is None:
-        found = [
-            own.first_form(wrapped(output, model.opset_imports[""]), specification.targets)
-            for output, own, _ in declared
-        ]
-        forms = tuple(replace(form, ignoring=ignoring) for form in found)
-    elif not isinstance(forms, tuple):
-        forms = (forms,)
-    return [head_of(model, output, own, form, name) for (output, own, name), form in zip(declared, forms, strict=True)]
-
-
-def _table(
-    objective: Objective, specification: Specification, learned: Sequence[str], *, differentiable: bool
-) -> list[Initializer]:
-    """Sort the initializers; where the search expands functions, on a copy, since the main graph keeps them."""
-    copy, straight_through = objective.model, specification.straight_through
-    xs = tuple(value for value in copy.graph.initializers.values() if is_float(value))
-    predictions = tuple(head.prediction for head in objective.heads) or (objective.prediction,)
-    if not is_expanded(Forward.of(copy, straight_through=straight_through), Route(predictions, xs)):
-        copy = copy.clone()
-    graph = copy.graph
-    values = _values(graph)
-    ys = [values[str(prediction.name)] for prediction in predictions]
-    rows = parameter_table(
-        copy,
-        ys,
-        train=_trained(objective.adapted, specification.train),
-        freeze=specification.freeze,
-        straight_through=straight_through,
-        learned=learned,
-    )
-    if differentiable:
-        trained = [graph.initializers[row.name] for row in rows if row.trainable]
-        forward = Forward.of(copy, straight_through=straight_through)
-        names = [str(prediction.name) for prediction in predictions]
-        if missing := [node for name in names for node in missing_rules(forward, _values(graph)[name], trained)]:
-            raise GradientError(missing_rules_message(dict.fromkeys(missing), graph.opset_imports))
-    return rows + [_copied_row(objective.model.graph, tied) for tied in objective.copies]
-
-
-def _trained(adapted: Adapted | None, train: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """The patterns of what is trained: where something was added to the model, that first."""
-    return train if adapted is None else (*map(glob.escape, adapted.parameters), *(train or ()))
-
-
-def _copied_row(graph: ir.Graph, copy: Copy) -> Initializer:
-    value = next(output for node in graph for output in node.outputs if output.name == copy.name)
-    shape = tuple(size for size in dimensions(value) or () if isinstance(size, int))
-    assert value.dtype is not None
-    uses = tuple(dict.fromkeys(node.op_type for node in value.consumers()))
-    reason = f"tied to {copy.original}"
-    return Initializer(copy.name, shape, value.dtype.name.lower(), int(np.prod(shape)), False, reason, uses)
-
-
-def _loss_output(graph: ir.Graph, name: str) -> ir.Value:
-    outputs = {value.name: value for value in graph.outputs}
-    if name not in outputs:
-        raise OptionError(f"loss='output:{name}', but the model's outputs are {', '.join(map(str, outputs))}.")
-    value = outputs[name]
-    shape = dimensions(value)
-    if not is_float(value) or (shape is not None and any(size != 1 for size in shape)):
-        raise OptionError(f"loss='output:{name}' needs a floating scalar, but {name!r} has shape {shape}.")
-    return value
-
-
-def _values(graph: ir.Graph) -> dict[str, ir.Value]:
+def graph_values(graph: ir.Graph) -> dict[str, ir.Value]:
     """The values of a graph by name."""
     values = {str(output.name): output for node in graph for output in node.outputs}
     return values | {str(value.name): value for value in (*graph.inputs, *graph.initializers.values())}

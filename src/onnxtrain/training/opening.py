@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from onnxtrain.errors import DataError
-from onnxtrain.training.data import Dataset, open_dataset
+from onnxtrain.training.data import Dataset, TensorSpec
 from onnxtrain.training.data.conversion import is_array_like
+from onnxtrain.training.data.frames import is_frame
+from onnxtrain.training.data.naming import NoSuchArrayError
 from onnxtrain.training.losses.heads import Head
 from onnxtrain.training.losses.joint_loss import Forms
 from onnxtrain.training.losses.targets import Targets
@@ -18,15 +20,27 @@ Adapting = Callable[[Dataset, Targets, str | None], Dataset]
 
 
 def open_with_targets(
-    objective: Objective, source: Any, *, target: str | None, adapted: Adapting
+    objective: Objective, source: Any, *, target: str | None, adapted: Adapting, weights: str | None = None
 ) -> tuple[Dataset, Forms]:
     """Data in any form with targets, and what these are; values are not checked yet.
 
     Several targets are arrays named like the outputs, or the mapping in (inputs, targets).
 
+    Args:
+        objective: What is minimised.
+        source: The data.
+        target: Name of the target.
+        adapted: Makes targets what the loss takes.
+        weights: Name of the array of weights, which stays in the data under this name.
+
     Raises:
         DataError: The data cannot be read, or something is missing.
     """
+    from onnxtrain.training.data.opening import open_dataset  # a single step has no use for the readers of files
+
+    beside = [] if weights is None else [weights]
+    if weights is not None:
+        source = with_named(source, weights, objective.inputs)
     heads = objective.heads
     for head in heads:
         head.targets.check_batch_axis()
@@ -34,7 +48,7 @@ def open_with_targets(
         (head,) = heads
         if isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], Mapping):
             source = (source[0], targets_by_output(heads, source[1])[head.name])
-        dataset = open_dataset(source, objective.inputs, target=target, validate=False)
+        dataset = open_dataset(source, objective.inputs, target=target, validate=False, others=beside)
         dataset = adapted(dataset, head.targets, None)
         return dataset, head.targets.form_of_dataset(dataset)
     if target is not None:
@@ -45,12 +59,45 @@ def open_with_targets(
     if isinstance(source, tuple) and len(source) == 2 and (isinstance(source[1], Mapping) or is_array_like(source[1])):
         source = (source[0], targets_by_output(heads, source[1]))
     names = [head.name for head in heads]
-    dataset = open_dataset(source, objective.inputs, need_target=False, validate=False, others=names)
+    dataset = open_dataset(source, objective.inputs, need_target=False, validate=False, others=[*names, *beside])
     forms = []
     for head in heads:
         dataset = adapted(dataset, head.targets, head.name)
         forms.append(head.targets.form_of_dataset(dataset, head.name))
     return dataset, tuple(forms)
+
+
+def with_named(source: Any, weights: str, inputs: Sequence[TensorSpec]) -> Any:
+    """Data in which the weights have their name: a table of inputs becomes the mapping that it stands for.
+
+    Raises:
+        NoSuchArrayError: It is arrays without names.
+    """
+    if not isinstance(source, tuple) or len(source) != 2 or isinstance(source[0], Mapping):
+        return source
+    table, targets = source
+    if is_frame(table) and weights in list(table.columns) and len(inputs) == 1:
+        rest = table[[name for name in table.columns if name != weights]]
+        return {inputs[0].name: rest, weights: table[weights]}, targets
+    raise NoSuchArrayError(
+        f"sample_weight is {weights!r}, but the inputs have no column of this name; give the weights themselves, or a "
+        "table with them."
+    )
+
+
+def with_weights(source: Any, weights: Any, inputs: Sequence[TensorSpec]) -> tuple[Any, Any]:
+    """Data without their weights, and these: what was given, or the third part of (inputs, targets, weights).
+
+    Raises:
+        DataError: Both are there.
+    """
+    triple = isinstance(source, tuple) and len(source) == 3
+    flat = triple and len(inputs) == 2 and all(is_array_like(part) for part in source)
+    if not triple or flat or isinstance(source[2], Mapping):
+        return source, weights
+    if weights is not None and not isinstance(weights, str):
+        raise DataError("The data are (inputs, targets, weights), and sample_weight is given, too; leave one out.")
+    return source[:2], source[2]
 
 
 def targets_by_output(heads: list[Head], targets: Any) -> dict[str, Any]:

@@ -19,7 +19,8 @@ from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.model.writing import AtomicFiles, check_writable
 from onnxtrain.operators import Momentum
 from onnxtrain.report.charts import stacked
-from onnxtrain.report.page import curves, page
+from onnxtrain.report.curves import curves
+from onnxtrain.report.page import page
 from onnxtrain.report.record import ParameterRow, RunRecord
 from onnxtrain.training.callbacks import Callback, History, TrainingState
 from onnxtrain.training.data import Batch, Dataset
@@ -108,7 +109,7 @@ class RunFolder(Callback):
         self._history, self._batch_size = history, batch_size
         if validation is not None:
             self._compared = validation, "the validation data"
-        elif data.size is not None and not trainer.specification.weighted:  # else they cannot be read once more
+        elif data.size is not None:  # else they cannot be read once more
             self._compared = data, "the training data"
         loss = trainer.objective.loss
         facts = {
@@ -162,11 +163,11 @@ class RunFolder(Callback):
         if state.stop_reason:
             self._facts["stopped early"] = state.stop_reason
 
-    def finish(self, trainer: Learner) -> None:
-        """Compare predictions with targets, and write curves and report."""
+    def finish(self, trainer: Learner, *, ema: bool = False) -> None:
+        """Compare predictions, of the moving averages with ``ema``, with targets, and write curves and report."""
         self._facts["time"] = f"{self._seconds:.1f} s, {self._examples / max(self._seconds, 1e-9):,.0f} examples/s"
         self._facts["waiting for data"] = f"{self._waited / max(self._seconds, 1e-9):.1%} of the time"
-        outcome, said = self._outcome(trainer)
+        outcome, said = self._outcome(trainer, ema)
         norms = {name: [row[name] for row in self._norms] for name in (self._norms or [{}])[0]}
         record = RunRecord(
             title=self._title or (self.path.name if trainer.file.path is None else trainer.file.path.name),
@@ -189,15 +190,16 @@ class RunFolder(Callback):
         self._write(REPORT, page(record))
         self._write_run(finished=True)
 
-    def _outcome(self, trainer: Learner) -> tuple[Outcome | None, str]:
+    def _outcome(self, trainer: Learner, ema: bool) -> tuple[Outcome | None, str]:
         """Predictions compared with targets, and what to say about them."""
         targets = trainer.objective.targets
         if self._compared is None or targets is None or targets.reading.predicts is None:
             return None, "Nothing is compared: the loss, or the data, do not say with what."
         data, name = self._compared
         found = Outcome(targets.reading, trainer.labels)
-        trainer.evaluate(data, batch_size=max(self._batch_size, 64), metrics=[found])
-        return found, found.note or f"On {name}, with the weights as they are at the end."
+        trainer.evaluate(data, batch_size=max(self._batch_size, 64), metrics=[found], ema=ema)
+        measured = "the moving averages of the weights" if ema else "the weights"
+        return found, found.note or f"On {name}, with {measured} as they are at the end."
 
     def _parameters(self, trainer: Learner) -> list[ParameterRow]:
         last = self._norms[-1] if self._norms else {}

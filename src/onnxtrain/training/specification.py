@@ -55,6 +55,7 @@ class Options(TypedDict, total=False):
     sparsify: Patterns | None
     accumulate: int
     ema: float | EMA | None
+    state_dtype: str | None
     straight_through: bool
     qat: bool
     recompute: Patterns
@@ -136,6 +137,7 @@ class Specification:
     sparsify: tuple[str, ...] | None = None
     accumulate: int = 1
     ema: EMA | None = None
+    state_dtype: str | None = None
     straight_through: bool = False
     qat: bool = False
     recompute: tuple[str, ...] = ()
@@ -154,6 +156,10 @@ class Specification:
             raise OptionError(f"accumulate is {self.accumulate}; it needs a number of micro-batches of at least 1.")
         if self.targets not in (None, "indices", "values"):
             raise OptionError(f"targets is {self.targets!r}; it is 'indices' or 'values'.")
+        if self.state_dtype not in (None, "bfloat16"):
+            raise OptionError(
+                f"state_dtype is {self.state_dtype!r}; it is 'bfloat16', or None for states of the weights' type."
+            )
         if isinstance(self.loss, JointLoss) and (self.output is not None or self.targets is not None):
             raise OptionError("output and targets are for one loss; a mapping of losses names the outputs.")
         if self.shard_gradients and not self.shard_states:
@@ -164,6 +170,11 @@ class Specification:
                 "accumulate adds up micro-batches, but one loss is a mean and another a sum; give them one reduction."
             )
         _ = self.modes, self.clipping  # which check their own fields
+        if self.synchronized and not self.options.uses_kernels():
+            raise OptionError(
+                "batch_norm='sync' needs the native kernels, which add up over the processes, and these are not used "
+                "here; take batch_norm='train', which has the statistics of each process's part."
+            )
 
     @classmethod
     def of(
@@ -201,6 +212,7 @@ class Specification:
             sparsify=_patterns(options.get("sparsify")),
             accumulate=options.get("accumulate", 1),
             ema=choose_ema(options.get("ema")),
+            state_dtype=options.get("state_dtype"),
             straight_through=options.get("straight_through", False) or options.get("qat", False),
             qat=options.get("qat", False),
             recompute=_tuple(options.get("recompute", ())),
@@ -225,6 +237,11 @@ class Specification:
     def divided(self) -> bool:
         """Whether several processes train together."""
         return self.parallel is not None and self.parallel.size > 1
+
+    @property
+    def synchronized(self) -> bool:
+        """Whether batch normalization takes the statistics of several processes; of one they are its own."""
+        return self.divided and self.batch_norm == "sync"
 
     @property
     def clipping(self) -> Clipping:

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx
 
+from onnxtrain.lazy import LazyMethod
 from onnxtrain.model.validity import refuses_invalid
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.parallel.communicator import Communicator
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.training.advice.hints import warn_of
-from onnxtrain.training.fitting import fit
 from onnxtrain.training.learner import Learner
 from onnxtrain.training.losses.base import TargetKind
 from onnxtrain.training.losses.loss_choice import LossLike
@@ -44,11 +44,14 @@ class Trainer(Learner):
             belongs to the first group that matches it, as in PyTorch.
         ema: Keep an exponential moving average of the parameters, with this decay, or as an :class:`~onnxtrain.EMA`
             says; ``evaluate``, ``predict``, ``save`` and ``model`` take it with ``ema=True``.
+        state_dtype: ``"bfloat16"`` keeps the optimizer's states of float32 parameters in half the bytes. They are
+            rounded up or down at random, with the right mean; what is drawn follows from ``seed``, so that a resumed
+            training goes on bit for bit. By default states have the type of their parameter.
         output: The output that the loss is built on, by default the first floating one.
         targets: ``"indices"`` or ``"values"`` (distributions over classes), where the loss takes both; by
             default what the first data hold.
-        batch_norm: ``"frozen"``: running statistics, whatever mode the file sets; or ``"train"``: batch
-            statistics, with the running ones written back.
+        batch_norm: ``"frozen"``: running statistics, whatever mode the file sets; ``"train"``: batch statistics, with
+            the running ones written back; ``"sync"``: the same, of the parts of all processes together.
         dropout: Whether Dropout nodes drop while training, whatever mode the file sets.
         untie: Give initializers that several nodes share one each: ``True`` for what exporters merge (scales,
             biases and statistics), or glob patterns.
@@ -134,6 +137,7 @@ class Trainer(Learner):
         shard_gradients: bool = False,
         groups: Sequence[Group] = (),
         ema: float | EMA | None = None,
+        state_dtype: str | None = None,
         free_batch: bool = False,
     ) -> None:
         specification = Specification.of(
@@ -144,6 +148,7 @@ class Trainer(Learner):
             freeze=freeze,
             groups=groups,
             ema=ema,
+            state_dtype=state_dtype,
             output=output,
             targets=targets,
             batch_norm=batch_norm,
@@ -170,4 +175,4 @@ class Trainer(Learner):
         super().__init__(specification)
         warn_of(self._hints, stacklevel=3)  # the decorator is one of them
 
-    fit = fit
+    fit = LazyMethod("onnxtrain.training.fitting:fit")

@@ -13,7 +13,7 @@ from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.training.advice.hints import warn_of
 from onnxtrain.training.losses.base import TargetKind
 from onnxtrain.training.losses.loss_choice import LossLike
-from onnxtrain.training.objective import prepare
+from onnxtrain.training.preparation import prepare
 from onnxtrain.training.specification import Specification
 from onnxtrain.training.weights.ema import EMA
 from onnxtrain.training.weights.groups import Group
@@ -46,6 +46,7 @@ def training_model(
     tie: bool | str | Sequence[str] = False,
     groups: Sequence[Group] = (),
     ema: float | EMA | None = None,
+    state_dtype: str | None = None,
     free_batch: bool = False,
 ) -> onnx.ModelProto:
     """Write down the training of a model as the standard does: a model with ``training_info``.
@@ -62,12 +63,14 @@ def training_model(
         train: As all that is not described here, see :class:`onnxtrain.Trainer`.
         freeze: What not to train.
         ema: A moving average of the parameters: states ``{parameter}/average``.
+        state_dtype: "bfloat16" for states of half the bytes: they are rounded by ``RoundStochastic`` of the domain
+            ``onnxtrain``.
         groups: Parameters that are updated otherwise than the rest; each rule gets an optimizer node of its own.
         output: The output that the loss is built on.
         targets: "indices" or "values", where the loss takes both; by default indices.
-        batch_norm: "frozen" or "train".
+        batch_norm: "frozen" or "train" ("sync" is the same here).
         dropout: Whether Dropout nodes drop.
-        seed: Seed of the dropout masks.
+        seed: Seed of the dropout masks, and of the rounding of states.
         untie: Which shared initializers to copy.
         tie: Which copies of initializers to train as one with their originals.
         clip_value: Clip gradients element by element.
@@ -103,6 +106,7 @@ def training_model(
         freeze=freeze,
         groups=groups,
         ema=ema,
+        state_dtype=state_dtype,
         output=output,
         targets=targets,
         batch_norm=batch_norm,

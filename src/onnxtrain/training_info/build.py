@@ -15,8 +15,9 @@ from onnx import helper, numpy_helper
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN, TRAINING_DOMAIN
 from onnxtrain.training_info.algorithm import Algorithm, FirstValues, placeholder
-from onnxtrain.training_info.entry import COUNTERS_KEY, Entry
+from onnxtrain.training_info.entry import COUNTERS_KEY, SYNCHRONIZED_KEY, Entry
 from onnxtrain.training_info.recipe import LossTerms, Recipe
+from onnxtrain.training_info.rounding import BFLOAT16, rounded, widened
 from onnxtrain.training_info.update import AVERAGE, average_node, optimizer_nodes
 
 
@@ -107,15 +108,15 @@ def _finish(entry: Entry, recipe: Recipe, values: FirstValues) -> None:
         value.const_value = None
         graph.inputs.append(value)
     model.metadata_props.clear()
-    model.metadata_props.update(_said(recipe))
+    model.metadata_props.update(_said(recipe) | ({SYNCHRONIZED_KEY: "true"} if recipe.synchronized else {}))
     for domain in sorted(_imported(recipe)):
         graph.opset_imports.setdefault(domain, 1)
 
 
 def _imported(recipe: Recipe) -> set[str]:
     """The domains of the operators of algorithms."""
-    averaged = set() if recipe.averaging is None else {ONNXTRAIN_DOMAIN}
-    return {TRAINING_DOMAIN, recipe.optimizer.schema.domain} | averaged
+    own = set() if recipe.averaging is None and recipe.rounding is None else {ONNXTRAIN_DOMAIN}
+    return {TRAINING_DOMAIN, recipe.optimizer.schema.domain} | own
 
 
 def _said(recipe: Recipe) -> dict[str, str]:
@@ -229,7 +230,8 @@ class _Writer:
             builder.update(accumulator, gradient if self.recipe.alone else accumulator + gradient)
         for total_name, term in (("accumulated_weight", weight), ("accumulated_loss", scaled)):
             total, term = builder.state(total_name, np.zeros((), np.float64)), op.cast(term, ir.DataType.DOUBLE)
-            builder.update(total, term if self.recipe.alone else total + term)
+            # Alone, of type double, it is what the Gradient node names, and keeps that name.
+            builder.update(total, op.Identity(term) if self.recipe.alone else total + term)
         builder.updates.update(self.recipe.statistics)
         self._return(builder, terms)
         return builder
@@ -294,21 +296,31 @@ class _Writer:
         for role in self.schema.states:
             for name, value in builder.parameters.items():
                 if role in rules[name].optimizer.states:
-                    states[name].append(builder.state(f"{name}/{role.name}", _repeated(role.initial, value)))
+                    first = _repeated(role.initial, value, self._state_type(value))
+                    states[name].append(builder.state(f"{name}/{role.name}", first))
         op.scope = "update"
-        variables = {name: (xs[name], gradient, *states[name]) for name, gradient in zip(xs, gradients, strict=True)}
+        variables = {
+            name: (xs[name], gradient, *(widened(op, state) for state in states[name]))
+            for name, gradient in zip(xs, gradients, strict=True)
+        }
         sparsified = self.recipe.sparsified
         if sparsified is None:
             sparsified = [name for name, value in builder.parameters.items() if len(_shape(value)) >= 2]
         news = optimizer_nodes(op, rules, rate, count, variables, sparsified)
         for name, own in news.items():
             for old, new in zip((xs[name], *states[name]), own, strict=True):
-                new.ir.type, new.ir.shape = old.ir.type, old.ir.shape
-                builder.update(old, new)
+                new.ir.type, new.ir.shape = xs[name].ir.type, old.ir.shape
+                builder.update(old, rounded(op, old, new, count, self.recipe.rounding or 0))
         if self.recipe.averaging is not None:
             self._average(builder, count, {name: own[0] for name, own in news.items()})
         builder.update(count, count + 1)
         op.scope = ""
+
+    def _state_type(self, parameter: ir.Value) -> np.dtype[Any]:
+        """The type of a parameter's states."""
+        return (
+            BFLOAT16 if self.recipe.rounding is not None and parameter.dtype == ir.DataType.FLOAT else _dtype(parameter)
+        )
 
     def _average(self, builder: Algorithm, count: Value, xs: Mapping[str, Value]) -> None:
         """The moving averages of all parameters, which start at zero and are the parameters after the first update."""
@@ -329,11 +341,16 @@ def _initialization(builder: Algorithm) -> tuple[onnx.GraphProto, dict[str, str]
     nodes, infos, binding = [], [], {}
     for name, array in builder.states.items():
         output = f"{name}_initial"
-        value = numpy_helper.from_array(array.flat[:1] if array.size else np.zeros(1, array.dtype))
+        first = array.flat[:1] if array.size else np.zeros(1, array.dtype)
+        is_rounded = array.dtype == BFLOAT16  # ConstantOfShape has it from opset 20 on only
+        value = numpy_helper.from_array(first.astype(np.float32) if is_rounded else first)
         shape_name = f"{name}_shape"
         shape = numpy_helper.from_array(np.asarray(array.shape, np.int64), shape_name)
         nodes.append(helper.make_node("Constant", [], [shape_name], value=shape))
-        nodes.append(helper.make_node("ConstantOfShape", [shape_name], [output], value=value))
+        made = f"{name}_wide" if is_rounded else output
+        nodes.append(helper.make_node("ConstantOfShape", [shape_name], [made], value=value))
+        if is_rounded:
+            nodes.append(helper.make_node("Cast", [made], [output], to=onnx.TensorProto.BFLOAT16))
         kind = helper.np_dtype_to_tensor_dtype(array.dtype)
         infos.append(helper.make_tensor_value_info(output, kind, array.shape))
         binding[name] = output
@@ -353,9 +370,9 @@ def _shape(value: ir.Value) -> tuple[int, ...]:
     return tuple(int(size) for size in value.shape.numpy())
 
 
-def _repeated(number: float, like: ir.Value) -> np.ndarray:
-    """One number in the type and shape of a value; takes no memory."""
-    return np.broadcast_to(np.asarray(number, _dtype(like)), _shape(like))
+def _repeated(number: float, like: ir.Value, dtype: np.dtype[Any] | None = None) -> np.ndarray:
+    """One number in the type (or another) and shape of a value; takes no memory."""
+    return np.broadcast_to(np.asarray(number, _dtype(like) if dtype is None else dtype), _shape(like))
 
 
 def _dtype(value: ir.Value) -> np.dtype[Any]:

@@ -10,6 +10,11 @@ import onnx_ir as ir
 COUNTERS_KEY = "onnxtrain.dropout_counters"
 """Key of a training model's metadata that holds, as a JSON list, the states that tell one step from another."""
 
+SYNCHRONIZED_KEY = "onnxtrain.synchronized"
+"""Key of an entry's metadata that says ``true`` where batch normalization takes the statistics of all processes.
+
+It is said to sessions only: a file is for one process."""
+
 
 @dataclass
 class Entry:

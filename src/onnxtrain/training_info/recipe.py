@@ -124,10 +124,13 @@ class Recipe:
         alone: Every update has one micro-batch: its gradients take the place of what is accumulated.
         cleared: The second entry clears what the first has added up; otherwise that is left to who runs them.
         statistics: Running statistics of batch normalization: initializer to the main graph's new value.
+        synchronized: Whether batch normalization takes the statistics of all processes that train together.
         masks: Parameters of which a part stays zero: where the mask is false, the gradient is zero.
         sparsified: Parameters whose sparsity the optimizer promotes, where it does; by default those of rank 2
             and more. The others take plain steps: a bias that starts at zero would freeze under a p-norm.
         options: How the gradients are built; stated in the training model's metadata.
+        rounding: The states of float32 parameters are bfloat16, rounded at random with this seed; ``None``: states
+            have the type of their parameter.
     """
 
     model: ir.Model
@@ -145,8 +148,10 @@ class Recipe:
     sparsified: Collection[str] | None = None
     options: GradientOptions = field(default_factory=GradientOptions)
     weights: ir.Value | None = None
+    synchronized: bool = False
     rules: Mapping[str, UpdateRule] = field(default_factory=dict)
     averaging: Averaging | None = None
+    rounding: int | None = None
 
     def rule_of(self, parameter: str) -> UpdateRule:
         """How a parameter is updated."""

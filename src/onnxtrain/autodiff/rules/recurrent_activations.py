@@ -87,6 +87,17 @@ def activations(node: Node, default: Sequence[str], directions: int) -> list[lis
     return _by_direction(found[: directions * len(default)], len(default))
 
 
+def numbers_with_defaults(
+    names: Sequence[str], alphas: Sequence[float], betas: Sequence[float]
+) -> tuple[list[float], list[float]] | None:
+    """What ``activation_alpha`` and ``activation_beta`` say, with the defaults; ``None`` for a function not known."""
+    if any(name.lower() not in _PARAMETERS for name in names):
+        return None
+    defaults = [_PARAMETERS[name.lower()] for name in names]
+    alpha, beta = ([number for number in column if number is not None] for column in zip(*defaults, strict=True))
+    return [*alphas, *alpha[len(alphas) :]], [*betas, *beta[len(betas) :]]
+
+
 def _with_numbers(name: str, alpha: float | None, beta: float | None) -> Activation:
     """A function with those numbers that it has a use for."""
     has_alpha, has_beta = (number is not None for number in _PARAMETERS[name.lower()])

@@ -53,13 +53,13 @@ def find_hints(
         parameters: What is trained.
         layers: Batch normalization and dropout as the file has them.
         copies: Parameters that hold the same values as others, and are trained apart from them.
-        batch_norm: "frozen" or "train".
+        batch_norm: "frozen", "train" or "sync".
         dropout: Whether Dropout nodes drop.
     """
     return [
         *_shared(model, parameters),
         *_copied(copies),
-        *_batch_norm(layers, train=batch_norm == "train"),
+        *_batch_norm(layers, batch_norm),
         *_dropout(layers, drop=dropout),
         *_random(layers.random),
     ]
@@ -103,21 +103,21 @@ def _copied(copies: Sequence[Copy]) -> list[Hint]:
     ]
 
 
-def _batch_norm(layers: Layers, *, train: bool) -> list[Hint]:
+def _batch_norm(layers: Layers, mode: str) -> list[Hint]:
     count, nested = layers.batch_norms, layers.nested_batch_norms
-    if train:
+    if mode != "frozen":
         if not count:
             return [
                 Hint(
-                    'batch_norm="train" has nothing to train: the model has no BatchNormalization node. Exporters fold '
-                    f"it into the weights before it; {_KEEP_BATCH_NORM}.",
+                    f'batch_norm="{mode}" has nothing to train: the model has no BatchNormalization node. Exporters '
+                    f"fold it into the weights before it; {_KEEP_BATCH_NORM}.",
                     surprising=True,
                 )
             ]
         if nested:
             return [
                 Hint(
-                    f'batch_norm="train" leaves {_nodes(nested, "BatchNormalization")} in bodies of If, Loop or Scan '
+                    f'batch_norm="{mode}" leaves {_nodes(nested, "BatchNormalization")} in bodies of If, Loop or Scan '
                     f"frozen: {_its(nested)} statistics cannot be updated from there.",
                     surprising=True,
                 )

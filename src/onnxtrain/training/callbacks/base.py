@@ -34,6 +34,10 @@ class TrainingState:
         stop_reason: why, in words.
         trainer: who trains: for predictions, evaluations and saving; None outside of `fit`.
         weights: the live values of what is trained, by name: arrays to read, and to assign to.
+        averages: the moving averages of the parameters in the same way, by ``{parameter}/average``; empty where the
+            trainer keeps none.
+        ema: whether validation measures the moving averages; then a model that is kept for what was measured is that of
+            ``trainer.save(path, ema=True)``.
     """
 
     epoch: int = 0
@@ -51,6 +55,8 @@ class TrainingState:
     data: str = "the data"
     batch: Any = field(default=None, repr=False, compare=False)
     weights: MutableMapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
+    averages: MutableMapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
+    ema: bool = False
     _choose_rate: Callable[[float], None] | None = field(default=None, init=False, repr=False, compare=False)
     _step_rate: float | None = field(default=None, init=False, repr=False, compare=False)
 

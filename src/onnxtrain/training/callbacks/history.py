@@ -14,8 +14,8 @@ from typing import Any
 from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.model.places import explained
 from onnxtrain.model.writing import AtomicFiles
+from onnxtrain.report.curves import measured, side_by_side
 from onnxtrain.training.callbacks.base import Callback, TrainingState
-from onnxtrain.training.callbacks.curves import svg_curves
 from onnxtrain.training.showing import html_table, text_table
 
 
@@ -46,7 +46,7 @@ class History(Callback):
         return text_table(self.rows) if self.rows else "History of no epochs"
 
     def _repr_html_(self) -> str:
-        return svg_curves(self.rows) + html_table(self.rows)
+        return side_by_side(measured(self.rows)) + html_table(self.rows)
 
     def column(self, name: str) -> list[float]:
         """One value over all epochs; NaN where an epoch has none."""

@@ -14,7 +14,7 @@ from onnxtrain.errors import OptionError
 from onnxtrain.model.writing import AtomicFiles, check_writable
 from onnxtrain.report.axes import spans_orders
 from onnxtrain.report.colours import colours
-from onnxtrain.report.record import measured_columns
+from onnxtrain.report.curves import losses_and_metrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -89,23 +89,13 @@ class Panel:
 
 def panels(rows: Rows) -> list[Panel]:
     """What there is to draw: losses and, where there are any, metrics."""
-    losses, metrics = _series(rows)
+    losses, metrics = losses_and_metrics(rows)
     logarithmic = spans_orders(value for column in losses.values() for value in column)
     found = [Panel("loss", losses, colours(len(losses)), logarithmic)]
     if metrics:
         title = next(iter(metrics)) if len(metrics) == 1 else "on validation data"
         found.append(Panel(title, metrics, colours(1 + len(metrics))[1:]))
     return found
-
-
-def _series(rows: Rows) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Measured values by what a reader calls them: losses, other metrics."""
-    names = measured_columns(rows)
-    columns = {name: [row.get(name, math.nan) for row in rows] for name in names}
-    short = {"loss": "training", "validation_loss": "validation"}
-    words = {name: short.get(name, name.replace("_", " ")) for name in names}
-    losses = {words[name]: column for name, column in columns.items() if name.endswith("loss")}
-    return losses, {words[name]: column for name, column in columns.items() if not name.endswith("loss")}
 
 
 def _draw(axes: Axes, epochs: Sequence[float], panel: Panel) -> None:
@@ -156,7 +146,7 @@ def text_curve(rows: Rows, *, width: int = 60, height: int = 12) -> str:
     """
     if not rows:
         raise OptionError("A training curve needs at least one epoch.")
-    losses, _ = _series(rows)
+    losses, _ = losses_and_metrics(rows)
     values = [value for series in losses.values() for value in series if math.isfinite(value)]
     low, high = (min(values), max(values)) if values else (0.0, 0.0)
     cells = [[" "] * width for _ in range(height)]

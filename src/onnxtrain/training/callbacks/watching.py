@@ -77,7 +77,8 @@ class EarlyStopping(Watch):
     """Stop when a value has not improved for some epochs, and go back to the best weights.
 
     An epoch improves when its value is better than the best one so far by more than `minimum_delta`; NaN
-    never improves. PyTorch has none; Keras' ``EarlyStopping`` is alike.
+    never improves. PyTorch has none; Keras' ``EarlyStopping`` is alike. Where the trainer keeps moving averages of the
+    weights (``ema=``), those of the best epoch are put back, too.
 
     Args:
         monitor: the name of a metric, or ``loss`` for the training loss.
@@ -122,7 +123,8 @@ class EarlyStopping(Watch):
         if self.improves(state):
             self.waited = 0
             if self.restore_best:
-                self.best_weights = {name: np.array(array) for name, array in state.weights.items()}
+                kept = {**state.weights, **state.averages}
+                self.best_weights = {name: np.array(array) for name, array in kept.items()}
             return
         self.waited += 1
         if self.waited >= self.patience:
@@ -132,7 +134,8 @@ class EarlyStopping(Watch):
     def on_fit_end(self, state: TrainingState) -> None:
         """Put the best weights back."""
         if self.restore_best:
-            state.weights.update(self.best_weights)
+            for live in (state.weights, state.averages):
+                live.update({name: array for name, array in self.best_weights.items() if name in live})
 
     def record(self) -> dict[str, Any]:
         """The best value and the epochs waited."""
@@ -218,6 +221,8 @@ class ReduceOnPlateau(Watch):
 class SaveBest(Watch):
     """Write the model whenever a value is the best one so far: what ``fit(save_best=...)`` adds.
 
+    It has the weights that were measured: their moving averages where validation measures these.
+
     Args:
         path: the file; what it held before is replaced.
         monitor: the name of a metric, or ``loss`` for the training loss.
@@ -241,4 +246,4 @@ class SaveBest(Watch):
             ModelError: the file cannot be written.
         """
         if self.improves(state):
-            state.trainer.save(self.path)
+            state.trainer.save(self.path, ema=state.ema)

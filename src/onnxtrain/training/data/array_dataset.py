@@ -21,7 +21,8 @@ from onnxtrain.training.data.base import (
 )
 from onnxtrain.training.data.conversion import Array, TensorSpec, convert, symbol_sizes
 from onnxtrain.training.data.hashing import BLOCK_BYTES, Fingerprint, sampled
-from onnxtrain.training.data.target_checks import TargetCheck
+from onnxtrain.training.data.naming import check_beside
+from onnxtrain.training.data.target_checks import TargetCheck, check_weights
 
 # How much is read at a time when all data is checked.
 _CHECK_BYTES: Final = 16 * 2**20
@@ -120,12 +121,17 @@ class ArrayDataset(Dataset):
             result._inputs = {**self._inputs, name: column}
         return result
 
-    def with_input(self, values: Array, spec: TensorSpec) -> Self:
-        """The same data with one more array; see `Dataset.with_input`."""
+    def with_weights(self, weights: Array | str, spec: TensorSpec) -> Self:
+        """The same data with one weight per example; see `Dataset.with_weights`."""
+        others, what = self._inputs, f"'{spec.name}'"
+        if isinstance(weights, str):
+            check_beside([weights], others, f"{self.name} has no array")
+            what = f"'{weights}'"
+            weights, others = others[weights].array, {key: own for key, own in others.items() if key != weights}
         result = copy.copy(self)
-        result._inputs = {**self._inputs, spec.name: Column.checked(values, spec, f"'{spec.name}'")}
+        result._inputs = {**others, spec.name: Column.checked(check_weights(weights, what), spec, what)}
         check_columns(result._columns, "the data")
-        result._validated = None
+        result._validated, result.weighted = None, True
         return result
 
     def take(self, indices: Array) -> Self:

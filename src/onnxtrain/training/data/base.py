@@ -57,9 +57,11 @@ class Dataset(ABC):
     Attributes:
         size: how many examples; None when not known.
         name: what messages call it.
+        weighted: whether every example has a weight.
     """
 
     size: int | None = None
+    weighted: bool = False
     name: str = "the data"
 
     @property
@@ -99,13 +101,18 @@ class Dataset(ABC):
         """
         return self
 
-    def with_input(self, values: Array, spec: TensorSpec) -> Self:
-        """The same data with one more array, examples first.
+    def with_weights(self, weights: Array | str, spec: TensorSpec) -> Self:
+        """The same data with one weight per example.
+
+        Args:
+            weights: the weights [N], or the name of an array of this data.
+            spec: what the loss needs, and calls them.
 
         Raises:
-            DataError: it does not fit, or this data is no array.
+            DataError: they do not fit, or go with batches of an iterable that have none by this name.
         """
-        raise DataError(f"'{spec.name}' goes with data in arrays, not with batches of an iterable.")
+        named = f" that has no array '{weights}'" if isinstance(weights, str) else ""
+        raise DataError(f"'{spec.name}' goes with data in arrays, not with batches of an iterable{named}.")
 
     @abstractmethod
     def batches(

@@ -37,6 +37,7 @@ class TensorSpec:
             equal sizes), or None for any size. None instead of a tuple leaves the rank open.
         hint: what an error message adds about arrays of another rank.
         size_hint: what it adds about arrays of this rank with other sizes.
+        beside: whether it is no input of the model but goes with them: a target, or the weights of examples.
     """
 
     name: str
@@ -44,6 +45,7 @@ class TensorSpec:
     shape: tuple[int | str | None, ...] | None = None
     hint: str = ""
     size_hint: str = ""
+    beside: bool = False
 
     def describe_shape(self) -> str:
         """The shape as an error message shows it, for example ``(batch, 3, 32, 32)``.

@@ -19,7 +19,7 @@ import numpy as np
 from onnxtrain.errors import DataError
 from onnxtrain.training.data.conversion import Array, TensorSpec, kind_of
 from onnxtrain.training.data.files import check_regular
-from onnxtrain.training.data.frames import as_input, check_width, choose_columns
+from onnxtrain.training.data.frames import as_input, check_width, choose_columns, columns_of
 from onnxtrain.training.data.growing import GrowingArray
 
 _logger = logging.getLogger(__name__)
@@ -146,7 +146,7 @@ class CsvFile:
             check_width(chosen, specs[0], self.name)
         decimal = self.decimal or ("," if delimiter == ";" else ".")
         parts = [
-            _Part([columns.index(name) for name in features or [spec.name]], _number_type(spec), decimal)
+            _Part([columns.index(name) for name in columns_of(spec, features)], _number_type(spec), decimal)
             for spec in specs
         ]
         label = None if target is None or not need_target else _Target(columns.index(target), decimal)
@@ -163,7 +163,7 @@ class CsvFile:
             raise DataError(f"{self.name} has column names, but no line of data; it needs a line for every example.")
         values = [array.finish() for array in arrays]
         inputs: dict[str, object] = {
-            spec.name: value if features else as_input(value[:, 0], spec)
+            spec.name: value if features and not spec.beside else as_input(value[:, 0], spec)
             for spec, value in zip(specs, values, strict=True)
         }
         return inputs, None if label is None else label.finish()

@@ -9,6 +9,7 @@ import numpy as np
 
 from onnxtrain.errors import DataError
 from onnxtrain.training.data.conversion import Array, TensorSpec, kind_of, to_numpy
+from onnxtrain.training.data.naming import check_beside
 
 
 class Columns(NamedTuple):
@@ -28,12 +29,15 @@ def choose_columns(
 ) -> Columns:
     """Find inputs and target among the columns of a table.
 
-    Columns named like the model's inputs are these. A model with one input takes all columns but the target side by
-    side, in their order.
+    Columns named like the model's inputs are these. A model with one input takes all columns side by side, in their
+    order, but the target and what goes beside the inputs.
 
     Raises:
         DataError: there is no such column, or the columns do not make the inputs.
     """
+    beside = [spec.name for spec in specs if spec.beside]
+    specs = [spec for spec in specs if not spec.beside]
+    check_beside(beside, columns, f"{what} has no column")
     if target is None and need_target:
         raise DataError(f"{what} has the columns {_some(columns)}; say which is the target: target='{columns[-1]}'.")
     if target is not None and target not in columns:
@@ -43,7 +47,7 @@ def choose_columns(
     if len(specs) > 1:
         missing = [spec.name for spec in specs if spec.name not in columns]
         raise DataError(f"{what} has no columns for the inputs {_some(missing)}: it has {_some(columns)}.")
-    features = [name for name in columns if name != target]
+    features = [name for name in columns if name != target and name not in beside]
     (spec,) = specs
     if spec.shape is not None and len(spec.shape) != 2:
         raise DataError(
@@ -51,6 +55,11 @@ def choose_columns(
             f"'{spec.name}' has rank {len(spec.shape)}: {spec.describe_shape()}."
         )
     return Columns(features, target)
+
+
+def columns_of(spec: TensorSpec, features: list[str] | None) -> list[str]:
+    """The columns that make an array."""
+    return [spec.name] if features is None or spec.beside else features
 
 
 def check_width(columns: Columns, spec: TensorSpec, what: str) -> None:
@@ -95,8 +104,12 @@ def match_frame(
     chosen = choose_columns(columns, specs, "the table", target=target, need_target=need_target)
     features, target = chosen
     targets = None if target is None else _column(frame, by_name[target], target)
+    alone = [spec for spec in specs if features is None or spec.beside]
+    found: dict[str, object] = {
+        spec.name: as_input(_column(frame, by_name[spec.name], spec.name), spec) for spec in alone
+    }
     if features is None:
-        return {spec.name: as_input(_column(frame, by_name[spec.name], spec.name), spec) for spec in specs}, targets
+        return found, targets
     arrays = [_column(frame, by_name[name], name) for name in features]
     for name, array in zip(features, arrays, strict=True):
         if kind_of(array.dtype) not in ("boolean", "integer", "float"):
@@ -104,7 +117,8 @@ def match_frame(
                 f"the column '{name}' holds {array.dtype}, not numbers; encode it, or leave it out of the table."
             )
     check_width(chosen, specs[0], "the table")
-    return {specs[0].name: np.stack(arrays, axis=1) if arrays else np.empty((len(frame), 0))}, targets
+    joined = np.stack(arrays, axis=1) if arrays else np.empty((len(frame), 0))
+    return {specs[0].name: joined, **found}, targets
 
 
 def as_input(column: Array, spec: TensorSpec) -> Array:

@@ -10,6 +10,7 @@ import numpy as np
 from onnxtrain.errors import DataError
 from onnxtrain.training.data.conversion import Array, TensorSpec
 from onnxtrain.training.data.frames import as_input, check_width, choose_columns
+from onnxtrain.training.data.naming import check_beside
 from onnxtrain.training.data.pictures import Layout, pixels_of
 
 
@@ -34,12 +35,13 @@ class HuggingFaceExamples:
     ) -> None:
         self._dataset, self._specs = dataset, list(specs)
         names = list(dataset.column_names)
-        others = [name for name in names if name != target]
+        beside = [spec.name for spec in specs if spec.beside]
+        check_beside(beside, names, "the dataset has no column")
+        others = [name for name in names if name != target and name not in beside]
         self._features: list[str] | None = None
-        if need_target and target in names and len(specs) == len(others) == 1:
-            self._columns = {specs[0].name: others[0]}
-        elif not need_target and target is None and len(specs) == len(names) == 1:
-            self._columns = {specs[0].name: names[0]}
+        known = target in names if need_target else target is None
+        if known and len(specs) - len(beside) == len(others) == 1:
+            self._columns = {specs[0].name: others[0], **{name: name for name in beside}}
         else:
             chosen = choose_columns(names, specs, "the dataset", target=target, need_target=need_target)
             self._features = chosen.features
@@ -49,7 +51,11 @@ class HuggingFaceExamples:
         self._target = target if need_target else None
         self._names = _class_names(dataset, self._target)
         self._dataset = dataset.select_columns(
-            [*(self._features or self._columns.values()), *([target] if self._target else [])]
+            [
+                *(self._features or self._columns.values()),
+                *(beside if self._features else []),
+                *([target] if self._target else []),
+            ]
         )
 
     def __len__(self) -> int:
@@ -60,8 +66,10 @@ class HuggingFaceExamples:
         found = self._dataset[list(rows)]
         if self._features is not None:
             inputs = {self._specs[0].name: np.stack([_numbers(found[name], name) for name in self._features], axis=1)}
+            alone = [spec for spec in self._specs if spec.beside]
         else:
-            inputs = {spec.name: self._input(found[self._columns[spec.name]], spec) for spec in self._specs}
+            inputs, alone = {}, self._specs
+        inputs |= {spec.name: self._input(found[self._columns[spec.name]], spec) for spec in alone}
         if self._target is None:
             return inputs if len(inputs) > 1 else next(iter(inputs.values()))
         return inputs, self._labels(found[self._target])

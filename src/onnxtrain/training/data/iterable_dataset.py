@@ -20,7 +20,7 @@ from onnxtrain.training.data.base import (
 )
 from onnxtrain.training.data.conversion import Array, TensorSpec, to_numpy
 from onnxtrain.training.data.naming import match_batch
-from onnxtrain.training.data.target_checks import TargetCheck
+from onnxtrain.training.data.target_checks import TargetCheck, check_weights
 
 
 class IterableDataset(Dataset):
@@ -51,7 +51,7 @@ class IterableDataset(Dataset):
         others: Sequence[str] = (),
     ) -> None:
         self._source = source
-        self._others = {name: TensorSpec(name, np.dtype(np.float32)) for name in others}
+        self._others = {name: TensorSpec(name, np.dtype(np.float32), beside=True) for name in others}
         self.name = getattr(source, "__name__", "") if callable(source) else f"the {type(source).__name__}"
         self._specs = {spec.name: spec for spec in specs}
         self._target = target
@@ -60,6 +60,7 @@ class IterableDataset(Dataset):
         self._check_values = validate
         self._target_checks: dict[str | None, TargetCheck] = {}
         self._adapt: dict[str | None, Callable[[Array], Array]] = {}
+        self._weights: tuple[str, TensorSpec] | None = None
         self._epochs_read = [0]  # shared by all copies: a one-shot iterator is used up for each of them
 
     @property
@@ -91,6 +92,14 @@ class IterableDataset(Dataset):
         """The same source with other demands on the targets of batches, when they are read."""
         result = copy.copy(self)
         result._target_specs = {**self._target_specs, name: target_spec}
+        return result
+
+    def with_weights(self, weights: Array | str, spec: TensorSpec) -> Self:
+        """The same source whose batches have one weight per example; see `Dataset.with_weights`."""
+        if not isinstance(weights, str) or weights not in self._others:
+            return super().with_weights(weights, spec)
+        result = copy.copy(self)
+        result._weights, result.weighted = (weights, spec), True
         return result
 
     def batches(
@@ -156,9 +165,16 @@ class IterableDataset(Dataset):
         for key, column, array in zip([*inputs, None], columns, arrays, strict=False):
             if key in self._target_checks:
                 self._target_checks[key](array, column.what, range(size))
-        return Batch(dict(zip(inputs, arrays, strict=False)), None if targets is None else arrays[-1], size)
+        found = dict(zip(inputs, arrays, strict=False))
+        if self._weights is not None:
+            weights, spec = self._weights
+            found[spec.name] = found.pop(weights)
+        return Batch(found, None if targets is None else arrays[-1], size)
 
     def _column(self, key: str, value: object, name: str) -> Column:
+        if self._weights is not None and key == self._weights[0]:
+            what = f"'{key}' of {name}"
+            return Column.checked(check_weights(to_numpy(value, what), what), self._weights[1], what)
         if key in self._others:
             what = f"target '{key}' of {name}"
             return Column.checked(self._adapted(value, what, key), self._target_specs.get(key), what)
@@ -166,4 +182,9 @@ class IterableDataset(Dataset):
 
     def _matched(self, item: object, name: str) -> tuple[dict[str, object], object | None]:
         specs = [*self._specs.values(), *self._others.values()]
+        if self._weights is not None and isinstance(item, list | tuple) and not isinstance(item[0], Mapping):
+            raise DataError(
+                f"{name} is a {type(item).__name__} of arrays without names, but sample_weight names one; give a "
+                f"mapping with '{self._weights[0]}'."
+            )
         return match_batch(item, specs, name, target=self._target, need_target=self._need_target)

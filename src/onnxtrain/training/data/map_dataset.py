@@ -51,6 +51,7 @@ class MapDataset(IterableDataset):
         target_spec: what the loss needs of the targets.
         need_target: whether examples must have targets.
         validate: whether to check values for NaN and infinity as they pass.
+        others: names of further arrays, which are taken as they are.
 
     Raises:
         DataError: there is no example.
@@ -68,8 +69,17 @@ class MapDataset(IterableDataset):
         target_spec: TensorSpec | None = None,
         need_target: bool = True,
         validate: bool = True,
+        others: Sequence[str] = (),
     ) -> None:
-        super().__init__((), specs, target=target, target_spec=target_spec, need_target=need_target, validate=validate)
+        super().__init__(
+            (),
+            specs,
+            target=target,
+            target_spec=target_spec,
+            need_target=need_target,
+            validate=validate,
+            others=others,
+        )
         self._examples = examples
         self._indices: Array = np.arange(len(examples))
         self._seen: Array | None = None

@@ -8,6 +8,22 @@ from onnxtrain.errors import DataError
 from onnxtrain.training.data.conversion import TensorSpec, is_array_like
 
 
+class NoSuchArrayError(DataError):
+    """What goes beside the inputs, and was asked for by its name, is not there."""
+
+
+def check_beside(names: Iterable[str], there: Iterable[str], what: str) -> None:
+    """Check that what goes beside the inputs is there.
+
+    Raises:
+        NoSuchArrayError: it is not; the message begins with ``what``.
+    """
+    held = list(there)
+    for name in names:
+        if name not in held:
+            raise NoSuchArrayError(f"{what} '{name}': it has {_names(held[:8])}{' ...' if len(held) > 8 else ''}.")
+
+
 def match_names(
     arrays: Mapping[str, object],
     specs: Sequence[TensorSpec],
@@ -35,6 +51,8 @@ def match_names(
         DataError: an input is missing, the target does not exist, or it is not clear which it is.
     """
     missing = [spec.name for spec in specs if spec.name not in arrays]
+    if not any(spec.name in missing for spec in specs if not spec.beside):
+        check_beside(missing, arrays, f"{what} has no array")
     if missing:
         raise DataError(
             f"{what} has no array for {_plural('input', missing)} {_names(missing)}: "

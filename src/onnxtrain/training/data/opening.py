@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,17 +13,22 @@ from onnxtrain.errors import DataError
 from onnxtrain.training.data.array_dataset import ArrayDataset
 from onnxtrain.training.data.base import Dataset
 from onnxtrain.training.data.conversion import TensorSpec, is_array_like
-from onnxtrain.training.data.csv_file import CSV_SUFFIXES, CsvFile
 from onnxtrain.training.data.files import read_arrays
 from onnxtrain.training.data.frames import is_frame, match_frame
 from onnxtrain.training.data.hugging_face import HuggingFaceExamples, is_hugging_face, refuse_other_kinds
-from onnxtrain.training.data.image_folder import ImageFolder, is_image_folder
 from onnxtrain.training.data.iterable_dataset import IterableDataset
 from onnxtrain.training.data.map_dataset import Examples, IndexedExamples, MapDataset, is_map_style
 from onnxtrain.training.data.naming import is_batch_list, joined, match_batch, match_names, match_positions
-from onnxtrain.training.data.parquet_file import PARQUET_SUFFIXES, ParquetFile
-from onnxtrain.training.data.tar_file import TarFile, is_tar
-from onnxtrain.training.data.text_file import TextFile
+from onnxtrain.training.data.packing import PackedExamples, PackedSequences
+
+if TYPE_CHECKING:
+    from onnxtrain.training.data.csv_file import CsvFile
+    from onnxtrain.training.data.image_folder import ImageFolder
+    from onnxtrain.training.data.parquet_file import ParquetFile
+    from onnxtrain.training.data.tar_file import TarFile
+    from onnxtrain.training.data.text_file import TextFile
+
+    Reader = CsvFile | ParquetFile | ImageFolder | TarFile | TextFile
 
 
 def open_dataset(
@@ -50,6 +56,7 @@ def open_dataset(
             - a path to a ``.tar`` file of examples as WebDataset has them, a pattern of several, or a `TarFile`;
             - a path to a ``.safetensors`` file;
             - texts and a tokenizer: a `TextFile`;
+            - sequences of tokens, several in a row: `pack`;
             - a dataset of Hugging Face's ``datasets``, or what gives an example for an index (map-style);
             - a mapping from name to array;
             - a table of pandas or Polars with a column of targets;
@@ -64,8 +71,8 @@ def open_dataset(
         target_spec: type and shape that the loss needs; None takes the targets as they are.
         need_target: whether there must be targets.
         validate: whether to check all values for NaN and infinity; iterables are checked batch by batch.
-        others: names of further arrays, several targets, which are taken as they are. ``(inputs, targets)`` then has
-            them in a mapping.
+        others: names of further arrays, several targets or weights of examples, which are taken as they are.
+            ``(inputs, targets)`` then has them in a mapping, or beside the inputs in theirs.
 
     Raises:
         DataError: the data cannot be read or does not fit the model.
@@ -78,9 +85,10 @@ def open_dataset(
     """
     if isinstance(source, Dataset):
         return source
+    wanted = [*specs, *(TensorSpec(name, np.dtype(np.float32), beside=True) for name in others)]
     if others and isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], Mapping):
-        source = joined(source[0], source[1], specs, "the data")
-    indexed = _examples(source, specs, target, need_target)
+        source = joined(source[0], source[1], wanted, "the data")
+    indexed = _examples(source, wanted, target, need_target)
     if indexed is not None:
         examples, name = indexed
         by_name = None if isinstance(examples, HuggingFaceExamples) else target
@@ -92,8 +100,8 @@ def open_dataset(
             target_spec=target_spec,
             need_target=need_target,
             validate=validate,
+            others=others,
         )
-    wanted = [*specs, *(TensorSpec(name, np.dtype(np.float32)) for name in others)]
     matched = _match_source(source, wanted, target, need_target)
     if matched is None:
         if not isinstance(source, Iterable) and not callable(source):
@@ -139,9 +147,6 @@ def _match_source(
     return None
 
 
-Reader = CsvFile | ParquetFile | ImageFolder | TarFile | TextFile
-
-
 def _examples(
     source: object, specs: Sequence[TensorSpec], target: str | None, need_target: bool
 ) -> tuple[Examples, str] | None:
@@ -149,6 +154,8 @@ def _examples(
     if is_hugging_face(source):
         refuse_other_kinds(source)
         return HuggingFaceExamples(source, specs, target=target, need_target=need_target), "the dataset"
+    if isinstance(source, PackedSequences):
+        return PackedExamples(source, specs, need_target=need_target), "the packed sequences"
     if is_map_style(source) and not is_array_like(source) and not is_frame(source):
         name = f"the {type(source).__name__}"
         return IndexedExamples(source, name), name
@@ -157,7 +164,16 @@ def _examples(
 
 def _reader(source: object) -> Reader | None:
     """What reads a source that needs more than to be mapped."""
-    if isinstance(source, Reader):
+    if is_array_like(source) or isinstance(source, Mapping | list | tuple):
+        return None
+    # Only files need these modules.
+    from onnxtrain.training.data.csv_file import CSV_SUFFIXES, CsvFile
+    from onnxtrain.training.data.image_folder import ImageFolder, is_image_folder
+    from onnxtrain.training.data.parquet_file import PARQUET_SUFFIXES, ParquetFile
+    from onnxtrain.training.data.tar_file import TarFile, is_tar
+    from onnxtrain.training.data.text_file import TextFile
+
+    if isinstance(source, CsvFile | ParquetFile | ImageFolder | TarFile | TextFile):
         return source
     if not isinstance(source, str | os.PathLike):
         return None

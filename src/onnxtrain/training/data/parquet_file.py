@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import numpy as np
 from onnxtrain.errors import DataError
 from onnxtrain.training.data.conversion import Array, TensorSpec
 from onnxtrain.training.data.files import check_regular
-from onnxtrain.training.data.frames import as_input, check_width, choose_columns
+from onnxtrain.training.data.frames import as_input, check_width, choose_columns, columns_of
 from onnxtrain.training.data.growing import GrowingArray
 
 PARQUET_SUFFIXES: Final = (".parquet", ".pq", ".arrow", ".feather")
@@ -79,13 +80,13 @@ class ParquetFile:
         chosen = choose_columns(columns, specs, self.name, target=target, need_target=need_target)
         features, target = chosen
         label = target if need_target else None
-        names = [*(features if features is not None else [spec.name for spec in specs]), *([label] if label else [])]
+        groups = [columns_of(spec, features) for spec in specs]
+        names = [*itertools.chain(*groups), *([label] if label else [])]
         types = {
             name: _type(arrow, schema.field(name).type, name, text=features is None or name == label) for name in names
         }
         if features is not None:
             check_width(chosen, specs[0], self.name)
-        groups = [features] if features is not None else [[spec.name] for spec in specs]
         arrays = [GrowingArray((len(group),), np.result_type(*(types[name] for name in group))) for group in groups]
         targets: list[Array] = []
         read = 0
@@ -100,7 +101,7 @@ class ParquetFile:
         inputs: dict[str, object] = {}
         for spec, array in zip(specs, arrays, strict=True):
             found = array.finish()
-            inputs[spec.name] = found if features is not None else as_input(found[:, 0], spec)
+            inputs[spec.name] = as_input(found[:, 0], spec) if features is None or spec.beside else found
         return inputs, np.concatenate(targets) if label else None
 
 

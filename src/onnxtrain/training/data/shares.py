@@ -36,7 +36,7 @@ class Shares(Dataset):
     def __init__(self, dataset: Dataset, divide: Divide) -> None:
         self.dataset = dataset
         self._divide = divide
-        self.size = dataset.size
+        self.size, self.weighted = dataset.size, dataset.weighted
 
     @property
     def targets(self) -> Array | None:

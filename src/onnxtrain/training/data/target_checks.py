@@ -138,6 +138,19 @@ def check_labels(
     )
 
 
+def check_weights(weights: Array, what: str = "sample_weight") -> Array:
+    """The weights of examples, unless they are none.
+
+    Raises:
+        DataError: They are not one finite number of at least 0 per example.
+    """
+    if weights.dtype.kind not in "fiub" or weights.ndim != 1 or not (np.isfinite(weights) & (weights >= 0)).all():
+        raise DataError(
+            f"{what} is {weights.dtype} of shape {weights.shape}; it needs one finite number of at least 0 per example."
+        )
+    return weights
+
+
 def none_negative_below(targets: Array, end: int) -> bool:
     """Whether all integers are from 0 to ``end - 1``, by one look at each: a negative one is huge without its sign.
 

@@ -86,7 +86,7 @@ class Evaluator:
         self._states = states
         self._options = options
         self._fixed = objective.fixed_batch
-        self._with_loss: StepSession | None = None
+        self._with_loss: dict[bool, StepSession] = {}
         self._partial: StepSession | None = None
         self._padded: Objective | None = None
         self._axes: dict[str, int | None] | None = None
@@ -128,9 +128,11 @@ class Evaluator:
         for number, batch in self._batches(dataset, batch_size, communicator):
             feeds = objective.inputs_of(batch)
             if self._fixed is not None and batch.size < self._fixed.size:
-                session, feeds = self._on_real_rows(batch.size), self._fixed.filled(feeds)
+                session = self._on_real_rows(batch.size)
+                own = {name: feeds.pop(name) for name in self._weights_in(feeds)}
+                feeds = self._fixed.filled(feeds) | own  # the loss is of the real rows, and so are its weights
             else:
-                session = self._with_loss = self._with_loss or self._session(objective, with_loss=True)
+                session = self._measuring(predictions=bool(resolved))
             targets = objective.targets_of(batch)
             results = session.run(feeds | targets)
             of_losses = [(float(results[name]), float(results[f"{name}{_WEIGHT}"])) for name in losses]
@@ -158,6 +160,11 @@ class Evaluator:
             (whole,) = measured.values()
             measured = {"loss": whole}
         return {**measured, **{name: collected.value for name, collected in found.items()}}
+
+    def _weights_in(self, feeds: Mapping[str, np.ndarray]) -> list[str]:
+        """What the examples' weights are called, where they have some."""
+        weights = self.objective.weights
+        return [str(weights.name)] if weights is not None and weights.name in feeds else []
 
     def _batches(self, dataset: Dataset, batch_size: int, communicator: Communicator) -> Iterator[tuple[int, Batch]]:
         """The batches of this process, each with its number among all."""
@@ -227,7 +234,13 @@ class Evaluator:
             self._partial = self._session(self._padded, with_loss=True)
         return self._partial
 
-    def _session(self, objective: Objective, *, with_loss: bool) -> StepSession:
+    def _measuring(self, *, predictions: bool) -> StepSession:
+        """The session with the loss; predictions, which may be large, are results where metrics read them."""
+        if predictions not in self._with_loss:
+            self._with_loss[predictions] = self._session(self.objective, with_loss=True, predictions=predictions)
+        return self._with_loss[predictions]
+
+    def _session(self, objective: Objective, *, with_loss: bool, predictions: bool = True) -> StepSession:
         """A session that reads the states and writes none: a step without gradient and update."""
         own = objective.copy()
         graph = own.model.graph
@@ -235,7 +248,8 @@ class Evaluator:
         results = list(self._outputs)
         if with_loss:
             read = [value for head in own.heads for value in (head.prediction, head.output)]
-            results = list(dict.fromkeys(str(value.name) for value in read or (own.prediction,)))
+            named = dict.fromkeys(str(value.name) for value in read or (own.prediction,))
+            results = list(named) if predictions else []
             op = Builder(graph, own.model.opset_imports[""])
             names = own.part_names or [own.names.loss]
             for name, terms in zip(names, own.build_losses(op), strict=True):
@@ -243,6 +257,8 @@ class Evaluator:
                     op.Identity(term).ir.name = f"{name}{suffix}"
                     results.append(f"{name}{suffix}")
             graph.inputs.extend(head.targets.value for head in own.heads)
+            if own.weights is not None:
+                graph.inputs.append(own.weights)
         states = []
         for name in [name for name in graph.initializers if name in self._states]:
             value = graph.initializers.pop(name)

@@ -19,8 +19,9 @@ from onnxtrain.training.inference.evaluation import Evaluator
 from onnxtrain.training.losses.heads import Metrics
 from onnxtrain.training.losses.loss_choice import LossLike
 from onnxtrain.training.losses.targets import Targets
-from onnxtrain.training.objective import of_model, prepare
+from onnxtrain.training.objective import of_model
 from onnxtrain.training.opening import open_with_targets
+from onnxtrain.training.preparation import prepare
 from onnxtrain.training.specification import Specification
 from onnxtrain.training.working_copy.pasts import leave_out_pasts
 from onnxtrain.training.working_copy.training_modes import set_inference

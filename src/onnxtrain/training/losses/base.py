@@ -65,6 +65,8 @@ class Loss:
     """What the loss is multiplied by."""
     reduction: str = "mean"
     """Whether the loss of a batch is the mean of its terms, as :meth:`build` gives it, or their sum."""
+    shape_hint: str = ""
+    """What an error about the shape or type of targets says besides, where the loss can be told another."""
 
     def build(self, op: Builder, prediction: Value, target: Value) -> LossTerms:
         """Emit the loss."""

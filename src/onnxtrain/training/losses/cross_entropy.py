@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from onnxtrain.errors import OptionError
 from onnxtrain.graph import Builder, Value
-from onnxtrain.training.losses.base import count_of, node_rank, size_of, weighted
+from onnxtrain.graph.value import Dimension
+from onnxtrain.training.losses.base import TargetKind, count_of, node_rank, size_of, weighted
+from onnxtrain.training.losses.chunks import LogitHead, as_rows, find_head, sum_in_chunks
 from onnxtrain.training.losses.class_loss import ClassLoss, classes_second
 from onnxtrain.training_info.recipe import LossTerms
 
@@ -31,6 +33,8 @@ class SoftmaxCrossEntropy(ClassLoss):
             logits of rank 3 (batch, sequence, vocabulary), and 1, as in ONNX, for others.
         check_targets: Refuse targets that are no distributions: numbers outside of [0, 1], or that do not sum to
             1 over the classes.
+        chunk: How many rows (tokens) of logits there are at once. The product that makes them is then part of the loss,
+            chunk by chunk; targets are labels, and the class axis is the last. ``None`` for all rows at once.
     """
 
     name: ClassVar[str] = "softmax_cross_entropy"
@@ -40,20 +44,66 @@ class SoftmaxCrossEntropy(ClassLoss):
     ignore_index: int | None = None
     axis: int | None = None
     check_targets: bool = True
+    chunk: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.chunk is not None and self.chunk < 1:
+            raise OptionError(f"chunk is {self.chunk}; it is a number of rows, 1 or more.")
         if not 0.0 <= self.label_smoothing < 1.0:
             raise OptionError(f"label_smoothing is {self.label_smoothing}; it needs a number in [0, 1).")
+
+    def target_shape(self, prediction: Value, kind: TargetKind) -> tuple[Dimension, ...] | None:
+        """Without the class axis for labels; as the logits for distributions.
+
+        Raises:
+            OptionError: The logits cannot be computed in chunks.
+        """
+        if self.chunk is not None:
+            self._check_chunks(prediction, kind)
+        return super().target_shape(prediction, kind)
+
+    def _check_chunks(self, prediction: Value, kind: TargetKind) -> None:
+        if kind == "values":
+            raise OptionError(
+                f"{self.name}: chunk={self.chunk} needs labels as targets, but they are distributions, as large as the "
+                "logits; leave chunk out."
+            )
+        if self.class_axis(prediction) != node_rank(prediction) - 1:
+            raise OptionError(
+                f"{self.name}: chunk={self.chunk} needs the classes on the last axis of {prediction.name!r}, of "
+                f"shape {prediction.shape}, but they are on axis {self.class_axis(prediction)}; say axis=-1 if they "
+                "are on the last, else leave chunk out."
+            )
+        producer = prediction.ir.producer()
+        if producer is not None and find_head(prediction.ir) is None:
+            raise OptionError(
+                f"{self.name}: chunk={self.chunk} computes the product that makes logits chunk by chunk, but "
+                f"{prediction.name!r} comes from {producer.op_type}; it needs a product with a matrix (MatMul, Gemm, "
+                "MatMulNBits), with biases, factors and caps; leave chunk out."
+            )
 
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss on logits; integer targets are labels, floating ones distributions over classes."""
         axis = self.class_axis(prediction)
-        by_class = self.weight_by_class(prediction, axis)
         if target.is_float:
             return self._on_distributions(op, prediction, target, axis, weights)
-        logits = classes_second(op, prediction, axis)
-        of_classes = None if by_class is None else op.constant(by_class, prediction.dtype)
+        weight = self._label_weight(op, prediction, target, self._weights(op, prediction, axis))
+        divisor = weight if self.ignore_index is None else self._divisor(op, weight)
+        if axis == node_rank(prediction) - 1:
+            target, weights = _by_row(op, target, weights)
+        head = None if self.chunk is None else find_head(prediction.ir)
+        if head is None:  # or a batch of a model of a fixed size that was filled up: its logits are cut off
+            total = self._total(op, prediction, target, axis, weights)
+        else:
+            total = self._total_in_chunks(op, head, target, weights)
+        return LossTerms((total / divisor).with_shape(()), weight)
+
+    def _total(self, op: Builder, prediction: Value, target: Value, axis: int, weights: Value | None) -> Value:
+        """The sum over labels; where the classes are last, prediction and labels are rows."""
+        is_last = axis == node_rank(prediction) - 1
+        logits = as_rows(op, prediction) if is_last else classes_second(op, prediction, axis)
+        of_classes = self._weights(op, prediction, axis)
         found = op.several(
             "SoftmaxCrossEntropyLoss",
             *(logits, target, of_classes),
@@ -61,15 +111,30 @@ class SoftmaxCrossEntropy(ClassLoss):
             reduction="sum" if weights is None else "none",
             ignore_index=None if self.ignore_index is None else int(self.ignore_index),
         )
-        weight = self._label_weight(op, prediction, target, of_classes)
-        divisor = weight if self.ignore_index is None else self._divisor(op, weight)
         total = found[0]
         if weights is not None:
             total = op.ReduceSum(weighted(op, total.with_shape(target.shape), weights), keepdims=0)
         total = total.with_shape(())
         if self.label_smoothing:
             total = self._smoothed(op, total, found[1], target, of_classes, weights)
-        return LossTerms((total / divisor).with_shape(()), weight)
+        return total.with_shape(())
+
+    def _total_in_chunks(self, op: Builder, head: LogitHead, labels: Value, weights: Value | None) -> Value:
+        """The same from what the logits are made of, a chunk at a time; what fills up the last is ignored."""
+        assert self.chunk is not None
+        ignored = -100 if self.ignore_index is None else int(self.ignore_index)
+        of_chunk = replace(self, ignore_index=ignored, chunk=None)
+        by_row = [(labels, ignored)] if weights is None else [(labels, ignored), (weights, 0)]
+
+        def term(body: Builder, logits: Value, labels: Value, weights: Value | None = None) -> Value:
+            return of_chunk._total(body, logits, labels, 1, weights)
+
+        return sum_in_chunks(op, head, self.chunk, by_row, term)
+
+    def _weights(self, op: Builder, prediction: Value, axis: int) -> Value | None:
+        """One weight per class."""
+        by_class = self.weight_by_class(prediction, axis)
+        return None if by_class is None else op.constant(by_class, prediction.dtype)
 
     def _smoothed(
         self,
@@ -130,3 +195,14 @@ class SoftmaxCrossEntropy(ClassLoss):
             terms = weighted(op, terms.with_shape(prediction.shape), weights)
         total = -op.ReduceSum(terms, keepdims=0).with_shape(())
         return LossTerms((total / rows).with_shape(()), rows)
+
+
+def _by_row(op: Builder, target: Value, weights: Value | None) -> tuple[Value, Value | None]:
+    """Labels [N, ...] as a vector, with the weight of its example for each; nothing is copied."""
+    rank = node_rank(target)
+    if rank == 1:
+        return target, weights
+    if weights is not None:
+        spread = op.Expand(op.reshape(weights, [-1] + [1] * (rank - 1)), op.shape_of(target))
+        weights = op.reshape(spread, [-1])
+    return op.reshape(target, [-1]), weights

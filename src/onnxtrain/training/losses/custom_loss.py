@@ -82,6 +82,12 @@ class CustomLoss(Loss):
                 raise OptionError(f"dtype is {self.dtype!r}; it needs the name of a NumPy type, as 'int64'.") from error
 
     @property
+    def shape_hint(self) -> str:  # type: ignore[override]
+        """How to declare targets of another shape, where that is not done."""
+        declared = "CustomLoss(function, shape=..., dtype=...)"
+        return f" Targets of another shape are declared by {declared}." if self.shape is None else ""
+
+    @property
     def target_kinds(self) -> tuple[TargetKind, ...]:  # type: ignore[override]
         """The one kind that was given."""
         return (self.kind,)

@@ -13,9 +13,9 @@ from onnxtrain.errors import OptionError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.training.aliases import ALIASES
 from onnxtrain.training.call_text import Call, read_call
-from onnxtrain.training.losses import LOSSES, CustomLoss, Loss
+from onnxtrain.training.losses import LOSSES
+from onnxtrain.training.losses.base import Loss
 from onnxtrain.training.losses.joint_loss import JointLoss
-from onnxtrain.training.losses.model_loss import ModelLoss
 
 OneLoss = str | Loss | Callable[[Builder, Value, Value], Value] | os.PathLike[str]
 LossLike = OneLoss | Mapping[str, OneLoss]
@@ -76,6 +76,8 @@ def _resolve(loss: OneLoss) -> Loss | str:
     if isinstance(loss, type):
         raise OptionError(f"The loss is the class {loss.__name__}; give an object: {loss.__name__}().")
     if callable(loss):
+        from onnxtrain.training.losses.custom_loss import CustomLoss
+
         return CustomLoss(loss)
     raise OptionError(
         f"A loss is a name, a Loss, a path or a function, or a mapping from outputs to such, not a "
@@ -90,6 +92,8 @@ def _from_text(text: str) -> Loss | str:
     if call is not None and ALIASES.get(call.name, call.name) in LOSSES:
         return _called(LOSSES[ALIASES.get(call.name, call.name)], call, text)
     if text.endswith(".onnx"):
+        from onnxtrain.training.losses.model_loss import ModelLoss
+
         return ModelLoss(Path(text))
     raise OptionError(
         f"There is no loss {text!r}; use {', '.join(LOSSES)}, each with arguments as in 'huber(delta=0.5)', "

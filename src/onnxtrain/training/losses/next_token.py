@@ -30,6 +30,7 @@ class NextToken(SoftmaxCrossEntropy):
         ignore_index: Words that are not to be predicted: padding, questions whose answers are learned.
         axis: The axis of the words.
         check_targets: Has no meaning here: targets are words.
+        chunk: How many rows of logits there are at once, as in :class:`SoftmaxCrossEntropy`.
     """
 
     name: ClassVar[str] = "next_token"

@@ -19,7 +19,6 @@ from onnxtrain.training.data.labels import as_classes, as_numbers, to_indices
 from onnxtrain.training.data.target_checks import none_negative_below
 from onnxtrain.training.losses.base import IgnoredWherePresent, Loss, LossByExample, TargetForm, TargetKind
 from onnxtrain.training.losses.cross_entropy import SoftmaxCrossEntropy
-from onnxtrain.training.losses.custom_loss import CustomLoss
 from onnxtrain.training.metrics.base import Measure
 from onnxtrain.training.metrics.reading import Reading
 
@@ -55,8 +54,7 @@ class Targets:
     def spec(self) -> TensorSpec:
         """What they must be."""
         spec = tensor_spec(self.value)
-        if isinstance(self.declared, CustomLoss) and self.declared.shape is None:
-            hint = " Targets of another shape are declared by CustomLoss(function, shape=..., dtype=...)."
+        if hint := self.declared.shape_hint:
             return replace(spec, hint=hint, size_hint=hint)
         if len(self.loss.target_kinds) < 2 or spec.dtype.kind == "f":
             return spec
@@ -188,7 +186,9 @@ class Targets:
         """
         one = isinstance(metrics, str) or callable(metrics) or hasattr(metrics, "start")
         listed: list[Any] = [metrics] if one else list(metrics)
-        return [self.reading.metric(metric) for metric in listed]
+        from onnxtrain.training.metrics.told import measure  # imports all metrics
+
+        return [measure(self.reading, metric) for metric in listed]
 
     @cached_property
     def reading(self) -> Reading:

@@ -1,15 +1,22 @@
 """Metrics: what says how well predictions agree with the truth."""
 
-from onnxtrain.training.metrics.base import Metric
-from onnxtrain.training.metrics.choice import NamedMetric, resolve_metric
-from onnxtrain.training.metrics.means import (
-    accuracy,
-    binary_cross_entropy,
-    huber,
-    mean_absolute_error,
-    mean_squared_error,
-    softmax_cross_entropy,
-)
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onnxtrain.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from onnxtrain.training.metrics.base import Metric
+    from onnxtrain.training.metrics.choice import NamedMetric, resolve_metric
+    from onnxtrain.training.metrics.means import (
+        accuracy,
+        binary_cross_entropy,
+        huber,
+        mean_absolute_error,
+        mean_squared_error,
+        softmax_cross_entropy,
+    )
 
 __all__ = [
     "Metric",
@@ -22,3 +29,18 @@ __all__ = [
     "resolve_metric",
     "softmax_cross_entropy",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "accuracy": "onnxtrain.training.metrics.means",
+        "binary_cross_entropy": "onnxtrain.training.metrics.means",
+        "huber": "onnxtrain.training.metrics.means",
+        "mean_absolute_error": "onnxtrain.training.metrics.means",
+        "mean_squared_error": "onnxtrain.training.metrics.means",
+        "Metric": "onnxtrain.training.metrics.base",
+        "NamedMetric": "onnxtrain.training.metrics.choice",
+        "resolve_metric": "onnxtrain.training.metrics.choice",
+        "softmax_cross_entropy": "onnxtrain.training.metrics.means",
+    },
+)

@@ -11,6 +11,7 @@ import numpy as np
 from onnxtrain.report.record import Confusion, Residuals
 from onnxtrain.training.data.conversion import Array
 from onnxtrain.training.metrics.reading import Reading
+from onnxtrain.training.metrics.told import measure_whole
 from onnxtrain.training.metrics.whole_metrics import Values, WholeMetric
 
 MOST_CLASSES: Final = 500
@@ -34,8 +35,8 @@ class Outcome:
 
     def __init__(self, reading: Reading, labels: Sequence[str] | None = None) -> None:
         self._labels = labels
-        self._measured = reading.whole(
-            WholeMetric(self.name, ("classes", "binary", "numbers"), lambda _: np.zeros(0), lambda _: math.nan)
+        self._measured = measure_whole(
+            reading, WholeMetric(self.name, ("classes", "binary", "numbers"), lambda _: np.zeros(0), lambda _: math.nan)
         )
         self._counts: Values | None = None
         self._pairs = np.zeros((0, 2))

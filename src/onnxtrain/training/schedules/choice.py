@@ -9,6 +9,7 @@ from typing import Final
 
 from onnxtrain.errors import OptionError
 from onnxtrain.training.call_text import Call, read_call
+from onnxtrain.training.schedules.learning_rate import Schedule
 from onnxtrain.training.schedules.shapes import (
     Constant,
     Cosine,
@@ -17,7 +18,6 @@ from onnxtrain.training.schedules.shapes import (
     Linear,
     OneCycle,
     Polynomial,
-    Schedule,
     Step,
     WarmUp,
 )

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 
-from onnxtrain.training.schedules.shapes import Schedule, check_rate
+from onnxtrain.errors import OptionError
+
+Schedule = Callable[[int], float]
+"""From the number of a step, counted from 0, to its learning rate."""
 
 
 class LearningRate:
@@ -64,3 +68,17 @@ class LearningRate:
                 self.base = self.chosen
         finally:
             self._training = False
+
+
+def check_rate(rate: object, what: str = "the learning rate") -> None:
+    """Refuse what no learning rate can be.
+
+    Raises:
+        OptionError: it is negative, infinite, NaN or no number.
+    """
+    try:
+        good = math.isfinite(rate) and rate >= 0  # type: ignore[arg-type, operator]
+    except (TypeError, ValueError):
+        good = False
+    if not good:
+        raise OptionError(f"{what} is {rate!r}; it must be a finite number of at least 0.")

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from onnxtrain.errors import OptionError
-
-Schedule = Callable[[int], float]
+from onnxtrain.training.schedules.learning_rate import Schedule, check_rate
 
 
 @dataclass(frozen=True)
@@ -254,20 +253,6 @@ class Custom:
         rate = self.function(step)
         check_rate(rate, f"the learning rate that the schedule returned for step {step}")
         return float(rate)
-
-
-def check_rate(rate: object, what: str = "the learning rate") -> None:
-    """Refuse what no learning rate can be.
-
-    Raises:
-        OptionError: it is negative, infinite, NaN or no number.
-    """
-    try:
-        good = math.isfinite(rate) and rate >= 0  # type: ignore[arg-type, operator]
-    except (TypeError, ValueError):
-        good = False
-    if not good:
-        raise OptionError(f"{what} is {rate!r}; it must be a finite number of at least 0.")
 
 
 def _check_factor(factor: float, name: str) -> None:

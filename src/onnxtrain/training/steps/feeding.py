@@ -122,20 +122,6 @@ def fit_to_spec(value: Any, spec: TensorSpec) -> np.ndarray:
     return array
 
 
-def check_weights(weights: np.ndarray) -> np.ndarray:
-    """The weights of examples, unless they are none.
-
-    Raises:
-        DataError: They are no numbers of at least 0.
-    """
-    if weights.dtype.kind not in "fiub" or weights.ndim != 1 or not (np.isfinite(weights) & (weights >= 0)).all():
-        raise DataError(
-            f"sample_weight is {weights.dtype} of shape {weights.shape}; it needs one finite number of at least 0 per "
-            "example."
-        )
-    return weights
-
-
 def check_targets(targets: np.ndarray, check: TargetCheck | None) -> np.ndarray:
     """The targets of one step, unless they hold values that the loss has no use for.
 

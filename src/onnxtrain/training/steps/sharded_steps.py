@@ -70,7 +70,7 @@ class ShardedSteps(ParallelSteps):
         states: StateBuffers | None = None,
         values: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        if any(rule.promotes_sparsity for rule in objective.optimizers(specification)):
+        if not all(rule.elementwise for rule in objective.optimizers(specification)):
             raise OptionError(
                 "shard_states=True cuts weights at any element, but this optimizer's update of one depends on others "
                 "of its tensor; leave one of them out."
@@ -80,6 +80,10 @@ class ShardedSteps(ParallelSteps):
         if specification.ema is not None:
             raise OptionError(
                 "shard_states=True keeps no moving average of the weights; leave shard_states or ema out."
+            )
+        if specification.state_dtype is not None:
+            raise OptionError(
+                "shard_states=True cuts states of the weights' type; leave shard_states or state_dtype out."
             )
         super().__init__(objective, specification, states=states, values=values)
         self._parameters = [self.states.join(names, parts=self.communicator.size) for names in self._buckets]

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnxtrain.errors import DataError
+from onnxtrain.errors import DataError, OptionError
 from onnxtrain.graph.collection import collection_paused
 from onnxtrain.model.validity import invalid_refused
 from onnxtrain.runtime.device_states import new_states
+from onnxtrain.runtime.providers import device_of
 from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.training.callbacks.stopping import Stopping
@@ -59,6 +60,11 @@ class Steps:
         specification.options.provider_list()
         specification.options.uses_kernels()
         refuse_what_crashes(objective.model.graph)
+        if specification.state_dtype is not None and device_of(specification.options.provider_list()) is not None:
+            raise OptionError(
+                f"state_dtype={specification.state_dtype!r} is for states in the processor's memory; "
+                "leave providers or state_dtype out."
+            )
         self._built: tuple[list[Entry], FirstValues] | None = self._build(objective)
         if states is None:
             first_values = self._built[1]

@@ -132,6 +132,10 @@ def parameter_table(
     return rows
 
 
+_WILDCARDS = frozenset("*?[|")
+"""What makes a pattern of a name."""
+
+
 def _listed(given: str | Sequence[str]) -> list[str]:
     return [given] if isinstance(given, str) else list(given)
 
@@ -149,7 +153,14 @@ def matching(option: str, patterns: Sequence[str], paths: Mapping[str, tuple[str
         OptionError: A pattern matches none.
     """
     found: set[str] = set()
+    called: dict[str, set[str]] = {}
+    for name, others in paths.items():
+        for path in (name, *others):
+            called.setdefault(path, set()).add(name)
     for pattern in patterns:
+        if pattern in called and not _WILDCARDS.intersection(pattern):
+            found |= called[pattern]
+            continue
         alternatives = [pattern] if pattern in paths else pattern.split("|")
 
         def matches(names: Iterable[str], alternatives: Sequence[str] = alternatives) -> bool:

@@ -28,8 +28,8 @@ class Modes:
     """How layers that behave differently in training are run.
 
     Attributes:
-        batch_norm: "frozen" for running statistics as the file has them, or "train": batch statistics, running ones
-            written back.
+        batch_norm: "frozen" for running statistics as the file has them, "train": batch statistics, running ones
+            written back, or "sync": the same of all processes that train together.
         dropout: Whether Dropout nodes drop.
         seed: Seed of the dropout masks.
     """
@@ -39,13 +39,13 @@ class Modes:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.batch_norm not in ("frozen", "train"):
-            raise OptionError(f"batch_norm is {self.batch_norm!r}; it is 'frozen' or 'train'.")
+        if self.batch_norm not in ("frozen", "train", "sync"):
+            raise OptionError(f"batch_norm is {self.batch_norm!r}; it is 'frozen', 'train' or 'sync'.")
 
     @property
     def training(self) -> bool:
         """Whether any layer runs otherwise than in inference."""
-        return self.batch_norm == "train" or self.dropout
+        return self.batch_norm != "frozen" or self.dropout
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def set_modes(model: ir.Model, modes: Modes) -> dict[str, str]:
     if modes.training:
         expand_calls_of_layers(model)
     set_inference(model)
-    statistics = train_batch_norm(model) if modes.batch_norm == "train" else {}
+    statistics = train_batch_norm(model) if modes.batch_norm != "frozen" else {}
     if modes.dropout:
         train_dropout(model, modes.seed)
     if statistics or list(model.graph) != nodes:

@@ -38,8 +38,8 @@ def widen(model: ir.Model) -> Halves:
         _widen_nodes(function)
     _widen_graph(model.graph, halves)
     for value in model.graph.inputs:
-        if value.dtype in HALVES and value.uses():
-            _cast(model.graph, value)
+        if value.dtype in HALVES:
+            _cast(model.graph, value, list(value.uses()))
     return halves
 
 
@@ -51,8 +51,11 @@ def keep_frozen(model: ir.Model, halves: Halves, trained: Collection[str]) -> No
             continue
         value.const_value = tensor
         value.dtype = tensor.dtype
-        if value.uses():
-            _cast(model.graph, value)
+        gathers = _gathers(model.graph, value)
+        for gather in gathers:
+            _cast_behind(gather)
+        wide = [(node, place) for node, place in value.uses() if node not in gathers and not _is_cast(node)]
+        _cast(model.graph, value, wide)
 
 
 def in_file(table: Iterable[Initializer], halves: Halves) -> list[Initializer]:
@@ -123,14 +126,37 @@ def _widened(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     return ir.LazyTensor(read, dtype=ir.DataType.FLOAT, shape=ir.Shape(tensor.shape.numpy()), name=tensor.name)
 
 
-def _cast(graph: ir.Graph, value: ir.Value) -> None:
-    """Let those who read a value read it in single precision."""
+def _gathers(graph: ir.Graph, table: ir.Value) -> list[ir.Node]:
+    """The nodes that take rows of a table, which can be widened in its place."""
+    found = [node for node, place in table.uses() if (node.domain, node.op_type, place) == ("", "Gather", 0)]
+    return [node for node in found if node.graph is graph and not node.outputs[0].is_graph_output()]
+
+
+def _is_cast(node: ir.Node) -> bool:
+    return node.op_type == "Cast" and node.domain == ""
+
+
+def _cast_behind(node: ir.Node) -> None:
+    """Let a node compute in the type of what it reads, and those who read its result in single precision."""
+    result, given = node.outputs[0], node.inputs[0]
+    assert node.graph is not None
+    assert given is not None
+    node.graph.insert_after(node, _widening(result, list(result.uses())))
+    result.type = ir.TensorType(given.dtype or ir.DataType.UNDEFINED)
+
+
+def _cast(graph: ir.Graph, value: ir.Value, readers: Sequence[tuple[ir.Node, int]]) -> None:
+    """Let some of those who read a value read it in single precision."""
+    if readers:
+        graph.insert_before(next(iter(graph)), _widening(value, readers))
+
+
+def _widening(value: ir.Value, readers: Sequence[tuple[ir.Node, int]]) -> ir.Node:
+    """The node that gives a value in single precision to some that read it."""
     node = ir.Node("", "Cast", [value], [ir.AttrInt64("to", int(ir.DataType.FLOAT))], num_outputs=1)
     made = node.outputs[0]
     made.name = f"{value.name}.single"
     made.type, made.shape = ir.TensorType(ir.DataType.FLOAT), value.shape
-    readers = [(reader, place) for reader, place in value.uses() if reader is not node]
     for reader, place in readers:
         reader.replace_input_with(place, made)
-    first = next(iter(graph))
-    graph.insert_before(first, node)
+    return node

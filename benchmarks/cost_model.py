@@ -1,0 +1,420 @@
+"""What a step costs on machines with a network between them: measured on slow networks, fitted, predicted, compared.
+
+    python benchmarks/cost_model.py --output build/benchmarks/machines.md      # as root, on Linux: see slow_network.py
+    python benchmarks/cost_model.py --quick
+
+The model has three parts: operations per second of a machine, seconds that a message is on its way, and bytes per
+second of a link. A step computes; then the processes exchange messages as `onnxtrain.parallel.MPI` does: in an exchange
+every machine sends something to each other one and waits for what it gets. With N machines an exchange of b bytes takes
+
+    trips latency + (N - 1) (overhead + b max(1 / bandwidth, copying))
+
+A message of at most 128 bytes makes one trip; of a larger one the sender waits to hear that it has come, so it makes
+more. A sum of n bytes is one exchange of n where that is at most 32 KiB, and otherwise exchanges of n / N, in blocks of
+at most 1 MiB, and one more of n / N.
+
+Overhead and copying are those of messages and sums of two processes over TCP on this machine's loopback device, latency
+and trips those of two machines without and with a delay and a limited rate. Everything else is predicted: sums and
+steps on other delays, rates and numbers of machines. What a machine computes in a step is measured there, since all of
+them share the processors of this one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from harness import ForeignLoad, load_line, machine_line, table, write_report
+from models import LOSS, find_model
+from slow_network import SlowNetwork
+
+SMALL = 128
+"""Bytes up to which nobody waits for the message to have come (MPICH 5.0 over TCP: messages of 192 bytes take twice
+as long as those of 128)."""
+
+DELAYED = ((2, 0.0, None), (2, 0.02, 12.5e6))
+"""Machines, delay [s] and rate [bytes/s] of the networks that latency and trips are fitted to."""
+
+MESSAGES = 64
+"""Messages to one process in one go, from which the overhead of one is found."""
+
+PREDICTED = (
+    *((2, 0.01, 2.5e6), (2, 0.04, 12.5e6), (2, 0.005, 6.25e6)),
+    *((3, 0.02, 6.25e6), (4, 0.01, 12.5e6), (4, 0.04, 6.25e6)),
+)
+"""Networks that are predicted. They are slow, so that it counts little how this machine divides its processors."""
+
+SUMS = (1 << 6, 1 << 12, 1 << 15, 1 << 18, 1 << 20, 1 << 22)
+"""Bytes of the sums that are measured."""
+
+STEPPED = {"lenet5": 64, "mlp": 64}
+"""Models whose steps are measured, and the examples that each machine has in one."""
+
+TABLE_BYTES = 32
+"""Bytes that each process has in the table of weights and losses that goes round in a step."""
+
+CLUSTER = (8, 16, 32, 64, 128, 256, 512, 1024)
+NETWORKS = {"10 Gbit/s": (30e-6, 10e9 / 8), "100 Gbit/s": (10e-6, 100e9 / 8)}
+"""One-way latency [s] and bandwidth [bytes/s] that are taken for the table."""
+
+RATE = 1e12
+"""Operations per second that are taken for a machine of the table."""
+
+SHOWN = {"resnet18": 32, "bert_mini": 32}
+"""The models of the table, and the examples that each machine has in a step."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """What lies between the machines.
+
+    Attributes:
+        latency: Seconds that a small message takes, one way.
+        bandwidth: Bytes per second that a machine sends, and receives at the same time.
+    """
+
+    latency: float
+    bandwidth: float
+
+
+@dataclass(frozen=True)
+class Software:
+    """What MPI and the sums take of themselves.
+
+    Attributes:
+        overhead: Seconds for each message.
+        copying: Seconds for each byte, where the network is no limit.
+        trips: How many times the latency a message of more than ``SMALL`` bytes takes.
+    """
+
+    overhead: float
+    copying: float
+    trips: float
+
+    def exchange(self, size: float, machines: int, network: Network) -> float:
+        """Seconds in which every machine sends so many bytes to each other one."""
+        trips = 1.0 if size <= SMALL else self.trips
+        return trips * network.latency + (machines - 1) * (
+            self.overhead + size * max(1 / network.bandwidth, self.copying)
+        )
+
+    def all_reduce(self, size: float, machines: int, network: Network) -> float:
+        """Seconds of a sum of so many bytes over all machines."""
+        return sum(self.exchange(part, machines, network) for part in exchanges(size, machines))
+
+    def step(self, computing: float, sizes: Sequence[float], machines: int, network: Network) -> float:
+        """Seconds of a step that computes so long and adds up gradients of these sizes."""
+        together = self.exchange(TABLE_BYTES, machines, network)
+        return computing + together + sum(self.all_reduce(size, machines, network) for size in sizes)
+
+
+def exchanges(size: float, machines: int) -> list[float]:
+    """The bytes of a message in each of the exchanges that make a sum, as in `onnxtrain/parallel/mpi.py`."""
+    from onnxtrain.parallel.mpi import _AT_ONCE, _BLOCK
+
+    if size <= _AT_ONCE:
+        return [size]
+    share = size / machines
+    blocks = int(share // _BLOCK)
+    rest = share - blocks * _BLOCK
+    return [float(_BLOCK)] * blocks + ([rest] if rest else []) + [share]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one network to predict, sums alone")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each network is measured")
+    parser.add_argument("--folder", default="build/benchmarks/models")
+    parser.add_argument("--output")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.worker:
+        work(**json.loads(given.worker))
+        return 0
+    predicted, stepped, rounds = PREDICTED, list(STEPPED), given.rounds
+    if given.quick:
+        predicted, stepped, rounds = PREDICTED[:1], [], 1
+    for name in {*stepped, *SHOWN}:
+        find_model(name).onnx(given.folder)
+    loopback: list[Found] = []
+    networks: list[dict[Setting, Found]] = []
+    with ForeignLoad() as foreign:
+        for _ in range(rounds):
+            loopback.append(on_loopback())
+            networks.append({setting: on_network(setting, (), given.folder) for setting in DELAYED})
+            networks[-1] |= {setting: on_network(setting, stepped, given.folder) for setting in predicted}
+    found = {setting: _medians([turn[setting] for turn in networks]) for setting in networks[0]}
+    software, base = fit_trips(fit(_medians(loopback)), {setting: found[setting] for setting in DELAYED})
+    text = report(found, software, base, predicted, given.folder)
+    write_report(f"{text}\n\n{load_line(foreign)}", given.output)
+    return 0
+
+
+Setting = tuple[int, float, float | None]
+Found = dict[str, Any]
+"""What rank 0 of a run printed: seconds of an exchange, of sums by size, of steps by model."""
+
+
+def on_loopback() -> Found:
+    """Measure sums of two processes over TCP on the loopback device."""
+    place = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    mpiexec = shutil.which("mpiexec", path=place)
+    if mpiexec is None:
+        raise SystemExit("mpiexec is not installed: pip install mpi4py mpich")
+    over_tcp = {"FI_PROVIDER": "tcp", "FI_TCP_IFACE": "lo", "MPICH_CH4_NETMOD": "ofi", "MPIR_CVAR_NOLOCAL": "1"}
+    command = [mpiexec, "-n", "2", *_worker((), "")]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **over_tcp}, check=False)
+    return _answer("loopback", done)
+
+
+def on_network(setting: Setting, stepped: Sequence[str], folder: str) -> Found:
+    """Measure sums and steps on a slow network."""
+    with SlowNetwork(*setting) as network:
+        done = network.mpiexec(_worker(stepped, folder), {"OMP_NUM_THREADS": "1"})
+    return _answer(str(setting), done)
+
+
+def _worker(stepped: Sequence[str], folder: str) -> list[str]:
+    task = json.dumps({"stepped": list(stepped), "folder": str(Path(folder).resolve())})
+    return [sys.executable, str(Path(__file__).resolve()), "--worker", task]
+
+
+def _answer(name: str, done: subprocess.CompletedProcess[str]) -> Found:
+    if done.returncode:
+        raise SystemExit(f"{name}: {done.stderr.strip()[-500:]}")
+    line = done.stdout.strip().splitlines()[-1]
+    print(name, line, file=sys.stderr)
+    found: Found = json.loads(line)
+    return found
+
+
+def _medians(runs: Sequence[Found]) -> Found:
+    """Of every number the median over the rounds."""
+    return {
+        key: _medians([run[key] for run in runs])
+        if isinstance(value, dict)
+        else statistics.median(r[key] for r in runs)
+        for key, value in runs[0].items()
+    }
+
+
+def work(stepped: Sequence[str], folder: str) -> None:
+    """One process of a machine: sums of several sizes, then steps."""
+    from onnxtrain.parallel import MPI
+
+    mpi = MPI(timeout=120)
+    small = np.zeros((mpi.size, TABLE_BYTES), np.uint8)
+    found: Found = {"exchange": timed(mpi, lambda: mpi.all_gather_(small)), "message": message(mpi)}
+    found |= {"sums": {}, "steps": {}}
+    for size in SUMS:
+        array = np.zeros(size // 4, np.float32)
+        found["sums"][str(size)] = timed(mpi, lambda array=array: mpi.all_reduce_(array))  # type: ignore[misc]
+    for name in stepped:
+        found["steps"][name] = stepping(mpi, name, folder)
+    if mpi.rank == 0:
+        print(json.dumps(found))
+
+
+def message(mpi: Any) -> float:
+    """Seconds that one more small message to the next process takes, and one from the process before."""
+    from mpi4py import MPI as library  # noqa: N811 - a module with the name of a class
+
+    world, sent, received = library.COMM_WORLD, bytearray(TABLE_BYTES), [bytearray(TABLE_BYTES)] * MESSAGES
+    after, before = (mpi.rank + 1) % mpi.size, (mpi.rank - 1) % mpi.size
+
+    def messages(count: int) -> None:
+        requests = [world.Irecv(received[index], before) for index in range(count)]
+        requests += [world.Isend(sent, after) for _ in range(count)]
+        while not library.Request.Testall(requests):
+            time.sleep(0)
+
+    return max(0.0, timed(mpi, lambda: messages(MESSAGES)) - timed(mpi, lambda: messages(1))) / (MESSAGES - 1)
+
+
+def timed(mpi: Any, action: Callable[[], None], seconds: float = 0.5) -> float:
+    """Seconds of an operation of all processes: the median of means over a few in a row, since one may run ahead."""
+
+    def mean(count: int) -> float:
+        began = time.perf_counter()
+        for _ in range(count):
+            action()
+        return (time.perf_counter() - began) / count
+
+    mean(3)  # connections open, windows grow
+    first = np.asarray([mean(2)])
+    mpi.broadcast_(first)
+    least = 4 if first[0] < 0.1 else 1
+    count = max(least, min(200, int(seconds / 5 / float(first[0]))))
+    return statistics.median(mean(count) for _ in range(5))
+
+
+def stepping(mpi: Any, name: str, folder: str, steps: int = 15) -> dict[str, float]:
+    """Medians over steps: of their seconds, and of what the slowest process computed in each of them."""
+    import onnxtrain
+    from onnxtrain.parallel import Communicator
+
+    class Timed(Communicator):
+        """A communicator that measures another one."""
+
+        rank, size, seconds = mpi.rank, mpi.size, 0.0
+
+        def _measure(self, operation: str, array: np.ndarray) -> None:
+            began = time.perf_counter()
+            getattr(mpi, operation)(array)
+            self.seconds += time.perf_counter() - began
+
+        def all_reduce_(self, array: np.ndarray) -> None:
+            self._measure("all_reduce_", array)
+
+        def all_gather_(self, array: np.ndarray) -> None:
+            self._measure("all_gather_", array)
+
+        def broadcast_(self, array: np.ndarray, root: int = 0) -> None:
+            mpi.broadcast_(array, root)
+
+    communicator, model = Timed(), find_model(name)
+    trainer = onnxtrain.Trainer(model.onnx(folder), loss=LOSS, untie=True, threads=1, parallel=communicator)
+    inputs, target = model.batch(STEPPED[name] * mpi.size, 0)
+    feeds = {**inputs, trainer.objective.names.target: target}
+    taken = np.zeros((mpi.size, steps, 2))
+    for index in range(-3, steps):
+        communicator.seconds = 0.0
+        began = time.perf_counter()
+        trainer.steps.step(feeds, 1e-3)
+        whole = time.perf_counter() - began
+        if index >= 0:
+            taken[mpi.rank, index] = whole, whole - communicator.seconds
+    mpi.all_gather_(taken)
+    size = sum(trainer.states.current(name).nbytes for name in trainer.parameters)
+    return {
+        "seconds": float(np.median(taken[:, :, 0].mean(axis=0))),
+        "computing": float(np.median(taken[:, :, 1].max(axis=0))),
+        "bytes": float(size),
+    }
+
+
+def fit(loopback: Found) -> Software:
+    """Overhead and copying of two processes without a network: of messages, and of the largest sum."""
+    size = max(map(int, loopback["sums"]))
+    parts = exchanges(size, 2)
+    copied = loopback["sums"][str(size)] - len(parts) * loopback["exchange"]
+    return Software(loopback["message"], max(0.0, copied / sum(parts)), 1.0)
+
+
+def fit_trips(software: Software, found: dict[Setting, Found]) -> tuple[Software, float]:
+    """The trips of large messages, by least squares of relative errors, and the latency without a delay."""
+    base = min(v["exchange"] - (n - 1) * software.overhead for (n, delay, _), v in found.items() if not delay)
+    base = max(base, 0.0)
+    shares = []  # of the latencies of large messages in a time, and of what is not explained without them
+    for (machines, delay, rate), values in found.items():
+        network = Network(base + delay, rate or np.inf)
+        for size, seconds in values["sums"].items() if delay else ():
+            large = sum(part > SMALL for part in exchanges(int(size), machines))
+            rest = seconds - replace(software, trips=0.0).all_reduce(int(size), machines, network)
+            shares.append((large * network.latency / seconds, rest / seconds))
+    latencies, rests = np.asarray(shares).T
+    return replace(software, trips=max(1.0, float(latencies @ rests / (latencies @ latencies)))), base
+
+
+def points(
+    found: dict[Setting, Found], software: Software, base: float, settings: Sequence[Setting]
+) -> Iterator[tuple[str, Setting, float, float]]:
+    """What was measured and what is predicted: a name, the network, and seconds of both."""
+    for setting in settings:
+        machines, delay, rate = setting
+        network, values = Network(base + delay, rate or np.inf), found[setting]
+        yield "exchange", setting, values["exchange"], software.exchange(TABLE_BYTES, machines, network)
+        for size, seconds in values["sums"].items():
+            yield f"sum of {size_text(int(size))}", setting, seconds, software.all_reduce(int(size), machines, network)
+        for name, step in values["steps"].items():
+            expected = software.step(step["computing"], [step["bytes"]], machines, network)
+            yield f"step of {name}", setting, step["seconds"], expected
+
+
+def size_text(size: int) -> str:
+    """A number of bytes in words."""
+    return f"{size} bytes" if size < 1 << 10 else f"{size >> 10} KiB"
+
+
+def report(
+    found: dict[Setting, Found],
+    software: Software,
+    base: float,
+    predicted: Sequence[Setting],
+    folder: str,
+) -> str:
+    rows = [
+        [
+            name,
+            str(machines),
+            f"{delay * 1e3:g}",
+            f"{(rate or 0) * 8 / 1e6:g}",
+            f"{measured * 1e3:.1f}",
+            f"{expected * 1e3:.1f}",
+            f"{expected / measured - 1:+.0%}",
+        ]
+        for name, (machines, delay, rate), measured, expected in points(found, software, base, predicted)
+    ]
+    errors = [abs(e / m - 1) for _, _, m, e in points(found, software, base, predicted)]
+    within = sum(error <= 0.15 for error in errors)
+    header = ["what", "machines", "delay [ms]", "rate [Mbit/s]", "measured [ms]", "predicted [ms]", "error"]
+    return "\n\n".join(
+        [
+            f"# The cost of several machines\n\n{machine_line()}",
+            f"Fitted: {software.overhead * 1e6:.0f} µs for each message, {software.copying * 1e9:.2f} ns for each byte "
+            f"and {software.trips:.1f} trips of a large message; {base * 1e6:.0f} µs latency without a delay.",
+            table(header, rows),
+            f"{within} of {len(errors)} points are predicted within 15 %; the median error is "
+            f"{statistics.median(errors):.0%}, the largest {max(errors):.0%}.",
+            *cluster(software, folder),
+        ]
+    )
+
+
+def cluster(software: Software, folder: str) -> Iterator[str]:
+    """The table of clusters, and what it takes for granted."""
+    from arithmetic import PASSES, forward_operations
+
+    rows = []
+    for name, examples in SHOWN.items():
+        model = find_model(name)
+        path = Path(model.onnx(folder))
+        computing = PASSES * forward_operations(path, model.batch(examples)[0]) / RATE
+        size = weights(path)
+        for machines in CLUSTER:
+            row = [name, str(machines), f"{computing * 1e3:.0f}"]
+            for latency, bandwidth in NETWORKS.values():
+                seconds = software.step(computing, [size], machines, Network(latency, bandwidth))
+                row += [f"{seconds * 1e3:.0f}", f"{computing / seconds:.0%}"]
+            rows.append(row)
+    titles = [title for name in NETWORKS for title in (f"{name} [ms]", "efficiency")]
+    taken = ", ".join(f"{latency * 1e6:.0f} µs one way at {name}" for name, (latency, _) in NETWORKS.items())
+    examples = ", ".join(f"{name} {count}" for name, count in SHOWN.items())
+    yield table(["model", "machines", "computing [ms]", *titles], rows)
+    yield (
+        f"Predictions, not measurements, for machines of {RATE / 1e12:g} Tflop/s, with {taken}, and so many examples "
+        f"in each machine: {examples}. Efficiency is the share of a step in which machines compute."
+    )
+
+
+def weights(path: Path) -> float:
+    """Bytes of the floating initializers of a model."""
+    import onnx
+
+    tensors = onnx.load(path).graph.initializer
+    return float(sum(4 * np.prod(tensor.dims) for tensor in tensors if tensor.data_type == onnx.TensorProto.FLOAT))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

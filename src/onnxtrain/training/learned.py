@@ -1,0 +1,436 @@
+"""A specification with its session, and the values that steps change: what can be read, set, copied and saved."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self, overload
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxtrain.errors import CheckpointError, OptionError
+from onnxtrain.model.file import ModelFile
+from onnxtrain.model.writing import AtomicFiles
+from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.parallel.communicator import Communicator
+from onnxtrain.parallel.single import Single
+from onnxtrain.runtime.options import RuntimeOptions
+from onnxtrain.runtime.session import TrainingSession
+from onnxtrain.runtime.states import StateBuffers
+from onnxtrain.training.data.labels import LABELS, labels_file, labels_text, read_labels
+from onnxtrain.training.objective import Objective
+from onnxtrain.training.preparation import prepare
+from onnxtrain.training.schedules.learning_rate import LearningRate
+from onnxtrain.training.showing import html_facts, plural
+from onnxtrain.training.specification import Masks, Specification
+from onnxtrain.training.steps.feeding import Parameters, cut
+from onnxtrain.training.steps.steps import Steps
+from onnxtrain.training.weights.ema import average_name
+from onnxtrain.training.weights.masks import check_masks, set_to_zero
+from onnxtrain.training.weights.parameters import Initializer
+from onnxtrain.training.weights.stored import with_stored
+from onnxtrain.training.weights.ties import with_copies
+
+
+def _steps(objective: Objective, specification: Specification, **given: Any) -> Steps:
+    """The steps of a process alone, or those of several."""
+    if not specification.divided:
+        return Steps(objective, specification, **given)
+    from onnxtrain.training.steps.several import steps_of_several  # a process alone has no use for them
+
+    return steps_of_several(objective, specification, **given)
+
+
+class Learned:
+    """A specification, the session that is made for it, and the values that they change: to read, set, copy and save.
+
+    The session is built when the first step needs it, and kept as long as the specification is equal. Where that
+    changes, with masks or with what the data say of the targets, a new one goes on with the same values.
+
+    Args:
+        specification: What is trained.
+        objective: What :func:`~onnxtrain.training.preparation.prepare` makes of it, where it is known already.
+        values: Values to begin with; by default those of the model.
+    """
+
+    def __init__(
+        self,
+        specification: Specification,
+        objective: Objective | None = None,
+        values: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        self._begin(specification, objective, values)
+
+    def _begin(
+        self, specification: Specification, objective: Objective | None, values: Mapping[str, np.ndarray] | None
+    ) -> None:
+        """What the constructor does; those of subclasses take a model and options instead."""
+        if objective is None:
+            objective = prepare(specification, ignoring=False, differentiable=True)
+        check_masks(specification.masks, objective.shapes, objective.optimizers(specification))
+        self._steps = _steps(objective, specification, values=values)
+        for name, average in self._averages.items():
+            if values is None or average not in values:
+                self.states[average] = self.states[name]
+        set_to_zero(self.states, specification.masks)
+        self._inputs = objective.inputs
+        self.rate = LearningRate(specification.optimizer.learning_rate)
+        self._hints = objective.hints(specification)
+        self.labels = read_labels(specification.model)
+        """The texts that stand for the classes, in their order; ``None`` as long as no targets were texts. They are
+        taken from the first targets, or from the file beside the model where :meth:`save` has written them."""
+        self.parameters = Parameters(self.states, objective.parameters)
+        """The live parameters by name: arrays to read and to write."""
+        self.trained = Parameters(self.states, [*objective.parameters, *objective.statistics])
+        """The live values of all that is trained: parameters and running statistics."""
+
+    def __repr__(self) -> str:
+        loss = self.objective.loss
+        shown = f"output:{self.objective.prediction.name}" if loss is None else loss.name
+        count = sum(array.size for array in self.parameters.values())
+        name = "" if self.file.path is None else f"{str(self.file.path)!r}, "
+        return (
+            f"<{type(self).__name__}: {name}loss {shown}, {self.optimizer}, {len(self.parameters)} parameters of "
+            f"{count:,} elements>"
+        )
+
+    def _repr_html_(self) -> str:
+        objective, counts = self.objective, [array.size for array in self.parameters.values()]
+        loss = "an output of the model" if objective.loss is None else objective.loss.name
+        rows = {
+            "model": "in memory" if self.file.path is None else str(self.file.path),
+            "inputs": ", ".join(f"{spec.name} {spec.dtype} {spec.describe_shape()}" for spec in self._inputs),
+            "trained on": f"{objective.prediction.name}, {loss}",
+            "optimizer": repr(self.optimizer),
+            "learning rate": f"{self.learning_rate:g}",
+            "parameters": f"{plural(sum(counts), 'element')} in {plural(len(counts), 'array')}",
+        }
+        return html_facts(rows, notes=self.hints)
+
+    @property
+    def specification(self) -> Specification:
+        """What is trained, as a value."""
+        return self._steps.specification
+
+    def change(self, specification: Specification) -> None:
+        """Train something else from the next step on: the parameters and the optimizer's states go on as they are.
+
+        The model and what is trained of it stay the same.
+        """
+        if specification != self.specification:
+            objective = self._steps.objective.with_form(specification.form).weighting(specification.weighted)
+            before = self._steps
+            self._steps = _steps(objective, specification, states=self.states)
+            self._steps.go_on_from(before)
+
+    def again(self, **changes: Any) -> Self:
+        """Another one of the same model, whose optimizer starts anew from the parameters as they are now.
+
+        Args:
+            changes: Fields of :attr:`specification` that differ.
+        """
+        found = object.__new__(type(self))
+        specification = dataclasses.replace(self.specification, **changes)
+        found._begin(specification, self.objective, self.trained_values())
+        found.labels = self.labels
+        return found
+
+    @property
+    def objective(self) -> Objective:
+        """What is minimised, for targets as the data have them so far."""
+        return self._steps.objective
+
+    @property
+    def states(self) -> StateBuffers:
+        """All values that steps change, by name: parameters, running statistics, the optimizer's states."""
+        return self._steps.states
+
+    @property
+    def session(self) -> TrainingSession:
+        """The session that does the steps."""
+        return self._steps.session
+
+    @property
+    def file(self) -> ModelFile:
+        """The model as it was read."""
+        return self.specification.model
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The update rule."""
+        return self.specification.optimizer
+
+    @property
+    def communicator(self) -> Communicator:
+        """The processes that train together, or this one alone."""
+        return self.specification.parallel or Single()
+
+    @property
+    def steps(self) -> Steps:
+        """What takes the steps."""
+        return self._steps
+
+    @property
+    def accumulate(self) -> int:
+        """Into how many micro-batches a batch is split."""
+        return self.specification.accumulate
+
+    @property
+    def seed(self) -> int:
+        """The seed of the order of the data and of dropout."""
+        return self.specification.seed
+
+    @property
+    def options(self) -> RuntimeOptions:
+        """The options of the sessions."""
+        return self.specification.options
+
+    @property
+    def weights(self) -> list[str]:
+        """Names of the parameters that are weights of products: what is pruned and sparsified by default."""
+        return self.objective.product_weights
+
+    @property
+    def sparsified(self) -> list[str]:
+        """Names of the parameters whose sparsity the optimizer promotes, where it does."""
+        return self.objective.sparsified(self.specification.sparsify)
+
+    def working_model(self) -> ir.Model:
+        """A working copy of the model in the modes of the training, as the step graph is built from."""
+        return self.objective.model.clone()
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next step: the optimizer's at first; what was set last wins.
+
+        Setting it before :meth:`fit` sets where that starts from: the highest rate of a schedule given as text. Setting
+        it in a callback takes the rate from the schedule, from the next step on to the end of that ``fit``.
+        """
+        return self.rate.current
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self.rate.choose(value)
+
+    @property
+    def table(self) -> list[Initializer]:
+        """All initializers of the model: which are trained, and why the others are not."""
+        return list(self.objective.table)
+
+    @property
+    def hints(self) -> list[str]:
+        """What is worth knowing about this model before it is trained; what surprises was warned of as well."""
+        return [hint.text for hint in self._hints]
+
+    @property
+    def masks(self) -> Mapping[str, np.ndarray]:
+        """The masks of :meth:`set_masks` by parameter."""
+        return self.specification.masks
+
+    def set_masks(self, masks: Mapping[str, np.ndarray]) -> None:
+        """Hold a part of the weights at zero from now on.
+
+        Weights and their optimizer states become zero where a mask is false, and the gradient is zero there in
+        every later step, before clipping: every update rule then keeps both at exactly zero, also in a training
+        model that is saved and resumed elsewhere.
+
+        Args:
+            masks: Boolean arrays by parameter, of its shape. They replace all earlier masks.
+
+        Raises:
+            OptionError: A mask fits no parameter, or the optimizer's epsilon is 0, where 0 / 0 is no zero.
+        """
+        chosen = Masks(masks)
+        check_masks(chosen, self.objective.shapes, self.objective.optimizers(self.specification))
+        self.change(dataclasses.replace(self.specification, masks=chosen))
+        set_to_zero(self.states, chosen)
+
+    @property
+    def statistics(self) -> list[str]:
+        """Names of the running statistics that training updates (``batch_norm="train"``)."""
+        return list(self.objective.statistics)
+
+    @property
+    def _averages(self) -> dict[str, str]:
+        """The states that hold moving averages, by parameter; empty where none are kept."""
+        if self.specification.ema is None:
+            return {}
+        return {name: average_name(name) for name in self.objective.parameters}
+
+    def _check_averages(self, ema: bool) -> None:
+        if ema and self.specification.ema is None:
+            raise OptionError(
+                "ema=True asks for the moving average of the parameters, but this trainer keeps none; make it with "
+                "Trainer(ema=0.999)."
+            )
+
+    def trained_values(self) -> dict[str, np.ndarray]:
+        """The live values of what is trained: parameters and running statistics by name."""
+        return dict(self.trained)
+
+    def saved_values(self, ema: bool = False) -> dict[str, np.ndarray]:
+        """What :meth:`save` writes: :meth:`trained_values` in the file's form, and the copies that are tied to them.
+
+        In the place of adapters it has the weights that they are merged into.
+
+        Args:
+            ema: Whether to take the moving averages of parameters.
+
+        Raises:
+            OptionError: Adapters cannot be merged, since weights are quantized, or shared; no averages are kept.
+        """
+        values, adapted = with_copies(self._trained_or_averaged(ema), self.objective.copies), self.objective.adapted
+        if adapted is None:
+            return with_stored(values, self.objective.stored)
+        own = {name: array for name, array in values.items() if name not in adapted.parameters}
+        return with_stored(own, self.objective.stored) | adapted.merged(self.file, values)
+
+    def _trained_or_averaged(self, ema: bool) -> dict[str, np.ndarray]:
+        self._check_averages(ema)
+        averages = {name: self.states[average] for name, average in self._averages.items()} if ema else {}
+        return self.trained_values() | averages
+
+    def save(self, path: str | os.PathLike[str], *, ema: bool = False, labels: bool = False) -> None:
+        """Write the model with its trained weights; nothing else differs from the model given.
+
+        With ``lora``, a path that ends in ``.onnx_adapter`` gets the adapters alone, as ONNX Runtime loads them, and a
+        folder, or a path without an ending, gets them as PEFT reads them. A model gets them merged into its weights.
+
+        Where targets were texts, their order goes to a file beside it: ``tuned.labels.json`` for ``tuned.onnx``.
+
+        Of several processes that train together rank 0 writes; for the others this does nothing.
+
+        Args:
+            path: The file.
+            ema: Take the moving averages of the weights (``Trainer(ema=...)``); running statistics are the live ones.
+            labels: Write that order into the model's metadata, too, as the entry ``onnxtrain.labels``, a JSON list.
+
+        Raises:
+            ModelError: The path cannot be written; nothing is left half written.
+            OptionError: Adapters cannot be merged, since weights are quantized, or shared.
+        """
+        if self.communicator.rank:
+            return
+        adapted = self.objective.adapted
+        if adapted is not None and adapted.writes(path):
+            adapted.write(path, self.file, self._trained_or_averaged(ema))
+        else:
+            metadata = {LABELS: labels_text(self.labels)} if labels and self.labels is not None else {}
+            self.file.save(path, self.saved_values(ema), metadata)
+        if self.labels is not None:
+            with AtomicFiles() as files, files.create(labels_file(Path(path))) as file:
+                file.write(f"{labels_text(self.labels)}\n".encode())
+
+    def model(self, *, ema: bool = False) -> onnx.ModelProto:
+        """What :meth:`save` writes, in memory: the model with its trained weights and all its data."""
+        return self.file.filled(self.saved_values(ema))
+
+    def _base(self) -> onnx.ModelProto:
+        """The model as it is, with what was added to it left out."""
+        adapted = self.objective.adapted
+        if adapted is None:
+            return self.model()
+        return self.file.filled({n: a for n, a in self.trained_values().items() if n not in adapted.parameters})
+
+    @overload
+    def get_weights(self, *, flat: Literal[False] = False) -> dict[str, np.ndarray]: ...
+
+    @overload
+    def get_weights(self, *, flat: Literal[True]) -> np.ndarray: ...
+
+    def get_weights(self, *, flat: bool = False) -> dict[str, np.ndarray] | np.ndarray:
+        """Copies of all that is trained: parameters and running statistics.
+
+        Args:
+            flat: Whether to return all elements in one array of one axis, in the order of the names.
+
+        Returns:
+            Arrays by name, or one array.
+        """
+        if flat:
+            return np.concatenate([array.reshape(-1) for array in self.trained.values()])
+        return {name: np.array(array) for name, array in self.trained.items()}
+
+    def set_weights(self, weights: Mapping[str, Any] | np.ndarray) -> None:
+        """Take weights over, as :meth:`get_weights` gives them; the optimizer's states stay as they are.
+
+        Args:
+            weights: Arrays by name, of all weights or of some, or one array with the elements of all.
+
+        Raises:
+            OptionError: An array is of another type or shape, or there is no such weight; nothing is changed.
+        """
+        given = weights if isinstance(weights, Mapping) else cut(np.asarray(weights), self.trained)
+        arrays = {name: np.asarray(array) for name, array in given.items()}
+        for name, array in arrays.items():
+            self.trained.check(name, array)
+        self.trained.update(arrays)
+
+    def __deepcopy__(self, memory: dict[int, Any]) -> Self:
+        """Another one that goes on from here by itself; both have the model as it was read, which nothing changes."""
+        found = object.__new__(type(self))
+        found._begin(self.specification, self.objective, self.states)
+        found.rate, found.labels = copy.copy(self.rate), self.labels
+        memory[id(self)] = found
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All that another process needs to go on: the model with its weights as they are, and all states."""
+        fields = {name: value for name, value in vars(self.specification).items() if name != "model"}
+        states = {name: np.array(array) for name, array in self.states.items()}
+        kept = {"fields": fields, "states": states, "rate": self.rate, "labels": self.labels}
+        return {"model": self._base().SerializeToString(), **kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Go on as where it was pickled, with a session of this process."""
+        file = ModelFile.load(onnx.ModelProto.FromString(state["model"]))
+        self._begin(Specification(model=file, **state["fields"]), None, state["states"])
+        self.rate, self.labels = state["rate"], state["labels"]
+
+    def load_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Take weights, the optimizer's states and the labels of a checkpoint of :meth:`fit`.
+
+        States that this training does not share with the one of the checkpoint (of another optimizer) stay as they are.
+        To go on at the checkpoint's step and example, give ``fit`` its path as ``resume``.
+
+        Args:
+            path: Either file of the checkpoint, or the folder, of which the newest is taken.
+
+        Raises:
+            CheckpointError: There is none, it is damaged, or it has not the parameters of this model.
+        """
+        from onnxtrain.training.checkpoints.checkpoint import read_checkpoint  # imports safetensors
+
+        tensors, metadata = read_checkpoint(path)
+        found = {name.removeprefix("state/"): array for name, array in tensors.items() if name.startswith("state/")}
+        for name, own in self.trained.items():
+            shape = found[name].shape if name in found else None
+            if shape != own.shape:
+                raise CheckpointError(
+                    f"The checkpoint {os.fspath(path)!r} has {'no' if shape is None else f'another shape {shape} of'} "
+                    f"{name!r}, which this training changes; it is of another training."
+                )
+        written = metadata.get("fingerprint")
+        same = isinstance(written, dict) and written.get("optimizer") == type(self.optimizer).__name__
+        for name, array in found.items():
+            if name in self.trained or (same and name in self.states and self.states[name].shape == array.shape):
+                self.states[name] = array
+        set_to_zero(self.states, self.specification.masks)
+        labels = written.get("labels") if isinstance(written, dict) else None
+        if self.labels is None and isinstance(labels, list):
+            self.labels = tuple(map(str, labels))
+
+    def training_model(self) -> onnx.ModelProto:
+        """The training model with the current weights and optimizer states: ``TrainingInfoProto`` and all."""
+        return self.session.model()
+
+    def save_training_model(self, path: str | os.PathLike[str]) -> None:
+        """Write :meth:`training_model` to a file, from which a :class:`onnxtrain.TrainingSession` resumes."""
+        model = self.training_model()  # for which all processes give their share
+        if not self.communicator.rank:
+            ModelFile.load(model, folder=self.file.folder).save(path, {})

@@ -1,0 +1,24 @@
+"""Which steps the processes of a training take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onnxtrain.training.objective import Objective
+from onnxtrain.training.specification import Specification
+from onnxtrain.training.steps.parallel_steps import ParallelSteps
+from onnxtrain.training.steps.sharded_gradients import ShardedGradientSteps
+from onnxtrain.training.steps.sharded_steps import ShardedSteps
+from onnxtrain.training.steps.synchronized_steps import SynchronizedShardedSteps, SynchronizedSteps
+
+
+def steps_of_several(objective: Objective, specification: Specification, **given: Any) -> ParallelSteps:
+    """The steps of several processes, as a specification wants them; ``given`` as :class:`Steps` takes it."""
+    kind: type[ParallelSteps]
+    if specification.shard_gradients:
+        kind = ShardedGradientSteps
+    elif specification.synchronized:
+        kind = SynchronizedShardedSteps if specification.shard_states else SynchronizedSteps
+    else:
+        kind = ShardedSteps if specification.shard_states else ParallelSteps
+    return kind(objective, specification, **given)

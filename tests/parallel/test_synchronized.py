@@ -1,0 +1,206 @@
+"""``batch_norm="sync"``: processes normalize by the statistics of all, as one process with the whole batch does."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import onnxtrain
+from onnxtrain.errors import OptionError
+from onnxtrain.parallel import Single
+from parallel.processes import mpiexec, needs_mpi, run_script, script
+
+SETUP = """
+    import numpy as np
+    import onnxtrain
+    mpi = onnxtrain.parallel.MPI()
+    rng = np.random.default_rng(0)
+    x = rng.normal(2.0, 3.0, size=(12, 3, 16, 16)).astype(np.float32)
+    x *= np.linspace(0.2, 2, 12, dtype=np.float32).reshape(-1, 1, 1, 1)  # the parts differ
+    y = rng.integers(0, 2, 12)
+    model = onnxtrain.examples.small_resnet()
+    def trainer(batch_norm, **options):
+        return onnxtrain.Trainer(model, loss="softmax_cross_entropy", batch_norm=batch_norm, threads=1,
+            **{"optimizer": "sgd(lr=0.05)", **options})
+    def close(one, other, tolerance=1e-4):
+        for name, array in one.trained.items():
+            scale = tolerance * max(1e-2, np.abs(array).max())
+            np.testing.assert_allclose(other.trained[name], array, rtol=tolerance, atol=scale, err_msg=name)
+    def agree(one):
+        for values in zip(*mpi.gather_objects([one.trained[name].tobytes() for name in one.trained])):
+            assert len(set(values)) == 1
+"""
+
+
+@needs_mpi
+@pytest.mark.parametrize("options", ["", "shard_states=True", "clip_norm=0.5", "recompute='*'"])
+def test_several_steps_are_those_of_one_process_with_the_whole_batch(tmp_path, options):
+    """Batches of 12, 7 (4 and 3), 1 (one process has none) and 12 examples."""
+    given = f"dict({options})"
+    run_script(
+        tmp_path,
+        2,
+        SETUP
+        + f"""
+    together, options = trainer("sync", parallel=mpi, **{given}), {given}
+    options.pop("shard_states", None)
+    alone, apart = trainer("train", **options), trainer("train", parallel=mpi, **options)
+    assert len(alone.statistics) >= 4
+    for rows in (12, 7, 1, 12):
+        losses = [subject.train_step(x[:rows], y[:rows]) for subject in (alone, together)]
+        apart.train_step(x[:rows], y[:rows])
+        np.testing.assert_allclose(*losses, rtol=1e-4)
+    close(alone, together)
+    agree(together)
+    try:
+        close(alone, apart)
+    except AssertionError:
+        pass
+    else:
+        raise AssertionError("statistics of each process give the same: the test shows nothing")
+    """,
+    )
+
+
+@needs_mpi
+def test_three_processes_with_micro_batches_of_different_numbers(tmp_path):
+    """Of 5 examples the processes make 2, 2 and 1 micro-batches, of 2 examples 1, 1 and none."""
+    run_script(
+        tmp_path,
+        3,
+        SETUP
+        + """
+    together = trainer("sync", parallel=mpi, accumulate=4)
+    for rows in (12, 9, 5, 2):
+        together.train_step(x[:rows], y[:rows])
+        agree(together)
+    # Micro-batches of all processes together are those of one.
+    order = [0, 3, 6, 1, 4, 7, 2, 5, 8]
+    together, alone = trainer("sync", parallel=mpi, accumulate=3), trainer("train", accumulate=3)
+    for _ in range(3):
+        together.train_step(x[:9], y[:9])
+        alone.train_step(x[order], y[order])
+    close(alone, together)
+    """,
+    )
+
+
+@needs_mpi
+def test_a_model_of_a_fixed_batch_size_takes_statistics_of_padded_batches(tmp_path):
+    """Of 3 examples the first process makes a batch of 4, as one alone does, and the second one has none."""
+    run_script(
+        tmp_path,
+        2,
+        SETUP
+        + """
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 4
+    together, alone = trainer("sync", parallel=mpi), trainer("train")
+    for _ in range(2):
+        together.train_step(x[:3], y[:3])
+        alone.train_step(x[:3], y[:3])
+    close(alone, together)
+    for rows in (8, 7):
+        together.train_step(x[:rows], y[:rows])
+        agree(together)
+    """,
+    )
+
+
+@needs_mpi
+def test_weights_of_examples_and_sums_count_right(tmp_path):
+    run_script(
+        tmp_path,
+        2,
+        SETUP
+        + """
+    weights = np.linspace(0, 3, 12).astype(np.float32)
+    losses = ["softmax_cross_entropy", onnxtrain.losses.SoftmaxCrossEntropy(reduction="sum", weight=0.1)]
+    def trainer(batch_norm, loss, **options):
+        return onnxtrain.Trainer(
+            model, loss=loss, batch_norm=batch_norm, threads=1, optimizer="sgd(lr=0.05)", **options)
+    for loss in losses:
+        together, alone = trainer("sync", loss, parallel=mpi), trainer("train", loss)
+        for subject in (together, alone):
+            for rows in (12, 5):
+                subject.train_step(x[:rows], y[:rows], sample_weight=weights[:rows])
+        close(alone, together)
+    """,
+    )
+
+
+@needs_mpi
+def test_an_epoch_with_checkpoints_goes_on_in_one_process(tmp_path):
+    run_script(
+        tmp_path,
+        2,
+        SETUP
+        + f"""
+    folder = {str(tmp_path / "kept")!r}
+    together, alone = trainer("sync", parallel=mpi), trainer("sync")
+    together.fit(x, y, epochs=2, batch_size=5, checkpoint=folder, progress=False)
+    alone.fit(x, y, epochs=2, batch_size=5, progress=False)
+    close(alone, together)
+    if not mpi.rank:
+        resumed = trainer("sync")
+        history = resumed.fit(x, y, epochs=3, batch_size=5, checkpoint=folder, resume=True, change="epochs",
+            progress=False)
+        assert [row["epoch"] for row in history.rows] == [1, 2, 3]
+    """,
+    )
+
+
+@needs_mpi
+def test_a_process_that_ends_is_told_of_in_the_middle_of_a_step(tmp_path):
+    """The other one waits within ONNX Runtime; what it raises is the sentence of the communicator."""
+    done = mpiexec(
+        2,
+        script(
+            tmp_path,
+            SETUP
+            + """
+    from onnxtrain.errors import ParallelError
+    together, whole = trainer("sync", parallel=mpi), mpi.all_reduce_
+    together.train_step(x, y)
+    calls = []
+    def stop(array):
+        calls.append(array.size)
+        if mpi.rank == 0 and len(calls) == 3:
+            raise RuntimeError("out of luck")
+        whole(array)
+    mpi.all_reduce_ = stop
+    try:
+        together.train_step(x, y)
+    except ParallelError as error:
+        print(mpi.rank, error, flush=True)
+        raise
+    """,
+        ),
+    )
+    assert done.returncode == 1
+    assert done.stdout.splitlines() == ["1 Rank 0 ended: out of luck"], done.stderr
+    assert done.stderr.count("RuntimeError: out of luck") == 1
+
+
+def resnet(**options):
+    return onnxtrain.Trainer(onnxtrain.examples.small_resnet(), loss="softmax_cross_entropy", **options)
+
+
+def test_one_process_trains_as_with_its_own_statistics():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(6, 3, 16, 16)).astype(np.float32), rng.integers(0, 2, 6)
+    one, other = resnet(batch_norm="sync"), resnet(batch_norm="train")
+    for trainer in (one, other):
+        trainer.train_step(x, y)
+    for name in one.trained:
+        np.testing.assert_array_equal(one.trained[name], other.trained[name], err_msg=name)
+
+
+def test_without_kernels_it_is_refused_where_there_are_several_processes():
+    two = Single()
+    two.size = 2
+    options = onnxtrain.RuntimeOptions(kernels=False)
+    with pytest.raises(OptionError, match=r"batch_norm='sync' needs the native kernels, .* take batch_norm='train'"):
+        resnet(batch_norm="sync", parallel=two, options=options)
+    alone = resnet(batch_norm="sync", options=options).specification
+    with pytest.raises(OptionError, match="needs the native kernels"):
+        dataclasses.replace(alone, parallel=two)

@@ -1,0 +1,107 @@
+"""The cost model of several machines: its arithmetic, and that a fit finds what made the numbers."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
+
+import cost_model
+from cost_model import Network, Software, exchanges
+
+SOFTWARE = Software(overhead=20e-6, copying=1e-9, trips=2.0)
+SLOW = Network(latency=0.01, bandwidth=1e6)
+
+
+def test_a_sum_is_the_exchanges_that_the_communicator_makes():
+    assert exchanges(1 << 15, 7) == [1 << 15]
+    assert exchanges(1 << 16, 2) == [1 << 15, 1 << 15]
+    assert exchanges(5 << 20, 2) == [1 << 20, 1 << 20, 1 << 19, 5 << 19]
+    assert sum(exchanges(90 << 20, 3)) == pytest.approx(2 * (90 << 20) / 3)
+
+
+def test_the_communicator_makes_these_exchanges(monkeypatch):
+    """What it hands to MPI, by the bytes of a message to each of the others."""
+    import numpy as np
+
+    from onnxtrain.parallel import MPI
+
+    made = MPI.__new__(MPI)
+    made.rank, made.size, made.order, made._scratch = 1, 4, "rank", np.empty(0, np.uint8)
+    sizes = []
+
+    def exchange(sent, received, what):
+        sizes.append(sent[0].nbytes)
+        for array in received:
+            array[...] = 0
+
+    made._exchange = exchange
+    for size in (1 << 10, 1 << 15, 1 << 20, 10 << 20):
+        sizes.clear()
+        made.all_reduce_(np.zeros(size // 4, np.float32))
+        assert sizes == exchanges(size, 4)
+
+
+def test_an_exchange_waits_for_the_network_or_for_the_copying():
+    assert SOFTWARE.exchange(100, 3, SLOW) == pytest.approx(0.01 + 2 * (20e-6 + 1e-4))
+    assert SOFTWARE.exchange(10_000, 3, SLOW) == pytest.approx(0.02 + 2 * (20e-6 + 1e-2))
+    assert SOFTWARE.exchange(10_000, 3, Network(0.01, 1e12)) == pytest.approx(0.02 + 2 * (20e-6 + 1e-5))
+    step = SOFTWARE.step(0.5, [100, 200], 3, SLOW)
+    assert step == pytest.approx(0.5 + sum(SOFTWARE.exchange(size, 3, SLOW) for size in (32, 100)) + 0.02 + 2 * 220e-6)
+
+
+def test_a_fit_finds_what_made_the_numbers():
+    bare = Network(3e-6, float("inf"))
+    loopback = {
+        "exchange": bare.latency,
+        "message": 20e-6,
+        "sums": {str(1 << 22): 3 * bare.latency + 1e-9 * sum(exchanges(1 << 22, 2))},
+    }
+    base = 4e-4
+    settings = ((2, 0.0, None), (2, 0.02, 12.5e6))
+    found = {}
+    for machines, delay, rate in settings:
+        network = Network(base + delay, rate or float("inf"))
+        sums = {str(size): SOFTWARE.all_reduce(size, machines, network) for size in cost_model.SUMS}
+        found[machines, delay, rate] = {
+            "exchange": SOFTWARE.exchange(cost_model.TABLE_BYTES, machines, network),
+            "sums": sums,
+            "steps": {},
+        }
+    software, latency = cost_model.fit_trips(cost_model.fit(loopback), found)
+    assert latency == pytest.approx(base, rel=1e-3)
+    assert software.overhead == SOFTWARE.overhead
+    assert software.copying == pytest.approx(SOFTWARE.copying, rel=1e-3)
+    assert software.trips == pytest.approx(2.0, rel=1e-3)
+    errors = [expected / measured - 1 for *_, measured, expected in cost_model.points(found, software, base, settings)]
+    assert max(map(abs, errors)) < 0.001
+    found[settings[1]]["sums"] = {size: 2 * seconds for size, seconds in found[settings[1]]["sums"].items()}
+    assert cost_model.fit_trips(software, found)[0].trips > 3
+
+
+def test_the_table_of_clusters_says_what_it_takes_for_granted(tmp_path, monkeypatch):
+    import numpy as np
+    import onnx
+
+    import onnxtrain
+
+    class Model:
+        def onnx(self, folder):
+            path = tmp_path / "model.onnx"
+            onnx.save(onnxtrain.examples.mlp((784, 512, 10)), path)
+            return path
+
+        def batch(self, examples):
+            return {"input": np.zeros((examples, 784), np.float32)}, None
+
+    monkeypatch.setattr(cost_model, "find_model", lambda name: Model())
+    monkeypatch.setattr(cost_model, "SHOWN", {"mlp": 64})
+    table, words = cost_model.cluster(SOFTWARE, str(tmp_path))
+    rows = [line.split("|") for line in table.splitlines()[2:]]
+    assert [int(row[2]) for row in rows] == list(cost_model.CLUSTER)
+    shares = np.asarray([[float(row[index].strip().rstrip("%")) for index in (5, 7)] for row in rows])
+    assert np.all(np.diff(shares, axis=0) <= 0)  # more machines, less of the time
+    assert np.all(shares[:, 1] >= shares[:, 0])  # on the faster network more
+    assert "Predictions, not measurements" in words
+    assert "mlp 64" in words
