@@ -4,7 +4,8 @@ Every folder of `tasks/` has a script of ours and one of a peer's. Both read the
 a name and a number on a line. The peers run with the Python of an environment of their own, so that what they need does
 not mix with anything:
 
-    python -m venv peers && peers/bin/pip install keras torch transformers accelerate scikit-learn pandas
+    python -m venv peers
+    peers/bin/pip install keras torch transformers accelerate lightning scikit-learn pandas
     python benchmarks/compare_tasks.py --peers peers/bin/python
 """
 
@@ -19,6 +20,9 @@ import tempfile
 from pathlib import Path
 
 TASKS = Path(__file__).parent / "tasks"
+
+PEERS = {"keras": "Keras", "lightning": "Lightning", "sklearn": "scikit-learn", "transformers": "Hugging Face"}
+"""By what follows ``with_`` in the names of their scripts."""
 
 TOLERANCE = {"loss": 0.12, "best": 0.12, "perplexity": 0.3}
 """By how much two results may differ; both train from random weights, on examples in a random order."""
@@ -88,7 +92,7 @@ def main() -> int:
         theirs = results(peer, arguments.peers) if arguments.peers else {}
         if theirs and not agree(ours, theirs):
             wrong.append(folder.name)
-        name = {"sklearn": "scikit-learn", "keras": "Keras", "transformers": "Hugging Face"}[peer.stem[5:]]
+        name = PEERS[peer.stem.removeprefix("with_")]
         counts = line_count(folder / "ours.py"), line_count(peer)
         title = folder.name.replace("_", " ")
         rows.append(f"| {title} | {counts[0]} | {name} | {counts[1]} | {shown(ours)} | {shown(theirs) or 'not run'} |")

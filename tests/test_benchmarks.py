@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -95,6 +96,21 @@ def test_parallel_compares_with_pytorch(models: str) -> None:
 
 
 @pytest.mark.torch
+@needs_mpi
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0 or not Path("/dev/net/tun").exists() or shutil.which("tc") is None,
+    reason="networks are made by root, on Linux with iproute2 and /dev/net/tun",
+)
+def test_cost_model_measures_slow_networks(models: str) -> None:
+    found = rows(run("cost_model.py", "--quick", "--folder", models))
+    place = next(index for index, row in enumerate(found) if row[0] == "model")
+    measured = {row[0]: float(row[4]) for row in found[1:place]}
+    assert measured["exchange"] > 10  # the delay, in ms
+    assert measured["sum of 4096 KiB"] > 1e3 * (4 << 20) / 2.5e6  # what the link lets through in that time
+    assert len(found) == place + 1 + 16
+
+
+@pytest.mark.torch
 def test_recurrent_compares_with_pytorch(models: str) -> None:
     arguments = (
         "--quick",
@@ -113,6 +129,15 @@ def test_recurrent_compares_with_pytorch(models: str) -> None:
     assert header[:2] == ["model", "batch"]
     assert measured[0] == "GRU, 64 wide, 2 layers"
     assert all(float(cell) > 0 for cell in measured[2:7])
+
+
+@pytest.mark.torch
+def test_processor_time_takes_turns(models: str) -> None:
+    arguments = ("--quick", "--models", "rnn-64-1", "--batch", "2", "--peers", "onnxtrain,torch", "--folder", models)
+    header, (name, batch, ours, theirs, ratio) = rows(run("processor_time.py", *arguments))
+    assert header[2:] == ["onnxtrain, ms", "PyTorch, ms", "ratio to the faster"]
+    assert (name, batch) == ("RNN, 64 wide, 1 layer", "2")
+    assert float(ratio) == pytest.approx(float(ours) / float(theirs), rel=0.1)
 
 
 @pytest.mark.torch

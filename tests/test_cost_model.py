@@ -48,7 +48,11 @@ def test_an_exchange_waits_for_the_network_or_for_the_copying():
     assert SOFTWARE.exchange(10_000, 3, SLOW) == pytest.approx(0.02 + 2 * (20e-6 + 1e-2))
     assert SOFTWARE.exchange(10_000, 3, Network(0.01, 1e12)) == pytest.approx(0.02 + 2 * (20e-6 + 1e-5))
     step = SOFTWARE.step(0.5, [100, 200], 3, SLOW)
-    assert step == pytest.approx(0.5 + sum(SOFTWARE.exchange(size, 3, SLOW) for size in (32, 100)) + 0.02 + 2 * 220e-6)
+    first, last = SOFTWARE.exchange(100, 3, SLOW), 0.02 + 2 * 220e-6
+    alone = 0.5 + SOFTWARE.exchange(32, 3, SLOW)
+    assert step == pytest.approx(alone + first + last)
+    assert SOFTWARE.step(0.5, [100, 200], 3, SLOW, beside=0.002) == pytest.approx(alone + first - 0.002 + last)
+    assert SOFTWARE.step(0.5, [100, 200], 3, SLOW, beside=0.4) == pytest.approx(alone + last)
 
 
 def test_a_fit_finds_what_made_the_numbers():
@@ -58,6 +62,7 @@ def test_a_fit_finds_what_made_the_numbers():
         "message": 20e-6,
         "sums": {str(1 << 22): 3 * bare.latency + 1e-9 * sum(exchanges(1 << 22, 2))},
     }
+    slower = {"exchange": 1.0, "message": 1.0, "sums": {str(1 << 22): 1.0}}
     base = 4e-4
     settings = ((2, 0.0, None), (2, 0.02, 12.5e6))
     found = {}
@@ -69,7 +74,7 @@ def test_a_fit_finds_what_made_the_numbers():
             "sums": sums,
             "steps": {},
         }
-    software, latency = cost_model.fit_trips(cost_model.fit(loopback), found)
+    software, latency = cost_model.fit_trips(cost_model.fit([loopback, slower]), found)
     assert latency == pytest.approx(base, rel=1e-3)
     assert software.overhead == SOFTWARE.overhead
     assert software.copying == pytest.approx(SOFTWARE.copying, rel=1e-3)
@@ -100,8 +105,9 @@ def test_the_table_of_clusters_says_what_it_takes_for_granted(tmp_path, monkeypa
     table, words = cost_model.cluster(SOFTWARE, str(tmp_path))
     rows = [line.split("|") for line in table.splitlines()[2:]]
     assert [int(row[2]) for row in rows] == list(cost_model.CLUSTER)
-    shares = np.asarray([[float(row[index].strip().rstrip("%")) for index in (5, 7)] for row in rows])
+    shares = np.asarray([[float(row[index].strip().rstrip("%")) for index in (5, 6, 8, 9)] for row in rows])
     assert np.all(np.diff(shares, axis=0) <= 0)  # more machines, less of the time
-    assert np.all(shares[:, 1] >= shares[:, 0])  # on the faster network more
+    assert np.all(shares[:, 2:] >= shares[:, :2])  # on the faster network more
+    assert np.all(shares[:, 1::2] >= shares[:, ::2])  # and at best
     assert "Predictions, not measurements" in words
     assert "mlp 64" in words

@@ -334,7 +334,8 @@ def test_what_cannot_be_learned_from_gets_a_sentence(iris):
 def test_without_scikit_learn_one_sentence_says_what_to_install(name, monkeypatch):
     monkeypatch.setattr(onnxtrain, "sklearn", onnxtrain.sklearn)  # importing it again sets it
     monkeypatch.setitem(sys.modules, "sklearn.base", None)
-    monkeypatch.delitem(sys.modules, "onnxtrain.sklearn")
+    for loaded in [module for module in sys.modules if module.startswith("onnxtrain.sklearn")]:
+        monkeypatch.delitem(sys.modules, loaded)
     module = importlib.import_module("onnxtrain.sklearn")
     monkeypatch.undo()
     with pytest.raises(OptionError, match=rf"{name} needs scikit-learn 1.6 or newer, .* 'onnxtrain\[sklearn\]'"):

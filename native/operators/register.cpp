@@ -260,6 +260,7 @@ Domains create_domains(const OrtApi* api) {
   add_operator<LinearNode>(api, domains.own);
   add_operator<LinearWeightGradientNode>(api, domains.own);
   add_operator<LogSoftmaxGradientNode>(api, domains.own);
+  add_operator<MatMulNBitsNode>(api, domains.own);
   add_operator<MatMulNBitsGradientNode>(api, domains.own);
   add_operator<MaxPoolGradientNode>(api, domains.own);
   add_operator<RMSNormalizationGradientNode>(api, domains.own);

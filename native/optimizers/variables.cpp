@@ -74,6 +74,7 @@ void run_kernel(ElementwiseKernel kernel, const void* scalars, Arity arity, cons
 
   const bool rounded = variable.draws != nullptr;
   const std::size_t states = rounded ? arity.inputs - 2 : 0;
+  const std::size_t others = rounded ? std::min<std::size_t>(arity.outputs, 1) : arity.outputs;  // that are no states
   bool direct = variable.broadcast == nullptr && !variable.is_prepared() && states == 0;
   for (std::size_t i = 0; i < arity.outputs; ++i) direct = direct && variable.outputs[i] != nullptr;
   const std::size_t size = size_of(variable.type), step = direct ? end - begin : tuning::kPreparedElements;
@@ -94,7 +95,7 @@ void run_kernel(ElementwiseKernel kernel, const void* scalars, Arity arity, cons
                                                  mask, gradient);
       inputs[1] = gradient;
     }
-    for (std::size_t i = 0; i < arity.outputs - states; ++i) {
+    for (std::size_t i = 0; i < others; ++i) {
       void* output = variable.outputs[i];
       outputs[i] = output == nullptr ? unwanted[i] : static_cast<unsigned char*>(output) + begin * size;
     }
@@ -103,7 +104,7 @@ void run_kernel(ElementwiseKernel kernel, const void* scalars, Arity arity, cons
       inputs[2 + s] = outputs[1 + s] = wide[s];
     }
     kernel(scalars, count, inputs, outputs);
-    for (std::size_t s = 0; s < states; ++s) {
+    for (std::size_t s = 0; s + 1 < arity.outputs && s < states; ++s) {  // none where a rule only looks
       auto* const state = static_cast<std::uint16_t*>(variable.outputs[1 + s]);
       if (state != nullptr) kernels()->round_states(variable.draws[s], begin, count, wide[s], state + begin);
     }

@@ -73,16 +73,7 @@ void LinearWeightGradientNode::compute(const Call& call) const {
                          call.parallel_for());
 }
 
-const Signature MatMulNBitsGradientNode::kSignature = {
-    "MatMulNBitsGradient",
-    {"dy", "integers", "scales", "packed_zeros", "zeros"},
-    3,
-    1,
-    {-1},
-    {},
-    {ort::kTypeUndefined, ort::kTypeUint8, ort::kTypeUndefined, ort::kTypeUint8}};
-
-MatMulNBitsGradientNode::MatMulNBitsGradientNode(const Attributes& attributes)
+FewBitsNode::FewBitsNode(const Attributes& attributes)
     : inputs_(attributes.integer("K")),
       outputs_(attributes.integer("N")),
       bits_(attributes.integer("bits", 4)),
@@ -102,12 +93,11 @@ MatMulNBitsGradientNode::MatMulNBitsGradientNode(const Attributes& attributes)
   }
 }
 
-void MatMulNBitsGradientNode::compute(const Call& call) const {
-  const Inputs inputs(kSignature, call);
+void FewBitsNode::multiply(const Inputs& inputs, const char* name, bool transposed, const Call& call) const {
   const ElementType type = inputs.element_type(0);
-  const Rows dy(inputs, 0, "dy");
+  const Rows x(inputs, 0, name);
   std::vector<std::int64_t> shape = inputs[0].shape;
-  shape.back() = outputs_;
+  shape.back() = transposed ? inputs_ : outputs_;
   inputs.require_shape(0, shape);
   const std::int64_t blocks = inputs_ / block_ + (inputs_ % block_ != 0 ? 1 : 0);
   inputs.require_shape(1, {outputs_, blocks, block_ / 8 * bits_});
@@ -130,8 +120,30 @@ void MatMulNBitsGradientNode::compute(const Call& call) const {
   weights.block = static_cast<std::size_t>(block_);
   weights.rows = static_cast<std::size_t>(outputs_);
   weights.columns = static_cast<std::size_t>(inputs_);
-  shape.back() = inputs_;
-  multiply_few_bits(type, dy.count, inputs[0].data, weights, call.output(0, shape), call.parallel_for());
+  shape.back() = transposed ? outputs_ : inputs_;
+  multiply_few_bits(type, x.count, inputs[0].data, weights, transposed, call.output(0, shape), call.parallel_for());
 }
+
+const Signature MatMulNBitsNode::kSignature = {
+    "MatMulNBits",
+    {"x", "integers", "scales", "packed_zeros", "zeros"},
+    3,
+    1,
+    {-1},
+    {},
+    {ort::kTypeUndefined, ort::kTypeUint8, ort::kTypeUndefined, ort::kTypeUint8}};
+
+void MatMulNBitsNode::compute(const Call& call) const { multiply(Inputs(kSignature, call), "x", true, call); }
+
+const Signature MatMulNBitsGradientNode::kSignature = {
+    "MatMulNBitsGradient",
+    {"dy", "integers", "scales", "packed_zeros", "zeros"},
+    3,
+    1,
+    {-1},
+    {},
+    {ort::kTypeUndefined, ort::kTypeUint8, ort::kTypeUndefined, ort::kTypeUint8}};
+
+void MatMulNBitsGradientNode::compute(const Call& call) const { multiply(Inputs(kSignature, call), "dy", false, call); }
 
 }  // namespace onnxtrain

@@ -31,17 +31,33 @@ class LinearWeightGradientNode final : public FusedNode {
   bool transposed_, with_bias_;
 };
 
-// dx [..., K] = dy [..., N] w for the packed weights [N, K] of ONNX Runtime's MatMulNBits. Attributes: K, N, bits (2, 4 or
-// 8), block_size. Zero points are packed, or numbers, or left out: then they are the middle of the integers.
-class MatMulNBitsGradientNode final : public FusedNode {
- public:
-  static const Signature kSignature;
-
-  explicit MatMulNBitsGradientNode(const Attributes& attributes);
-  void compute(const Call& call) const override;
+// Products with the packed weights w [N, K] of ONNX Runtime's MatMulNBits. Attributes: K, N, bits (2, 4 or 8),
+// block_size. Zero points are packed, or numbers, or left out: then they are the middle of the integers.
+class FewBitsNode : public FusedNode {
+ protected:
+  explicit FewBitsNode(const Attributes& attributes);
+  void multiply(const Inputs& inputs, const char* name, bool transposed, const Call& call) const;
 
  private:
   std::int64_t inputs_, outputs_, bits_, block_;
+};
+
+// y [..., N] = x [..., K] wᵀ.
+class MatMulNBitsNode final : public FewBitsNode {
+ public:
+  static const Signature kSignature;
+
+  explicit MatMulNBitsNode(const Attributes& attributes) : FewBitsNode(attributes) {}
+  void compute(const Call& call) const override;
+};
+
+// dx [..., K] = dy [..., N] w.
+class MatMulNBitsGradientNode final : public FewBitsNode {
+ public:
+  static const Signature kSignature;
+
+  explicit MatMulNBitsGradientNode(const Attributes& attributes) : FewBitsNode(attributes) {}
+  void compute(const Call& call) const override;
 };
 
 }  // namespace onnxtrain

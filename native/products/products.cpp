@@ -116,18 +116,24 @@ void linear_as(const Linear& sizes, const void* x, const void* w, const void* bi
 }
 
 template <typename T>
-void multiply_few_bits_as(std::size_t rows, const void* dy, const PackedWeights& w, void* dx,
+void multiply_few_bits_as(std::size_t rows, const void* x, const PackedWeights& w, bool transposed, void* y,
                           const ParallelFor& parallel_for) {
-  const FewBits<T> weights = {w.integers, static_cast<const T*>(w.scales), w.packed_zeros,
-                              static_cast<const T*>(w.zeros), w.bits, w.block, divided_up(w.columns, w.block)};
+  const FewBits<T> weights = {w.integers,
+                              static_cast<const T*>(w.scales),
+                              w.packed_zeros,
+                              static_cast<const T*>(w.zeros),
+                              w.bits,
+                              w.block,
+                              divided_up(w.columns, w.block),
+                              transposed};
   Product<T> product = {};
-  product.left = {static_cast<const T*>(dy), static_cast<std::ptrdiff_t>(w.rows), 1};
+  product.depth = transposed ? w.columns : w.rows;
+  product.columns = transposed ? w.rows : w.columns;
+  product.left = {static_cast<const T*>(x), static_cast<std::ptrdiff_t>(product.depth), 1};
   product.few_bits = &weights;
   product.rows = rows;
-  product.columns = w.columns;
-  product.depth = w.rows;
-  product.target = static_cast<T*>(dx);
-  product.target_row = static_cast<std::ptrdiff_t>(w.columns);
+  product.target = static_cast<T*>(y);
+  product.target_row = static_cast<std::ptrdiff_t>(product.columns);
   multiply(product, parallel_for);
 }
 
@@ -179,9 +185,10 @@ void weight_gradient(ElementType type, std::size_t rows, const Columns& left, co
                                                                              parallel_for);
 }
 
-void multiply_few_bits(ElementType type, std::size_t rows, const void* dy, const PackedWeights& w, void* dx,
-                       const ParallelFor& parallel_for) {
-  (type == kFloat ? multiply_few_bits_as<float> : multiply_few_bits_as<double>)(rows, dy, w, dx, parallel_for);
+void multiply_few_bits(ElementType type, std::size_t rows, const void* x, const PackedWeights& w, bool transposed,
+                       void* y, const ParallelFor& parallel_for) {
+  (type == kFloat ? multiply_few_bits_as<float> : multiply_few_bits_as<double>)(rows, x, w, transposed, y,
+                                                                                 parallel_for);
 }
 
 void linear(ElementType type, const Linear& sizes, const void* x, const void* w, const void* bias, void* y,

@@ -29,9 +29,9 @@ struct PackedWeights {
   std::size_t bits, block, rows, columns;
 };
 
-// dx [rows of dy, columns of w] = dy w; what is read of the weights becomes numbers part by part.
-void multiply_few_bits(ElementType type, std::size_t rows, const void* dy, const PackedWeights& w, void* dx,
-                       const ParallelFor& parallel_for);
+// y = x w or, transposed, x wᵀ, of `rows` rows; what is read of the weights becomes numbers part by part.
+void multiply_few_bits(ElementType type, std::size_t rows, const void* x, const PackedWeights& w, bool transposed,
+                       void* y, const ParallelFor& parallel_for);
 
 // dw = xᵀ dy, in the order of w, and dbias (null: not wanted) = the sum of dy over its rows.
 void linear_weight_gradient(ElementType type, const Linear& sizes, const void* dy, const void* x, void* dw,

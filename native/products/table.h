@@ -42,6 +42,7 @@ struct FewBits {
   const std::uint8_t* packed_zeros;
   const T* zeros;  // [rows][blocks]
   std::size_t bits, block, blocks;
+  bool transposed;  // whether the product's right matrix is the transposed one
 };
 
 // A part of a product: target[row, column] = bias[column] + sum over the depth of left[row, depth] *

@@ -28,6 +28,7 @@ OPTIONS = [
         "--class-weights is '1;2'; it needs numbers with commas between them: 1,1,3",
         fit("--class-weights", "1;2"),
     ),
+    Mistake("no row at once", "chunk is 0; it is a number of rows, 1 or more", fit("--chunk", "0")),
     Mistake("smoothing of everything", "label_smoothing is 1.0; it needs a number in", fit("--label-smoothing", "1")),
     Mistake(
         "no file of weights",

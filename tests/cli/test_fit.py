@@ -142,8 +142,9 @@ def test_weights_of_examples_and_of_classes(files, success):
     for name, array in trainer.get_weights().items():
         np.testing.assert_array_equal(weights(files / "weights.txt.onnx")[name], array)
         np.testing.assert_array_equal(weights(files / "weights.npy.onnx")[name], array)
-    success(*FIT[:-2], *one, "--class-weights", "1,0.5,3", "--label-smoothing", "0.1", "-o", "classes.onnx")
-    loss = "cross_entropy(class_weights=(1, 0.5, 3), label_smoothing=0.1)"
+    flags = ("--class-weights", "1,0.5,3", "--label-smoothing", "0.1", "--chunk", "7")
+    success(*FIT[:-2], *one, *flags, "-o", "classes.onnx")
+    loss = "cross_entropy(class_weights=(1, 0.5, 3), label_smoothing=0.1, chunk=7)"
     trainer = onnxtrain.Trainer(files / "model.onnx", loss=loss, optimizer=onnxtrain.SGD(0.1))
     trainer.fit(files / "train.npz", batch_size=100, progress=False)
     for name, array in trainer.get_weights().items():

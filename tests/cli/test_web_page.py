@@ -39,6 +39,11 @@ def test_gray_images_are_drawn(files, success):
     [
         Mistake("kernels", "--web needs a step graph of standard operators", (*EXPORT, "--web", "p", "--kernels")),
         Mistake("tied copies", "--tie leaves copies out; export the step graph", (*EXPORT, "--web", "p", "--tie")),
+        Mistake(
+            "states",
+            "--web keeps states as browsers have numbers, not as bfloat16; leave --state-dtype out",
+            (*EXPORT, "--web", "p", "--state-dtype", "bfloat16"),
+        ),
         Mistake("a file", "'train.npz' cannot be written: .*exists", (*EXPORT, "--web", "train.npz")),
         Mistake(
             "onto the model", "MODEL and the file 'model.onnx' of --web are the same file", (*EXPORT, "--web", ".")

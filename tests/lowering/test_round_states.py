@@ -19,7 +19,12 @@ from onnxtrain.runtime.step import create_session
 from rounding_reference import round_stochastic
 
 WAYS = [onnxtrain.Adam(0.01), onnxtrain.AdamW(0.01), onnxtrain.Momentum(0.1), onnxtrain.Adagrad(0.1)]
-WAYS += [onnxtrain.Lion(0.01), onnxtrain.RMSprop(0.01), onnxtrain.SSGD(0.1, alpha=0.9, regularization=1e-3)]
+WAYS += [
+    onnxtrain.LAMB(0.01),
+    onnxtrain.Lion(0.01),
+    onnxtrain.RMSprop(0.01),
+    onnxtrain.SSGD(0.1, alpha=0.9, regularization=1e-3),
+]
 
 
 def rounded(x, count, seed, kind=onnx.TensorProto.FLOAT):

@@ -19,6 +19,7 @@ INPUTS = {
     "GeluGradient": ("dy", "x"),
     "LayerNormalizationGradient": ("dy", "x", "scale"),
     "LogSoftmaxGradient": ("dy", "y"),
+    "MatMulNBits": ("x", "integers", "scales", "packed_zeros", "zeros"),
     "MatMulNBitsGradient": ("dy", "integers", "scales", "packed_zeros", "zeros"),
     "MaxPoolGradient": ("dy", "x"),
     "RMSNormalizationGradient": ("dy", "x", "scale"),

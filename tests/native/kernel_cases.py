@@ -382,13 +382,17 @@ def linear(rng: np.random.Generator) -> Case:
 
 
 def few_bits(rng: np.random.Generator) -> Case:
-    """The gradient of a product with a weight of a few bits; some attributes do not fit."""
+    """A product with a weight of a few bits, or its gradient; some attributes do not fit."""
+    operator, left = pick(rng, ("MatMulNBits", "x"), ("MatMulNBitsGradient", "dy"))
     dtype, bits, block = _element_type(rng), pick(rng, 2, 4, 8), pick(rng, 16, 32, 64)
     rows, inputs, outputs = some(rng, 0 if rng.random() < 0.2 else 1, 70, 3)
     blocks = -(-inputs // block)
     integers = rng.integers(0, 256, (outputs, blocks, block * bits // 8), np.uint8)
-    dy, scales = floating(rng, (rows, outputs), dtype), floating(rng, (outputs, blocks), dtype)
-    feeds: dict[str, np.ndarray | None] = {"dy": dy, "integers": integers, "scales": scales}
+    x, scales = (
+        floating(rng, (rows, inputs if left == "x" else outputs), dtype),
+        floating(rng, (outputs, blocks), dtype),
+    )
+    feeds: dict[str, np.ndarray | None] = {left: x, "integers": integers, "scales": scales}
     kind = pick(rng, "middle", "packed", "numbers")
     points = np.full((outputs, blocks), 2.0 ** (bits - 1))
     if kind == "packed":
@@ -401,12 +405,13 @@ def few_bits(rng: np.random.Generator) -> Case:
     attributes = {"K": inputs, "N": outputs, "bits": bits, "block_size": block}
     if rng.random() < 0.2:
         attributes[pick(rng, *attributes)] = pick(rng, *EXTREMES)
-        return Case("MatMulNBitsGradient", feeds, attributes)
+        return Case(operator, feeds, attributes)
 
     def expected() -> list[np.ndarray]:
-        return [dy.astype(np.float64) @ few_bits_reference.weight(integers, scales, points, bits, inputs)]
+        w = few_bits_reference.weight(integers, scales, points, bits, inputs)
+        return [x.astype(np.float64) @ (w.T if left == "x" else w)]
 
-    return Case("MatMulNBitsGradient", feeds, attributes, expected=expected)
+    return Case(operator, feeds, attributes, expected=expected)
 
 
 def recurrent(rng: np.random.Generator) -> Case:

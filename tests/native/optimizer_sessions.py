@@ -7,7 +7,13 @@ import onnxruntime
 from onnx import helper
 
 TRAINING = "ai.onnx.preview.training"
-GROUPS = {"Adagrad": ("XGH", "XH"), "Adam": ("XGVH", "XVH"), "Momentum": ("XGV", "XV"), "SSGD": ("XG", "X")}
+GROUPS = {
+    "Adagrad": ("XGH", "XH"),
+    "Adam": ("XGVH", "XVH"),
+    "LAMB": ("XGVH", "XVH"),
+    "Momentum": ("XGV", "XV"),
+    "SSGD": ("XG", "X"),
+}
 REQUIRED = {"Momentum": {"alpha": 0.95, "beta": 0.1, "norm_coefficient": 0.0, "mode": "standard"}}
 
 # Operators other than the optimizers are registered for float and for double; what fits neither is refused by the
@@ -24,7 +30,7 @@ def groups(name, attributes):
 
 
 def node(name, inputs, outputs, **attributes):
-    domain = "onnxtrain" if name == "SSGD" else TRAINING
+    domain = "onnxtrain" if name in ("LAMB", "SSGD") else TRAINING
     return helper.make_node(name, inputs, outputs, domain=domain, **{**REQUIRED.get(name, {}), **attributes})
 
 

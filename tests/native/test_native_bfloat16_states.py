@@ -60,7 +60,7 @@ def variables_of(name, shapes, states):
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("shapes", [SHAPES, SHAPES[1:2], SHAPES[1:3]], ids=len)
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize(("name", "states"), [("Adam", 2), ("Momentum", 1), ("SSGD", 1)])
+@pytest.mark.parametrize(("name", "states"), [("Adam", 2), ("LAMB", 2), ("Momentum", 1), ("SSGD", 1)])
 def test_it_is_the_update_and_then_the_rounding(library_path, name, states, masked, shapes, threads):
     attributes = {"alpha": 0.9} if name == "SSGD" else {}
     variables = variables_of(name, shapes, states)

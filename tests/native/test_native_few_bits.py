@@ -12,20 +12,22 @@ from onnxtrain.runtime.native import custom_ops_library
 
 PATH = str(custom_ops_library())
 OPERATOR = "MatMulNBitsGradient"
+OPERATORS = ["MatMulNBits", OPERATOR]
 REFUSED = (Fail, InvalidArgument, InvalidGraph, RuntimeException)
 
 # Rows, K and N around the edges of vectors, panels (64 columns at most), blocks of the depth (256) and parts (768).
 SIZES = [(1, 1, 1), (3, 65, 7), (8, 300, 257), (17, 1000, 40), (70, 16, 520), (0, 4, 5), (4, 0, 5), (4, 5, 0)]
 
 
-def draw(sizes, bits, block, kind, dtype):
-    """Feeds, attributes and dx."""
+def draw(sizes, bits, block, kind, dtype, operator=OPERATOR):
+    """Feeds, attributes, the product, and what its terms sum up to without their signs."""
     rows, inputs, outputs = sizes
     rng = np.random.default_rng(sizes)
     blocks = -(-inputs // block)
     integers = rng.integers(0, 256, (outputs, blocks, block * bits // 8), np.uint8)
     scales = rng.uniform(0.01, 0.1, (outputs, blocks)).astype(dtype)
-    feeds = {"dy": rng.standard_normal((rows, outputs)).astype(dtype), "integers": integers, "scales": scales}
+    left, columns = ("dy", outputs) if operator == OPERATOR else ("x", inputs)
+    feeds = {left: rng.standard_normal((rows, columns)).astype(dtype), "integers": integers, "scales": scales}
     points = np.full((outputs, blocks), 2.0 ** (bits - 1))
     if kind == "packed":
         feeds["packed_zeros"] = rng.integers(0, 256, (outputs, -(-blocks * bits // 8)), np.uint8)
@@ -35,34 +37,38 @@ def draw(sizes, bits, block, kind, dtype):
         feeds["packed_zeros"] = np.zeros(0, np.uint8)
     attributes = {"K": inputs, "N": outputs, "bits": bits, "block_size": block}
     w = reference.weight(integers, scales, points, bits, inputs)
-    dy = feeds["dy"].astype(np.float64)
-    return feeds, attributes, dy @ w, np.abs(dy) @ np.abs(w)
+    w = w if operator == OPERATOR else w.T
+    x = feeds[left].astype(np.float64)
+    return feeds, attributes, x @ w, np.abs(x) @ np.abs(w)
 
 
-def run(path, feeds, attributes, threads=1):
-    given = [feeds.get(name) for name in gradient_reference.INPUTS[OPERATOR]]
+def run(path, feeds, attributes, threads=1, operator=OPERATOR):
+    given = [feeds.get(name) for name in gradient_reference.INPUTS[operator]]
     while given[-1] is None:
         given.pop()
-    return gradient_reference.run(path, OPERATOR, *given, threads=threads, **attributes)[0]
+    return gradient_reference.run(path, operator, *given, threads=threads, **attributes)[0]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("kind", ["middle", "packed", "numbers"])
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("block", [16, 64])
-def test_against_float64(instruction_set, library_path, block, bits, kind, dtype):
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_against_float64(instruction_set, library_path, operator, block, bits, kind, dtype):
     for sizes in SIZES:
-        feeds, attributes, expected, magnitude = draw(sizes, bits, block, kind, dtype)
-        found = run(library_path, feeds, attributes)
+        feeds, attributes, expected, magnitude = draw(sizes, bits, block, kind, dtype, operator)
+        found = run(library_path, feeds, attributes, operator=operator)
         assert found.dtype == dtype
         assert found.shape == expected.shape
-        assert (np.abs(found - expected) <= 8 * np.finfo(dtype).eps * magnitude * max(1, sizes[2]) ** 0.5).all(), sizes
+        depth = max(1, sizes[2 if operator == OPERATOR else 1])
+        assert (np.abs(found - expected) <= 8 * np.finfo(dtype).eps * magnitude * depth**0.5).all(), sizes
 
 
 @pytest.mark.parametrize("sizes", [(700, 900, 300), (5, 4000, 300)], ids=str)
-def test_threads_do_not_change_a_bit(sizes):
-    feeds, attributes, _, _ = draw(sizes, 4, 32, "packed", np.float32)
-    one, *others = (run(PATH, feeds, attributes, threads) for threads in (1, 2, 3))
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_threads_do_not_change_a_bit(operator, sizes):
+    feeds, attributes, _, _ = draw(sizes, 4, 32, "packed", np.float32, operator)
+    one, *others = (run(PATH, feeds, attributes, threads, operator) for threads in (1, 2, 3))
     for other in others:
         np.testing.assert_array_equal(one, other)
 

@@ -181,6 +181,7 @@ class Compressing(Two):
     ("options", "sentence"),
     [
         ({"optimizer": onnxtrain.SSGD()}, "shard_states=True cuts weights at any element"),
+        ({"optimizer": "lamb"}, "shard_states=True cuts weights at any element"),
         ({"clip_norm": 1.0, "clip_value": 1.0}, "shard_states=True clips by value or by norm"),
         ({"shard_gradients": True, "accumulate": 2}, "shard_gradients=True keeps no sums of micro-batches"),
         ({"shard_gradients": True, "parallel": Compressing()}, "shard_gradients=True keeps no whole gradients"),
@@ -188,7 +189,7 @@ class Compressing(Two):
             {"shard_gradients": True, "options": RuntimeOptions(kernels=False)},
             "shard_gradients=True needs the native kernels",
         ),
-        ({"shard_gradients": True, "batch_norm": "sync"}, "and so does batch_norm"),
+        ({"shard_gradients": True, "batch_norm": "sync"}, "lets processes wait for each other"),
         ({"shard_gradients": True, "shard_states": False}, "give shard_states=True, too"),
     ],
 )

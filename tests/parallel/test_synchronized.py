@@ -13,6 +13,8 @@ from parallel.processes import mpiexec, needs_mpi, run_script, script
 SETUP = """
     import numpy as np
     import onnxtrain
+    from onnxtrain.training.steps import buckets
+    buckets.BUCKET_BYTES = 1 << 12  # several of them, which others send while the backward pass goes on
     mpi = onnxtrain.parallel.MPI()
     rng = np.random.default_rng(0)
     x = rng.normal(2.0, 3.0, size=(12, 3, 16, 16)).astype(np.float32)

@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 
 import onnxtrain
 from onnxtrain.errors import ModelError
+from onnxtrain.runtime.frozen import FrozenTensors
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.step import create_session
 from onnxtrain.training.inference.forward import evaluate
@@ -343,3 +344,13 @@ def test_more_than_two_gib_are_frozen(tmp_path: Path) -> None:
     command = [sys.executable, "-c", BEYOND, str(tmp_path / "model.onnx")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("reader", "bound"), [("Cast<to=1>", True), ("Gelu", False)])
+def test_a_view_is_bound_where_what_reads_it_may_be(reader: str, bound: bool) -> None:
+    model = parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]>
+        g (float[n] x, int64[2] s) => (float[a,b] y) {{ v = Reshape(w, s) u = {reader}(v) y = Mul(u, x) }}""")
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((256, 256), np.float32), "w"))
+    frozen = FrozenTensors(ir.from_proto(model), bind=True)
+    frozen.register(onnxruntime.SessionOptions())
+    assert list(frozen.inputs) == (["w"] if bound else [])

@@ -12,7 +12,7 @@ import onnxtrain
 from onnxtrain import examples
 from onnxtrain.data import CsvFile
 from onnxtrain.errors import DataError
-from onnxtrain.training.data import TensorSpec, growing, open_dataset
+from onnxtrain.training.data import TensorSpec, growing, labels, open_dataset
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(12, 4)).astype(np.float32)
@@ -143,6 +143,21 @@ def test_a_file_larger_than_memory_is_mapped(tmp_path, monkeypatch):
     (shuffled,) = data.batches(20, shuffle=True)
     order = np.argsort(shuffled.inputs["input"][:, 0])
     np.testing.assert_array_equal(shuffled.inputs["input"][order], X[np.argsort(X[:, 0])])
+
+
+def test_texts_of_a_file_larger_than_memory_are_mapped(tmp_path, monkeypatch):
+    monkeypatch.setattr(growing, "MEMORY_BYTES", 30)
+    monkeypatch.setattr("onnxtrain.training.data.csv_file._BLOCK_CELLS", 10)
+    monkeypatch.setattr(labels, "_BLOCK", 3)
+    names = np.array(["violet", "red", "blue"])[LABELS % 3]
+    data = open_dataset(write(tmp_path / "d.csv", table(y=names)), [FEATURES], target="y")
+    assert isinstance(data.targets, np.memmap)
+    np.testing.assert_array_equal(data.targets, names)
+    found = labels.learn_labels(data.targets, 3)
+    assert found == tuple(sorted(set(names.tolist())))
+    np.testing.assert_array_equal(labels.to_indices(data.targets, found), [found.index(name) for name in names])
+    with pytest.raises(DataError, match="the target 'violet' is none of the labels of this model: 'blue', 'red'"):
+        labels.to_indices(np.array(["red", "blue", "red", "violet"]), ("blue", "red"))
 
 
 def test_latin_1_is_said(tmp_path, caplog):

@@ -111,7 +111,7 @@ def test_pictures(tmp_path, caplog):
             r"the example '1' in .* has no array \(\.npy\): it has \.cls",
         ),
         ([("0.cls", b"1")], r"the example '0' in .* has no picture"),
-        ([("0.npy", b"x"), ("0.cls", b"1")], r"'0\.npy' in .* cannot be read"),
+        ([("0.npy", b"x"), ("0.cls", b"1")], r"'0\.npy' in .* is truncated or not in \.npy format"),
         ([("0.npy", npy(X[0])), ("0.json", b"{")], r"'0\.json' in .* cannot be read"),
         (
             [("0.npy", npy(X[0])), ("0.json", b"[1]")],

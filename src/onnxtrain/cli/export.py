@@ -99,7 +99,7 @@ class Written:
         """Whether the step graph is looked at."""
         return self.step_graph is not None or self.describe or self.web is not None
 
-    def paths(self, *, tie: bool) -> dict[str, Path]:
+    def paths(self, *, tie: bool, state_dtype: str | None) -> dict[str, Path]:
         """The files by what they hold.
 
         Raises:
@@ -117,6 +117,10 @@ class Written:
             raise OptionError(
                 "--web writes a page that saves every weight by its own name, and --tie leaves copies out; export the "
                 "step graph with --tie, and bring its states home with import-states --tie."
+            )
+        if self.web is not None and state_dtype is not None:
+            raise OptionError(
+                f"--web keeps states as browsers have numbers, not as {state_dtype}; leave --state-dtype out."
             )
         return found
 
@@ -165,7 +169,7 @@ def command(
     from onnxtrain.lowering.fix_dimensions import fix_dimensions
     from onnxtrain.model.file import ModelFile, check_writable
 
-    files = written.paths(tie=training.tie)
+    files = written.paths(tie=training.tie, state_dtype=training.state_dtype)
     paths.check_paths(
         {
             paths.MODEL: paths.model(model),

@@ -80,6 +80,14 @@ class LossFlags:
     label_smoothing: Annotated[
         float | None, Parameter(help="Share of every label that is spread over all classes, in [0, 1).  [default: 0]")
     ] = None
+    chunk: Annotated[
+        int | None,
+        Parameter(
+            metavar="ROWS",
+            help="Rows (tokens) of logits there are at once, for softmax_cross_entropy and next_token: less memory for "
+            "large vocabularies.  [default: all]",
+        ),
+    ] = None
     check_targets: Annotated[
         bool, Parameter(help="Refuse targets outside of 0 to 1, and distributions that do not sum to 1.")
     ] = True
@@ -92,7 +100,7 @@ class LossFlags:
         """
         given: dict[str, Any] = {"axis": self.axis, "ignore_index": self.ignore_index}
         given["class_weights"] = None if self.class_weights is None else _numbers(self.class_weights)
-        given["label_smoothing"] = self.label_smoothing
+        given["label_smoothing"], given["chunk"] = self.label_smoothing, self.chunk
         given["check_targets"] = None if self.check_targets else False
         options = {name: value for name, value in given.items() if value is not None}
         if not options:

@@ -16,6 +16,7 @@ from onnxtrain.lowering.fuse_linear import fuse_linear
 from onnxtrain.lowering.fuse_recurrent import fuse_recurrent
 from onnxtrain.lowering.fuse_updates import fuse_updates
 from onnxtrain.lowering.gradient_nodes import Derivative, build_gradients
+from onnxtrain.lowering.join_scans import join_scans
 from onnxtrain.lowering.mask_softmax_gradients import mask_softmax_gradients
 from onnxtrain.lowering.optimizer_nodes import lower_optimizers
 from onnxtrain.lowering.recompute import check_patterns, recompute
@@ -25,6 +26,7 @@ from onnxtrain.lowering.round_states import round_states
 from onnxtrain.lowering.spread_updates import spread_updates
 from onnxtrain.lowering.synchronize_batch_norm import synchronize_batch_norm
 from onnxtrain.lowering.use_convolution_kernels import use_convolution_kernels
+from onnxtrain.lowering.use_few_bits_kernels import use_few_bits_kernels
 from onnxtrain.lowering.webgpu import fit_webgpu
 from onnxtrain.lowering.webgpu_bodies import Portable
 from onnxtrain.lowering.write_activation_defaults import write_activation_defaults
@@ -66,6 +68,7 @@ def lower_graph(
     for gradient in build_gradients(model, derivative):  # a Gradient node becomes the nodes that compute it
         mask_softmax_gradients(model, gradient)  # rows without a key have a gradient of zero
         backward += gradient
+    join_scans(graph)  # sums over chunks in one pass with their gradient
     if kernels:
         synchronize_batch_norm(model, backward)  # statistics of all processes
     resolve_fused(model, backward, kernels=kernels, portable=portable)  # what has no kernel becomes its body
@@ -74,6 +77,7 @@ def lower_graph(
     if kernels:
         reuse_activations(graph, backward)  # activations that their gradient gives once more
         use_convolution_kernels(model)
+        use_few_bits_kernels(model)
         remove_unused(model)
         dequantize_again(graph)  # frozen weights of few bits are in float while they are read
         spread_updates(graph)  # an update for every few layers, in the backward pass

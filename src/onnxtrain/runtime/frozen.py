@@ -27,7 +27,7 @@ _LARGE = 1 << 16
 """Bytes from which on a tensor is handed over by address; smaller ones are in the model, where shapes are read."""
 
 _BOUND = {
-    "": frozenset({"MatMul", "Gemm", "Gather", "DequantizeLinear", "Cast", "Reshape", "Shape"}),
+    "": frozenset({"MatMul", "Gemm", "Gather", "DequantizeLinear", "Cast", "Shape"}),
     MICROSOFT_DOMAIN: frozenset({"FusedMatMul", "GatherBlockQuantized"}),
 }
 """Operators that compute the same, as fast, from an input as from an initializer; so do those of this project."""
@@ -63,7 +63,10 @@ class FrozenTensors:
                 self._tensors[name] = value.const_value
         self._arrays = {name: _elements(tensor, files) for name, tensor in self._tensors.items()}
         self._values: list[Any] = []
-        self._bound = {name for name in self._tensors if bind and _may_be_bound(model.graph.initializers[name])}
+        initializers, inputs = model.graph.initializers, {value.name for value in model.graph.inputs}
+        self._bound = {
+            name for name in self._tensors if bind and name not in inputs and _may_be_bound(initializers[name])
+        }
         self.inputs: dict[str, Any] = {}
         large = set(map(id, self._tensors.values()))
         replace_tensors(
@@ -115,10 +118,13 @@ class FrozenTensors:
 
 
 def _may_be_bound(value: ir.Value) -> bool:
-    """Whether all that reads an initializer does so as fast from an input."""
-    readers = [node for node, _ in value.uses()]
-    known = all(node.domain == ONNXTRAIN_DOMAIN or node.op_type in _BOUND.get(node.domain, ()) for node in readers)
-    return known and not value.is_graph_output() and not value.is_graph_input()
+    """Whether all that reads a value is as fast from an input; a Reshape is where what reads its result is."""
+    return not value.is_graph_output() and all(
+        node.domain == ONNXTRAIN_DOMAIN
+        or node.op_type in _BOUND.get(node.domain, ())
+        or ((node.domain, node.op_type) == ("", "Reshape") and _may_be_bound(node.outputs[0]))
+        for node in value.consumers()
+    )
 
 
 def is_large(tensor: ir.TensorProtocol) -> bool:

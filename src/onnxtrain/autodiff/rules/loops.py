@@ -217,7 +217,7 @@ def _emit(node: Node, steps: _Steps, op: Builder, inner: _Inner) -> _Found:
     for value in summed:
         total, gradient = input_like(op, value.ir), inner.gradients[value.ir]
         assert gradient is not None
-        results.append(op.sum_of([op.wrap(total), gradient]))
+        results.append(_accumulated(op, op.wrap(total), gradient))
         inputs.append(total)
         initial.append(node.op.zeros_like(node.op.wrap(value.ir)))
     sent = [
@@ -241,6 +241,16 @@ def _emit(node: Node, steps: _Steps, op: Builder, inner: _Inner) -> _Found:
     return _Found(
         dstates, [slices.get(id(item)) for item in steps.taken], [sums.get(value.ir) for value in node.captured]
     )
+
+
+def _accumulated(op: Builder, total: Value, gradient: Value) -> Value:
+    """total + gradient; where the latter is a product of matrices, it is added to the total as it is made."""
+    node = gradient.ir.producer()
+    if node is None or node.op_identifier() != ("", "Gemm", "") or len(node.inputs) != 2:
+        return op.sum_of([total, gradient])
+    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+    factors = [op.wrap(value) for value in node.inputs if value is not None]
+    return op.Gemm(*factors, total, **attributes).with_shape(total.shape)
 
 
 def _scan_node(

@@ -20,7 +20,8 @@ from onnxtrain.errors import GradientError
 from onnxtrain.graph import Value
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN
 
-GRADIENT = "MatMulNBitsGradient"
+PRODUCT, GRADIENT = "MatMulNBits", "MatMulNBitsGradient"
+"""Operators of the domain ``onnxtrain``: y = x wᵀ, and dx = dy w."""
 
 _KERNEL_BITS = (2, 4, 8)
 _LEAST_BLOCK = 16
@@ -220,20 +221,35 @@ def matmul_nbits(node: Node, dy: Value) -> Gradients:
 
 def _times_weight(node: Node, size: PackedWeight, dy: Value) -> Value:
     """dy w, in single precision or more."""
-    op, wide = node.op, _wide(dy)
+    dx = multiplied(GRADIENT, dy, size, node.input_required(1), node.input_required(2), node.input(3))
+    return dx.with_shape(node.x.shape)
+
+
+def multiplied(operator: str, x: Value, size: PackedWeight, packed: Value, scales: Value, zeros: Value | None) -> Value:
+    """x wᵀ (``PRODUCT``) or x w (``GRADIENT``) by one of this project's operators, in single precision or more.
+
+    Args:
+        operator: Which of the two.
+        x: The left factor [..., K] or [..., N].
+        size: How the weight is packed.
+        packed: Its integers.
+        scales: Its scales.
+        zeros: Zero points, as the node has them: packed, floating, or none for the middle of the integers.
+    """
+    op, wide = x.op, _wide(x)
     by_block = (size.outputs, size.blocks)
-    packed = op.reshape(node.input_required(1), (*by_block, size.block * size.bits // 8))
-    scales = op.reshape(op.cast(node.input_required(2), wide), by_block)
-    zeros, packed_zeros, floating_zeros = node.input(3), None, None
+    packed = op.reshape(packed, (*by_block, size.block * size.bits // 8))
+    scales = op.reshape(op.cast(scales, wide), by_block)
+    packed_zeros, floating_zeros = None, None
     if zeros is not None and zeros.is_float:
         floating_zeros = op.reshape(op.cast(zeros, wide), by_block)
         packed_zeros = op.constant([], np.uint8)  # ONNX Runtime 1.20 crashes where an input in the middle is left out
     elif zeros is not None:
         packed_zeros = op.reshape(zeros, (size.outputs, -(-size.blocks * size.bits // 8)))
-    dy = op.cast(dy, wide)
-    (dx,) = emit(op, GRADIENT, dy, packed, scales, packed_zeros, floating_zeros, like=[None], **size.attributes)
-    dx.ir.dtype = dy.dtype
-    return dx.with_shape(node.x.shape)
+    x = op.cast(x, wide)
+    (y,) = emit(op, operator, x, packed, scales, packed_zeros, floating_zeros, like=[None], **size.attributes)
+    y.ir.dtype = x.dtype
+    return y
 
 
 def _wide(value: Value) -> ir.DataType:
@@ -253,13 +269,24 @@ def _has_kernel(node: ir.Node) -> bool:
     return block >= _LEAST_BLOCK and block & (block - 1) == 0
 
 
+@register_fused(PRODUCT, has_kernel=_has_kernel)
+def matmul_nbits_product(node: Node) -> Sequence[Value]:
+    """From x [..., K], integers, scales, packed_zeros? and zeros?: y [..., N] = x wᵀ."""
+    return [node.x @ node.op.Transpose(_late_weight(node), perm=[1, 0])]
+
+
 @register_fused(GRADIENT, has_kernel=_has_kernel)
 def matmul_nbits_gradient(node: Node) -> Sequence[Value]:
     """From dy [..., N], integers, scales, packed_zeros? and zeros?: dx [..., K] = dy w."""
-    op, dy = node.op, node.x
+    return [node.x @ _late_weight(node)]
+
+
+def _late_weight(node: Node) -> Value:
+    """w [N, K] of one of this project's operators, made when what it multiplies is there."""
+    op, x = node.op, node.x
     # The runtime would compute a weight that follows from constants once, and keep it.
-    never = op.cast(op.IsNaN(op.ReduceSum(dy, keepdims=0)), ir.DataType.UINT8)
+    never = op.cast(op.IsNaN(op.ReduceSum(x, keepdims=0)), ir.DataType.UINT8)
     late = op.BitwiseAnd(never, op.constant(0, np.uint8))
     packed = op.BitwiseOr(node.input_required(1), late).with_shape(node.input_required(1).shape)
     zeros = node.input(3) if node.input(4) is None else node.input(4)
-    return [dy @ PackedWeight.of(node.ir).weight(packed, node.input_required(2), zeros)]
+    return PackedWeight.of(node.ir).weight(packed, node.input_required(2), zeros)

@@ -7,9 +7,8 @@ import csv
 import itertools
 import logging
 import operator
-import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
@@ -21,6 +20,7 @@ from onnxtrain.training.data.conversion import Array, TensorSpec, kind_of
 from onnxtrain.training.data.files import check_regular
 from onnxtrain.training.data.frames import as_input, check_width, choose_columns, columns_of
 from onnxtrain.training.data.growing import GrowingArray
+from onnxtrain.training.data.reader import Reader
 
 _logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ _BLOCK_CELLS: Final = 2**17
 
 
 @dataclass(frozen=True)
-class CsvFile:
+class CsvFile(Reader):
     """A CSV file whose first line has the names of the columns.
 
     Columns named like the model's inputs are these; a model with one input of rank 2 takes all columns but the target
@@ -58,7 +58,6 @@ class CsvFile:
         decimal: the decimal sign; by default ``","`` where the delimiter is a semicolon, else ``"."``.
     """
 
-    path: str | os.PathLike[str]
     delimiter: str | None = None
     encoding: str | None = None
     decimal: str | None = None
@@ -71,15 +70,10 @@ class CsvFile:
         if self.encoding is not None:
             try:
                 "".encode(self.encoding)
-            except LookupError:
+            except (LookupError, UnicodeError):
                 raise DataError(
                     f"encoding is {self.encoding!r}, which is none of text that Python knows; try 'utf-8'."
                 ) from None
-
-    @property
-    def name(self) -> str:
-        """How error messages call it."""
-        return f"'{Path(self.path)}'"
 
     def read(
         self, specs: Sequence[TensorSpec], *, target: str | None = None, need_target: bool = True
@@ -95,11 +89,12 @@ class CsvFile:
             try:
                 with path.open(encoding=encoding, newline="") as file:
                     return self._read_open(file, specs, target, need_target)
-            except UnicodeDecodeError as error:
+            except UnicodeError as error:  # codecs of rare encodings raise it without a place
                 if encoding == encodings[-1]:
+                    where = f"{error.reason} at byte {error.start}" if isinstance(error, UnicodeDecodeError) else error
                     raise DataError(
-                        f"{self.name} is not in the encoding {encoding} ({error.reason} at byte {error.start}); name "
-                        "its encoding: onnxtrain.data.CsvFile(path, encoding='latin-1')."
+                        f"{self.name} is not in the encoding {encoding} ({where}); name its encoding: "
+                        "onnxtrain.data.CsvFile(path, encoding='latin-1')."
                     ) from error
                 _logger.warning("%s is not in UTF-8; it is read as Latin-1.", self.name)
             except OSError as error:
@@ -315,8 +310,11 @@ class _Target:
 
     def finish(self) -> Array:
         """All targets."""
-        joined = np.concatenate(self._blocks)
-        return joined if self._texts is None else np.array(list(self._texts))[joined]
+        texts = None if self._texts is None else np.array(list(self._texts))
+        array = GrowingArray((), np.result_type(*self._blocks) if texts is None else texts.dtype)
+        for block in self._blocks:
+            array.append(block if texts is None else texts[block])
+        return array.finish()
 
 
 def _number_type(spec: TensorSpec) -> np.dtype[Any]:
@@ -329,8 +327,15 @@ def _number_type(spec: TensorSpec) -> np.dtype[Any]:
 
 def _most_frequent(line: str) -> str:
     """The separator that makes the most cells of a line; a comma where none makes two."""
-    counts: Callable[[str], int] = lambda mark: len(next(csv.reader([line], delimiter=mark), []))  # noqa: E731
-    return max(_SEPARATORS, key=counts)
+    return max(_SEPARATORS, key=lambda mark: _cells_of(line, mark))
+
+
+def _cells_of(line: str, separator: str) -> int:
+    """How many cells a separator makes of a line."""
+    try:
+        return len(next(csv.reader([line], delimiter=separator), []))
+    except csv.Error:  # one cell is too long, as of many columns without this separator
+        return 0
 
 
 def _is_number(cell: str, decimal: str = ".", dtype: np.dtype[Any] | None = None, *, finite: bool = True) -> bool:

@@ -143,11 +143,7 @@ def _data_offset(file: IO[bytes], member: zipfile.ZipInfo) -> int:
 def _decompress(archive: zipfile.ZipFile, member: zipfile.ZipInfo, what: str) -> Array:
     with archive.open(member) as packed:
         if member.file_size <= _READ_WHOLE_BYTES:
-            content = io.BytesIO(packed.read())
-            shape, fortran_order, dtype = _read_header(content, 0, what)
-            data = content.read()
-            _check_length(len(data), shape, dtype, what)
-            return np.ndarray(shape, dtype, data, order="F" if fortran_order else "C")
+            return read_npy(packed.read(), what)
         _logger.warning(
             "%s is compressed: %.1f GB are extracted to a temporary file; numpy.savez does not compress.",
             what,
@@ -158,6 +154,19 @@ def _decompress(archive: zipfile.ZipFile, member: zipfile.ZipInfo, what: str) ->
             shutil.copyfileobj(packed, extracted, 2**20)
             extracted.flush()
             return _map_npy(extracted, 0, extracted.tell(), what)
+
+
+def read_npy(content: bytes, what: str) -> Array:
+    """The array that the bytes of a ``.npy`` file hold.
+
+    Raises:
+        DataError: they are no such file, or hold Python objects.
+    """
+    file = io.BytesIO(content)
+    shape, fortran_order, dtype = _read_header(file, 0, what)
+    data = file.read()
+    _check_length(len(data), shape, dtype, what)
+    return np.ndarray(shape, dtype, data, order="F" if fortran_order else "C")
 
 
 def _map_npy(file: IO[bytes], start: int, end: int, what: str) -> Array:
@@ -188,7 +197,7 @@ def _read_header(file: Any, start: int, what: str) -> tuple[tuple[int, ...], boo
         )
     if dtype.fields is not None:
         raise DataError(f"{what} is a structured array with fields {dtype.names}; save each field as its own array.")
-    return shape, fortran_order, dtype
+    return tuple(map(int, shape)), fortran_order, dtype  # True is an integer, too
 
 
 def _check_length(available: int, shape: tuple[int, ...], dtype: np.dtype[Any], what: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +11,11 @@ import numpy as np
 from onnxtrain.errors import DataError
 from onnxtrain.training.data.conversion import TensorSpec
 from onnxtrain.training.data.pictures import SUFFIXES, Layout, Picture, read_pictures
+from onnxtrain.training.data.reader import Reader
 
 
 @dataclass(frozen=True)
-class ImageFolder:
+class ImageFolder(Reader):
     """Pictures in one folder for each class, which the folder's name names.
 
     Size, channels and layout are those of the model's input: [N, C, H, W] or [N, H, W, C] with 1 or 3 channels, or
@@ -33,7 +33,6 @@ class ImageFolder:
         skip_broken: leave out pictures that cannot be read and log how many, instead of raising an error.
     """
 
-    path: str | os.PathLike[str]
     mean: float | Sequence[float] | None = None
     std: float | Sequence[float] | None = None
     skip_broken: bool = False

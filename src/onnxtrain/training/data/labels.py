@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,9 @@ from onnxtrain.training.data.conversion import Array, kind_of
 LABELS = "onnxtrain.labels"
 """The key of labels in a model's metadata."""
 
+_BLOCK = 2**18
+"""How many texts are looked at at a time."""
+
 
 def learn_labels(targets: Array, classes: int | None) -> tuple[str, ...]:
     """The texts among targets in alphabetical order: the first is class 0.
@@ -23,7 +26,7 @@ def learn_labels(targets: Array, classes: int | None) -> tuple[str, ...]:
     Raises:
         DataError: There is only one, or there are more than classes.
     """
-    labels = tuple(str(label) for label in np.unique(targets.astype(str)))
+    labels = tuple(sorted({str(label) for block in _blocks(targets) for label in np.unique(block)}))
     if len(labels) < 2:
         raise DataError(f"the targets hold one text only ({_some(labels)}), so there is nothing to tell apart.")
     if classes is not None and len(labels) > classes:
@@ -39,13 +42,25 @@ def to_indices(targets: Array, labels: Sequence[str]) -> Array:
     Raises:
         DataError: A text is none of the labels.
     """
-    texts, order = targets.astype(str), np.argsort(np.asarray(labels, dtype=str))
+    order = np.argsort(np.asarray(labels, dtype=str))
     known = np.asarray(labels, dtype=str)[order]
-    places = np.minimum(np.searchsorted(known, texts), len(known) - 1)
-    wrong = known[places] != texts
-    if wrong.any():
-        raise DataError(f"the target {str(texts[wrong][0])!r} is none of the labels of this model: {_some(labels)}.")
-    return order[places].astype(np.int64)
+    found = np.empty(targets.size, np.int64)
+    for index, texts in enumerate(_blocks(targets)):
+        places = np.minimum(np.searchsorted(known, texts), len(known) - 1)
+        wrong = known[places] != texts
+        if wrong.any():
+            raise DataError(
+                f"the target {str(texts[wrong][0])!r} is none of the labels of this model: {_some(labels)}."
+            )
+        found[index * _BLOCK :][: len(texts)] = order[places]
+    return found.reshape(targets.shape)
+
+
+def _blocks(targets: Array) -> Iterator[Array]:
+    """Targets as texts, some at a time: those of a large file are in a file themselves."""
+    flat = targets.reshape(-1)
+    for start in range(0, len(flat), _BLOCK):
+        yield flat[start : start + _BLOCK].astype(str)
 
 
 def _some(labels: Sequence[str]) -> str:
@@ -101,7 +116,7 @@ def as_classes(targets: Array, prediction: Sequence[Dimension], axis: int) -> Ar
         elif shape[-1] == 1 and isinstance(last, int) and last != 1:
             targets = targets[..., 0]
     if targets.ndim == rank - 1 and kind_of(targets.dtype) == "float":
-        whole = np.isfinite(targets).all() and (targets == np.floor(targets)).all()
+        whole = (np.abs(targets) < 2.0**63).all() and (targets == np.floor(targets)).all()  # false for NaN, too
         targets = targets.astype(np.int64) if whole else targets
     return targets
 

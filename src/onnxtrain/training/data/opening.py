@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,16 +18,7 @@ from onnxtrain.training.data.hugging_face import HuggingFaceExamples, is_hugging
 from onnxtrain.training.data.iterable_dataset import IterableDataset
 from onnxtrain.training.data.map_dataset import Examples, IndexedExamples, MapDataset, is_map_style
 from onnxtrain.training.data.naming import is_batch_list, joined, match_batch, match_names, match_positions
-from onnxtrain.training.data.packing import PackedExamples, PackedSequences
-
-if TYPE_CHECKING:
-    from onnxtrain.training.data.csv_file import CsvFile
-    from onnxtrain.training.data.image_folder import ImageFolder
-    from onnxtrain.training.data.parquet_file import ParquetFile
-    from onnxtrain.training.data.tar_file import TarFile
-    from onnxtrain.training.data.text_file import TextFile
-
-    Reader = CsvFile | ParquetFile | ImageFolder | TarFile | TextFile
+from onnxtrain.training.data.reader import Reader
 
 
 def open_dataset(
@@ -130,6 +120,9 @@ def _match_source(
 ) -> tuple[dict[str, object], object | None, str] | None:
     """Inputs, targets and what to call the data, or None if the source is one of batches, not of arrays."""
     name = "the data"
+    path = source.path if isinstance(source, Reader) else source
+    if isinstance(path, str | os.PathLike) and "\0" in str(path):
+        raise DataError(f"the path {str(path)!r} has a character of value 0, which no path can have.")
     reader = _reader(source)
     if reader is not None:
         return *reader.read(specs, target=target, need_target=need_target), reader.name
@@ -154,9 +147,11 @@ def _examples(
     if is_hugging_face(source):
         refuse_other_kinds(source)
         return HuggingFaceExamples(source, specs, target=target, need_target=need_target), "the dataset"
-    if isinstance(source, PackedSequences):
-        return PackedExamples(source, specs, need_target=need_target), "the packed sequences"
     if is_map_style(source) and not is_array_like(source) and not is_frame(source):
+        from onnxtrain.training.data.packing import PackedExamples, PackedSequences
+
+        if isinstance(source, PackedSequences):
+            return PackedExamples(source, specs, need_target=need_target), "the packed sequences"
         name = f"the {type(source).__name__}"
         return IndexedExamples(source, name), name
     return None
@@ -164,19 +159,16 @@ def _examples(
 
 def _reader(source: object) -> Reader | None:
     """What reads a source that needs more than to be mapped."""
-    if is_array_like(source) or isinstance(source, Mapping | list | tuple):
+    if isinstance(source, Reader):
+        return source
+    if not isinstance(source, str | os.PathLike):
         return None
     # Only files need these modules.
     from onnxtrain.training.data.csv_file import CSV_SUFFIXES, CsvFile
     from onnxtrain.training.data.image_folder import ImageFolder, is_image_folder
     from onnxtrain.training.data.parquet_file import PARQUET_SUFFIXES, ParquetFile
     from onnxtrain.training.data.tar_file import TarFile, is_tar
-    from onnxtrain.training.data.text_file import TextFile
 
-    if isinstance(source, CsvFile | ParquetFile | ImageFolder | TarFile | TextFile):
-        return source
-    if not isinstance(source, str | os.PathLike):
-        return None
     if is_tar(source):
         return TarFile(source)
     if Path(source).suffix.lower() in CSV_SUFFIXES:

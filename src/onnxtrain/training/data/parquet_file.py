@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from onnxtrain.training.data.conversion import Array, TensorSpec
 from onnxtrain.training.data.files import check_regular
 from onnxtrain.training.data.frames import as_input, check_width, choose_columns, columns_of
 from onnxtrain.training.data.growing import GrowingArray
+from onnxtrain.training.data.reader import Reader
 
 PARQUET_SUFFIXES: Final = (".parquet", ".pq", ".arrow", ".feather")
 
@@ -25,7 +25,7 @@ _BLOCK_ROWS: Final = 2**16
 
 
 @dataclass(frozen=True)
-class ParquetFile:
+class ParquetFile(Reader):
     """A Parquet file, or one in Arrow's file format (Feather).
 
     Columns named like the model's inputs are these; a model with one input of rank 2 takes all columns but the target
@@ -36,13 +36,6 @@ class ParquetFile:
     Args:
         path: the file.
     """
-
-    path: str | os.PathLike[str]
-
-    @property
-    def name(self) -> str:
-        """How error messages call it."""
-        return f"'{Path(self.path)}'"
 
     def read(
         self, specs: Sequence[TensorSpec], *, target: str | None = None, need_target: bool = True

@@ -91,7 +91,7 @@ def _channels(name: str, given: float | Sequence[float] | None, channels: int, s
         raise OptionError(f"{name} is {given}, but the input '{spec.name}' takes {spec.dtype}; leave it out.")
     values = np.atleast_1d(np.asarray(given, np.float64))
     if values.ndim != 1 or len(values) not in (1, channels) or not np.isfinite(values).all():
-        raise OptionError(f"{name} is {given}; it needs one number, or one for each of {channels} channels.")
+        raise OptionError(f"{name} is {given}; it needs one finite number, or one for each of {channels} channels.")
     if name == "std" and not (values > 0).all():
         raise OptionError(f"std is {given}; it needs numbers greater than 0.")
     return values
@@ -151,7 +151,9 @@ def _attempt(pillow: types.ModuleType, picture: Picture, layout: Layout) -> Arra
 
 def _report(broken: list[str], of: int, skip_broken: bool, way_out: str) -> None:
     names = ", ".join(f"'{name}'" for name in broken[:8]) + (", ..." if len(broken) > 8 else "")
-    if not skip_broken or len(broken) == of:
+    if skip_broken and len(broken) == of:
+        raise DataError(f"none of {of} pictures can be read: {names}; give files that are pictures.")
+    if not skip_broken:
         raise DataError(f"{len(broken)} of {of} pictures cannot be read: {names}; {way_out}.")
     _logger.warning("%d of %d pictures cannot be read and are left out: %s.", len(broken), of, names)
 

@@ -15,8 +15,10 @@ import numpy as np
 
 from onnxtrain.errors import DataError
 from onnxtrain.training.data.conversion import Array, TensorSpec
+from onnxtrain.training.data.files import check_regular, read_npy
 from onnxtrain.training.data.growing import GrowingArray
 from onnxtrain.training.data.pictures import SUFFIXES, Picture, read_pictures
+from onnxtrain.training.data.reader import Reader
 
 TAR_SUFFIXES: Final = (".tar", ".tar.gz", ".tgz")
 
@@ -24,7 +26,7 @@ _TARGETS: Final = (".cls", ".label", ".txt", ".json")
 
 
 @dataclass(frozen=True)
-class TarFile:
+class TarFile(Reader):
     """Examples in one tar file or several (shards), as WebDataset writes them.
 
     Files whose names are equal up to the first dot of their last part belong to one example: a picture (``.jpg``,
@@ -40,15 +42,9 @@ class TarFile:
         skip_broken: leave out pictures that cannot be read and log how many, instead of raising an error.
     """
 
-    path: str | os.PathLike[str]
     mean: float | Sequence[float] | None = None
     std: float | Sequence[float] | None = None
     skip_broken: bool = False
-
-    @property
-    def name(self) -> str:
-        """How error messages call it."""
-        return f"'{os.fspath(self.path)}'"
 
     def read(
         self, specs: Sequence[TensorSpec], *, target: str | None = None, need_target: bool = True
@@ -143,6 +139,8 @@ class TarFile:
         found = [Path(path)] if os.path.exists(path) else [Path(name) for name in sorted(glob.glob(path))]
         if not found:
             raise DataError(f"{self.name} does not exist; give a tar file, or a pattern such as 'shards/*.tar'.")
+        for each in found:
+            check_regular(each)
         return found
 
     def _picture(self, example: _Example) -> str:
@@ -170,14 +168,16 @@ class TarFile:
         try:
             text = example.parts[suffix].decode("utf-8").strip()
             found = json.loads(text) if suffix == ".json" else text
-        except ValueError as error:
+            if isinstance(found, dict):
+                found = found.get("label")
+            if isinstance(found, str) and suffix != ".txt" and found.lstrip("-").isdecimal():
+                found = int(found)
+        except (ValueError, RecursionError) as error:
             raise DataError(f"'{example.key}{suffix}' in {self.name} cannot be read: {error}.") from error
-        if isinstance(found, dict):
-            found = found.get("label")
-        if isinstance(found, str) and suffix != ".txt":
-            return int(found) if found.lstrip("-").isdecimal() else found
-        if not isinstance(found, int | float | str):
+        if not isinstance(found, int | float | str) or found == "":
             raise DataError(f"'{example.key}{suffix}' in {self.name} holds no number, text, or object with a 'label'.")
+        if isinstance(found, int) and not -(2**63) <= found < 2**63:
+            raise DataError(f"'{example.key}{suffix}' in {self.name} holds a number that int64 cannot hold.")
         return found
 
 
@@ -208,10 +208,7 @@ def _array(example: _Example, what: str) -> Array:
         raise DataError(
             f"the example '{example.key}' in {what} has no array (.npy): it has {', '.join(sorted(example.parts))}."
         )
-    try:
-        return np.asarray(np.load(io.BytesIO(example.parts[".npy"]), allow_pickle=False))
-    except ValueError as error:
-        raise DataError(f"'{example.key}.npy' in {what} cannot be read: {error}.") from error
+    return read_npy(example.parts[".npy"], f"'{example.key}.npy' in {what}")
 
 
 def _joined(targets: list[object], what: str) -> Array:

@@ -16,13 +16,14 @@ from onnxtrain.training.data.csv_file import CSV_SUFFIXES, CsvFile
 from onnxtrain.training.data.files import check_regular
 from onnxtrain.training.data.growing import GrowingArray
 from onnxtrain.training.data.parquet_file import PARQUET_SUFFIXES, ParquetFile
+from onnxtrain.training.data.reader import Reader
 
 _BLOCK: Final = 1024
 """How many texts are encoded at a time."""
 
 
 @dataclass(frozen=True)
-class TextFile:
+class TextFile(Reader):
     """Texts with a tokenizer: a column of a CSV, Parquet or Arrow file, or the lines of a ``.txt`` file.
 
     Of the model's inputs, one whose name has ``mask`` in it is 1 for tokens and 0 for padding, one with ``type`` or
@@ -36,7 +37,6 @@ class TextFile:
         length: tokens of a text; by default as many as the model's input has, or the longest text.
     """
 
-    path: str | os.PathLike[str]
     tokenizer: Any
     text: str = "text"
     length: int | None = None
@@ -44,11 +44,6 @@ class TextFile:
     def __post_init__(self) -> None:
         if self.length is not None and self.length < 1:
             raise OptionError(f"length is {self.length}; it needs a number of tokens of at least 1.")
-
-    @property
-    def name(self) -> str:
-        """How error messages call it."""
-        return f"'{Path(self.path)}'"
 
     def read(
         self, specs: Sequence[TensorSpec], *, target: str | None = None, need_target: bool = True

@@ -2,9 +2,9 @@
 
 Logits z = x W of S rows (tokens) and V classes (words of a vocabulary), their logarithms of probabilities and their
 gradient take 4 S V bytes each: 131 MB for 1,024 tokens and 32,000 words. Here the product that makes them moves into
-the body of a Scan over chunks of rows. The body gives the sum of the loss over a chunk. Its gradient is a Scan, too,
-which computes the logits of a chunk once more and adds up dW from chunk to chunk
-(:mod:`onnxtrain.autodiff.rules.loops`).
+the body of a Scan over chunks of rows, which adds up the loss. Its gradient is a Scan, too, which computes the logits
+of a chunk once more and adds up dW from chunk to chunk (:mod:`onnxtrain.autodiff.rules.loops`). In a step graph the
+two become one (:mod:`onnxtrain.lowering.join_scans`): nothing is computed twice.
 """
 
 from __future__ import annotations
@@ -158,7 +158,10 @@ def sum_in_chunks(
         by_row: Vectors [S], such as labels, each with what fills it up.
         term: Emits the sum of a chunk, 0-d, from a builder, its logits [size, V], and what ``by_row`` has for it.
     """
+    zero = op.constant(0, dtype_of(head.logits))
     body = op.body([], "chunk")
+    state = ir.Value(name=f"{body.unique_prefix()}sum", type=zero.ir.type, shape=ir.Shape(()))
+    body.graph.inputs.append(state)
     scanned: list[Value] = []
 
     def of_chunk(rows: Value, fill: float) -> Value:
@@ -170,10 +173,17 @@ def sum_in_chunks(
 
     values = {rows: of_chunk(as_rows(op, op.wrap(rows)), 0) for rows in head.rows}
     given = [of_chunk(rows, fill) for rows, fill in by_row]
-    body.output(term(body, head.emit(body, values, size), *given).with_shape(()))
-    (terms,) = op.several("Scan", *scanned, outputs=1, body=body.graph, num_scan_inputs=len(scanned))
-    terms.ir.type = body.graph.outputs[0].type
-    return op.ReduceSum(terms.with_shape((scanned[0].shape or (None,))[:1]), keepdims=0).with_shape(())
+    summed = body.wrap(state) + term(body, head.emit(body, values, size), *given).with_shape(())
+    body.output(summed.with_shape(()))
+    (total,) = op.several("Scan", zero, *scanned, outputs=1, body=body.graph, num_scan_inputs=len(scanned))
+    total.ir.type = zero.ir.type
+    return total.with_shape(())
+
+
+def dtype_of(value: ir.Value) -> ir.DataType:
+    """The element type, which inference has found."""
+    assert value.dtype is not None
+    return value.dtype
 
 
 def as_rows(op: Builder, x: Value) -> Value:

@@ -69,7 +69,8 @@ class ParallelSteps(Steps):
             agree(self.communicator, self._description())
             for name in self.states:
                 if name not in self.transient:
-                    self.communicator.broadcast_(self.states.current(name))
+                    array = self.states.current(name)  # of bfloat16 the bits, which every engine moves
+                    self.communicator.broadcast_(array if array.dtype.isbuiltin == 1 else array.view(np.uint16))
             self.check()
         self._gradients = self._join_gradients()
         compressed = self.communicator.compress is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from onnxtrain.errors import OptionError
 from onnxtrain.training.objective import Objective
 from onnxtrain.training.specification import Specification
 from onnxtrain.training.steps.parallel_steps import ParallelSteps
@@ -13,9 +14,18 @@ from onnxtrain.training.steps.synchronized_steps import SynchronizedShardedSteps
 
 
 def steps_of_several(objective: Objective, specification: Specification, **given: Any) -> ParallelSteps:
-    """The steps of several processes, as a specification wants them; ``given`` as :class:`Steps` takes it."""
+    """The steps of several processes, as a specification wants them; ``given`` as :class:`Steps` takes it.
+
+    Raises:
+        OptionError: It wants what does not go together.
+    """
     kind: type[ParallelSteps]
     if specification.shard_gradients:
+        if specification.synchronized:
+            raise OptionError(
+                'batch_norm="sync" lets processes wait for each other within the backward pass, in which '
+                "shard_gradients=True sends gradients; take shard_states=True."
+            )
         kind = ShardedGradientSteps
     elif specification.synchronized:
         kind = SynchronizedShardedSteps if specification.shard_states else SynchronizedSteps

@@ -45,11 +45,6 @@ class ShardedGradientSteps(ShardedSteps):
     ) -> None:
         if specification.accumulate > 1:
             raise OptionError("shard_gradients=True keeps no sums of micro-batches; leave it or accumulate out.")
-        if specification.synchronized:
-            raise OptionError(
-                'shard_gradients=True sends in the middle of a step, and so does batch_norm="sync"; leave one of them '
-                "out."
-            )
         if specification.parallel is not None and specification.parallel.compress is not None:
             raise OptionError(
                 "shard_gradients=True keeps no whole gradients, but compress keeps what was not sent of each; leave "

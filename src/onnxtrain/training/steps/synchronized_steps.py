@@ -25,7 +25,7 @@ class SynchronizedSteps(ParallelSteps):
         """One step of all processes; see :class:`ParallelSteps`."""
         communicator = self.communicator
         counts = np.zeros(communicator.size, np.int64)
-        counts[communicator.rank] = own = self._rounds(feeds)
+        counts[communicator.rank] = own = self._micro_batches(self._rows(feeds))
         communicator.all_gather_(counts)
         names = self.objective.names
         self._silent = True
@@ -36,12 +36,6 @@ class SynchronizedSteps(ParallelSteps):
             self._silent = False
         return super().step_share(feeds, learning_rate)
 
-    def _rounds(self, feeds: Arrays) -> int:
-        """How many micro-batches this process makes of its part."""
-        rows = self._rows(feeds)
-        size = -(-rows // self.accumulate) if self.fixed is None else self.fixed.size
-        return -(-rows // size) if rows else 0
-
     def _zeros(self, feeds: Arrays) -> Arrays:
         """As many examples as a micro-batch needs, of zeros."""
         rows = 1 if self.fixed is None else self.fixed.size
@@ -51,6 +45,7 @@ class SynchronizedSteps(ParallelSteps):
         }
 
     def _run(self, feeds: Arrays, rate: Arrays) -> Arrays:
+        self.communicator.behind(False)  # no other thread computes while this one waits
         with all_reducing(self._all_reduce):
             return super()._run(feeds, rate)
 

@@ -1,0 +1,83 @@
+"""Processor time of training steps, the peers in turns in one process, each on one thread.
+
+    python benchmarks/processor_time.py --models lstm-256-1 --batch 8,32 --output build/benchmarks/processor_time.md
+
+For machines on which other programs run: time on the clock then says more about those. What is counted is the time that
+this process spent, in programs and in the system, the least of several steps. Nothing is said about several threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+
+from harness import Interpreters, machine_line, prepare, table, write_report
+from models import MODELS, find_model
+from peers import PEERS, Task, batches
+from real_models import REAL
+from recurrent_models import RECURRENT
+from step import listed
+
+WARMUP = 3
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print the report and write it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    known = {**MODELS, **RECURRENT, **REAL}
+    parser.add_argument("--models", type=listed(known), default=list(RECURRENT), help=", ".join(known))
+    parser.add_argument("--peers", type=listed(PEERS), default=["onnxtrain", "torch", "torch-compile"])
+    parser.add_argument("--batch", type=lambda text: [int(item) for item in text.split(",")], default=[1, 8, 32, 128])
+    parser.add_argument("--rounds", type=int, default=9, help="steps of each peer (9)")
+    parser.add_argument("--quick", action="store_true", help="the first batch size and two steps, to see that it runs")
+    parser.add_argument("--folder", default="build/benchmarks/models", help="where exported models are kept")
+    parser.add_argument("--output", help="also write the report to this Markdown file")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.batch, options.rounds = options.batch[:1], 2
+    rows = []
+    for model in options.models:
+        for batch in options.batch:
+            times = measured([Task(peer, model, batch, 1, options.folder) for peer in options.peers], options.rounds)
+            least = {peer: min(found) for peer, found in times.items()}
+            others = [found for peer, found in least.items() if peer != "onnxtrain"]
+            best = min(others) if others else least["onnxtrain"]
+            cells = [f"{1e3 * least[peer]:.3g}" for peer in options.peers]
+            rows.append([find_model(model).description, str(batch), *cells, f"{least[options.peers[0]] / best:.2f}"])
+            print(*rows[-1], sep="  ", flush=True)
+    header = ["model", "batch", *(f"{PEERS[peer].title}, ms" for peer in options.peers), "ratio to the faster"]
+    write_report(
+        f"{table(header, rows)}\n\nProcessor time of a step on one thread, the least of {options.rounds}. "
+        f"{machine_line()}",
+        options.output,
+    )
+    return 0
+
+
+def measured(tasks: Sequence[Task], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each step, by peer."""
+    missing = prepare(tasks, Interpreters())
+    if missing:
+        raise SystemExit(f"Not measured: {missing}.")
+    peers = {task.peer: PEERS[task.peer](task) for task in tasks}
+    batch = batches(tasks[0])
+    losses: dict[str, list[float]] = {name: [] for name in peers}
+    times: dict[str, list[float]] = {name: [] for name in peers}
+    for step in range(WARMUP + rounds):
+        for name, peer in peers.items():
+            inputs, target = batch(step)
+            start = time.process_time()
+            losses[name].append(peer.step(inputs, target))
+            if step >= WARMUP:
+                times[name].append(time.process_time() - start)
+    spread = max(found[-1] for found in losses.values()) - min(found[-1] for found in losses.values())
+    if spread > 0.05 * abs(statistics.mean(found[-1] for found in losses.values())):
+        raise SystemExit(f"The losses differ: {losses}.")
+    return times
+
+
+if __name__ == "__main__":
+    sys.exit(main())

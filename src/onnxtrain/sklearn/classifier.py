@@ -1,0 +1,174 @@
+"""An ONNX model as a classifier of scikit-learn."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any, Self
+
+import numpy as np
+
+from onnxtrain.errors import OptionError
+from onnxtrain.sklearn.estimator import OnnxEstimator
+from onnxtrain.sklearn.installed import ClassifierMixin
+
+with contextlib.suppress(ImportError):  # then no estimator can be made
+    from sklearn.utils.multiclass import check_classification_targets, unique_labels
+    from sklearn.utils.validation import check_is_fitted
+
+
+class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
+    """An ONNX model as a classifier of scikit-learn.
+
+    The model's output is one number for each class [N, C], logits or probabilities; it may be one number [N, 1] where
+    there are two classes. Class ``k`` of the model is the label ``classes_[k]``: labels of any type, sorted. The loss
+    is the cross-entropy.
+
+    Rows of X fill the model's inputs: columns in the order of the inputs, as many for each as its shape has elements,
+    so that an input [N, 1, 8, 8] takes 64 columns.
+
+    Args:
+        model: A path or a loaded model, which is never changed; ``None`` for a new perceptron of the size of the data,
+            in float32 or float64 as X is.
+        hidden_layer_sizes: Widths of the hidden layers of a new perceptron, as in ``MLPClassifier``.
+        epochs: How often ``fit`` goes through the data.
+        learning_rate: By default the optimizer's own.
+        optimizer: Update rule, or its name.
+        batch_size: Examples per step.
+        loss: Another loss of logits and class indices; see :class:`onnxtrain.Trainer`.
+        train: Glob patterns of the initializers to train; by default all parameters.
+        freeze: Glob patterns of those to keep.
+        output: The output that the loss is built on, by default the first floating one.
+        new_head: Whether to train a fresh last layer, of one output for each class; see
+            :func:`onnxtrain.replace_head`.
+        schedule: Learning rate by step, as in :meth:`onnxtrain.Trainer.fit`.
+        shuffle: Whether to take the examples in a new order every epoch.
+        random_state: Seed of new weights, of the order of the data and of dropout.
+        threads: Threads within an operator.
+
+    Attributes:
+        classes_: The labels in the order of the model's classes.
+        n_features_in_: Number of columns of X.
+        feature_names_in_: Their names, where X had some.
+        trainer_: The :class:`onnxtrain.Trainer`; further calls of ``partial_fit`` go on with its states.
+        history_: One row per epoch of the last call.
+
+    Raises:
+        OptionError: scikit-learn is not installed. By ``fit`` and ``partial_fit``: the model's output does not fit the
+            classes, or there is nothing to train; it is a ``ValueError``.
+
+    Example:
+        >>> import numpy as np
+        >>> x, y = np.eye(4)[np.arange(40) % 4], np.array(["ash", "elm", "fir", "oak"])[np.arange(40) % 4]
+        >>> print(*OnnxClassifier(epochs=20, learning_rate=0.01, random_state=0).fit(x, y).predict(x[:4]))
+        ash elm fir oak
+    """
+
+    classes_: np.ndarray
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train from the model's own weights on.
+
+        Args:
+            X: Numbers [N, F].
+            y: Labels [N].
+            sample_weight: One weight per example, at least 0; only their proportions count.
+
+        Raises:
+            ValueError: The data cannot be learned from; see above for what is raised on the model.
+        """
+        return self._learn(X, y, sample_weight, epochs=self.epochs)
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
+        """Go through some more data once, with the weights and the optimizer's states as they are.
+
+        Args:
+            X: Numbers [N, F].
+            y: Labels [N].
+            classes: All labels there are; needed in the first call, where nothing was fitted before.
+            sample_weight: One weight per example, at least 0; only their proportions count.
+
+        Raises:
+            ValueError: A label is none of the classes, or the first call does not name them.
+        """
+        first = not hasattr(self, "trainer_")
+        if first and classes is None:
+            raise OptionError("classes is None; the first call of partial_fit needs all labels there are.")
+        return self._learn(X, y, sample_weight, epochs=1, anew=first, classes=classes)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable labels [N] for numbers [N, F]."""
+        classes = self.predict_proba(X).argmax(axis=1)
+        return np.asarray(self.classes_[classes])
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probabilities [N, C] of the classes for numbers [N, F]."""
+        found = self._outputs(X)
+        if self._is_binary:
+            if not self._gives_probabilities:
+                found = 1 / (1 + np.exp(-np.clip(found, -80, 80)))
+            positive = found.reshape(len(found), 1)
+            return np.concatenate([1 - positive, positive], axis=1)
+        if self._gives_probabilities:
+            return found
+        powers = np.exp(found - found.max(axis=1, keepdims=True))
+        return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model with its trained weights; labels that are texts go beside it.
+
+        See :meth:`onnxtrain.Trainer.save`.
+        """
+        check_is_fitted(self)
+        if all(isinstance(label, str) for label in self.classes_):
+            self.trainer_.labels = tuple(map(str, self.classes_))
+        super().save(path)
+
+    @property
+    def _is_binary(self) -> bool:
+        return self._head.width == 1
+
+    @property
+    def _gives_probabilities(self) -> bool:
+        """Whether the output holds probabilities, not logits; those of LogSoftmax are logits, too."""
+        targets = self.trainer_.objective.targets
+        return self._head.activation in ("Softmax", "Sigmoid") or (targets is not None and targets.from_probabilities)
+
+    def _default_loss(self) -> str:
+        return "binary_cross_entropy" if self._is_binary else "softmax_cross_entropy"
+
+    def _check_head(self, width: int) -> None:
+        found = 2 if self._is_binary else self._head.width
+        if found != width:
+            raise OptionError(
+                f"The output {self._head.name!r} of the model tells {found} classes apart, but there are {width}; "
+                "new_head=True trains a fresh last layer for them."
+            )
+
+    def _width_of(self, y: np.ndarray, anew: bool, classes: Any) -> int:
+        check_classification_targets(y)
+        if anew:
+            self._name_classes(unique_labels(y if classes is None else classes))
+        elif classes is not None and not np.array_equal(self.classes_, unique_labels(classes)):
+            raise OptionError(f"classes is {classes!r}, but this classifier was fitted for {self.classes_.tolist()}.")
+        self._check_labels(y)
+        return len(self.classes_)
+
+    def _name_classes(self, classes: np.ndarray) -> None:
+        if len(classes) < 2:
+            raise OptionError(
+                f"y holds one class only, {classes.tolist()[0]!r}; a classifier needs at least 2 classes."
+            )
+        self.classes_ = classes
+
+    def _check_labels(self, y: np.ndarray) -> None:
+        unknown = np.setdiff1d(y, self.classes_)
+        if len(unknown):
+            raise OptionError(
+                f"The label {unknown.tolist()[0]!r} in y is none of the classes {self.classes_.tolist()}."
+            )
+
+    def _targets(self, y: np.ndarray) -> np.ndarray:
+        """The model's class numbers of labels."""
+        indices = np.searchsorted(self.classes_, y)
+        return indices.astype(np.float64)[:, None] if self._is_binary else indices.astype(np.int64)

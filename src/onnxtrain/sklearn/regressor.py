@@ -1,0 +1,111 @@
+"""An ONNX model as a regressor of scikit-learn."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from onnxtrain.errors import OptionError
+from onnxtrain.sklearn.estimator import OnnxEstimator
+from onnxtrain.sklearn.installed import RegressorMixin
+
+
+class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]
+    """An ONNX model as a regressor of scikit-learn.
+
+    The model's output is one number for each column of y: [N, K], or [N] for one. The loss is the mean squared error.
+
+    Rows of X fill the model's inputs: columns in the order of the inputs, as many for each as its shape has elements.
+
+    Args:
+        model: A path or a loaded model, which is never changed; ``None`` for a new perceptron of the size of the data,
+            in float32 or float64 as X is.
+        hidden_layer_sizes: Widths of the hidden layers of a new perceptron, as in ``MLPRegressor``.
+        epochs: How often ``fit`` goes through the data.
+        learning_rate: By default the optimizer's own.
+        optimizer: Update rule, or its name.
+        batch_size: Examples per step.
+        loss: Another loss of numbers; see :class:`onnxtrain.Trainer`.
+        train: Glob patterns of the initializers to train; by default all parameters.
+        freeze: Glob patterns of those to keep.
+        output: The output that the loss is built on, by default the first floating one.
+        new_head: Whether to train a fresh last layer, of one output for each column of y; see
+            :func:`onnxtrain.replace_head`.
+        schedule: Learning rate by step, as in :meth:`onnxtrain.Trainer.fit`.
+        shuffle: Whether to take the examples in a new order every epoch.
+        random_state: Seed of new weights, of the order of the data and of dropout.
+        threads: Threads within an operator.
+
+    Attributes:
+        n_features_in_: Number of columns of X.
+        feature_names_in_: Their names, where X had some.
+        trainer_: The :class:`onnxtrain.Trainer`; further calls of ``partial_fit`` go on with its states.
+        history_: One row per epoch of the last call.
+
+    Raises:
+        OptionError: scikit-learn is not installed. By ``fit`` and ``partial_fit``: the model's output does not fit y,
+            or there is nothing to train; it is a ``ValueError``.
+
+    Example:
+        >>> import numpy as np
+        >>> x = np.random.default_rng(0).normal(size=(100, 2))
+        >>> bool(OnnxRegressor(epochs=100, learning_rate=0.01, random_state=0).fit(x, x[:, 0]).score(x, x[:, 0]) > 0.9)
+        True
+    """
+
+    _accepted: ClassVar[dict[str, bool]] = {"multi_output": True, "y_numeric": True}
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train from the model's own weights on.
+
+        Args:
+            X: Numbers [N, F].
+            y: Numbers [N] or [N, K].
+            sample_weight: One weight per example, at least 0; only their proportions count.
+
+        Raises:
+            ValueError: The data cannot be learned from; see above for what is raised on the model.
+        """
+        return self._learn(X, y, sample_weight, epochs=self.epochs)
+
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Go through some more data once, with the weights and the optimizer's states as they are.
+
+        Args:
+            X: Numbers [N, F].
+            y: Numbers [N] or [N, K].
+            sample_weight: One weight per example, at least 0; only their proportions count.
+
+        Raises:
+            ValueError: The data does not fit the earlier data.
+        """
+        return self._learn(X, y, sample_weight, epochs=1, anew=not hasattr(self, "trainer_"))
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Numbers for numbers [N, F], in the form of the y that was learned: [N] or [N, K]."""
+        found = self._outputs(X)
+        return found.reshape(len(found)) if self._flat else found.reshape(len(found), self._head.width)
+
+    def _width_of(self, y: np.ndarray, anew: bool, classes: Any) -> int:
+        if anew:
+            self._flat = y.ndim == 1
+        return 1 if y.ndim == 1 else y.shape[1]
+
+    def _targets(self, y: np.ndarray) -> np.ndarray:
+        return y.reshape(len(y), -1).astype(np.float64)
+
+    def _default_loss(self) -> str:
+        return "mean_squared_error"
+
+    def _check_head(self, width: int) -> None:
+        if self._head.width != width:
+            raise OptionError(
+                f"The output {self._head.name!r} of the model has {self._head.width} columns, but y has {width}; "
+                "new_head=True trains a fresh last layer for them."
+            )
