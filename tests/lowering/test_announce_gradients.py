@@ -61,6 +61,7 @@ def test_each_group_is_announced_behind_its_last_gradient():
 def test_the_function_gets_the_gradients_of_its_group(passed):
     found = {}
 
+    @FUNCTION  # which has to live as long as it may be called
     def take(group, addresses, count):
         for place, name in enumerate(GROUPS[group]):
             shape = shapes[name]
@@ -75,7 +76,7 @@ def test_the_function_gets_the_gradients_of_its_group(passed):
     step = lower_entry(first, kernels=True)
     assert not {f"{name}/accumulated_new" for name in passed} & {value.name for value in step.model.graph.outputs}
     session = StepSession(step, states, RuntimeOptions(1), kernels=True)
-    session.run(feeds(FUNCTION(take)))
+    session.run(feeds(take))
     assert found.keys() == shapes.keys()
     whole, values = entry()
     others = StateBuffers(values)
@@ -89,10 +90,11 @@ def test_the_function_gets_the_gradients_of_its_group(passed):
 def test_a_function_that_fails_ends_the_step():
     first, values = entry()
     session = StepSession(lower_entry(first, kernels=True), StateBuffers(values), RuntimeOptions(1), kernels=True)
+    fails = FUNCTION(lambda group, addresses, count: group)
     with pytest.raises(
         StepError, match=re.escape("GradientsReady: the function that was to take the gradients failed")
     ):
-        session.run(feeds(FUNCTION(lambda group, addresses, count: group)))
+        session.run(feeds(fails))
 
 
 def test_standard_operators_alone_have_none():

@@ -27,7 +27,7 @@ class Beside(onnxtrain.parallel.Single):
 def test_groups_are_added_up_in_their_order_in_another_thread():
     done = []
     groups = [lambda number=number: done.append((number, threading.current_thread().name)) for number in range(4)]
-    reduction = Reduction(Beside(), groups)
+    reduction = Reduction(Beside(), groups, overlap=True)
     for _ in range(2):
         with reduction.beside(2):
             for number in (1, 0, 2, 1, 0):  # twice 1 and 0, and 2 once
@@ -39,7 +39,7 @@ def test_groups_are_added_up_in_their_order_in_another_thread():
 
 def test_without_another_thread_all_are_added_up_at_the_end():
     done = []
-    reduction = Reduction(onnxtrain.parallel.Single(), [lambda: done.append(0), lambda: done.append(1)])
+    reduction = Reduction(onnxtrain.parallel.Single(), [lambda: done.append(0), lambda: done.append(1)], overlap=False)
     with reduction.beside(1):
         reduction._announced(1, [], 0)
         reduction._announced(0, [], 0)
@@ -51,7 +51,7 @@ def test_what_fails_in_the_other_thread_is_raised_in_this_one():
     def lost():
         raise ParallelError("Rank 1 ended: no more.")
 
-    reduction = Reduction(Beside(), [lost, lambda: None])
+    reduction = Reduction(Beside(), [lost, lambda: None], overlap=True)
     with pytest.raises(ParallelError, match="Rank 1 ended"), reduction.beside(1):
         reduction._announced(0, [], 0)
 
@@ -63,7 +63,7 @@ def test_what_waits_is_broken_off_where_the_computation_fails():
         while not communicator.abandoned:
             time.sleep(0.001)
 
-    reduction = Reduction(communicator, [waits])
+    reduction = Reduction(communicator, [waits], overlap=True)
 
     def step():
         with reduction.beside(1):
@@ -80,7 +80,7 @@ def test_an_error_in_the_announcement_is_raised_as_it_was():
     def take(number, addresses):
         raise ParallelError("There is no room.")
 
-    reduction = Reduction(Beside(), [lambda: None], take=take)
+    reduction = Reduction(Beside(), [lambda: None], overlap=True, take=take)
 
     def step():
         with reduction.beside(1):
@@ -137,6 +137,30 @@ def test_sums_beside_the_backward_pass_change_no_bit(tmp_path):
                 np.testing.assert_allclose(array, several[0].get_weights()[name], rtol=1e-4, atol=1e-6, err_msg=name)
             else:
                 np.testing.assert_array_equal(array, several[0].get_weights()[name], err_msg=name)
+    """,
+    )
+
+
+@needs_mpi
+@needs_kernels
+def test_statistics_of_all_processes_are_no_time_for_other_sums(tmp_path):
+    run_script(
+        tmp_path,
+        2,
+        SETUP
+        + """
+    x = rng.normal(size=(6, 3, 32, 32)).astype(np.float32)
+    found = []
+    for overlap in (True, False):
+        mpi = onnxtrain.parallel.MPI(overlap=overlap)
+        subject = onnxtrain.Trainer(onnxtrain.examples.small_resnet(), loss="softmax_cross_entropy", batch_norm="sync",
+            optimizer="sgd(lr=0.1)", threads=1, parallel=mpi)
+        for rows in (6, 1):
+            subject.train_step(x[:rows], y[:rows] % 2)
+        assert len(subject.steps._buckets) > 1
+        found.append(subject.get_weights())
+    for name, array in found[0].items():
+        np.testing.assert_array_equal(array, found[1][name], err_msg=name)
     """,
     )
 

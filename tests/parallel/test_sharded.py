@@ -189,6 +189,7 @@ class Compressing(Two):
             {"shard_gradients": True, "options": RuntimeOptions(kernels=False)},
             "shard_gradients=True needs the native kernels",
         ),
+        ({"shard_gradients": True, "batch_norm": "sync"}, "lets processes wait for each other"),
         ({"shard_gradients": True, "shard_states": False}, "give shard_states=True, too"),
     ],
 )

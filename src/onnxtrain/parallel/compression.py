@@ -3,39 +3,12 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
 
 from onnxtrain.errors import OptionError
-from onnxtrain.parallel.communicator import Communicator
-
-
-class Compression(ABC):
-    """A sum over all ranks of which less is sent than its terms are, with error feedback.
-
-    Every rank r has a residual e_r, at first 0. Of its gradients g_r it sends c_r = C(g_r + e_r), where C drops digits
-    or elements, and keeps the rest, e_r <- g_r + e_r - c_r, for the next step. The sum of all c_r is taken in the order
-    of the ranks, in the type of the gradients, so that its bits depend on the number of ranks and on nothing else.
-    Nothing is lost: the sums of all steps and the residuals are together the gradients of all steps, up to rounding.
-
-    Seide et al., 1-bit stochastic gradient descent, 2014; Karimireddy et al., Error feedback fixes SignSGD, 2019.
-    """
-
-    @abstractmethod
-    def reduce_(
-        self, communicator: Communicator, gradients: np.ndarray, residual: np.ndarray, *, scatter: bool = False
-    ) -> None:
-        """Replace gradients by the sum of what all ranks send of theirs; the residual gets what was not sent.
-
-        Args:
-            communicator: The ranks.
-            gradients: Of any number of elements that the ranks can share equally [size n].
-            residual: What was not sent before, of the same type and shape; changed in place.
-            scatter: Whether each rank needs the sum of its share alone, that of its number among equal ones; what
-                stands in the others is then any number.
-        """
+from onnxtrain.parallel.communicator import Communicator, Compression
 
 
 class Rounding(Compression):

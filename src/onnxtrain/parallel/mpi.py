@@ -15,8 +15,8 @@ from typing import Any, Literal
 import numpy as np
 
 from onnxtrain.errors import OptionError, ParallelError
-from onnxtrain.parallel.communicator import Communicator
-from onnxtrain.parallel.compression import Compression, choose_compression
+from onnxtrain.parallel.communicator import Communicator, Compression
+from onnxtrain.parallel.compression import choose_compression
 
 _DATA, _FAILURE, _LEAVING = 7, 8, 9
 """Tags of messages: parts of arrays; the last sentence of a rank; that it is about to leave."""

@@ -21,11 +21,12 @@ class Reduction:
     """Groups of gradients that are added up over all ranks, each as soon as it is there, in the order of their numbers.
 
     All ranks take the same groups in the same order, however fast they are. A thread does it while the one that
-    computes goes on; where there is no second thread to be had, it is done when all is computed.
+    computes goes on; where it may not, it is done when all is computed.
 
     Args:
         communicator: The ranks. Nothing else may use it while :meth:`beside` lasts.
         groups: What adds up each of them.
+        overlap: Whether another thread may do it.
         take: What is called in the computing thread, every time that a group is announced. Without a second thread, a
             group is then added up at once.
 
@@ -34,11 +35,17 @@ class Reduction:
     """
 
     def __init__(
-        self, communicator: Communicator, groups: Sequence[Callable[[], None]], *, take: Take | None = None
+        self,
+        communicator: Communicator,
+        groups: Sequence[Callable[[], None]],
+        *,
+        overlap: bool,
+        take: Take | None = None,
     ) -> None:
         self._communicator = communicator
         self._groups = groups
         self._take = take
+        self._overlap = overlap
         self.waited = 0.0
         self._listener = _LISTENER(self._announced)
         self._counts = [0] * len(groups)
@@ -63,7 +70,7 @@ class Reduction:
             ParallelError: Another rank has ended, or does not answer.
         """
         self._counts, self._times, self._started, self._error = [0] * len(self._groups), times, [], None
-        self._communicator.behind(self._communicator.overlap)
+        self._communicator.behind(self._overlap)
         try:
             yield
             self._communicator.behind(False)
@@ -104,7 +111,7 @@ class Reduction:
         """Let the thread add up what is there, as far as nothing before it is missing."""
         while len(self._started) < len(self._groups) and self._counts[len(self._started)] >= self._times:
             group = self._groups[len(self._started)]
-            if self._communicator.overlap:
+            if self._overlap:
                 self._started.append(self._thread.submit(group))
             elif self._take is not None:  # which holds no more than it must
                 group()

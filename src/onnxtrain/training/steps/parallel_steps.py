@@ -76,7 +76,12 @@ class ParallelSteps(Steps):
         compressed = self.communicator.compress is not None
         self._residuals = [np.zeros_like(gradients) for gradients in self._gradients] if compressed else []
         groups = [functools.partial(self._reduce, bucket) for bucket in range(len(self._buckets))]
-        self._reduction = Reduction(self.communicator, groups, take=self._taker())
+        self._reduction = Reduction(self.communicator, groups, take=self._taker(), overlap=self.overlaps)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether gradients are added up in another thread while the backward pass goes on."""
+        return self.communicator.overlap
 
     def _taker(self) -> Take | None:
         """What takes gradients over that are not kept; see :class:`~onnxtrain.parallel.reduction.Reduction`."""
@@ -95,7 +100,7 @@ class ParallelSteps(Steps):
     def _build(self, objective: Objective) -> tuple[list[Entry], FirstValues]:
         entries, values = super()._build(objective)
         # Processes that wait for each other within the graph would, in two threads, not do so in one order.
-        if self.communicator.overlap and len(self._buckets) > 1 and not self.specification.synchronized:
+        if self.overlaps and len(self._buckets) > 1 and not self.specification.synchronized:
             entries[0].announced = [[f"{name}/accumulated" for name in bucket] for bucket in self._buckets]
         return entries, values
 

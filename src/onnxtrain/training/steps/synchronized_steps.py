@@ -18,6 +18,7 @@ class SynchronizedSteps(ParallelSteps):
     gradients, which are cleared afterwards.
     """
 
+    overlaps = False  # the processes send in the middle of the backward pass already
     _silent = False
 
     def step_share(self, feeds: Arrays, learning_rate: float) -> float:
