@@ -2,14 +2,18 @@
 
     python benchmarks/adapters.py
     python benchmarks/adapters.py --environment peft=PATH_OF_A_PYTHON_WITH_PEFT
+    python benchmarks/adapters.py --billion
 
-A Llama of random weights is exported once by PyTorch. Each run is a fresh process, the frameworks take turns, and the
-figures are medians. Both train the projections of attention, rank 8, by AdamW, with the same data.
+A Llama of random weights is exported by PyTorch, and written by onnxruntime-genai's builder in 16 and 4 bits.
+Each run is a fresh process, the frameworks take turns, and the figures are medians. All train the projections of
+attention, rank 8, by AdamW, with the same data. With ``--billion`` a model of 1.1 billion parameters in 4 bits takes
+ten steps. What PEFT's environment needs: PyTorch, transformers, peft, onnxruntime-genai, tokenizers, safetensors.
 """
 
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import statistics
 import subprocess
@@ -17,52 +21,31 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from adapter_models import Models, Sizes
 from harness import ForeignLoad, environment, last_line, load_line, machine_line, table, write_report
 
-SIZES = {"quick": (2, 64, 256), "full": (12, 768, 16000)}
-"""Layers, width, vocabulary."""
+import onnxtrain
 
-EXPORT = """
-import json, sys, warnings
-warnings.filterwarnings("ignore")
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-layers, width, vocabulary = json.loads(sys.argv[2])
-torch.manual_seed(0)
-config = LlamaConfig(vocab_size=vocabulary, hidden_size=width, intermediate_size=width * 8 // 3 // 16 * 16,
-    num_hidden_layers=layers, num_attention_heads=width // 32, num_key_value_heads=width // 32,
-    max_position_embeddings=512, tie_word_embeddings=False, use_cache=False, attn_implementation="eager")
-inner = LlamaForCausalLM(config).eval()
-inner.save_pretrained(sys.argv[1])
-class Logits(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = inner
-    def forward(self, input_ids):
-        return self.inner(input_ids=input_ids, attention_mask=torch.ones_like(input_ids), use_cache=False).logits
-torch.onnx.export(Logits(), (torch.ones(2, 64, dtype=torch.int64),), sys.argv[1] + "/model.onnx",
-    input_names=["input_ids"], output_names=["logits"], dynamo=True, opset_version=18, external_data=True)
-"""
+SIZES = {"quick": Sizes(2, 64, 160, 2, 2, 512), "full": Sizes(12, 768, 2048, 24, 24, 16000)}
+BILLION = Sizes(16, 2048, 8192, 32, 8, 32000, "bfloat16")
 
-# What a user would write. Each prints when the first step ended, the times of later steps, and the losses.
+# What a user would write; then each prints when the first step ended, how long later ones took, and the losses.
 ONNXTRAIN = """
 import json, sys, time
 import numpy as np
 import onnxtrain
-folder, vocabulary, threads, steps, dtype = sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5]
+folder, vocabulary, threads, steps, form = sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5]
 lora = onnxtrain.Lora(rank=8, alpha=16, targets=["q_proj", "k_proj", "v_proj", "o_proj"])
 trainer = onnxtrain.Trainer(folder + "/model.onnx", loss="softmax_cross_entropy", optimizer="adamw(lr=1e-3)",
     lora=lora, threads=threads)
 drawn = np.random.default_rng(0).integers(0, vocabulary, (2, 65))
-losses, times = [trainer.train_step(drawn[:, :-1], drawn[:, 1:])], []
-first = time.monotonic()
-for _ in range(steps):
-    start = time.monotonic()
-    losses.append(trainer.train_step(drawn[:, :-1], drawn[:, 1:]))
-    times.append(time.monotonic() - start)
+inputs = {"input_ids": drawn[:, :-1]} | ({} if form == "float32" else {"attention_mask": np.ones((2, 64), np.int64)})
+def train_step():
+    return trainer.train_step(inputs, drawn[:, 1:])
 """
 PEFT = """
 import json, sys, time, warnings
@@ -84,23 +67,43 @@ def train_step():
     loss.backward()
     optimizer.step()
     return loss.item()
-losses, times = [train_step()], []
-first = time.monotonic()
-for _ in range(steps):
-    start = time.monotonic()
-    losses.append(train_step())
-    times.append(time.monotonic() - start)
 """
 ENDING = """
-import os
+losses = [train_step()]
+first, times = (time.monotonic(), time.process_time()), []
+for _ in range(steps):
+    start = time.monotonic(), time.process_time()
+    losses.append(train_step())
+    times.append((time.monotonic() - start[0], time.process_time() - start[1]))
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
 peak, file = (int(status[name].split()[0]) for name in ("VmHWM", "RssFile"))
 print(json.dumps({"first": first, "steps": times, "peak": peak / 1024, "file": file / 1024, "losses": losses}))
 """
-PROGRAMS = {
-    "onnxtrain": (ONNXTRAIN, "float32"),
-    "PEFT": (PEFT, "float32"),
-    "PEFT, bfloat16": (PEFT, "bfloat16"),
+
+
+@dataclass(frozen=True)
+class Case:
+    """A framework on a form of the model; PEFT has one checkpoint for all types that it computes in."""
+
+    program: str
+    form: str
+    dtype: str = "float32"
+
+    def folder(self, models: Models) -> Path:
+        """What it reads."""
+        if self.program == ONNXTRAIN:
+            return models.onnx(self.form)
+        return models.dequantized if self.form == "int4" else models.checkpoint
+
+
+CASES = {
+    "PEFT": Case(PEFT, "float32"),
+    "PEFT, bfloat16": Case(PEFT, "float32", "bfloat16"),
+    "PEFT, weights of int4 in float32": Case(PEFT, "int4"),
+    "onnxtrain": Case(ONNXTRAIN, "float32"),
+    "onnxtrain, float16 file": Case(ONNXTRAIN, "float16"),
+    "onnxtrain, bfloat16 file": Case(ONNXTRAIN, "bfloat16"),
+    "onnxtrain, int4 file": Case(ONNXTRAIN, "int4"),
 }
 
 
@@ -108,64 +111,74 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tiny model, one run each")
+    parser.add_argument("--billion", action="store_true", help="a model of 1.1 billion parameters in 4 bits, by itself")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--runs", type=int, default=3, help="processes of each framework")
     parser.add_argument("--steps", type=int, default=8, help="measured steps of each process")
-    parser.add_argument("--folder", type=Path, default=Path("build/benchmarks/models"), help="of the exported model")
+    parser.add_argument("--folder", type=Path, default=Path("build/benchmarks/models"), help="of the models")
     parser.add_argument("--environment", action="append", default=[], metavar="peft=PYTHON", help="where PEFT is")
     parser.add_argument("--output", help="write the report here")
     options = parser.parse_args(arguments)
-    runs, steps = (1, 2) if options.quick else (options.runs, options.steps)
     python = dict(item.split("=", 1) for item in options.environment).get("peft", sys.executable)
-    size = SIZES["quick" if options.quick else "full"]
-    folder = export(options.folder / f"llama-{'-'.join(map(str, size))}", size, python)
+    runs, steps = (1, 2) if options.quick else (options.runs, options.steps)
+    sizes, cases = SIZES["quick" if options.quick else "full"], CASES
+    if options.billion:
+        sizes, cases = BILLION, {"onnxtrain, int4 file": CASES["onnxtrain, int4 file"]}
+        runs, steps = 1, 9
+    name = "-".join(map(str, vars(sizes).values()))
+    models = Models(options.folder / f"llama-{name}", sizes, python)
+    compileall.compile_dir(Path(onnxtrain.__file__).parent, quiet=2)  # as pip does
     found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    folders = {name: case.folder(models) for name, case in cases.items()}
     with ForeignLoad() as foreign:
         for _ in range(runs):
-            for name, (program, dtype) in PROGRAMS.items():
-                runner = sys.executable if program == ONNXTRAIN else python
-                result = run(runner, program, folder, size[2], options.threads, steps, dtype)
+            for name, case in cases.items():
+                runner = sys.executable if case.program == ONNXTRAIN else python
+                result = run(runner, case, folders[name], sizes.vocabulary, options.threads, steps)
                 if result is not None:
                     found[name].append(result)
-    lines = [machine_line(), load_line(foreign), "", report(found, size, options.threads)]
+    title = f"{sizes}; batches of 2 x 64; threads: {options.threads}"
+    lines = [title, "", report(found), "", machine_line(), load_line(foreign)]
     write_report("\n".join(lines), options.output)
 
 
-def export(folder: Path, size: Sequence[int], python: str) -> Path:
-    """The folder of the model; exported where it is not there yet."""
-    if not (folder / "model.onnx").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        subprocess.run([python, "-c", EXPORT, str(folder), json.dumps(size)], check=True, capture_output=True)
-    return folder
-
-
-def run(
-    python: str, program: str, folder: Path, vocabulary: int, threads: int, steps: int, dtype: str
-) -> dict[str, Any] | None:
-    """One process: seconds to the end of the first step, of each step, peak in MiB, losses."""
+def run(python: str, case: Case, folder: Path, vocabulary: int, threads: int, steps: int) -> dict[str, Any] | None:
+    """One process: seconds by clock and processor to the end of the first step and of each step, MiB, losses."""
     start = time.monotonic()  # before Python starts; the clock is the same in all processes
-    command = [python, "-c", program + ENDING, str(folder), str(vocabulary), str(threads), str(steps), dtype]
+    kind = case.form if case.program == ONNXTRAIN else case.dtype
+    command = [python, "-c", case.program + ENDING, str(folder), str(vocabulary), str(threads), str(steps), kind]
     result = subprocess.run(command, env=environment(threads), capture_output=True, text=True)
     if result.returncode:
         print(last_line(result.stderr), file=sys.stderr)
         return None
     found = json.loads(result.stdout.splitlines()[-1])
-    return found | {"first": found["first"] - start}
+    clock, processor = found["first"]
+    return found | {"first": (clock - start, processor)}
 
 
-def report(found: dict[str, list[dict[str, Any]]], size: Sequence[int], threads: int) -> str:
-    """The tables."""
+def report(found: dict[str, list[dict[str, Any]]]) -> str:
+    """The table; figures in brackets are shares of those of PEFT in float32."""
     rows = []
+    reference = figures(found["PEFT"]) if found.get("PEFT") else None
     for name, results in found.items():
-        step = statistics.median(seconds for result in results for seconds in result["steps"])
-        first = statistics.median(result["first"] for result in results)
-        peak = statistics.median(result["peak"] for result in results)
-        losses = " → ".join(f"{results[0]['losses'][place]:.3f}" for place in (0, -1))
-        rows.append([name, f"{step * 1000:.0f}", f"{first:.1f}", f"{peak:.0f}", losses])
-    head = ["framework", "step, ms", "start to the end of the first step, s", "peak, MiB", "loss"]
-    layers, width, vocabulary = size
-    title = f"Llama, {layers} layers of width {width}, {vocabulary} tokens; batches of 2 x 64; threads: {threads}"
-    return "\n".join([title, "", table(head, rows)])
+        own = figures(results)
+        digits = (0, 0, 1, 1, 0)
+        cells = [f"{value:,.{places}f}" for value, places in zip(own, digits, strict=True)]
+        if reference is not None and name != "PEFT":
+            cells = [f"{cell} ({value / whole:.2f})" for cell, value, whole in zip(cells, own, reference, strict=True)]
+        mapped = statistics.median(result["file"] for result in results)
+        losses = " → ".join(f"{results[0]['losses'][place]:.4f}" for place in (0, -1))
+        rows.append([name, *cells, f"{mapped:,.0f}", losses])
+    head = ["framework", "step, ms", "of processors, ms", "to the end of the first, s", "of processors, s"]
+    return table([*head, "peak, MiB", "files in it, MiB", "loss"], rows)
+
+
+def figures(results: Sequence[dict[str, Any]]) -> tuple[float, ...]:
+    """Medians: milliseconds of a step by clock and by processor, seconds to the end of the first by both, MiB."""
+    steps = [[1000 * step[place] for result in results for step in result["steps"]] for place in (0, 1)]
+    firsts = [[result["first"][place] for result in results] for place in (0, 1)]
+    peaks = [result["peak"] for result in results]
+    return tuple(statistics.median(values) for values in (*steps, *firsts, peaks))
 
 
 if __name__ == "__main__":

@@ -270,23 +270,31 @@ def linears() -> list[Case]:
 
 
 def few_bits() -> list[Case]:
-    """The gradient of products with weights of 4 bits, beside PyTorch's product with the weight in single precision."""
+    """Products with weights of 4 bits and their gradient, beside PyTorch's with the weight in single precision."""
     import torch
+
+    def numbers(integers: Any, scales: Any) -> Any:
+        parts = torch.stack([integers & 15, integers >> 4], dim=-1).flatten(2)
+        return ((parts.float() - 8) * scales[..., None]).flatten(1)
+
+    def product(x: Any, integers: Any, scales: Any) -> Run:
+        weight = numbers(integers, scales).T
+        return lambda: x @ weight
+
+    def gradient(dy: Any, integers: Any, scales: Any) -> Run:
+        weight = numbers(integers, scales)
+        return lambda: dy @ weight
 
     found = []
     for rows, inputs, outputs in ((128, 1024, 1024), (512, 2048, 2048)):
         block, blocks = 32, inputs // 32
         integers = np.random.default_rng(0).integers(0, 256, (outputs, blocks, block // 2), np.uint8)
-        arrays = [normal(rows, outputs), integers, np.abs(normal(outputs, blocks))]
-
-        def product(dy: Any, integers: Any, scales: Any) -> Run:
-            parts = torch.stack([integers & 15, integers >> 4], dim=-1).flatten(2)
-            weight = ((parts.float() - 8) * scales[..., None]).flatten(1)
-            return lambda: dy @ weight
-
+        weights = [integers, np.abs(normal(outputs, blocks))]
         attributes = {"K": inputs, "N": outputs, "bits": 4, "block_size": block}
         layer = f"{rows} x {outputs}, {inputs} inputs, 4 bits"
-        found.append(Case("MatMulNBitsGradient", layer, arrays, [(rows, inputs)], product, attributes, (1, 2)))
+        x, dy = normal(rows, inputs), normal(rows, outputs)
+        found.append(Case("MatMulNBits", layer, [x, *weights], [dy.shape], product, attributes, (1, 2)))
+        found.append(Case("MatMulNBitsGradient", layer, [dy, *weights], [x.shape], gradient, attributes, (1, 2)))
     return found
 
 

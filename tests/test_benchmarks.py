@@ -279,7 +279,7 @@ def test_report_replaces_one_section() -> None:
 
 
 def test_every_section_has_its_page() -> None:
-    for name in report.sections([], "folder"):
+    for name in report.sections(["peft=python"], "folder"):
         assert report.replaced(report.page_of(name).read_text(), name, "") != "", name
 
 
@@ -291,3 +291,17 @@ def test_reading_measures_what_a_training_waits(tmp_path: Path) -> None:
     for *_, opening, first, later, share in found:
         assert min(float(opening), float(first), float(later)) > 0
         assert 0 <= float(share.removesuffix(" %")) <= 100
+
+
+@pytest.mark.torch
+def test_adapters_are_measured_beside_peft(tmp_path: Path) -> None:
+    for module in ("peft", "onnxruntime_genai", "safetensors"):
+        pytest.importorskip(module)
+    header, *found = rows(run("adapters.py", "--quick", "--folder", str(tmp_path)))
+    assert header[0] == "framework"
+    losses = {row[0]: [float(loss) for loss in row[-1].split(" → ")] for row in found}
+    assert losses["onnxtrain"][0] == pytest.approx(losses["PEFT"][0], abs=2e-4)
+    assert losses["onnxtrain, int4 file"][0] == pytest.approx(losses["PEFT, weights of int4 in float32"][0], abs=2e-4)
+    assert all(last < first for first, last in losses.values())
+    for row in found:
+        assert all(float(cell.split()[0].replace(",", "")) > 0 for cell in row[1:-1])

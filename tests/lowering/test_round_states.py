@@ -12,11 +12,11 @@ import pytest
 from onnx import helper
 
 import onnxtrain
+from native.rounding_reference import round_stochastic
 from onnxtrain.errors import OperatorError, OptionError
 from onnxtrain.lowering.lower import lower_graph
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.step import create_session
-from rounding_reference import round_stochastic
 
 WAYS = [onnxtrain.Adam(0.01), onnxtrain.AdamW(0.01), onnxtrain.Momentum(0.1), onnxtrain.Adagrad(0.1)]
 WAYS += [

@@ -14,7 +14,6 @@ import gradient_reference
 import numpy as np
 from convolution_reference import Convolution
 from recurrent_reference import Recurrent
-
 from rounding_reference import BFLOAT16
 
 EXTREMES = (0, 1, -1, 2**31 - 1, 2**31, 2**31 + 1, 2**60, 2**62, 2**63 - 1, -(2**63))

@@ -5,7 +5,6 @@ import pytest
 from onnx import TensorProto, helper
 from optimizer_reference import draw
 from optimizer_sessions import REQUIRED, groups, run, session
-
 from rounding_reference import BFLOAT16, round_stochastic
 
 SHAPES = [(3,), (2500,), (0,), (33, 70)]

@@ -40,9 +40,8 @@ MEMORY = 6 << 30
 
 def cases() -> ModuleType:
     """The module that draws them."""
-    for folder in (str(ROOT / "tests"), _HELPERS):  # with what several kinds of tests compare with
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
+    if _HELPERS not in sys.path:
+        sys.path.insert(0, _HELPERS)
     return importlib.import_module("kernel_cases")
 
 
