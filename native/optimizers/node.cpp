@@ -1,5 +1,6 @@
 #include "optimizers/node.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "operators/fused_node.h"
@@ -17,6 +18,9 @@ std::string groups(const std::string& letters) {
 
 }  // namespace
 
+// The groups that attributes may ask for beside those that every node has: masks, and two states (RMSprop).
+constexpr std::size_t kMostMore = 3;
+
 Grouping Grouping::of(const Optimizer& optimizer, const std::string& states) {
   return {optimizer.description.name, "XG" + states, "X" + states};
 }
@@ -31,16 +35,15 @@ void infer_shapes(const OrtApi* api, const Grouping& grouping, OrtShapeInferCont
   std::size_t inputs = 0;
   require(api, ort::ShapeInferContext_GetInputCount::call(api, context, &inputs));
   const std::size_t tensors = inputs < grouping.scalars() ? 0 : inputs - grouping.scalars();
-  std::size_t groups = grouping.inputs.size();
-  // Attributes are not shown here. With so few variables that one of these outputs is a state, the number tells masks.
-  if (grouping.fused && tensors % groups != 0 && tensors % (groups + 1) == 0) ++groups;
-  const std::size_t variables = tensors / groups, results = grouping.outputs.size();
-  if (variables == 0) return;  // refused when the kernel is created, with a sentence
-  for (std::size_t output = 0; output < results; ++output) {
+  const std::size_t groups = grouping.inputs.size();
+  if (tensors < groups) return;  // refused when the kernel is created, with a sentence
+  // Attributes, which may ask for masks and more states, are not shown here. Too few tensors for two variables are those of
+  // one, whose states are last and alike. Of more, it is sure how many variables there are at least, and X comes first.
+  const bool one = tensors < 2 * groups;
+  const std::size_t sure = one ? grouping.outputs.size() : (tensors + groups + kMostMore - 1) / (groups + kMostMore);
+  for (std::size_t output = 0; output < std::min(sure, grouping.outputs.size()); ++output) {
     OrtTensorTypeAndShapeInfo* info = nullptr;  // stays the runtime's
-    const std::size_t group = output / variables;  // 0 is X; states are the last groups
-    const std::size_t place = group == 0 ? 0 : groups - results + group;
-    const std::size_t input = grouping.scalars() + place * variables + output % variables;
+    const std::size_t input = one && output > 0 ? inputs - 1 : grouping.scalars() + output;
     require(api, ort::ShapeInferContext_GetInputTypeShape::call(api, context, input, &info));
     if (!is_known_shape(api, info)) continue;
     require(api, ort::ShapeInferContext_SetOutputTypeShape::call(api, context, output, info));
