@@ -7,6 +7,7 @@ written into a model is more than any machine has (seen in 1.23).
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -119,28 +120,36 @@ _SIZES: Final = {"ConstantOfShape": 0, "Expand": 1, "Reshape": 1}
 _KEEPING: Final = frozenset(("Cast", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Unsqueeze"))
 """Operators whose numbers are among those of their first input."""
 
+_FOLLOWED: Final = _KEEPING | {"Add", "Concat", "Constant", "Mul", "Shape", "Size", "Sub", *_SIZES}
+_WITH_BODIES: Final = frozenset(("If", "Loop", "Scan", "SequenceMap"))
 
-def _large_makers(graph: GraphProto, outside: Mapping[str, float] | None = None) -> list[NodeProto]:
+
+def _large_makers(
+    graph: GraphProto, outside: Mapping[str, float] | None = None, around: float = 1.0
+) -> list[NodeProto]:
     """The nodes that make a vector of a computed size, where that may be more than is followed.
 
     Of the operators that data propagation computes, only a few give larger numbers than they read: those bound what
     can come out of a sequence of them.
     """
-    infos = (*graph.input, *graph.output, *graph.value_info)
-    known = [dim.dim_value for info in infos for dim in info.type.tensor_type.shape.dim]
-    largest = max((*known, *(size for tensor in _tensors(graph) for size in tensor.dims)), default=1)
     bounds = dict(outside or {}) | {tensor.name: _bound(tensor) for tensor in graph.initializer}
-    several = {
-        info.name for info in infos if any(dim.dim_value > 1 for dim in info.type.tensor_type.shape.dim)
-    }  # sizes along several axes: what has these is no vector
-    found = []
+    largest, found = 0.0, []
     for node in graph.node:
+        operator = node.op_type
+        if operator in _WITH_BODIES:
+            largest = largest or _largest_size(graph, around)
+            for body in _bodies(node):
+                found += _large_makers(body, bounds, largest)
+        if operator not in _FOLLOWED:
+            continue
         read = [bounds.get(name, 0.0) for name in node.input]
-        operator, bound = node.op_type, 0.0
+        bound = 0.0
         if operator == "Constant":
             bound = max(map(_bound_of_constant, node.attribute), default=0.0)
-        elif operator in ("Shape", "Size"):
-            bound = float(largest) if operator == "Shape" else math.inf
+        elif operator == "Shape":
+            bound = largest = largest or _largest_size(graph, around)
+        elif operator == "Size":
+            bound = math.inf
         elif operator in ("Add", "Sub"):
             bound = sum(read)
         elif operator == "Mul":
@@ -149,15 +158,32 @@ def _large_makers(graph: GraphProto, outside: Mapping[str, float] | None = None)
             bound = max(read, default=0.0)
         elif operator in _KEEPING and read:
             bound = read[0]
+        if bound:
+            bounds |= dict.fromkeys(node.output, bound)
         at = _SIZES.get(operator, len(read))
-        if at < len(read) and read[at] > LONGEST and node.input[at] not in several:
-            found.append(node)
-        elif at < len(read):
-            largest = max(largest, int(read[at]))
-        bounds |= dict.fromkeys(node.output, bound)
-        for body in _bodies(node):
-            found += _large_makers(body, bounds)
+        if at < len(read) and read[at]:
+            if read[at] > LONGEST and not _has_several_sizes(graph, node.input[at]):
+                found.append(node)
+            largest = max(largest or _largest_size(graph, around), min(read[at], LONGEST))
     return found
+
+
+def _infos(graph: GraphProto) -> Iterator[onnx.ValueInfoProto]:
+    yield from (*graph.input, *graph.output, *graph.value_info)
+
+
+def _largest_size(graph: GraphProto, around: float) -> float:
+    """The largest size of an axis that is written in a graph, or around it."""
+    declared = (dim.dim_value for info in _infos(graph) for dim in info.type.tensor_type.shape.dim)
+    stored = (size for tensor in _tensors(graph) for size in tensor.dims)
+    return float(max(itertools.chain((around,), declared, stored)))
+
+
+def _has_several_sizes(graph: GraphProto, name: str) -> bool:
+    """Whether a value holds sizes of several axes, so that what has these is no vector."""
+    return any(
+        dim.dim_value > 1 for info in _infos(graph) if info.name == name for dim in info.type.tensor_type.shape.dim
+    )
 
 
 def _bound(tensor: TensorProto) -> float:
