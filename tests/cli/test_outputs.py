@@ -93,7 +93,12 @@ def test_a_report_through_links(files, success):
     assert (files / "report").is_symlink()
     assert (files / "real" / "report.json").is_symlink()
     assert (files / "json").read_bytes()
-    assert sorted(path.name for path in (files / "real").iterdir()) == ["report.json", "report.png", "report.txt"]
+    assert sorted(path.name for path in (files / "real").iterdir()) == [
+        "config.toml",
+        "report.json",
+        "report.png",
+        "report.txt",
+    ]
 
 
 def test_the_demonstration_through_links(files, run, monkeypatch):

@@ -46,8 +46,9 @@ def break_everything(monkeypatch) -> None:
     def fail(*arguments, **options):
         raise IndexError("tuple index out of range")
 
-    for place in ("inspection.ModelFile", "gradient.ModelFile", "forward.ModelFile", "specification.ModelFile"):
-        monkeypatch.setattr(f"onnxtrain.training.{place}.load", fail)
+    places = ("advice.inspection", "gradient", "inference.forward", "specification")
+    for place in places:
+        monkeypatch.setattr(f"onnxtrain.training.{place}.ModelFile.load", fail)
     monkeypatch.setattr("onnxtrain.lowering.lower.read_training_model", fail)
 
 

@@ -11,7 +11,7 @@ from onnxtrain import kernels
 from onnxtrain.runtime.native import custom_ops_library
 
 PATH = str(custom_ops_library())
-STATES = {"Adagrad": 1, "Adam": 2, "Momentum": 1, "SSGD": 0}
+STATES = {"Adagrad": 1, "Adam": 2, "LAMB": 2, "Momentum": 1, "SSGD": 0}
 SHAPES = [(3,), (2, 3, 5), (), (0,), (1, 70), (17, 33), (4, 0, 2), (40_000,)]
 
 
@@ -19,10 +19,11 @@ def expected(name, R, T, variables, **attributes):
     """Outputs in the operator's order, from kernels or pseudo-code tested elsewhere."""
     results = []
     for X, G, *states in variables:
-        if name == "SSGD":
-            X = X.copy()
-            kernels.ssgd_([X], [G], states, learning_rate=R, **attributes)
-            results.append([X])
+        if name in ("LAMB", "SSGD"):
+            X, *states = (array.copy() for array in (X, *states))
+            step = {"step": int(T)} if name == "LAMB" else {}
+            getattr(kernels, f"{name.lower()}_")([X], [G], states, learning_rate=R, **step, **attributes)
+            results.append([X, *states])
         else:
             results.append(stepwise(name, R, T, X, G, *states, **{**REQUIRED.get(name, {}), **attributes}))
     return [result[output] for output in range(len(results[0])) for result in results]

@@ -9,7 +9,7 @@ from onnxtrain.errors import DataError
 from onnxtrain.training.data import Dataset, TensorSpec
 from onnxtrain.training.data.conversion import is_array_like
 from onnxtrain.training.data.frames import is_frame
-from onnxtrain.training.data.naming import NoSuchArrayError
+from onnxtrain.training.data.naming import NoSuchArrayError, is_batch_list
 from onnxtrain.training.losses.heads import Head
 from onnxtrain.training.losses.joint_loss import Forms
 from onnxtrain.training.losses.targets import Targets
@@ -93,7 +93,7 @@ def with_weights(source: Any, weights: Any, inputs: Sequence[TensorSpec]) -> tup
     """
     triple = isinstance(source, tuple) and len(source) == 3
     flat = triple and len(inputs) == 2 and all(is_array_like(part) for part in source)
-    if not triple or flat or isinstance(source[2], Mapping):
+    if not triple or flat or is_batch_list(source) or isinstance(source[2], Mapping):
         return source, weights
     if weights is not None and not isinstance(weights, str):
         raise DataError("The data are (inputs, targets, weights), and sample_weight is given, too; leave one out.")

@@ -47,6 +47,7 @@ def resolve_metric(metric: str | Metric, **options: Any) -> NamedMetric:
     Raises:
         OptionError: there is no such metric.
 
+    >>> import numpy as np
     >>> resolve_metric("accuracy", threshold=0.0)(np.array([1, 0]), np.array([2.5, -1.0]))
     1.0
     """
