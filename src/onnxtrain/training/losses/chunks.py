@@ -124,9 +124,8 @@ def _trace_product(head: LogitHead, node: ir.Node, x: ir.Value) -> bool:
     if not _start(head, x):
         return False
     if widening is not None and widening.op_type == "Cast" and widening not in head.nodes:
-        head.nodes.append(
-            widening
-        )  # a weight in half precision is in single precision for one product, not all the time
+        # A weight in half precision is in single precision for one product, not all the time.
+        head.nodes.append(widening)
     return True
 
 
