@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.thorough  # it takes seconds
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "how_to_add.md"
 BLOCK = re.compile(r"^```(py|cpp|diff)\n(?:#|//) (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

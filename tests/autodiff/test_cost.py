@@ -12,6 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxtrain
 
+pytestmark = pytest.mark.thorough  # it takes seconds
+
 
 def emitted(model: onnx.ModelProto, **arguments) -> Counter[str]:
     """The operators that a gradient adds to a model."""

@@ -91,6 +91,7 @@ def test_names_that_are_no_text_are_shown(start, files):
     assert r"caf\udce9.onnx" in result.stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("arguments", [("--help",), ("fit", "--help"), ("inspect", "model.onnx"), EXPORT], ids=str)
 def test_without_docstrings_and_assertions(arguments, start):
     optimised, plain = (start(*arguments, python=options) for options in (("-OO",), ()))

@@ -23,7 +23,10 @@ ROOT = Path(__file__).parents[2]
 CAPI = Path(onnxruntime.__file__).parent / "capi"
 COMPILER = os.environ.get("CXX") or shutil.which("c++")
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler")
+pytestmark = [
+    pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler"),
+    pytest.mark.thorough,  # it compiles
+]
 
 # As ONNX Runtime's headers declare what step.hpp names: both can be included together.
 OFFICIAL = """

@@ -21,6 +21,8 @@ from onnx import numpy_helper, parser
 import onnxtrain
 from onnxtrain.lowering.in_place import in_place_states
 
+pytestmark = pytest.mark.thorough  # it takes seconds
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "step_in_place.py"
 RANDOM = np.random.default_rng(0)
 LENGTH, WIDTH, HIDDEN = 3, 4, 5

@@ -247,6 +247,7 @@ def test_large_files_that_are_no_models(tmp_path: Path) -> None:
         assert seconds < 10
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("unit", [b"\x08\x08", b"\x4a\x00", b"\x3a\x00"], ids=["numbers", "bytes", "graphs"])
 def test_files_of_nothing_but_small_fields(tmp_path: Path, unit: bytes) -> None:
     (tmp_path / "m.onnx").write_bytes(b"\x08\x08" + unit * 3_000_000)

@@ -9,6 +9,8 @@ from onnx import numpy_helper
 
 import onnxtrain
 
+pytestmark = pytest.mark.thorough  # it takes seconds
+
 IDS = np.random.default_rng(1).integers(0, WORDS, (3, 7))
 MASK = np.ones_like(IDS)
 PADDED = np.array([[1] * 7, [1] * 4 + [0] * 3, [1] * 6 + [0]])

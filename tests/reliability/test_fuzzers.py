@@ -23,6 +23,7 @@ def check(subject: str, cases: range) -> None:
     assert not any(report.counts[kind] for kind in FAILURES), f"{report.counts}\n\n{report.text()}"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("subject", [subject for subject in SOME if SOME[subject]])
 def test_some(subject):
     check(subject, range(SOME[subject]))

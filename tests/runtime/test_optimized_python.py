@@ -10,6 +10,8 @@ import pytest
 
 import onnxtrain
 
+pytestmark = pytest.mark.thorough  # it takes seconds
+
 PROGRAM = """
 import sys
 import warnings

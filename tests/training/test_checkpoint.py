@@ -314,6 +314,7 @@ def assert_complete(store):
         assert all((tensor == step).all() for tensor in tensors.values())
 
 
+@pytest.mark.thorough
 def test_a_killed_writer_never_leaves_a_broken_checkpoint(tmp_path):
     store = CheckpointStore(tmp_path, keep=2)
     delays, last, half_done = random.Random(0), 0, 0

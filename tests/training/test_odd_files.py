@@ -45,6 +45,7 @@ def test_encodings_that_are_none_of_files(tmp_path, encoding):
         open_dataset(CsvFile(tmp_path / "t.csv", encoding=encoding), [SPEC], target="y")
 
 
+@pytest.mark.thorough
 def test_more_columns_than_a_cell_has_characters(tmp_path):
     """Tables of genes have as many: with another separator the first line would be one cell."""
     count = 20_000
