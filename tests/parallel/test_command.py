@@ -87,6 +87,7 @@ def test_a_training_whose_processes_are_killed_ends_as_one_whose_are_not(tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (("--compress", "float16"), "--compress says how processes add up gradients; give --parallel mpi, too."),
         (("--processes", "2"), "--processes and --restarts start several processes; give --parallel mpi, too."),
         (("--parallel", "mpi", "--restarts", "2"), "--restarts starts the processes again; give --processes, too."),
         (("--parallel", "mpi", "--processes", "2", "--restarts", "2"), "--restarts goes on from checkpoints"),

@@ -189,8 +189,15 @@ class Together:
     wait: Annotated[float, Parameter(help="Seconds to wait for another process before giving it up.")] = 600.0
 
     def communicator(self) -> Communicator | None:
-        """The processes, where there are several."""
+        """The processes, where there are several.
+
+        Raises:
+            OptionError: There are none, but how they work together is said.
+        """
         if self.parallel is None:
+            said = {"--compress": self.compress is not None, "--sum-order": self.sum_order != "rank"}
+            for flag in (flag for flag, given in said.items() if given):
+                raise OptionError(f"{flag} says how processes add up gradients; give --parallel mpi, too.")
             return None
         from onnxtrain.parallel.mpi import MPI
 
