@@ -15,7 +15,17 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from harness import ForeignLoad, Interpreters, load_line, machine_line, prepare, table, warn_when_busy, write_report
+from harness import (
+    ForeignLoad,
+    Interpreters,
+    load_line,
+    machine_line,
+    prepare,
+    significant,
+    table,
+    warn_when_busy,
+    write_report,
+)
 from models import LOSS, MODELS
 from peers import Task
 
@@ -110,7 +120,7 @@ def cost(source: Any, runs: int, threads: int) -> tuple[list[str], float]:
     standard = len(lower_entry(join(model, 0), kernels=False).model.graph)
     seconds = [statistics.median(times) for times in (build, session, whole)]
     cells = [str(nodes), "-" if with_kernels is None else str(with_kernels), str(standard)]
-    return [*cells, *(f"{value:.2f}" for value in seconds)], seconds[0]
+    return [*cells, *map(significant, seconds)], seconds[0]
 
 
 if __name__ == "__main__":

@@ -295,8 +295,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """Three significant digits."""
-    value = 1e3 * seconds
+    return significant(1e3 * seconds)
+
+
+def significant(value: float) -> str:
+    """Three significant digits: a short time on a fast machine is small, never zero."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 

@@ -26,6 +26,7 @@ from harness import (
     last_line,
     load_line,
     machine_line,
+    significant,
     table,
     warn_when_busy,
     write_report,
@@ -186,7 +187,7 @@ def summary(results: Sequence[dict[str, list[list[float]]]]) -> list[str]:
         sum(waited for _, waited in result["epochs"][1:]) / sum(seconds for seconds, _ in result["epochs"][1:])
         for result in results
     ]
-    return [f"{opening:.2f}", f"{first:.2f}", f"{later:.2f}", f"{100 * statistics.median(shares):.1f} %"]
+    return [*map(significant, (opening, first, later)), f"{100 * statistics.median(shares):.1f} %"]
 
 
 def write_data(folder: Path, examples: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from models import TEXT, VOCABULARY, BenchmarkModel, architecture
+from benchmark_model import TEXT, VOCABULARY, BenchmarkModel, architecture
 
 REAL: dict[str, BenchmarkModel] = {
     model.name: model

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from models import BenchmarkModel
+from benchmark_model import BenchmarkModel
 
 if TYPE_CHECKING:
     import torch

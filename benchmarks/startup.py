@@ -25,6 +25,7 @@ from harness import (
     last_line,
     load_line,
     machine_line,
+    significant,
     table,
     warn_when_busy,
     write_report,
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for peer in peers:
                 measured[peer].append(run(peer, path, options.threads))
     rows = [
-        [peer, *(f"{statistics.median(column):.2f}" for column in zip(*times, strict=True))]
+        [peer, *(significant(statistics.median(column)) for column in zip(*times, strict=True))]
         for peer, times in measured.items()
     ]
     lines = [table(["framework", "imports, s", "building, s", "first step, s", "all, s"], rows), ""]

@@ -18,6 +18,7 @@ import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
+from benchmark_model import BenchmarkModel
 from harness import (
     ForeignLoad,
     Interpreters,
@@ -33,7 +34,7 @@ from harness import (
     warn_when_busy,
     write_report,
 )
-from models import MODELS, BenchmarkModel, find_model
+from models import MODELS, find_model
 from peers import PEERS, Task
 from real_models import REAL
 

@@ -58,7 +58,8 @@ def test_overhead_reports_three_models() -> None:
     assert header[-1] == "added by Python, µs"
     assert len(models) == 3
     for _, whole, bare, added in models:
-        assert min(float(whole), float(bare), float(added)) > 0
+        assert min(float(whole), float(bare)) > 0
+        assert float(added) < float(whole)  # the median of differences: on a busy machine it may be below zero
 
 
 def test_startup_counts_every_phase(tmp_path: Path) -> None:

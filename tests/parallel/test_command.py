@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from onnxtrain.cli.fit import Together
+from onnxtrain.cli.together import Together
 from onnxtrain.errors import OptionError
 from parallel.kills import COMMAND, disturb, ranks, started, wait_for, write_task
 from parallel.processes import mpiexec, needs_mpi

@@ -55,7 +55,7 @@ def infer_within_bounds(proto: ModelProto) -> ModelProto:
 
 def _has_large_sizes(graph: GraphProto) -> bool:
     """Whether there may be vectors that are too long: tensors as large, or numbers from which sizes are computed."""
-    for info in (*graph.input, *graph.output, *graph.value_info):
+    for info in _infos(graph):
         if math.prod(dim.dim_value for dim in info.type.tensor_type.shape.dim if dim.dim_value > 1) > LONGEST:
             return True
     if any(_holds_large_sizes(tensor) for tensor in _tensors(graph)):
@@ -102,7 +102,7 @@ def _hide_readers(graph: GraphProto, outside: set[str]) -> bool:
     """Let inference pass over the nodes that read vectors that are too long; what they give is known by now."""
     long = outside | {
         info.name
-        for info in (*graph.input, *graph.output, *graph.value_info)
+        for info in _infos(graph)
         if len(info.type.tensor_type.shape.dim) == 1 and info.type.tensor_type.shape.dim[0].dim_value > LONGEST
     }
     hidden = False

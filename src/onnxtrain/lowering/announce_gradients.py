@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import VERSION
-from onnxtrain.graph.clone import captured_values
+from onnxtrain.graph.ancestors import ancestors, producers
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.replace import remove_nodes, take_over
 
@@ -59,32 +59,14 @@ def _put_in_order(graph: ir.Graph, announcing: Sequence[ir.Node]) -> None:
     place = {node: position for position, node in enumerate(nodes)}
     order: dict[ir.Node, tuple[int, ...]] = {}
     for node in announcing:
-        for needed in _needed(node, order, place):
+        for needed in sorted(ancestors([node], known=order), key=place.__getitem__):
             order[needed] = (len(order),)
     for node in nodes:
         if node not in order:
-            last = max((order[producer] for producer in _producers(node)), default=(-1,))
+            last = max((order[producer] for producer in producers(node)), default=(-1,))
             order[node] = (*last, place[node])
     for before, node in itertools.pairwise(sorted(order, key=order.__getitem__)):
         graph.insert_after(before, node)
-
-
-def _needed(end: ir.Node, known: Collection[ir.Node], place: Mapping[ir.Node, int]) -> list[ir.Node]:
-    """A node and all that has to run before it and is not known yet, in the order that they had."""
-    found: set[ir.Node] = set()
-    waiting = [end]
-    while waiting:
-        node = waiting.pop()
-        if node not in known and node not in found:
-            found.add(node)
-            waiting.extend(_producers(node))
-    return sorted(found, key=place.__getitem__)
-
-
-def _producers(node: ir.Node) -> list[ir.Node]:
-    """The nodes that a node, or a graph inside it, takes values from."""
-    values = [*node.inputs, *captured_values(node)]
-    return [producer for value in values if value is not None and (producer := value.producer()) is not None]
 
 
 def _without_copy(graph: ir.Graph, output: ir.Value) -> ir.Value:

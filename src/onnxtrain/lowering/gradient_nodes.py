@@ -15,6 +15,7 @@ from onnxtrain.autodiff.engine import Backward, Engine
 from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.autodiff.path import Forward
 from onnxtrain.errors import GradientError
+from onnxtrain.graph.ancestors import ancestors
 from onnxtrain.graph.clone import Values, captured_values, clone_nodes
 from onnxtrain.graph.domains import TRAINING_DOMAIN
 from onnxtrain.graph.replace import remove_nodes, replace_values
@@ -191,7 +192,8 @@ def _substitute(
         identity.outputs[0].type, identity.outputs[0].shape = value.type, value.shape
         fresh.append(identity.outputs[0])
     mapping: Values = dict(zip(names, fresh, strict=True))
-    determines_y = _ancestors(y)
+    producer = y.producer()  # where nodes stand in the graph does not tell, y being named, not read
+    determines_y = ancestors([] if producer is None else [producer])
     affected: set[ir.Value] = set(names)
     copied = []
     for other in graph:
@@ -215,15 +217,3 @@ def _have_one_shape(one: ir.Value, other: ir.Value) -> bool:
     """Whether two values are known to have the same shape."""
     shape = dimensions(one)
     return shape is not None and None not in shape and shape == dimensions(other)
-
-
-def _ancestors(y: ir.Value) -> set[ir.Node]:
-    """The nodes that y is computed by; where they stand in the graph does not tell, y being named, not read."""
-    found: set[ir.Node] = set()
-    pending = [y]
-    while pending:
-        node = pending.pop().producer()
-        if node is not None and node not in found:
-            found.add(node)
-            pending.extend(value for value in (*node.inputs, *captured_values(node)) if value is not None)
-    return found

@@ -13,7 +13,8 @@ from collections.abc import Hashable
 import onnx_ir as ir
 
 from onnxtrain.graph import Builder
-from onnxtrain.graph.clone import Values, captured_values, clone_nodes
+from onnxtrain.graph.ancestors import ancestors
+from onnxtrain.graph.clone import Values, clone_nodes
 from onnxtrain.graph.replace import substitute_and_rename
 from onnxtrain.graph.sharing import NEVER_SHARED, attribute_key
 from onnxtrain.graph.value import constant_number
@@ -30,7 +31,7 @@ def join_scans(graph: ir.Graph) -> None:
     joined = False
     for forward in [node for node in graph if _is_sum(node)]:
         backward = next((node for node in graph if _goes_back(node, forward)), None)
-        if backward is None or forward in _needed(backward):
+        if backward is None or forward in ancestors([backward]):
             continue
         _join(graph, forward, backward)
         joined = True
@@ -86,20 +87,6 @@ def _goes_back(node: ir.Node, forward: ir.Node) -> bool:
         value in back and back[value][1] == axis and back[value][2] == 1 - direction
         for value, (_, axis, direction) in there.items()
     )
-
-
-def _needed(node: ir.Node) -> set[ir.Node]:
-    """All nodes that a node depends on."""
-    found: set[ir.Node] = set()
-    waiting = [node]
-    while waiting:
-        one = waiting.pop()
-        for value in (*one.inputs, *captured_values(one)):
-            producer = None if value is None else value.producer()
-            if producer is not None and producer not in found:
-                found.add(producer)
-                waiting.append(producer)
-    return found
 
 
 def _join(graph: ir.Graph, forward: ir.Node, backward: ir.Node) -> None:

@@ -99,8 +99,7 @@ class ParallelSteps(Steps):
 
     def _build(self, objective: Objective) -> tuple[list[Entry], FirstValues]:
         entries, values = super()._build(objective)
-        # Processes that wait for each other within the graph would, in two threads, not do so in one order.
-        if self.overlaps and len(self._buckets) > 1 and not self.specification.synchronized:
+        if self.overlaps and len(self._buckets) > 1:
             entries[0].announced = [[f"{name}/accumulated" for name in bucket] for bucket in self._buckets]
         return entries, values
 

@@ -45,7 +45,6 @@ class SynchronizedSteps(ParallelSteps):
         }
 
     def _run(self, feeds: Arrays, rate: Arrays) -> Arrays:
-        self.communicator.behind(False)  # no other thread computes while this one waits
         with all_reducing(self._all_reduce):
             return super()._run(feeds, rate)
 

@@ -48,6 +48,15 @@ def behind_identity(value: ir.Value | None) -> ir.Value | None:
     return None
 
 
+def summed_with(reader: Reader) -> ir.Node | None:
+    """The node whose result an Add joins with what it reads there; ``None`` where a reader is no Add."""
+    node, index = reader
+    if node.op_type != "Add" or node.domain:
+        return None
+    other = behind_identity(node.inputs[1 - index])
+    return None if other is None else other.producer()
+
+
 def read_through_identity(value: ir.Value) -> list[Reader]:
     """Who reads the elements of a value, by its own name or those that Identity nodes give it.
 

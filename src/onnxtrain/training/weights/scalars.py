@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnxtrain.graph.value import dimensions
 from onnxtrain.training.weights.names import Origin, is_buffer, is_learned, origin_of
 from onnxtrain.training.weights.of_products import is_lookup, is_product
-from onnxtrain.training.weights.readers import REARRANGING, Reader, arrivals, behind_identity
+from onnxtrain.training.weights.readers import REARRANGING, Reader, arrivals, summed_with
 
 REASON = "a scalar of the computation"
 
@@ -85,11 +85,7 @@ def _is_layer(reader: Reader) -> bool:
 
 def _is_bias(reader: Reader) -> bool:
     """Whether a node adds a value to a product with weights."""
-    node, index = reader
-    if node.op_type != "Add" or node.domain:
-        return False
-    other = behind_identity(node.inputs[1 - index])
-    producer = None if other is None else other.producer()
+    producer = summed_with(reader)
     return producer is not None and producer.op_type in ("MatMul", "Gemm", "Conv", "ConvTranspose")
 
 

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from onnxtrain.graph.value import dimensions, is_float
 from onnxtrain.training.weights.names import is_literal, is_mask, is_table
 from onnxtrain.training.weights.of_products import PRODUCTS, is_lookup, is_product
-from onnxtrain.training.weights.readers import REARRANGING, Functions, Reader, arrivals, behind_identity
+from onnxtrain.training.weights.readers import REARRANGING, Functions, Reader, arrivals, summed_with
 from onnxtrain.training.weights.scalars import is_scalar
 
 _HUGE = 1e9
@@ -107,11 +107,7 @@ def _is_layer(reader: Reader) -> bool:
 
 def _is_bias(reader: Reader) -> bool:
     """Whether a value is added to a product with weights; scores of attention are a product of data."""
-    node, index = reader
-    if node.op_type != "Add" or node.domain:
-        return False
-    other = behind_identity(node.inputs[1 - index])
-    producer = None if other is None else other.producer()
+    producer = summed_with(reader)
     if producer is None or (producer.domain, producer.op_type) not in PRODUCTS:
         return False
     return any(_is_parameter(factor) for factor in producer.inputs)
