@@ -398,7 +398,7 @@ def cluster(software: Software, folder: str) -> Iterator[str]:
     """The table of clusters, and what it takes for granted."""
     from arithmetic import PASSES, forward_operations
 
-    from onnxtrain.training.steps.buckets import BUCKET_BYTES
+    from onnxtrain.training.steps.buckets import bucket_bytes
 
     rows, free = [], Software(0.0, 0.0, software.trips)
     for name, examples in SHOWN.items():
@@ -406,9 +406,9 @@ def cluster(software: Software, folder: str) -> Iterator[str]:
         path = Path(model.onnx(folder))
         computing = PASSES * forward_operations(path, model.batch(examples)[0]) / RATE
         size = weights(path)
-        count = max(1, int(size // BUCKET_BYTES))
-        sizes = [size / count] * count
         for machines in CLUSTER:
+            count = max(1, int(size // bucket_bytes(machines)))
+            sizes = [size / count] * count
             row = [name, str(machines), f"{computing * 1e3:.0f}"]
             for latency, bandwidth in NETWORKS.values():
                 network = Network(latency, bandwidth)

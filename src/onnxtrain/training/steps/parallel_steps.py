@@ -97,7 +97,7 @@ class ParallelSteps(Steps):
     @functools.cached_property
     def _buckets(self) -> list[list[str]]:
         """The parameters in the order in which their gradients come, in groups that are added up together."""
-        return buckets(self.objective)
+        return buckets(self.objective, self.communicator.size)
 
     def _build(self, objective: Objective) -> tuple[list[Entry], FirstValues]:
         entries, values = super()._build(objective)
