@@ -13,7 +13,6 @@ thread. They take turns, a few steps in a row each. What is counted is processor
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from harness import ForeignLoad, load_line, machine_line, table, write_report
+from harness import ForeignLoad, load_line, machine_line, milliseconds, table, write_report
 from models import LOSS, MODELS, find_model
 from step import listed
 
@@ -53,20 +52,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", default="build/benchmarks/models", help="where exported models are kept")
     parser.add_argument("--output", help="also write the report to this Markdown file")
     given = parser.parse_args(arguments)
+    if given.quick:
+        given.rounds = 1
     rows = []
     with ForeignLoad() as foreign:
         for name in given.models:
             for batch in given.batch:
-                rows.append(row(name, batch, 1 if given.quick else given.rounds, given.folder))
+                rows.append(row(name, batch, given.rounds, given.folder))
                 print(*rows[-1], sep="  ", file=sys.stderr, flush=True)
     several = [title for count in SESSIONS for title in (f"{count} sessions", "MB between")]
     text = "\n\n".join(
         [
             f"# Divided steps\n\n{machine_line()}",
             table(["model", "batch", "buckets", "whole [ms]", "divided", *several], rows),
-            "Processor time of a step on one thread: of the whole step the median over turns of the least in each, of "
-            "the others the median of ratios to the whole step's in the same turn. MB between: what goes from one "
-            "session of the backward pass to another.",
+            f"Processor time of a step on one thread, the least of {given.rounds * (TURN - 2)}, "
+            "and of the others over the whole one's. MB between: what goes from one session of the backward pass to "
+            "another.",
             load_line(foreign),
         ]
     )
@@ -91,13 +92,9 @@ def row(name: str, batch: int, rounds: int, folder: str) -> list[str]:
         ways[str(count)] = lambda cut=cut: cut.step(feeds)  # type: ignore[misc]
     seconds = measured(ways, rounds)
     between = {count: f"{cut.bytes_between / 1e6:.1f}" for count, cut in cuts.items()}
-    ratios = {
-        way: f"{statistics.median(one / other for one, other in zip(found, seconds['whole'], strict=True)):.3f}"
-        for way, found in seconds.items()
-    }
+    ratios = {way: f"{found / seconds['whole']:.2f}" for way, found in seconds.items()}
     several = [cell for count in SESSIONS for cell in (ratios.get(str(count), ""), between.get(count, ""))]
-    found = f"{statistics.median(seconds['whole']) * 1e3:.3g}"
-    return [model.description, str(batch), str(buckets), found, ratios["divided"], *several]
+    return [model.description, str(batch), str(buckets), milliseconds(seconds["whole"]), ratios["divided"], *several]
 
 
 def trainer(path: Any) -> onnxtrain.Trainer:
@@ -118,8 +115,8 @@ def divided_steps(made: onnxtrain.Trainer) -> ParallelSteps:
     return steps
 
 
-def measured(ways: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """The least seconds of a step in each turn, by way.
+def measured(ways: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
+    """The least seconds of a step, by way.
 
     Raises:
         SystemExit: They do not compute the same.
@@ -134,11 +131,11 @@ def measured(ways: dict[str, Callable[[], float]], rounds: int) -> dict[str, lis
                 losses[way].append(ways[way]())
                 found.append(time.process_time() - began)
             if turn:
-                seconds[way].append(min(found[2:]))
+                seconds[way] += found[2:]
     first = {way: found[1] for way, found in losses.items()}
     if not np.allclose(list(first.values()), first["whole"], rtol=1e-4, atol=1e-6):
         raise SystemExit(f"The losses differ: {first}.")
-    return seconds
+    return {way: min(found) for way, found in seconds.items()}
 
 
 class CutStep:
