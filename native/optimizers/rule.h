@@ -9,8 +9,10 @@
 //     template <typename T> struct Scalars { T rate, epsilon; };  // what an element's update needs, all of type T
 //     static Scalars<double> scalars(const Attributes&, double R, std::int64_t T);  // once for a call, in float64
 //     template <int variant, typename T>
-//     static void update(const Scalars<T>&, T& x, T g, T& h);   // one element; the compiler makes vectors of it
+//     ONNXTRAIN_ANYWHERE static void update(const Scalars<T>&, T& x, T g, T& h);  // one element
 //   };
+//
+// The compiler makes vectors of `update`, and where the library for CUDA is built, kernels for a GPU.
 //
 // A rule may have `kVariants` and `static int variant(const Attributes&)`, where attributes choose among forms of the
 // update; `static void check(const Attributes&)`, which throws std::invalid_argument; and, where an element's update
@@ -20,6 +22,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "anywhere.h"
 #include "kernels/elementwise.h"
 #include "kernels/kernel_table.h"
 
