@@ -1,5 +1,6 @@
 // How an optimizer is described to the runtime, whatever its kernels run on. A `Node` has the type `Rule` of what it is made
-// from: a description, the states that it has at least, and how it is given attributes.
+// from: a description, the states that it has at least, and how it is given attributes. Where it has a `kProvider`, that one
+// runs it, in memory of its own.
 #pragma once
 
 #include <vector>
@@ -27,6 +28,12 @@ OptimizerOperator<Node>* optimizer_operator(const OrtApi* api, const typename No
   auto* const made = new Made;  // never destroyed: see Domains
   Made& op = *made;
   describe(op, api);
+  if constexpr (requires { Node::kProvider; }) {
+    op.GetExecutionProviderType = [](const OrtCustomOp*) { return Node::kProvider; };
+    op.GetInputMemoryType = [](const OrtCustomOp*, std::size_t index) {  // R and T are read by the processor
+      return index < 2 ? ort::kMemoryOfProcessor : ort::kMemoryDefault;
+    };
+  }
   op.rule = &rule;
   op.fused = fused;
   op.grouping = Grouping::of(rule.description.name, rule.least_states);

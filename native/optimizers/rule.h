@@ -68,4 +68,30 @@ constexpr int variants_of() {
   }
 }
 
+// A rule's scalars in the tensor's type, each rounded once.
+template <typename Rule, typename T>
+typename Rule::template Scalars<T> rounded(const typename Rule::template Scalars<double>& scalars) {
+  constexpr std::size_t count = sizeof(typename Rule::template Scalars<T>) / sizeof(T);
+  static_assert(sizeof(scalars) == count * sizeof(double));
+  double wide[count];
+  __builtin_memcpy(wide, &scalars, sizeof(wide));
+  T narrow[count];
+  for (std::size_t i = 0; i < count; ++i) narrow[i] = static_cast<T>(wide[i]);
+  typename Rule::template Scalars<T> result;
+  __builtin_memcpy(&result, narrow, sizeof(narrow));
+  return result;
+}
+
+// How many states an element's update changes; -1 where the rule has kernels of its own.
+template <typename Rule, int variant>
+constexpr int states_of_update() {
+  if constexpr (requires { typename Rule::template Scalars<float>; }) {
+    using Scalars = typename Rule::template Scalars<float>;
+    if constexpr (requires(const Scalars& s, float& x) { Rule::template update<variant>(s, x, x); }) return 0;
+    if constexpr (requires(const Scalars& s, float& x) { Rule::template update<variant>(s, x, x, x); }) return 1;
+    if constexpr (requires(const Scalars& s, float& x) { Rule::template update<variant>(s, x, x, x, x); }) return 2;
+  }
+  return -1;
+}
+
 }  // namespace onnxtrain
