@@ -132,7 +132,7 @@ OptimizerOperator* optimizer_operator(const OrtApi* api, const Optimizer& optimi
   op.optimizer = &optimizer;
   op.fused = fused;
   op.grouping = Grouping::of(optimizer, optimizer.least_states);
-  if (fused) op.grouping = op.grouping.fused_with(false);
+  if (fused) op.grouping = op.grouping.fused_with(false, false);
   op.GetName = [](const OrtCustomOp* self) { return optimizer_of(self).grouping.operator_name.c_str(); };
   op.CreateKernelV2 = [](const OrtCustomOp* self, const OrtApi* api, const OrtKernelInfo* info, void** kernel) {
     const OptimizerOperator& op = optimizer_of(self);

@@ -16,17 +16,41 @@ std::string groups(const std::string& letters) {
   return text;
 }
 
-}  // namespace
+// The groups that attributes may ask for beside those that every node has: masks, two states (RMSprop), and scales.
+constexpr std::size_t kMostMore = 3 + kMaxStates;
 
-// The groups that attributes may ask for beside those that every node has: masks, and two states (RMSprop).
-constexpr std::size_t kMostMore = 3;
+// The states of a rule with these groups.
+std::string states_of(const std::string& outputs) { return outputs.substr(1); }
+
+bool is_scale(char letter) { return letter >= 'a'; }
+char scale_of(char state) { return static_cast<char>(state - 'A' + 'a'); }
+
+std::string scales_of(const std::string& states) {
+  std::string letters;
+  for (const char state : states) letters += scale_of(state);
+  return letters;
+}
+
+// H is an average or a sum of squares, by the names of the specification; what is not has a sign.
+bool has_sign(char state) { return state != 'H'; }
+
+std::vector<std::int64_t> shape_of_scales(const Tensor& parameter) {
+  return {static_cast<std::int64_t>((parameter.count() + kStateBlock - 1) / kStateBlock)};
+}
+
+}  // namespace
 
 Grouping Grouping::of(const Optimizer& optimizer, const std::string& states) {
   return {optimizer.description.name, "XG" + states, "X" + states};
 }
 
-Grouping Grouping::fused_with(bool masks) const {
+Grouping Grouping::fused_with(bool masks, bool scales) const {
   Grouping result = {std::string("Fused").append(operator_name), inputs, outputs, true};
+  if (scales) {
+    const std::string letters = scales_of(states_of(outputs));
+    result.inputs.insert(2, letters);  // states stay last, so that the runtime is told their shape
+    result.outputs += letters;
+  }
   if (masks) result.inputs.insert(2, 1, 'M');
   return result;
 }
@@ -52,7 +76,9 @@ void infer_shapes(const OrtApi* api, const Grouping& grouping, OrtShapeInferCont
 
 OptimizerNode::OptimizerNode(const Optimizer& optimizer, const Attributes& attributes, bool fused)
     : update_(optimizer.with(attributes)), grouping_(Grouping::of(optimizer, update_->states())) {
-  if (fused) grouping_ = grouping_.fused_with(attributes.integer("masked", 0) != 0);
+  const std::size_t states_of_one = update_->states().size();
+  blockwise_ = fused && attributes.integer("blockwise", 0) != 0;
+  if (fused) grouping_ = grouping_.fused_with(attributes.integer("masked", 0) != 0, blockwise_);
   const std::size_t inputs = attributes.input_count(), outputs = attributes.output_count();
   const std::size_t scalars = grouping_.scalars(), group = grouping_.inputs.size();
   const std::size_t tensors = inputs < scalars ? 0 : inputs - scalars;
@@ -74,15 +100,17 @@ OptimizerNode::OptimizerNode(const Optimizer& optimizer, const Attributes& attri
   for (const std::int64_t seed : attributes.integers("seeds")) {
     starts_.push_back(start_of(static_cast<std::uint64_t>(seed)));
   }
-  const std::size_t states = count_ * (grouping_.outputs.size() - 1);
-  if (!starts_.empty() && starts_.size() != states) {
+  const std::size_t states = count_ * states_of_one;
+  if ((blockwise_ || !starts_.empty()) && starts_.size() != states) {
     throw std::invalid_argument(grouping_.operator_name + ": seeds has " + std::to_string(starts_.size()) +
                                 " numbers, and there are " + std::to_string(states) + " states: give one for each.");
   }
 }
 
 std::string OptimizerNode::label(char letter, std::size_t index) const {
-  return grouping_.operator_name + ": " + letter + " of variable " + std::to_string(index + 1) + " of " +
+  const std::string what =
+      is_scale(letter) ? std::string("the scale of ") + static_cast<char>(letter - 'a' + 'A') : std::string(1, letter);
+  return grouping_.operator_name + ": " + what + " of variable " + std::to_string(index + 1) + " of " +
          std::to_string(count_);
 }
 
@@ -115,11 +143,18 @@ std::int64_t OptimizerNode::update_count(const Call& call) const {
   return *static_cast<const std::int64_t*>(count.data);
 }
 
-void OptimizerNode::check(const Tensor& parameter, const Tensor& other, char letter, std::size_t index) const {
+void OptimizerNode::check_type(const Tensor& parameter, const Tensor& other, char letter, std::size_t index) const {
   const bool is_mask = letter == 'M', is_rounded = !starts_.empty() && letter != 'M' && letter != 'G';
   if (is_mask && other.type != ort::kTypeBool) {
     throw std::invalid_argument(label(letter, index) + " has type " + type_name(other.type) +
                                 ": a mask must be of type bool.");
+  }
+  if (is_rounded && blockwise_) {
+    const int wanted = is_scale(letter) ? ort::kTypeFloat : ort::kTypeUint8;
+    if (other.type == wanted && parameter.type == ort::kTypeFloat) return;
+    throw std::invalid_argument(label(letter, index) + " has type " + type_name(other.type) + " and X has type " +
+                                type_name(parameter.type) +
+                                ": with blockwise, a state is uint8, its scale is float and X is float.");
   }
   if (is_rounded && (other.type != ort::kTypeBfloat16 || parameter.type != ort::kTypeFloat)) {
     throw std::invalid_argument(label(letter, index) + " has type " + type_name(other.type) + " and X has type " +
@@ -128,6 +163,18 @@ void OptimizerNode::check(const Tensor& parameter, const Tensor& other, char let
   if (!is_mask && !is_rounded && other.type != parameter.type) {
     throw std::invalid_argument(label(letter, index) + " has type " + type_name(other.type) + " and X has type " +
                                 type_name(parameter.type) + ": the tensors of one variable must have one type.");
+  }
+}
+
+void OptimizerNode::check(const Tensor& parameter, const Tensor& other, char letter, std::size_t index) const {
+  check_type(parameter, other, letter, index);
+  const bool is_mask = letter == 'M';
+  if (is_scale(letter)) {
+    const std::vector<std::int64_t> wanted = shape_of_scales(parameter);
+    if (other.shape == wanted) return;
+    throw std::invalid_argument(label(letter, index) + " has shape " + text_of(other.shape) + " and X has shape " +
+                                text_of(parameter.shape) + ": one number for each " + std::to_string(kStateBlock) +
+                                " elements makes " + text_of(wanted) + ".");
   }
   if (other.shape == parameter.shape) return;
   if (letter == 'G' && Broadcast::fits(other.shape, parameter.shape)) return;
@@ -159,7 +206,7 @@ Variable OptimizerNode::variable(const Call& call, std::size_t index, Tensor& pa
   result.type = parameter.type == ort::kTypeFloat ? kFloat : kDouble;
   result.count = parameter.count();
   result.inputs[0] = parameter.data;
-  std::size_t place = 1;
+  std::size_t place = 1, scales = 0;
   for (std::size_t group = 1; group < grouping_.inputs.size(); ++group) {
     const char letter = grouping_.inputs[group];
     call.input(grouping_.scalars() + group * count_ + index, other);
@@ -168,14 +215,26 @@ Variable OptimizerNode::variable(const Call& call, std::size_t index, Tensor& pa
       result.mask = static_cast<const unsigned char*>(other.data);
       continue;
     }
+    if (is_scale(letter)) {
+      result.scales[scales++] = static_cast<const float*>(other.data);
+      continue;
+    }
     result.inputs[place++] = other.data;
     if (letter == 'G' && other.count() != result.count) {
       result.broadcast = std::make_unique<Broadcast>(other.shape, parameter.shape);
     }
   }
+  scales = 0;
   for (std::size_t group = 0; group < grouping_.outputs.size(); ++group) {
+    if (is_scale(grouping_.outputs[group])) {
+      void* const output = call.output(group * count_ + index, shape_of_scales(parameter));
+      result.new_scales[scales++] = static_cast<float*>(output);
+      continue;
+    }
     result.outputs[group] = call.output(group * count_ + index, parameter.shape);
+    if (blockwise_ && group > 0) result.is_signed[group - 1] = has_sign(grouping_.outputs[group]);
   }
+  result.blockwise = blockwise_;
   return result;
 }
 

@@ -3,7 +3,9 @@
 // Those of this project's own domain whose name begins with Fused do what is done to gradients before the update, too:
 // a third input, `factor`, multiplies them all, and with the attribute `masked` a group M follows G, of bool tensors of
 // X's shape: where M is false, the gradient is zero. With the attribute `seeds`, a number for each tensor of the states in
-// the order of the inputs, states are bfloat16 tensors, rounded by RoundStochastic of this seed and T after the update.
+// the order of the inputs, states are bfloat16 tensors, rounded by RoundStochastic of this seed and T after the update; with
+// `blockwise`, too, they are uint8 tensors, of EncodeBlockwise, whose scales follow the states of all variables in the
+// outputs, and come before them in the inputs.
 #pragma once
 
 #include <memory>
@@ -18,7 +20,7 @@ namespace onnxtrain {
 // How the tensors of one variable are named, in the order of the groups: "XGVH" means X..., G..., V..., H...
 struct Grouping {
   std::string operator_name;
-  std::string inputs;   // one letter a group
+  std::string inputs;   // one letter a group; a small one is for the scales of a state
   std::string outputs;  // likewise; each output has type and shape of the input of its letter
   bool fused = false;
 
@@ -28,7 +30,7 @@ struct Grouping {
   // Of an optimizer whose variables have these states.
   static Grouping of(const Optimizer& optimizer, const std::string& states);
   // The operator that does more than this one.
-  Grouping fused_with(bool masks) const;
+  Grouping fused_with(bool masks, bool scales) const;
 };
 
 // Tells the runtime types and shapes of the outputs of one variable while it loads a model: those that every node has,
@@ -51,12 +53,14 @@ class OptimizerNode {
   std::vector<Draw> draws(std::int64_t T) const;  // of the states of each variable, one variable after the other
   Variable variable(const Call& call, std::size_t index, Tensor& parameter, Tensor& other) const;
   void check(const Tensor& parameter, const Tensor& other, char letter, std::size_t index) const;
+  void check_type(const Tensor& parameter, const Tensor& other, char letter, std::size_t index) const;
   std::string label(char letter, std::size_t index) const;  // "Adam: G of variable 2 of 3"
 
   std::unique_ptr<Update> update_;
   Grouping grouping_;
   std::size_t count_ = 0;              // of variables
   std::vector<std::uint32_t> starts_;  // of the draws, in the order of `seeds`; empty: states are of X's type
+  bool blockwise_ = false;             // states have 8 bits, and scales
 };
 
 }  // namespace onnxtrain
