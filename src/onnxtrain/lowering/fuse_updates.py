@@ -165,9 +165,10 @@ def _kept(variable: Variable) -> str:
 def _widened_by(state: ir.Value, role: str, blockwise: bool) -> ir.Node | None:
     """The node that makes numbers of what is kept of a state, where nothing but the update reads them."""
     node = made_for_update(state, DECODE if blockwise else "Cast", ONNXTRAIN_DOMAIN if blockwise else "")
-    if node is None or (blockwise and bool(node.attributes["signed"].as_int()) != is_signed(role)):
-        return None
-    return node if blockwise or _is_bfloat16(node.inputs[0]) else None
+    if node is None or not blockwise:
+        return node if node is not None and _is_bfloat16(node.inputs[0]) else None
+    signed = node.attributes.get("signed")
+    return node if signed is not None and bool(signed.as_int()) == is_signed(role) else None
 
 
 def _rounded_by(new: ir.Value, count: ir.Value | None, blockwise: bool) -> ir.Node | None:
