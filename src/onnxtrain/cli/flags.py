@@ -225,8 +225,8 @@ class Training:
     state_dtype: Annotated[
         Literal["bfloat16", "8bit"] | None,
         Parameter(
-            help="Keep the optimizer's states in fewer bits, rounded at random: half the bytes of float32 with bfloat16, "
-            "a quarter with 8bit."
+            help="Keep the optimizer's states in fewer bits, rounded at random: half the bytes of float32 with "
+            "bfloat16, a quarter with 8bit."
         ),
     ] = None
     straight_through: Annotated[
