@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 
 from onnxtrain.autodiff.options import GradientOptions
+from onnxtrain.collection import collection_paused
 from onnxtrain.errors import OptionError
 from onnxtrain.model.file import ModelFile
 from onnxtrain.operators import Adam
@@ -177,6 +178,7 @@ class Specification:
             )
 
     @classmethod
+    @collection_paused()
     def of(
         cls,
         model: str | os.PathLike[str] | onnx.ModelProto,
