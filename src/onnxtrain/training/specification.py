@@ -196,7 +196,7 @@ class Specification:
         threads = options.get("threads")
         untie, tie = options.get("untie", False), options.get("tie", False)
         return cls(
-            model=untied(ModelFile.load(model), untie),
+            model=untied(ModelFile.load(model, lent=True), untie),
             loss=resolve_losses(loss),
             optimizer=choose_optimizer(optimizer),
             train=_patterns(options.get("train")),
