@@ -90,6 +90,7 @@ using LayerNormalizationKernel = void (*)(const LayerNormalizationCall& call, st
                                           void* products, double* dscale, double* dbias);
 
 struct AttentionKernels;
+struct Bfloat16Kernels;
 struct ConvolutionTable;
 struct OptimizerKernels;
 struct ProductTable;
@@ -120,6 +121,7 @@ struct KernelTable {
   const ConvolutionTable* convolution;
   const AttentionKernels* attention;  // indexed by ElementType
   const ProductTable* product;
+  const Bfloat16Kernels* bfloat16;
   const RecurrentTable* recurrent;
 };
 
