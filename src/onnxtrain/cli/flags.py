@@ -226,6 +226,10 @@ class Training:
         Literal["bfloat16"] | None,
         Parameter(help="Keep the optimizer's states in this type, rounded at random: half the bytes of float32."),
     ] = None
+    compute: Annotated[
+        Literal["float32", "bfloat16"],
+        Parameter(help="Round the factors of products with weights to bfloat16: faster with AVX512-BF16."),
+    ] = "float32"
     straight_through: Annotated[
         bool,
         SWITCH,
