@@ -15,6 +15,7 @@
 
 #include "exported.h"
 #include "optimizers/optimizers.h"
+#include "products/bfloat16_table.h"
 #include "threads.h"
 
 // One parameter with its gradient and states, all of `count` contiguous elements of one type.
@@ -136,6 +137,12 @@ const char* guarded(int threads, Work work) {
 ONNXTRAIN_API const char* onnxtrain_instruction_set() {
   const onnxtrain::KernelTable* table = onnxtrain::kernels();
   return table == nullptr ? nullptr : table->instruction_set;
+}
+
+// Whether the instruction set in use has products of bfloat16: without, they take longer than those of float. 0 where
+// `onnxtrain_error` says what is wrong.
+ONNXTRAIN_API int onnxtrain_multiplies_bfloat16() {
+  return onnxtrain::kernels() != nullptr && onnxtrain::bfloat16_kernels().by_processor ? 1 : 0;
 }
 
 ONNXTRAIN_API const char* onnxtrain_error() { return onnxtrain::kernels_error(); }

@@ -61,6 +61,9 @@ inline constexpr std::size_t kGatherColumns = 32;
 // the second cache by then.
 inline constexpr std::size_t kProductDepth = 256, kAccumulationDepth = 512;
 
+// The same of a product of bfloat16: as many bytes.
+inline constexpr std::size_t kBfloat16Depth = 512;
+
 // What a part of a product has at most, in 1024ths of the second cache: its rows where they are copied, its columns. (At
 // a depth of 256 floats 512 rows and 768 columns of the EPYC's; both together are more than it, but are not read
 // together.)

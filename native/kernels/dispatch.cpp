@@ -3,6 +3,7 @@
 #include <string>
 
 #include "kernels/kernel_table.h"
+#include "products/bfloat16_table.h"
 
 namespace onnxtrain {
 
@@ -12,6 +13,9 @@ extern const KernelTable kKernels_avx2;
 #endif
 #if defined(ONNXTRAIN_HAS_AVX512)
 extern const KernelTable kKernels_avx512;
+#endif
+#if defined(ONNXTRAIN_HAS_AVX512_BF16)
+extern const Bfloat16Kernels kBfloat16_avx512_bf16;
 #endif
 
 namespace {
@@ -65,6 +69,14 @@ const Choice& choice() {
 }  // namespace
 
 const KernelTable* kernels() { return choice().table; }
+
+const Bfloat16Kernels& bfloat16_kernels() {
+#if defined(ONNXTRAIN_HAS_AVX512_BF16)
+  static const bool by_processor = kernels() == &kKernels_avx512 && __builtin_cpu_supports("avx512bf16");
+  if (by_processor) return kBfloat16_avx512_bf16;
+#endif
+  return *kernels()->bfloat16;
+}
 
 const char* kernels_error() { return choice().error.empty() ? nullptr : choice().error.c_str(); }
 

@@ -99,6 +99,7 @@ using LayerNormalizationKernel = void (*)(const LayerNormalizationCall& call, st
                                           void* products, double* dscale, double* dbias);
 
 struct AttentionKernels;
+struct Bfloat16Kernels;
 struct ConvolutionTable;
 struct OptimizerKernels;
 struct ProductTable;
@@ -131,6 +132,7 @@ struct KernelTable {
   const ConvolutionTable* convolution;
   const AttentionKernels* attention;  // indexed by ElementType
   const ProductTable* product;
+  const Bfloat16Kernels* bfloat16;
   const RecurrentTable* recurrent;
 };
 

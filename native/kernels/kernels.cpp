@@ -21,6 +21,7 @@
 namespace onnxtrain {
 
 extern const AttentionKernels ONNXTRAIN_OF_SET(kAttention_)[kElementTypes];
+extern const Bfloat16Kernels ONNXTRAIN_OF_SET(kBfloat16_);
 extern const ConvolutionTable ONNXTRAIN_OF_SET(kConvolution_);
 extern const OptimizerKernels ONNXTRAIN_OF_SET(kOptimizers_)[];
 extern const ProductTable ONNXTRAIN_OF_SET(kProduct_);
@@ -53,6 +54,7 @@ const KernelTable ONNXTRAIN_OF_SET(kKernels_) = {
     .convolution = &ONNXTRAIN_OF_SET(kConvolution_),
     .attention = ONNXTRAIN_OF_SET(kAttention_),
     .product = &ONNXTRAIN_OF_SET(kProduct_),
+    .bfloat16 = &ONNXTRAIN_OF_SET(kBfloat16_),
     .recurrent = &ONNXTRAIN_OF_SET(kRecurrent_),
 };
 

@@ -26,10 +26,11 @@ namespace {
 
 // For tensors of one element type: older runtimes, as 1.20, know no operator with several inputs of an open type.
 template <typename Node>
-Operator fused_operator(const OrtApi* api, int type) {
+Operator fused_operator(const OrtApi* api, int type, int weights = ort::kTypeUndefined) {
   Operator op = {};
   describe(op, api);
   op.type = type;
+  op.weights = weights;
   op.GetName = [](const OrtCustomOp*) { return Node::kSignature.name; };
   op.CreateKernelV2 = [](const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* info, void** kernel) {
     return named_status_of(api, Node::kSignature.name,
@@ -43,6 +44,8 @@ Operator fused_operator(const OrtApi* api, int type) {
   op.KernelDestroy = [](void* kernel) { delete static_cast<Kernel<Node>*>(kernel); };
   op.GetInputTypeCount = [](const OrtCustomOp*) { return Node::kSignature.inputs.size(); };
   op.GetInputType = [](const OrtCustomOp* self, std::size_t index) {
+    const int weights = static_cast<const Operator*>(self)->weights;
+    if (index == 1 && weights != ort::kTypeUndefined) return weights;
     const auto& types = Node::kSignature.types;
     const int given = index < types.size() ? types[index] : ort::kTypeUndefined;
     return given == ort::kTypeUndefined ? static_cast<const Operator*>(self)->type : given;
@@ -130,6 +133,16 @@ void add_operator(const OrtApi* api, OrtCustomOpDomain* domain) {
   }
 }
 
+// Also for floats with weights of 16 bits.
+template <typename Node>
+void add_operator_with_weights(const OrtApi* api, OrtCustomOpDomain* domain) {
+  add_operator<Node>(api, domain);
+  for (const int weights : {ort::kTypeFloat16, ort::kTypeBfloat16}) {
+    auto* const op = new Operator(fused_operator<Node>(api, ort::kTypeFloat, weights));
+    require(api, ort::CustomOpDomain_Add::call(api, domain, op));
+  }
+}
+
 void add_operators(const OrtApi* api, const Domains& domains) {
   add_optimizers<OptimizerNode>(api, domains, optimizers());
   require(api, ort::CustomOpDomain_Add::call(api, domains.own, new Operator(waiting_operator<After>(api))));
@@ -146,7 +159,7 @@ void add_operators(const OrtApi* api, const Domains& domains) {
   add_operator<GatherGradientNode>(api, domains.own);
   add_operator<GeluGradientNode>(api, domains.own);
   add_operator<LayerNormalizationGradientNode>(api, domains.own);
-  add_operator<LinearNode>(api, domains.own);
+  add_operator_with_weights<LinearNode>(api, domains.own);
   add_operator<LinearWeightGradientNode>(api, domains.own);
   add_operator<LogSoftmaxGradientNode>(api, domains.own);
   add_operator<MatMulNBitsNode>(api, domains.own);

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "operators/shapes.h"
+#include "products/bfloat16.h"
 #include "products/products.h"
 #include "scratch.h"
 
@@ -24,14 +25,44 @@ struct Rows {
   }
 };
 
+Compute compute_of(const Attributes& attributes) {
+  const std::string compute = attributes.text("compute", "float32");
+  if (compute == "bfloat16") return Compute::kBfloat16;
+  if (compute == "float32") return Compute::kAsGiven;
+  throw std::invalid_argument("attribute 'compute' is '" + compute + "': it must be float32 or bfloat16.");
+}
+
+// Refuses to round what is double.
+bool in_bfloat16(Compute compute, ElementType type) {
+  if (compute == Compute::kAsGiven) return false;
+  if (type == kFloat) return true;
+  throw std::invalid_argument("attribute 'compute' is 'bfloat16', and its inputs have type double: they must be float.");
+}
+
+Stored stored_as(int type) {
+  return type == ort::kTypeFloat16 ? Stored::kFloat16 : type == ort::kTypeBfloat16 ? Stored::kBfloat16 : Stored::kFloat;
+}
+
+const float* numbers(const Inputs& inputs, std::size_t index) { return static_cast<const float*>(inputs[index].data); }
+
 }  // namespace
+
+LinearNode::LinearNode(const Attributes& attributes)
+    : compute_(compute_of(attributes)), transposed_(attributes.integer("transB", 0) != 0) {}
+
+LinearWeightGradientNode::LinearWeightGradientNode(const Attributes& attributes)
+    : compute_(compute_of(attributes)),
+      transposed_(attributes.integer("transB", 0) != 0),
+      with_bias_(attributes.output_count() > 1) {}
 
 const Signature LinearNode::kSignature = {"Linear", {"x", "w", "b"}, 2, 1, {-1}, {}};
 
 void LinearNode::compute(const Call& call) const {
   const Inputs inputs(kSignature, call);
   const ElementType type = inputs.element_type(0);
-  inputs.require_same_type(1, 0);
+  const bool rounded = in_bfloat16(compute_, type);
+  const Stored stored = stored_as(inputs[1].type);
+  if (!rounded || stored == Stored::kFloat) inputs.require_same_type(1, 0);
   const Rows x(inputs, 0, "x");
   const std::vector<std::int64_t>& w = inputs[1].shape;
   const std::size_t over_outputs = transposed_ ? 0 : 1;
@@ -50,8 +81,13 @@ void LinearNode::compute(const Call& call) const {
   std::vector<std::int64_t> y_shape = inputs[0].shape;
   y_shape.back() = w[over_outputs];
   void* y = call.output(0, y_shape);
-  linear(type, {x.count, x.size, static_cast<std::size_t>(w[over_outputs]), transposed_}, inputs[0].data,
-         inputs[1].data, bias, y, call.parallel_for());
+  const Linear sizes = {x.count, x.size, static_cast<std::size_t>(w[over_outputs]), transposed_};
+  if (rounded) {
+    linear_in_bfloat16(sizes, numbers(inputs, 0), stored, inputs[1].data, static_cast<const float*>(bias),
+                       static_cast<float*>(y), call.parallel_for());
+  } else {
+    linear(type, sizes, inputs[0].data, inputs[1].data, bias, y, call.parallel_for());
+  }
 }
 
 const Signature LinearWeightGradientNode::kSignature = {"LinearWeightGradient", {"dy", "x"}, 2, 2, {-1}, {}};
@@ -69,12 +105,18 @@ void LinearWeightGradientNode::compute(const Call& call) const {
   const Buffer unwanted(dw == nullptr ? checked_product(x.size, dy.size, size_of(type)) : 0);
   if (dw == nullptr) dw = unwanted.as<void>();
   void* db = with_bias_ ? call.output(1, {out}) : nullptr;
-  linear_weight_gradient(type, {x.count, x.size, dy.size, transposed_}, inputs[0].data, inputs[1].data, dw, db,
-                         call.parallel_for());
+  const Linear sizes = {x.count, x.size, dy.size, transposed_};
+  if (in_bfloat16(compute_, type)) {
+    linear_weight_gradient_in_bfloat16(sizes, numbers(inputs, 0), numbers(inputs, 1), static_cast<float*>(dw),
+                                       static_cast<float*>(db), call.parallel_for());
+  } else {
+    linear_weight_gradient(type, sizes, inputs[0].data, inputs[1].data, dw, db, call.parallel_for());
+  }
 }
 
 FewBitsNode::FewBitsNode(const Attributes& attributes)
-    : inputs_(attributes.integer("K")),
+    : compute_(compute_of(attributes)),
+      inputs_(attributes.integer("K")),
       outputs_(attributes.integer("N")),
       bits_(attributes.integer("bits", 4)),
       block_(attributes.integer("block_size")) {
@@ -121,7 +163,13 @@ void FewBitsNode::multiply(const Inputs& inputs, const char* name, bool transpos
   weights.rows = static_cast<std::size_t>(outputs_);
   weights.columns = static_cast<std::size_t>(inputs_);
   shape.back() = transposed ? outputs_ : inputs_;
-  multiply_few_bits(type, x.count, inputs[0].data, weights, transposed, call.output(0, shape), call.parallel_for());
+  void* y = call.output(0, shape);
+  if (in_bfloat16(compute_, type)) {
+    multiply_few_bits_in_bfloat16(x.count, numbers(inputs, 0), weights, transposed, static_cast<float*>(y),
+                                  call.parallel_for());
+  } else {
+    multiply_few_bits(type, x.count, inputs[0].data, weights, transposed, y, call.parallel_for());
+  }
 }
 
 const Signature MatMulNBitsNode::kSignature = {

@@ -1,20 +1,25 @@
-// Products of activations with weights, and the gradients by the weights, as nodes. Attribute: transB (0), whether the
-// weights are [outputs, inputs].
+// Products of activations with weights, and the gradients by the weights, as nodes. Attributes: transB (0), whether the
+// weights are [outputs, inputs]; compute, "float32" or, for inputs of type float, "bfloat16": factors are rounded to
+// bfloat16, and sums are float.
 #pragma once
 
 #include "operators/fused_node.h"
 
 namespace onnxtrain {
 
+enum class Compute { kAsGiven, kBfloat16 };
+
 // y = x w + b; x is [..., inputs], w [inputs, outputs]; b [outputs] may be left out.
+// In bfloat16 w may be of half precision or bfloat16, too.
 class LinearNode final : public FusedNode {
  public:
   static const Signature kSignature;
 
-  explicit LinearNode(const Attributes& attributes) : transposed_(attributes.integer("transB", 0) != 0) {}
+  explicit LinearNode(const Attributes& attributes);
   void compute(const Call& call) const override;
 
  private:
+  Compute compute_;
   bool transposed_;
 };
 
@@ -23,22 +28,23 @@ class LinearWeightGradientNode final : public FusedNode {
  public:
   static const Signature kSignature;
 
-  explicit LinearWeightGradientNode(const Attributes& attributes)
-      : transposed_(attributes.integer("transB", 0) != 0), with_bias_(attributes.output_count() > 1) {}
+  explicit LinearWeightGradientNode(const Attributes& attributes);
   void compute(const Call& call) const override;
 
  private:
+  Compute compute_;
   bool transposed_, with_bias_;
 };
 
 // Products with the packed weights w [N, K] of ONNX Runtime's MatMulNBits. Attributes: K, N, bits (2, 4 or 8),
-// block_size. Zero points are packed, or numbers, or left out: then they are the middle of the integers.
+// block_size, and compute. Zero points are packed, or numbers, or left out: then they are the middle of the integers.
 class FewBitsNode : public FusedNode {
  protected:
   explicit FewBitsNode(const Attributes& attributes);
   void multiply(const Inputs& inputs, const char* name, bool transposed, const Call& call) const;
 
  private:
+  Compute compute_;
   std::int64_t inputs_, outputs_, bits_, block_;
 };
 

@@ -1,12 +1,9 @@
 #include "products/products.h"
 
 #include <algorithm>
-#include <limits>
-#include <thread>
-#include <utility>
 #include <vector>
 
-#include "cache.h"
+#include "products/cut.h"
 #include "products/table.h"
 #include "scratch.h"
 #include "sizes.h"
@@ -14,49 +11,6 @@
 
 namespace onnxtrain {
 namespace {
-
-// Rows and columns cut into parts of about the same size, so that the machine's cores are done soonest: few parts, since
-// each arranges its rows and columns for itself, but as many for one core as for another.
-struct Cut {
-  std::size_t rows = 1, columns = 1;  // numbers of parts
-
-  Cut(std::size_t row_count, std::size_t column_count, std::size_t depth, bool copied_rows) {
-    static const std::size_t cores = std::max(1u, std::thread::hardware_concurrency());
-    const std::size_t products = saturating_product(row_count, column_count, depth);
-    const std::size_t threads = std::clamp<std::size_t>(products / tuning::kLeastProducts, 1, cores);
-    const auto limits = [threads](std::size_t count, std::size_t most, std::size_t least) {
-      const std::size_t fewest = std::max<std::size_t>(1, divided_up(count, most));
-      return std::pair(fewest, std::max(fewest, std::min(fewest + threads, count / least)));
-    };
-    constexpr std::size_t kBytes = tuning::kProductDepth * sizeof(float);  // of a row or a column
-    const std::size_t most_copied_rows = share_of_second_cache(tuning::kCopiedRowsShare) / kBytes;
-    const std::size_t most_columns_of_part = share_of_second_cache(tuning::kColumnsShare) / kBytes;
-    const auto [fewest_rows, most_rows] =
-        limits(row_count, copied_rows ? most_copied_rows : row_count + 1, tuning::kLeastRows);
-    const auto [fewest_columns, most_columns] = limits(column_count, most_columns_of_part, tuning::kLeastColumns);
-    std::size_t soonest = std::numeric_limits<std::size_t>::max();
-    for (std::size_t r = fewest_rows; r <= most_rows; ++r) {
-      const std::size_t enough = std::clamp(divided_up(threads, r), fewest_columns, most_columns);
-      for (const std::size_t c : {fewest_columns, enough}) {
-        const std::size_t height = divided_up(row_count, r), width = divided_up(column_count, c);
-        const std::size_t arranging =
-            tuning::kArranging * width + (copied_rows ? tuning::kArranging : tuning::kReading) * height;
-        const std::size_t part = saturating_sum(saturating_product(height, width), arranging);
-        const std::size_t time = saturating_product(divided_up(r * c, threads), part);
-        if (time < soonest) {
-          soonest = time;
-          rows = r;
-          columns = c;
-        }
-      }
-    }
-  }
-};
-
-// Where part `part` of `parts` begins, in whole units.
-std::size_t begin_of(std::size_t part, std::size_t parts, std::size_t count, std::size_t unit) {
-  return std::min(count, part * divided_up(count, unit) / parts * unit);
-}
 
 template <typename T>
 void multiply(const Product<T>& whole, const ParallelFor& parallel_for) {
@@ -118,14 +72,7 @@ void linear_as(const Linear& sizes, const void* x, const void* w, const void* bi
 template <typename T>
 void multiply_few_bits_as(std::size_t rows, const void* x, const PackedWeights& w, bool transposed, void* y,
                           const ParallelFor& parallel_for) {
-  const FewBits<T> weights = {w.integers,
-                              static_cast<const T*>(w.scales),
-                              w.packed_zeros,
-                              static_cast<const T*>(w.zeros),
-                              w.bits,
-                              w.block,
-                              divided_up(w.columns, w.block),
-                              transposed};
+  const FewBits<T> weights = few_bits<T>(w, transposed);
   Product<T> product = {};
   product.depth = transposed ? w.columns : w.rows;
   product.columns = transposed ? w.rows : w.columns;

@@ -7,6 +7,7 @@
 
 #include "kernels/kernel_table.h"
 #include "parallel.h"
+#include "products/table.h"
 
 namespace onnxtrain {
 
@@ -28,6 +29,12 @@ struct PackedWeights {
   const void* zeros;
   std::size_t bits, block, rows, columns;
 };
+
+template <typename T>
+FewBits<T> few_bits(const PackedWeights& w, bool transposed) {
+  return {w.integers, static_cast<const T*>(w.scales), w.packed_zeros, static_cast<const T*>(w.zeros), w.bits, w.block,
+          w.columns / w.block + (w.columns % w.block != 0 ? 1 : 0), transposed};
+}
 
 // y = x w or, transposed, x wᵀ, of `rows` rows; what is read of the weights becomes numbers part by part.
 void multiply_few_bits(ElementType type, std::size_t rows, const void* x, const PackedWeights& w, bool transposed,

@@ -11,6 +11,7 @@ import pytest
 from onnx import numpy_helper
 
 import onnxtrain
+from onnxtrain.runtime import native
 
 FIT = ("fit", "model.onnx", "--data", "train.npz", "--loss", "softmax_cross_entropy", "--learning-rate", "0.02")
 
@@ -376,3 +377,22 @@ def test_a_new_head_is_trained(files, success, run):
     result = run(*FIT, "--new-head", "0", "-o", "other.onnx")
     assert result.code == 2
     assert "--new-head is 0" in result.err or "classes is 0; it must be a whole number of at least 1" in result.err
+
+
+def test_products_in_bfloat16(files, run, monkeypatch):
+    monkeypatch.setattr(native, "multiplies_bfloat16", lambda: True)
+    result = run(*FIT, "--epochs", "2", "--output", "tuned.onnx", "--compute", "bfloat16")
+    assert result.code == 0, result.err
+    assert changed(files)
+    monkeypatch.setattr(native, "multiplies_bfloat16", lambda: False)
+    result = run(*FIT, "--output", "other.onnx", "--compute", "bfloat16")
+    assert result.code == 2
+    assert "--compute bfloat16 needs a processor with AVX512-BF16; this one has " in " ".join(result.err.split())
+    assert not (files / "other.onnx").exists()
+
+
+def test_a_portable_step_graph_has_no_products_in_bfloat16(files, run):
+    result = run(*EXPORT_OF_FIT, "--step-graph", "step.onnx", "--compute", "bfloat16")
+    assert result.code == 2
+    assert "asks for --compute bfloat16, which the native kernels compute" in " ".join(result.err.split())
+    assert not (files / "step.onnx").exists()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import attention_reference
+import bfloat16_reference
 import few_bits_reference
 import gradient_reference
 import numpy as np
@@ -343,13 +344,22 @@ def wide_attention(rng: np.random.Generator) -> Case:
     return Case("Attention", {**feeds, "bias": None}, {"scale": 1.0, "zero_empty_rows": 0}, 2)
 
 
+def _compute(rng: np.random.Generator, dtype: Any) -> tuple[dict[str, str], Callable[[np.ndarray], np.ndarray]]:
+    """The attribute that says how a product is computed, and what becomes of its factors."""
+    if dtype != np.float32 or rng.random() < 0.6:
+        return {}, lambda array: array.astype(np.float64)
+    return {"compute": "bfloat16"}, lambda array: bfloat16_reference.rounded(array).astype(np.float64)
+
+
 def linear(rng: np.random.Generator) -> Case:
     dtype = _element_type(rng)
+    compute, taken = _compute(rng, dtype)
     rows, inputs, outputs = some(rng, 0 if rng.random() < 0.2 else 1, 70, 3)
     huge = rng.random() < 0.15
     if huge:
         rows, inputs, outputs = pick(rng, (0, 2**40, 0), (2**58, 0, 0), (0, 0, 2**58), (0, 2**31, 0))
     transposed = int(rng.integers(2))
+    attributes = {"transB": transposed, **compute}
     x, w = floating(rng, (rows, inputs), dtype), floating(rng, (inputs, outputs), dtype)
     b = pick(rng, None, floating(rng, (outputs if outputs <= MOST else 1,), dtype))
     if rng.random() < 0.5:
@@ -357,33 +367,37 @@ def linear(rng: np.random.Generator) -> Case:
         outputs_wanted = pick(rng, 1, 2)
 
         def gradients() -> list[np.ndarray]:
-            dw = x.astype(np.float64).T @ dy.astype(np.float64)
+            dw = taken(x).T @ taken(dy)
             return [dw.T if transposed else dw, dy.astype(np.float64).sum(0)][:outputs_wanted]
 
         return Case(
             "LinearWeightGradient",
             {"dy": dy, "x": x},
-            {"transB": transposed},
+            attributes,
             outputs_wanted,
             None if huge else gradients,
         )
     given = np.ascontiguousarray(w.T) if transposed else w
 
     def expected() -> list[np.ndarray]:
-        y = x.astype(np.float64) @ w.astype(np.float64)
+        y = taken(x) @ taken(w)
         return [y if b is None else y + b]
 
     feeds = {"x": x, "w": given, "b": b}
+    if compute and rng.random() < 0.5:
+        w, stored = w.astype(kind := pick(rng, np.float16, BFLOAT16)), given.astype(kind)
+        return Case("Linear", feeds | {"w": stored}, attributes, 1, None if huge else expected, types=(dtype,))
     if rng.random() < 0.1:
         feeds["w"] = floating(rng, some(rng, 0, 4, int(rng.integers(0, 4))), dtype)
-        return Case("Linear", feeds, {"transB": transposed})
-    return Case("Linear", feeds, {"transB": transposed}, expected=None if huge else expected)
+        return Case("Linear", feeds, attributes)
+    return Case("Linear", feeds, attributes, expected=None if huge else expected)
 
 
 def few_bits(rng: np.random.Generator) -> Case:
     """A product with a weight of a few bits, or its gradient; some attributes do not fit."""
     operator, left = pick(rng, ("MatMulNBits", "x"), ("MatMulNBitsGradient", "dy"))
     dtype, bits, block = _element_type(rng), pick(rng, 2, 4, 8), pick(rng, 16, 32, 64)
+    compute, taken = _compute(rng, dtype)
     rows, inputs, outputs = some(rng, 0 if rng.random() < 0.2 else 1, 70, 3)
     blocks = -(-inputs // block)
     integers = rng.integers(0, 256, (outputs, blocks, block * bits // 8), np.uint8)
@@ -404,13 +418,13 @@ def few_bits(rng: np.random.Generator) -> Case:
     attributes = {"K": inputs, "N": outputs, "bits": bits, "block_size": block}
     if rng.random() < 0.2:
         attributes[pick(rng, *attributes)] = pick(rng, *EXTREMES)
-        return Case(operator, feeds, attributes)
+        return Case(operator, feeds, attributes | compute)
 
     def expected() -> list[np.ndarray]:
-        w = few_bits_reference.weight(integers, scales, points, bits, inputs)
-        return [x.astype(np.float64) @ (w.T if left == "x" else w)]
+        w = taken(few_bits_reference.weight(integers, scales, points, bits, inputs))
+        return [taken(x) @ (w.T if left == "x" else w)]
 
-    return Case(operator, feeds, attributes, expected=expected)
+    return Case(operator, feeds, attributes | compute, expected=expected)
 
 
 def recurrent(rng: np.random.Generator) -> Case:

@@ -15,8 +15,8 @@ from onnxtrain.runtime.native import custom_ops_library
 from onnxtrain.workarounds import fetched, in_place, is_foreign
 
 
-def run(case: Case) -> list[np.ndarray | None]:
-    """The outputs of a case, by default all of the type of its last floating input."""
+def run(case: Case, path: str | None = None, threads: int = 2) -> list[np.ndarray | None]:
+    """The outputs of a case, by default all of the type of its last floating input, by a library, or that in use."""
     feeds = {name: array for name, array in case.feeds.items() if array is not None}
     names = [name if array is not None else "" for name, array in case.feeds.items()]
     while names[-1] == "":
@@ -26,11 +26,11 @@ def run(case: Case) -> list[np.ndarray | None]:
     types = [helper.np_dtype_to_tensor_dtype(np.dtype(kind)) for kind in case.types or [last] * case.outputs]
     node = helper.make_node(case.operator, names, outputs, domain=case.domain, **case.attributes)
     made = session(
-        str(custom_ops_library()),
+        str(custom_ops_library()) if path is None else path,
         [node],
         [(name, element_type(array), None) for name, array in feeds.items()],
         [(name, kind, None) for name, kind in zip(outputs, types, strict=True)],
-        threads=2,
+        threads=threads,
     )
     given = {name: _value(np.ascontiguousarray(array).reshape(array.shape)) for name, array in feeds.items()}
     found = made.run_with_ort_values(outputs, {name: value for name, (value, _) in given.items()})

@@ -13,6 +13,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Body, find_registered_body, register_body
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
@@ -87,6 +88,13 @@ def emit(
             output.ir.dtype = source.dtype
             output.with_shape(source.shape)
     return outputs
+
+
+def factors(node: Node, *values: Value) -> list[Value]:
+    """The factors of a product as its attribute ``compute`` has them: as they are, or rounded to bfloat16."""
+    if node.attribute("compute", "float32") != "bfloat16":
+        return list(values)
+    return [node.op.cast(node.op.cast(value, ir.DataType.BFLOAT16), ir.DataType.FLOAT) for value in values]
 
 
 def find_fused(node: ir.Node) -> FusedOperator | None:

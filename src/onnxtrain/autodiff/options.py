@@ -1,10 +1,11 @@
-"""How a gradient is built, and how that choice travels in a model file."""
+"""How gradients are built and products computed, and how these choices travel in a model file."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from onnxtrain.errors import GradientError
 
@@ -14,10 +15,16 @@ STRAIGHT_THROUGH_KEY = "onnxtrain.straight_through"
 RECOMPUTE_KEY = "onnxtrain.recompute"
 """Key of a model's metadata that holds, as a JSON list, the patterns of the nodes that its gradients recompute."""
 
+COMPUTE_KEY = "onnxtrain.compute"
+"""Key of a model's metadata that says ``bfloat16`` where products with weights round their factors to it."""
+
+Compute = Literal["float32", "bfloat16"]
+"""In what products with weights are computed."""
+
 
 @dataclass(frozen=True)
 class GradientOptions:
-    """How the gradients of a model are built.
+    """How the gradients of a model are built, and its products computed.
 
     The Gradient operator has no attributes for this, so in a file it is said by two entries of the model's
     ``metadata_props``, which whoever lowers the model's Gradient nodes reads.
@@ -25,10 +32,12 @@ class GradientOptions:
     Attributes:
         straight_through: Whether operators that round or quantize pass gradients on as if they did not.
         recompute: Glob patterns of the names of the nodes whose results are computed again in the backward pass.
+        compute: In what products with weights, and their gradients, are computed.
     """
 
     straight_through: bool = False
     recompute: tuple[str, ...] = ()
+    compute: Compute = "float32"
 
     @classmethod
     def of(cls, straight_through: bool, recompute: str | Sequence[str]) -> GradientOptions:
@@ -54,7 +63,11 @@ class GradientOptions:
             raise GradientError(
                 f"The model's metadata entry {RECOMPUTE_KEY} is {text!r}; it is a JSON list of patterns of node names."
             )
-        return cls(word == "true", tuple(patterns))
+        compute = metadata.get(COMPUTE_KEY, "float32")
+        for known in get_args(Compute):
+            if compute == known:
+                return cls(word == "true", tuple(patterns), known)
+        raise GradientError(f"The model's metadata entry {COMPUTE_KEY} is {compute!r}; it is float32 or bfloat16.")
 
     def entries(self) -> dict[str, str]:
         """The metadata entries that state these options; none for the defaults."""
@@ -63,10 +76,12 @@ class GradientOptions:
             entries[STRAIGHT_THROUGH_KEY] = "true"
         if self.recompute:
             entries[RECOMPUTE_KEY] = json.dumps(list(self.recompute))
+        if self.compute != "float32":
+            entries[COMPUTE_KEY] = self.compute
         return entries
 
     @staticmethod
     def remove(metadata: MutableMapping[str, str]) -> None:
-        """Take the entries away: a lowered model has no Gradient node that they could speak of."""
-        for key in (STRAIGHT_THROUGH_KEY, RECOMPUTE_KEY):
+        """Take the entries away: a lowered model has nothing left that they could speak of."""
+        for key in (STRAIGHT_THROUGH_KEY, RECOMPUTE_KEY, COMPUTE_KEY):
             metadata.pop(key, None)

@@ -229,6 +229,10 @@ class Training:
             "bfloat16, a quarter with 8bit."
         ),
     ] = None
+    compute: Annotated[
+        Literal["float32", "bfloat16"],
+        Parameter(help="Round the factors of products with weights to bfloat16: faster with AVX512-BF16."),
+    ] = "float32"
     straight_through: Annotated[
         bool,
         SWITCH,

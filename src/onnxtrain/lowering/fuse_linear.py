@@ -24,7 +24,7 @@ from onnxtrain.lowering.transposition import is_identity, order_of
 OPERATOR = "Linear"
 
 
-def fuse_linear(model: ir.Model) -> None:
+def fuse_linear(model: ir.Model, *, frozen: bool = False) -> None:
     """Write products with a matrix, and an added bias, as one node ``Linear`` of the domain ``onnxtrain``, in place.
 
     With x [..., K] of two axes or more, w [K, N], and b [N] or none: y [..., N] = x w + b; with ``transB`` = 1 w is
@@ -34,7 +34,8 @@ def fuse_linear(model: ir.Model) -> None:
 
     Left alone are:
 
-    - products through whose factors no gradient flows: the runtime packs weights that do not change ahead of time;
+    - products through whose factors no gradient flows, unless ``frozen`` ones are asked for: the runtime packs weights
+      that do not change ahead of time;
     - a Gemm whose third input is not known to have one axis of N elements;
     - an Add where others read the product or it is an output, where a Gradient node names it, or where the other term
       is not known to have one axis of N elements: the addition then stays behind the product;
@@ -51,7 +52,7 @@ def fuse_linear(model: ir.Model) -> None:
     replaced = []
     for product in list(graph):
         layer = finder.match(product)
-        if layer is None or not (layer.x in varying or layer.w in varying):
+        if layer is None or not (frozen or layer.x in varying or layer.w in varying):
             continue
         op, y = main.before(layer.last), layer.last.outputs[0]
         bias = None if layer.bias is None else op.wrap(layer.bias)

@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.engine import Backward
 from onnxtrain.autodiff.options import GradientOptions
+from onnxtrain.errors import GradientError
 from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN, TRAINING_DOMAIN
 from onnxtrain.graph.passes import clean, remove_unused
@@ -19,6 +20,7 @@ from onnxtrain.lowering.fuse_updates import fuse_updates
 from onnxtrain.lowering.gradient_nodes import Derivative, build_gradients
 from onnxtrain.lowering.join_scans import join_scans
 from onnxtrain.lowering.mask_softmax_gradients import mask_softmax_gradients
+from onnxtrain.lowering.multiply_in_bfloat16 import multiply_in_bfloat16
 from onnxtrain.lowering.optimizer_nodes import lower_optimizers
 from onnxtrain.lowering.recompute import check_patterns, recompute
 from onnxtrain.lowering.resolve_fused import resolve_fused
@@ -52,18 +54,25 @@ def lower_graph(
         portable: The provider that the graph is for, where it is not the processor.
 
     Raises:
-        GradientError: A gradient cannot be built.
+        GradientError: A gradient cannot be built; products are to be computed in bfloat16, which standard operators
+            do not.
         OperatorError: An optimizer node is not as its operator needs it.
     """
     graph = model.graph
     options = GradientOptions.read(model.metadata_props)
+    rounds = options.compute == "bfloat16"
+    if rounds and not kernels:
+        raise GradientError(
+            'The training asks for compute="bfloat16", which the native kernels compute and a graph of standard '
+            "operators does not; leave compute out for a graph that any runtime runs."
+        )
     check_patterns(graph, options.recompute)
     write_activation_defaults(model)  # of recurrent layers: ONNX Runtime has others
     count_dropout(model)  # masks from counters that are states: a step taken again draws the same
     if kernels:
         fuse_activations(model)  # Gelu: one node for five
         fuse_attention(model)  # scores, mask, softmax and product: one node
-        fuse_linear(model)  # product, transposition and bias: one node
+        fuse_linear(model, frozen=rounds)  # product, transposition and bias: one node
         fuse_recurrent(model)  # LSTM, GRU, RNN that keep what their gradients read
     backward = Backward()
     for gradient in build_gradients(model, derivative):  # a Gradient node becomes the nodes that compute it
@@ -79,6 +88,7 @@ def lower_graph(
         reuse_activations(graph, backward)  # activations that their gradient gives once more
         use_convolution_kernels(model)
         use_few_bits_kernels(model)
+        multiply_in_bfloat16(model, wanted=rounds)  # products with weights, where asked for
         remove_unused(model)
         dequantize_again(graph)  # frozen weights of few bits are in float while they are read
         spread_updates(graph)  # an update for every few layers, in the backward pass

@@ -54,6 +54,7 @@ def load(path: Path) -> ctypes.CDLL:
     tensors, attributes = ([ctypes.c_void_p, ctypes.c_size_t] for _ in range(2))  # a list, and its length
     signatures = {
         "onnxtrain_instruction_set": ([], text),
+        "onnxtrain_multiplies_bfloat16": ([], ctypes.c_int),
         "onnxtrain_error": ([], text),
         # name, tensors, threads, R, T, attributes
         "onnxtrain_update": ([text, *tensors, ctypes.c_int, number, ctypes.c_int64, *attributes], text),
@@ -134,3 +135,12 @@ def instruction_set() -> str:
     """
     name: bytes = library().onnxtrain_instruction_set()
     return name.decode()
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether the processor, with the instruction set whose kernels run, multiplies bfloat16 faster than float32.
+
+    Raises:
+        OnnxTrainError: The library cannot be loaded on this system.
+    """
+    return bool(library().onnxtrain_multiplies_bfloat16())

@@ -74,6 +74,22 @@ class RuntimeOptions:
             raise OptionError("kernels=True, but the native library could not be loaded; see the warning above.")
         return self.kernels
 
+    def require_bfloat16(self) -> None:
+        """Refuse products of bfloat16 where they would be slower than those of float32, or cannot be computed.
+
+        Raises:
+            OptionError: Native kernels are not used, or the processor does not multiply bfloat16.
+        """
+        from onnxtrain.runtime import native
+
+        if not self.uses_kernels():
+            raise OptionError('compute="bfloat16" needs the native kernels, which are not used here; leave it out.')
+        if not native.multiplies_bfloat16():
+            raise OptionError(
+                'compute="bfloat16" needs a processor with AVX512-BF16; this one has '
+                f"{native.instruction_set()} without it, which would take longer than in float32: leave it out."
+            )
+
     def session_options(self, *, kernels: bool = False) -> Any:
         """The ``onnxruntime.SessionOptions`` for these options."""
         import onnxruntime

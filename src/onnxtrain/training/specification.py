@@ -6,12 +6,12 @@ import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self, TypedDict, Unpack
+from typing import Self, TypedDict, Unpack, get_args
 
 import numpy as np
 import onnx
 
-from onnxtrain.autodiff.options import GradientOptions
+from onnxtrain.autodiff.options import Compute, GradientOptions
 from onnxtrain.collection import collection_paused
 from onnxtrain.errors import OptionError
 from onnxtrain.model.file import ModelFile
@@ -57,6 +57,7 @@ class Options(TypedDict, total=False):
     accumulate: int
     ema: float | EMA | None
     state_dtype: str | None
+    compute: Compute
     straight_through: bool
     qat: bool
     recompute: Patterns
@@ -139,6 +140,7 @@ class Specification:
     accumulate: int = 1
     ema: EMA | None = None
     state_dtype: str | None = None
+    compute: Compute = "float32"
     straight_through: bool = False
     qat: bool = False
     recompute: tuple[str, ...] = ()
@@ -162,6 +164,8 @@ class Specification:
                 f"state_dtype is {self.state_dtype!r}; it is 'bfloat16' or '8bit', or None for states of the weights' "
                 "type."
             )
+        if self.compute not in get_args(Compute):
+            raise OptionError(f"compute is {self.compute!r}; it is 'float32' or 'bfloat16'.")
         if isinstance(self.loss, JointLoss) and (self.output is not None or self.targets is not None):
             raise OptionError("output and targets are for one loss; a mapping of losses names the outputs.")
         if self.shard_gradients and not self.shard_states:
@@ -216,6 +220,7 @@ class Specification:
             accumulate=options.get("accumulate", 1),
             ema=choose_ema(options.get("ema")),
             state_dtype=_state_dtype(options.get("state_dtype")),
+            compute=options.get("compute", "float32"),
             straight_through=options.get("straight_through", False) or options.get("qat", False),
             qat=options.get("qat", False),
             recompute=_tuple(options.get("recompute", ())),
@@ -254,7 +259,7 @@ class Specification:
     @property
     def gradients(self) -> GradientOptions:
         """How gradients are built."""
-        return GradientOptions(self.straight_through, self.recompute)
+        return GradientOptions(self.straight_through, self.recompute, self.compute)
 
 
 def _state_dtype(name: str | None) -> str | None:

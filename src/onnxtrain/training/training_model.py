@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import onnx
 
+from onnxtrain.autodiff.options import Compute
 from onnxtrain.model.validity import refuses_invalid
 from onnxtrain.model.whole import with_external_data
 from onnxtrain.operators.optimizer import Optimizer
@@ -47,6 +48,7 @@ def training_model(
     groups: Sequence[Group] = (),
     ema: float | EMA | None = None,
     state_dtype: str | None = None,
+    compute: Compute = "float32",
     free_batch: bool = False,
 ) -> onnx.ModelProto:
     """Write down the training of a model as the standard does: a model with ``training_info``.
@@ -66,6 +68,8 @@ def training_model(
         state_dtype: "bfloat16" for states of half the bytes: they are rounded by ``RoundStochastic`` of the domain
             ``onnxtrain``; "8bit" for a quarter: states and their scales, ``{parameter}/V_scale``, made by
             ``EncodeBlockwise``.
+        compute: "bfloat16" for products with weights of factors rounded to it; likewise the metadata entry
+            ``onnxtrain.compute``. Only sessions with native kernels run such a model.
         groups: Parameters that are updated otherwise than the rest; each rule gets an optimizer node of its own.
         output: The output that the loss is built on.
         targets: "indices" or "values", where the loss takes both; by default indices.
@@ -108,6 +112,7 @@ def training_model(
         groups=groups,
         ema=ema,
         state_dtype=state_dtype,
+        compute=compute,
         output=output,
         targets=targets,
         batch_norm=batch_norm,

@@ -1,13 +1,14 @@
 """A product with a weight, and its bias, as one operator of this project's domain, and its gradient.
 
-x is [..., K], the weight [K, N], or [N, K] with ``transB``, the bias [N], y [..., N]. The leading axes are rows.
+x is [..., K], the weight [K, N], or [N, K] with ``transB``, the bias [N], y [..., N]. The leading axes are rows. With
+``compute`` = "bfloat16" both factors are rounded to bfloat16; then the weight may be stored in 16 bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onnxtrain.autodiff.fused import emit, register_fused
+from onnxtrain.autodiff.fused import emit, factors, register_fused
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.autodiff.rules.matmul import rows
@@ -18,8 +19,9 @@ from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 @register_fused("Linear")
 def linear(node: Node) -> Sequence[Value]:
     """From x, w and b?: y = x w + b, or x wᵀ + b with ``transB``."""
-    op, w, b = node.op, node.input_required(1), node.input(2)
-    y = node.x @ (op.Transpose(w, perm=[1, 0]) if node.attribute("transB", 0) else w)
+    op, b = node.op, node.input(2)
+    x, w = factors(node, node.x, node.input_required(1))
+    y = x @ (op.Transpose(w, perm=[1, 0]) if node.attribute("transB", 0) else w)
     return [y if b is None else y + b]
 
 
@@ -47,4 +49,4 @@ def linear_weight_gradient(node: Node) -> Sequence[Value | None]:
     dy, x = rows(op, node.x), rows(op, node.input_required(1))
     left, right = (dy, x) if node.attribute("transB", 0) else (x, dy)
     db = op.ReduceSum(dy, op.ints(0), keepdims=0) if node.has_output(1) else None
-    return [op.Gemm(left, right, transA=1), db]
+    return [op.Gemm(*factors(node, left, right), transA=1), db]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.autodiff.fused import KERNEL_TYPES, emit, register_fused
+from onnxtrain.autodiff.fused import KERNEL_TYPES, emit, factors, register_fused
 from onnxtrain.autodiff.node import Node, describe
 from onnxtrain.autodiff.registry import Gradients, register_body, register_gradient
 from onnxtrain.autodiff.rules.matmul import rows
@@ -272,13 +272,15 @@ def _has_kernel(node: ir.Node) -> bool:
 @register_fused(PRODUCT, has_kernel=_has_kernel)
 def matmul_nbits_product(node: Node) -> Sequence[Value]:
     """From x [..., K], integers, scales, packed_zeros? and zeros?: y [..., N] = x wᵀ."""
-    return [node.x @ node.op.Transpose(_late_weight(node), perm=[1, 0])]
+    x, w = factors(node, node.x, _late_weight(node))
+    return [x @ node.op.Transpose(w, perm=[1, 0])]
 
 
 @register_fused(GRADIENT, has_kernel=_has_kernel)
 def matmul_nbits_gradient(node: Node) -> Sequence[Value]:
     """From dy [..., N], integers, scales, packed_zeros? and zeros?: dx [..., K] = dy w."""
-    return [node.x @ _late_weight(node)]
+    dy, w = factors(node, node.x, _late_weight(node))
+    return [dy @ w]
 
 
 def _late_weight(node: Node) -> Value:

@@ -59,6 +59,8 @@ class Steps:
         # What no session can run is said at once, and not at the first step.
         specification.options.provider_list()
         kernels = specification.options.uses_kernels()
+        if specification.compute == "bfloat16":
+            specification.options.require_bfloat16()
         refuse_what_crashes(objective.model.graph)
         if specification.state_dtype is not None and device_of(specification.options.provider_list()) is not None:
             raise OptionError(

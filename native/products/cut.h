@@ -1,0 +1,59 @@
+// How a product is cut into parts that threads compute.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <thread>
+#include <utility>
+
+#include "cache.h"
+#include "sizes.h"
+#include "tuning.h"
+
+namespace onnxtrain {
+
+// Rows and columns cut into parts of about the same size, so that the machine's cores are done soonest: few parts, since
+// each arranges its rows and columns for itself, but as many for one core as for another.
+struct Cut {
+  std::size_t rows = 1, columns = 1;  // numbers of parts
+
+  Cut(std::size_t row_count, std::size_t column_count, std::size_t depth, bool copied_rows) {
+    static const std::size_t cores = std::max(1u, std::thread::hardware_concurrency());
+    const std::size_t products = saturating_product(row_count, column_count, depth);
+    const std::size_t threads = std::clamp<std::size_t>(products / tuning::kLeastProducts, 1, cores);
+    const auto limits = [threads](std::size_t count, std::size_t most, std::size_t least) {
+      const std::size_t fewest = std::max<std::size_t>(1, divided_up(count, most));
+      return std::pair(fewest, std::max(fewest, std::min(fewest + threads, count / least)));
+    };
+    constexpr std::size_t kBytes = tuning::kProductDepth * sizeof(float);  // of a row or a column
+    const std::size_t most_copied_rows = share_of_second_cache(tuning::kCopiedRowsShare) / kBytes;
+    const std::size_t most_columns_of_part = share_of_second_cache(tuning::kColumnsShare) / kBytes;
+    const auto [fewest_rows, most_rows] =
+        limits(row_count, copied_rows ? most_copied_rows : row_count + 1, tuning::kLeastRows);
+    const auto [fewest_columns, most_columns] = limits(column_count, most_columns_of_part, tuning::kLeastColumns);
+    std::size_t soonest = std::numeric_limits<std::size_t>::max();
+    for (std::size_t r = fewest_rows; r <= most_rows; ++r) {
+      const std::size_t enough = std::clamp(divided_up(threads, r), fewest_columns, most_columns);
+      for (const std::size_t c : {fewest_columns, enough}) {
+        const std::size_t height = divided_up(row_count, r), width = divided_up(column_count, c);
+        const std::size_t arranging =
+            tuning::kArranging * width + (copied_rows ? tuning::kArranging : tuning::kReading) * height;
+        const std::size_t part = saturating_sum(saturating_product(height, width), arranging);
+        const std::size_t time = saturating_product(divided_up(r * c, threads), part);
+        if (time < soonest) {
+          soonest = time;
+          rows = r;
+          columns = c;
+        }
+      }
+    }
+  }
+};
+
+// Where part `part` of `parts` begins, in whole units.
+inline std::size_t begin_of(std::size_t part, std::size_t parts, std::size_t count, std::size_t unit) {
+  return std::min(count, part * divided_up(count, unit) / parts * unit);
+}
+
+}  // namespace onnxtrain

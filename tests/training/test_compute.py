@@ -1,0 +1,124 @@
+"""Training with products in bfloat16: the losses of float32, nearly; who may; what is not rounded."""
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+import onnxtrain
+from adapters import decoder
+from onnxtrain.errors import GradientError, OptionError
+from onnxtrain.runtime import native
+
+STEPS = 20
+
+
+@pytest.fixture
+def anywhere(monkeypatch):
+    """Kernels give the same bits without the instruction, so that every machine can test them."""
+    monkeypatch.setattr(native, "multiplies_bfloat16", lambda: True)
+
+
+def losses(model, data, compute, **options):
+    trainer = onnxtrain.Trainer(model, optimizer="adamw(lr=2e-3)", compute=compute, threads=1, **options)
+    return trainer, [trainer.train_step(*data) for _ in range(STEPS)]
+
+
+def points(features=64, classes=5):
+    random = np.random.default_rng(0)
+    return random.standard_normal((32, features)).astype(np.float32), random.integers(0, classes, 32)
+
+
+def language_model(monkeypatch, stored):
+    """A decoder whose products with weights are wide enough, with weights stored in a type."""
+    monkeypatch.setattr(decoder, "HIDDEN", 64)
+    monkeypatch.setattr(decoder, "INNER", 96)
+    model = decoder.decoder()
+    for index, weight in enumerate(list(model.graph.initializer)):
+        if not weight.name.endswith("proj.weight") or stored == "float":
+            continue
+        name, kind = weight.name, helper.np_dtype_to_tensor_dtype(np.dtype(stored))
+        array = numpy_helper.to_array(weight).astype(stored)
+        raw = helper.make_tensor(f"{name}.stored", kind, array.shape, array.tobytes(), raw=True)
+        model.graph.initializer[index].CopyFrom(raw)
+        model.graph.node.insert(0, helper.make_node("Cast", [f"{name}.stored"], [name], f"cast {name}", to=1))
+    return model
+
+
+def rounded_nodes(trainer):
+    graph = trainer.session._steps[0].step.model.graph
+    return [node for node in graph if "compute" in node.attributes]
+
+
+def test_a_network_learns_alike(anywhere):
+    """Every loss of 20 steps within a hundredth of float32's, and of the first."""
+    model, data = onnxtrain.examples.mlp((64, 96, 64, 5)), points()
+    _, exact = losses(model, data, "float32", loss="softmax_cross_entropy")
+    trainer, found = losses(model, data, "bfloat16", loss="softmax_cross_entropy")
+    assert {node.op_type for node in rounded_nodes(trainer)} == {"Linear", "LinearWeightGradient"}
+    assert found != exact
+    assert exact[-1] < 0.5 * exact[0]
+    np.testing.assert_allclose(found, exact, rtol=0.01, atol=0.01 * exact[0])
+
+
+@pytest.mark.parametrize("stored", ["float", np.float16, ml_dtypes.bfloat16], ids=["float", "float16", "bfloat16"])
+def test_adapters_learn_alike(anywhere, monkeypatch, stored):
+    """Every loss of 20 steps within a hundredth of float32's; adapters themselves stay in float32."""
+    model = language_model(monkeypatch, stored)
+    words = np.random.default_rng(1).integers(0, decoder.VOCABULARY, (3, 9))
+    lora = onnxtrain.Lora(rank=4, alpha=8, targets="*_proj")
+    options = {"loss": "softmax_cross_entropy", "lora": lora}
+    _, exact = losses(model, (words[:, :-1], words[:, 1:]), "float32", **options)
+    trainer, found = losses(model, (words[:, :-1], words[:, 1:]), "bfloat16", **options)
+    bases = [node.inputs[1] for node in rounded_nodes(trainer)]
+    assert len(bases) >= 4 * 7 - 3  # of two layers, forwards and back, but for what nothing is learned in front of
+    assert all(min(value.shape) >= 64 for value in bases)
+    if stored != "float":
+        assert {value.dtype.numpy() for value in bases} == {np.dtype(stored)}
+    assert found != exact
+    assert exact[-1] < 0.8 * exact[0]
+    np.testing.assert_allclose(found, exact, rtol=0.01)
+
+
+def test_evaluation_is_that_of_the_saved_model(anywhere):
+    model, (x, y) = onnxtrain.examples.mlp((64, 96, 5)), points()
+    given = {"loss": "softmax_cross_entropy", "threads": 1}
+    exact, rounded = (onnxtrain.Trainer(model, compute=compute, **given) for compute in ("float32", "bfloat16"))
+    np.testing.assert_array_equal(rounded.predict(x), exact.predict(x))
+    assert rounded.evaluate((x, y)) == exact.evaluate((x, y))
+
+
+def test_a_training_model_says_it(anywhere):
+    model = onnxtrain.examples.mlp((64, 96, 5))
+    written = onnxtrain.training_model(model, loss="softmax_cross_entropy", optimizer="adam", compute="bfloat16")
+    assert ("onnxtrain.compute", "bfloat16") in {(entry.key, entry.value) for entry in written.metadata_props}
+    onnx.checker.check_model(written)
+    step = onnxtrain.lower(written, kernels=True)
+    assert any(attribute.name == "compute" for node in step.graph.node for attribute in node.attribute)
+    with pytest.raises(GradientError, match='asks for compute="bfloat16"'):
+        onnxtrain.lower(written)
+    default = onnxtrain.training_model(model, loss="softmax_cross_entropy", optimizer="adam")
+    assert all(entry.key != "onnxtrain.compute" for entry in default.metadata_props)
+
+
+def refusal(**options):
+    with pytest.raises(OptionError) as caught:
+        onnxtrain.Trainer(onnxtrain.examples.mlp((64, 96, 5)), loss="softmax_cross_entropy", **options)
+    return str(caught.value)
+
+
+def test_a_processor_without_the_instruction_is_told(monkeypatch):
+    monkeypatch.setattr(native, "multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr(native, "instruction_set", lambda: "avx2")
+    sentence = 'compute="bfloat16" needs a processor with AVX512-BF16; this one has avx2 without it'
+    assert refusal(compute="bfloat16").startswith(sentence)
+
+
+def test_a_session_without_kernels_is_told():
+    found = refusal(compute="bfloat16", options=onnxtrain.RuntimeOptions(kernels=False))
+    assert found == 'compute="bfloat16" needs the native kernels, which are not used here; leave it out.'
+
+
+def test_another_type_is_refused():
+    assert refusal(compute="float16") == "compute is 'float16'; it is 'float32' or 'bfloat16'."
