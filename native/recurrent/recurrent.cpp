@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "cache.h"
 #include "products/products.h"
 #include "ranges.h"
 #include "recurrent/rounds.h"
@@ -30,6 +31,8 @@ class Sequence {
     const std::size_t products = saturating_product(call.batch, gates_, saturating_product(call.hidden, call.hidden));
     const std::size_t most = std::max<std::size_t>(1, cores / call.directions);
     parts_ = std::clamp<std::size_t>(std::min(products / tuning::kLeastStepProducts, call.hidden / tuning::kLeastUnits), 1, most);
+    const std::size_t weights = saturating_product(gates_, call.hidden, saturating_product(call.hidden, sizeof(T)));
+    far_ = call.batch > 1 && weights / second_cache() >= tuning::kFarFactors;
     for (std::size_t part = 0; part <= parts_; ++part) {
       begins_.push_back(std::min(call.hidden, divided_up(call.hidden, kUnit) * part / parts_ * kUnit));
     }
@@ -270,7 +273,7 @@ class Sequence {
     for (std::size_t gate = 0; gate < gates_; ++gate) {
       const T* rows = recurrence(direction) + (gate * hidden + begins_[part]) * hidden;
       kernels_.pack({rows, end, 1, static_cast<std::ptrdiff_t>(hidden), hidden, units, ones_.data(), panels});
-      found.factors[gate] = {panels, hidden, units};
+      found.factors[gate] = {panels, hidden, units, far_};
       panels += kernels_.packed_size(hidden, units);
     }
     return found;
@@ -287,7 +290,7 @@ class Sequence {
       const std::size_t depth = (number == 0 ? first : gates_ - first) * hidden;
       kernels_.pack({corner + gate * hidden * hidden, end, static_cast<std::ptrdiff_t>(hidden), 1, depth, units,
                      ones_.data(), panels});
-      found.factors[number] = {panels, depth, units};
+      found.factors[number] = {panels, depth, units, far_};
       panels += kernels_.packed_size(depth, units);
       gate += number == 0 ? first : gates_ - first;
     }
@@ -408,6 +411,7 @@ class Sequence {
   std::vector<std::ptrdiff_t> ones_;
   std::vector<T> zeros_;
   std::size_t parts_ = 1, scratch_size_ = 0;
+  bool far_;  // of the factors
   std::vector<std::size_t> begins_;  // of the parts' units
   // [steps, batch]: whether a step is within its length, and whether it is the last that is. Null without lengths.
   std::unique_ptr<bool[]> active_, begins_backwards_;
