@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "cuda/lamb.h"
+#include "cuda/ssgd.h"
 #include "cuda/update_kernel.h"
 #include "optimizer_rules.h"
 #include "optimizers/rule_attributes.h"

@@ -149,7 +149,17 @@ def trainer(providers, optimizer, model=None, masked=(), **options):
 )
 @pytest.mark.parametrize(
     "optimizer",
-    ["adam(lr=0.05)", "adagrad", "adamw", "lamb", "lion", "momentum(lr=0.1)", "rmsprop", "sgd(lr=0.1, momentum=0.9)"],
+    [
+        "adam(lr=0.05)",
+        "adagrad",
+        "adamw",
+        "lamb",
+        "lion",
+        "momentum(lr=0.1)",
+        "rmsprop",
+        "sgd(lr=0.1, momentum=0.9)",
+        "ssgd(lr=0.1)",
+    ],
 )
 def test_training_is_that_of_standard_operators(stand_in, optimizer, options, masked, prefix):
     there = trainer(["cuda"], optimizer, masked=masked, **options)
