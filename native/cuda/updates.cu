@@ -1,5 +1,5 @@
-// All update rules, compiled for the device: those whose element's update is all there is to them, and those that look at
-// whole tensors first.
+// All update rules, compiled for the device: those whose element's update is all there is to them, and those that look
+// at whole tensors first.
 #include "cuda/updates.h"
 
 #include <cstring>

@@ -240,22 +240,24 @@ def test_every_optimizer_has_kernels(device):
     assert found.operators == {name for name, _ in RULES} == set(OPTIMIZERS)
 
 
-@pytest.fixture(scope="module")
-def library():
-    return str(built("ON", "75;80;86;90"))
+ONE, SEVERAL = "90", "75;80;86;90"
 
 
-class TestByNvcc:
-    """What can be seen of the library itself where there is no GPU."""
+@pytest.fixture(scope="module", params=[ONE, pytest.param(SEVERAL, marks=pytest.mark.slow)])
+def library(request):
+    """Built by nvcc: what can be seen of it where there is no GPU."""
+    return str(built("ON", request.param))
 
-    def test_it_is_built_for_several_architectures_and_has_the_operators(self, library):
-        found = _load(Path(library))[0]
-        assert found is not None
-        assert found.operators == {name for name, _ in RULES}
 
-    def test_onnx_runtime_takes_its_operators_and_leaves_them_to_cuda(self, library):
-        options = onnxruntime.SessionOptions()
-        options.register_custom_ops_library(library)
-        call = Call("Adam", {}, draw([(4,)], "Adam", {}))
-        with pytest.raises(Exception, match="Could not find an implementation for Adam"):
-            call.session(library)  # on the processor
+def test_nvcc_builds_it_with_all_operators(library):
+    found = _load(Path(library))[0]
+    assert found is not None
+    assert found.operators == set(OPTIMIZERS)
+
+
+def test_onnx_runtime_takes_its_operators_and_leaves_them_to_cuda(library):
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(library)
+    call = Call("Adam", {}, draw([(4,)], "Adam", {}))
+    with pytest.raises(Exception, match="Could not find an implementation for Adam"):
+        call.session(library)  # on the processor
