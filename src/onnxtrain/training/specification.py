@@ -157,9 +157,10 @@ class Specification:
             raise OptionError(f"accumulate is {self.accumulate}; it needs a number of micro-batches of at least 1.")
         if self.targets not in (None, "indices", "values"):
             raise OptionError(f"targets is {self.targets!r}; it is 'indices' or 'values'.")
-        if self.state_dtype not in (None, "bfloat16"):
+        if self.state_dtype not in (None, "bfloat16", "8bit"):
             raise OptionError(
-                f"state_dtype is {self.state_dtype!r}; it is 'bfloat16', or None for states of the weights' type."
+                f"state_dtype is {self.state_dtype!r}; it is 'bfloat16' or '8bit', or None for states of the weights' "
+                "type."
             )
         if isinstance(self.loss, JointLoss) and (self.output is not None or self.targets is not None):
             raise OptionError("output and targets are for one loss; a mapping of losses names the outputs.")
@@ -214,7 +215,7 @@ class Specification:
             sparsify=_patterns(options.get("sparsify")),
             accumulate=options.get("accumulate", 1),
             ema=choose_ema(options.get("ema")),
-            state_dtype=options.get("state_dtype"),
+            state_dtype=_state_dtype(options.get("state_dtype")),
             straight_through=options.get("straight_through", False) or options.get("qat", False),
             qat=options.get("qat", False),
             recompute=_tuple(options.get("recompute", ())),
@@ -254,6 +255,11 @@ class Specification:
     def gradients(self) -> GradientOptions:
         """How gradients are built."""
         return GradientOptions(self.straight_through, self.recompute)
+
+
+def _state_dtype(name: str | None) -> str | None:
+    """The name under which other tools have states in 8 bits, too."""
+    return "8bit" if name in ("int8", "uint8", "8-bit") else name
 
 
 def _tuple(patterns: Patterns) -> tuple[str, ...]:

@@ -60,12 +60,17 @@ class Steps:
         self.fixed = objective.fixed_batch
         # What no session can run is said at once, and not at the first step.
         specification.options.provider_list()
-        specification.options.uses_kernels()
+        kernels = specification.options.uses_kernels()
         refuse_what_crashes(objective.model.graph)
         if specification.state_dtype is not None and device_of(specification.options.provider_list()) is not None:
             raise OptionError(
                 f"state_dtype={specification.state_dtype!r} is for states in the processor's memory; "
                 "leave providers or state_dtype out."
+            )
+        if specification.state_dtype == "8bit" and not kernels:
+            raise OptionError(
+                "state_dtype='8bit' needs the native kernels, which decode and encode states inside the update, and "
+                "these are not used here; take state_dtype='bfloat16'."
             )
         self._built: tuple[list[Entry], FirstValues] | None = self._build(objective)
         if states is None:
