@@ -24,8 +24,11 @@ struct Grouping {
   Grouping fused_with(bool masks, bool scales) const;
 };
 
-// Whether a group is of the scales of states in 8 bits.
-inline bool is_scale(char letter) { return letter >= 'a'; }
+// Whether a letter is that of the scales of a state, and of which.
+bool is_scale(char letter);
+char state_of(char scale);
+// H is an average or a sum of squares, by the names of the specification; what is not has a sign.
+bool has_sign(char state);
 
 // Tells the runtime types and shapes of the outputs of one variable while it loads a model: those that every node has,
 // because the runtime does not say here how many outputs a node has, and crashes at one too many. The others take the

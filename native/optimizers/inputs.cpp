@@ -14,9 +14,6 @@ std::string groups(const std::string& letters) {
   return text;
 }
 
-// H is an average or a sum of squares, by the names of the specification; what is not has a sign.
-bool has_sign(char state) { return state != 'H'; }
-
 std::vector<std::int64_t> shape_of_scales(const Tensor& parameter) {
   return {static_cast<std::int64_t>((parameter.count() + kStateBlock - 1) / kStateBlock)};
 }
@@ -25,8 +22,8 @@ std::vector<std::int64_t> shape_of_scales(const Tensor& parameter) {
 
 UpdateInputs::UpdateInputs(const char* operator_name, const std::string& states, bool fused,
                            const Attributes& attributes)
-    : grouping_(Grouping::of(operator_name, states)),
-      blockwise_(fused && attributes.integer("blockwise", 0) != 0) {
+    : grouping_(Grouping::of(operator_name, states)) {
+  blockwise_ = fused && attributes.integer("blockwise", 0) != 0;
   if (fused) grouping_ = grouping_.fused_with(attributes.integer("masked", 0) != 0, blockwise_);
   const std::size_t inputs = attributes.input_count(), outputs = attributes.output_count();
   const std::size_t scalars = grouping_.scalars(), group = grouping_.inputs.size();
@@ -57,8 +54,7 @@ UpdateInputs::UpdateInputs(const char* operator_name, const std::string& states,
 }
 
 std::string UpdateInputs::label(char letter, std::size_t index) const {
-  const std::string what =
-      is_scale(letter) ? std::string("the scale of ") + static_cast<char>(letter - 'a' + 'A') : std::string(1, letter);
+  const std::string what = is_scale(letter) ? std::string("the scale of ") + state_of(letter) : std::string(1, letter);
   return grouping_.operator_name + ": " + what + " of variable " + std::to_string(index + 1) + " of " +
          std::to_string(count_);
 }
@@ -176,17 +172,17 @@ Variable UpdateInputs::variable(const Call& call, std::size_t index, Tensor& par
       result.broadcast = std::make_unique<Broadcast>(other.shape, parameter.shape);
     }
   }
-  result.blockwise = blockwise_;
   scales = 0;
   for (std::size_t group = 0; group < grouping_.outputs.size(); ++group) {
-    if (is_scale(grouping_.outputs[group])) {
-      void* const output = call.output(group * count_ + index, shape_of_scales(parameter));
-      result.new_scales[scales++] = static_cast<float*>(output);
+    const char letter = grouping_.outputs[group];
+    if (is_scale(letter)) {
+      result.new_scales[scales++] = static_cast<float*>(call.output(group * count_ + index, shape_of_scales(parameter)));
       continue;
     }
+    if (blockwise_ && group > 0) result.is_signed[group - 1] = has_sign(letter);
     result.outputs[group] = call.output(group * count_ + index, parameter.shape);
-    if (blockwise_ && group > 0) result.is_signed[group - 1] = has_sign(grouping_.outputs[group]);
   }
+  result.blockwise = blockwise_;
   return result;
 }
 

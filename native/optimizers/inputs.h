@@ -20,7 +20,6 @@ class UpdateInputs {
   const std::string& operator_name() const { return grouping_.operator_name; }
   bool is_fused() const { return grouping_.fused; }
   bool is_rounded() const { return !starts_.empty(); }
-  bool is_blockwise() const { return blockwise_; }
 
   double rate(const Call& call) const;
   std::int64_t update_count(const Call& call) const;

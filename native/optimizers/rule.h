@@ -5,8 +5,7 @@
 //     static constexpr Description kDescription = {.name = "Adagrad", .domain = kTrainingDomain};
 //     struct Attributes { double epsilon = 1e-6f; };            // as a file stores them, with their defaults
 //     static constexpr AttributeOf<Attributes> kAttributes[] = {ONNXTRAIN_NUMBER(epsilon)};
-//     static const char* states(const Attributes&);             // the states' letters, in the operator's order;
-//                                                           // one that is called H is never negative
+//     static const char* states(const Attributes&);             // the states' letters, in the operator's order
 //     template <typename T> struct Scalars { T rate, epsilon; };  // what an element's update needs, all of type T
 //     static Scalars<double> scalars(const Attributes&, double R, std::int64_t T);  // once for a call, in float64
 //     template <int variant, typename T>

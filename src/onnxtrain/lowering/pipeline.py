@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.engine import Backward
 from onnxtrain.autodiff.options import GradientOptions
+from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN, TRAINING_DOMAIN
 from onnxtrain.graph.passes import clean, remove_unused
 from onnxtrain.lowering.count_dropout import count_dropout
@@ -101,5 +102,5 @@ def lower_graph(
 
 def _forget_domain(model: ir.Model, domain: str) -> None:
     """Drop the import of a domain that no node is of any more."""
-    if domain in model.graph.opset_imports and not any(node.domain == domain for node in model.graph.all_nodes()):
+    if domain in model.graph.opset_imports and not any(node.domain == domain for node in all_nodes(model.graph)):
         model.graph.opset_imports.pop(domain)

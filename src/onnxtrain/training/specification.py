@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 
 from onnxtrain.autodiff.options import GradientOptions
+from onnxtrain.collection import collection_paused
 from onnxtrain.errors import OptionError
 from onnxtrain.model.file import ModelFile
 from onnxtrain.operators import Adam
@@ -178,6 +179,7 @@ class Specification:
             )
 
     @classmethod
+    @collection_paused()
     def of(
         cls,
         model: str | os.PathLike[str] | onnx.ModelProto,
@@ -195,7 +197,7 @@ class Specification:
         threads = options.get("threads")
         untie, tie = options.get("untie", False), options.get("tie", False)
         return cls(
-            model=untied(ModelFile.load(model), untie),
+            model=untied(ModelFile.load(model, lent=True), untie),
             loss=resolve_losses(loss),
             optimizer=choose_optimizer(optimizer),
             train=_patterns(options.get("train")),

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import onnx
 
+from onnxtrain.collection import collection_paused
 from onnxtrain.errors import DataError, OptionError
-from onnxtrain.graph.collection import collection_paused
 from onnxtrain.model.validity import invalid_refused
 from onnxtrain.runtime.device_states import new_states
 from onnxtrain.runtime.providers import device_of
