@@ -29,6 +29,7 @@ from onnxtrain.lowering.recompute import check_patterns, recompute
 from onnxtrain.lowering.resolve_fused import resolve_fused
 from onnxtrain.lowering.reuse_activations import reuse_activations
 from onnxtrain.lowering.round_states import check_states, round_states
+from onnxtrain.lowering.split_cross_entropy import split_cross_entropy
 from onnxtrain.lowering.spread_updates import spread_updates
 from onnxtrain.lowering.synchronize_batch_norm import synchronize_batch_norm
 from onnxtrain.lowering.use_convolution_kernels import use_convolution_kernels
@@ -96,6 +97,7 @@ def lower_graph(
     recompute(graph, backward, options.recompute)  # activations computed again instead of kept
     if kernels:
         reuse_activations(graph, backward)  # activations that their gradient gives once more
+        split_cross_entropy(graph)  # fewer copies of logits of many classes
         use_convolution_kernels(model)
         use_few_bits_kernels(model)
         multiply_in_bfloat16(model, wanted=rounds)  # products with weights, where asked for
