@@ -22,6 +22,9 @@ HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 Halves = dict[str, ir.TensorProtocol]
 """Tensors in half precision by the names of their initializers."""
 
+_BLOCK = 1 << 20
+"""How many numbers are rounded at once."""
+
 _TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype"})
 
 
@@ -70,8 +73,12 @@ def rounded(halves: Halves, trained: Collection[str]) -> list[Stored]:
 
 def rounded_to(array: np.ndarray, dtype: ir.DataType) -> np.ndarray:
     """The nearest numbers of a type; beyond its largest, that."""
-    most = float(dtype.max)
-    return np.where(np.isfinite(array), np.clip(array, -most, most), array).astype(dtype.numpy())
+    most, found = float(dtype.max), np.empty(array.shape, dtype.numpy())
+    flat, given = found.reshape(-1), array.reshape(-1)
+    for start in range(0, flat.size, _BLOCK):  # what is clipped is a copy
+        part = given[start : start + _BLOCK]
+        flat[start : start + _BLOCK] = np.where(np.isfinite(part), np.clip(part, -most, most), part)
+    return found
 
 
 @dataclass(frozen=True)
