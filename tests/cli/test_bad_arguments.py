@@ -213,8 +213,12 @@ PATHS = [
 USAGE = [
     Mistake("unknown command", r'"fitt".*"fit".*[Ss]ee onnxtrain --help', ("fitt",)),
     Mistake("unknown flag", r"--epoch\b.*--epochs.*[Ss]ee onnxtrain fit --help", fit("--epoch", "3")),
-    Mistake("no loss", r"--loss.*[Ss]ee onnxtrain fit --help", ("fit", "model.onnx", "--data", "train.npz")),
-    Mistake("no model", r"MODEL.*[Ss]ee onnxtrain inspect --help", ("inspect",)),
+    Mistake(
+        "no loss",
+        r"fit needs --loss NAME \(what to minimise: softmax_.*; see onnxtrain fit --help",
+        ("fit", "model.onnx", "--data", "train.npz"),
+    ),
+    Mistake("no model", r"inspect needs MODEL \(the ONNX model\); see onnxtrain inspect --help", ("inspect",)),
     Mistake("not a number", r'--epochs.*"many".* into int.*[Ss]ee onnxtrain fit --help', fit("--epochs", "many")),
     Mistake("flag without value", r"--data.*[Ss]ee onnxtrain fit --help", ("fit", "model.onnx", "--data")),
     Mistake("evaluate unknown loss", "no loss 'l7'", ("evaluate", "model.onnx", "--data", "test.npz", "--loss", "l7")),

@@ -82,6 +82,31 @@ def test_texts_that_are_no_labels():
         trained(TEXTS, loss="mse")
 
 
+def test_labels_that_are_texts_of_numbers_are_numbers_too():
+    """A validation file whose labels all are numbers, beside training data with a word among them."""
+    texts = np.array(["7", "n/a", "3"])[LABELS]
+    trainer = trained(texts)[2]
+    assert trainer.labels == ("3", "7", "n/a")
+    some = texts != "n/a"
+    expected = trainer.evaluate(X[some], texts[some], metrics=["accuracy"])
+    for numbers in (texts[some].astype(int), texts[some].astype(np.float32), texts[some].astype(int)[:, None]):
+        assert trainer.evaluate(X[some], numbers, metrics=["accuracy"]) == expected
+    with pytest.raises(DataError, match=f"target '{LABELS[0]}' is none of the labels of this model: '3', '7', 'n/a'"):
+        trainer.evaluate(X, LABELS)
+    shares = np.eye(3, dtype=np.float32)[LABELS]
+    assert trainer.train_step(X, shares) > 0  # distributions over the classes stay what they are
+
+
+def test_texts_after_numbers_are_refused():
+    message = "the targets are texts, but those of earlier data were the numbers of classes"
+    with pytest.raises(DataError, match=message):
+        trained(LABELS, validation=(X, TEXTS))
+    trainer = trained(LABELS)[2]
+    with pytest.raises(DataError, match=message):
+        trainer.evaluate(X, TEXTS)
+    assert trainer.labels is None
+
+
 def test_labels_stay_with_the_model_and_the_checkpoint(tmp_path):
     trainer = onnxtrain.Trainer(examples.mlp((4, 8, 3)), loss=LOSS)
     trainer.fit(X, TEXTS, checkpoint=tmp_path / "kept")

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import re
 
-from cyclopts import CycloptsError
+from cyclopts import Argument, CycloptsError, MissingArgumentError
 
 RENAMED = {"output": "prediction"}
 """Arguments whose flag has another name: ``--output`` is the file that a command writes."""
@@ -43,10 +43,21 @@ def in_flags(sentence: str) -> str:
 
 def usage(error: CycloptsError) -> str:
     """What was wrong with the arguments, and where to look."""
-    sentence = " ".join(str(error).split()).rstrip(".")  # some messages end with a full stop, others do not
     command = " ".join(["onnxtrain", *(error.command_chain or ())])
+    if isinstance(error, MissingArgumentError) and error.keyword is None and error.argument is not None:
+        return f"{command} needs {_explained(error.argument)}; see {command} --help."
+    sentence = " ".join(str(error).split()).rstrip(".")  # some messages end with a full stop, others do not
     link = " See" if sentence.endswith("?") else "; see"
     return f"{sentence}{link} {command} --help."
+
+
+def _explained(argument: Argument) -> str:
+    """A flag or an argument with the first sentence of its help."""
+    parameter = argument.parameter
+    value = f" {parameter.metavar}" if parameter.metavar and argument.name.startswith("-") else ""
+    first = (parameter.help or "").partition("  [")[0].partition(". ")[0].strip().rstrip(".")
+    first = first if first[1:2].isupper() else first[:1].lower() + first[1:]
+    return f"{argument.name}{value}{first and f' ({first})'}"
 
 
 def _argument_names() -> set[str]:

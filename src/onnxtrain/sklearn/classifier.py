@@ -122,7 +122,10 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         if all(isinstance(label, str) for label in self.classes_):
             self.trainer_.labels = tuple(map(str, self.classes_))
-        super().save(path)
+        try:
+            super().save(path)
+        finally:
+            self.trainer_.labels = None  # it learns from the numbers of classes
 
     @property
     def _is_binary(self) -> bool:

@@ -84,6 +84,7 @@ class Learned:
         self.labels = read_labels(specification.model)
         """The texts that stand for the classes, in their order; ``None`` as long as no targets were texts. They are
         taken from the first targets, or from the file beside the model where :meth:`save` has written them."""
+        self._numbered = False  # whether the first targets were numbers of classes instead
         self.parameters = Parameters(self.states, objective.parameters)
         """The live parameters by name: arrays to read and to write."""
         self.trained = Parameters(self.states, [*objective.parameters, *objective.statistics])

@@ -247,8 +247,16 @@ class Learner(Learned):
         if name is not None:
             return dataset.adapting(targets.adapt, name)
         found = dataset.targets
-        if found is not None and kind_of(found.dtype) == "string" and self.labels is None and targets.take_labels:
-            self.labels = learn_labels(found, targets.classes)
+        if found is not None and self.labels is None and targets.take_labels:
+            if kind_of(found.dtype) != "string":
+                self._numbered = True
+            elif self._numbered:
+                raise DataError(
+                    "the targets are texts, but those of earlier data were the numbers of classes, so that nothing "
+                    "tells which text is which class; give texts, or numbers, for all data."
+                )
+            else:
+                self.labels = learn_labels(found, targets.classes)
         labels = self.labels
         return dataset.adapting(lambda array: targets.adapt(array, labels))
 

@@ -225,7 +225,14 @@ class ArrayDataset(Dataset):
 
 def epoch_order(size: int, seed: int, epoch: int) -> Array:
     """The order of the examples in an epoch, which seed and epoch alone decide."""
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch]))).permutation(size)
+    return _permutation(np.random.SeedSequence([seed, epoch]), size)
+
+
+def _permutation(seed: np.random.SeedSequence, size: int) -> Array:
+    """That of ``Generator.permutation(size)``, in four bytes a row instead of eight where they do."""
+    rows = np.arange(size, dtype=np.uint32 if size <= 2**32 else np.int64)
+    np.random.Generator(np.random.PCG64(seed)).shuffle(rows)
+    return rows
 
 
 class Divisible(Protocol):
@@ -269,10 +276,11 @@ def split_validation(dataset: Dataset, fraction: float, seed: int = 0) -> Split:
         raise DataError("the data has 1 example, which cannot be split into training and validation data.")
     count = min(max(1, round(dataset.size * fraction)), dataset.size - 1)
     # A spawn key keeps this stream apart from those that shuffle the epochs.
-    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed], spawn_key=(1,))))
-    order = generator.permutation(dataset.size)
+    order = _permutation(np.random.SeedSequence([seed], spawn_key=(1,)), dataset.size)
+    order[:count].sort()
+    order[count:].sort()
     whole = cast("Divisible", dataset)
-    return Split(whole.take(np.sort(order[count:])), whole.take(np.sort(order[:count])))
+    return Split(whole.take(order[count:]), whole.take(order[:count]))
 
 
 def _chunks(size: int, length: int, start: int = 0) -> Iterator[tuple[int, int]]:

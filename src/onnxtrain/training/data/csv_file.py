@@ -38,6 +38,8 @@ _BOMS: Final = {  # that of UTF-32 begins like that of UTF-16
 _START_BYTES: Final = 4096
 _TRUTH: Final = {"0": False, "1": True, "false": False, "true": True}
 _LINE_BREAK: Final = re.compile(r"\r\n|\r|\n")
+# What a text of the target is kept as while the file is read: the number of its first occurrence.
+_TEXT_NUMBER: Final = np.dtype(np.int32)
 # How many cells are converted at a time.
 _BLOCK_CELLS: Final = 2**17
 
@@ -281,40 +283,43 @@ class _Target:
 
     def __init__(self, index: int, decimal: str) -> None:
         self._index, self._decimal = index, decimal
-        self._texts: dict[str, int] | None = None
-        self._types = [np.dtype(np.int64), np.dtype(np.float64)]
-        self._blocks: list[Array] = []
+        self._texts: dict[str, int] = {}
+        self._found: GrowingArray | None = None
 
     def add(self, block: _Block, table: _Table) -> None:
         """Read a block; an error names a cell without a value, or without a number where the first one has one."""
-        first = block.rows[0][self._index]
-        if not self._blocks and not _is_number(first, self._decimal, finite=False):
-            self._texts = {}
-        if self._texts is not None:
-            self._blocks.append(self._numbered(block, table))
+        if self._found is None:
+            number = _is_number(block.rows[0][self._index], self._decimal, finite=False)
+            self._found = GrowingArray((), np.dtype(np.int64) if number else _TEXT_NUMBER)
+        if self._found.dtype == _TEXT_NUMBER:
+            self._found.append(self._numbered(block, table))
             return
-        if len(self._types) == 2:
+        if self._found.dtype == np.int64:
             try:
-                self._blocks.append(_Part([self._index], self._types[0], self._decimal).values(block, table)[:, 0])
+                self._found.append(self._values(block, table))
                 return
             except DataError:
-                del self._types[0]
-        self._blocks.append(_Part([self._index], self._types[0], self._decimal).values(block, table)[:, 0])
+                self._found = GrowingArray.of(self._found.finish(), np.dtype(np.float64))
+        self._found.append(self._values(block, table))
+
+    def _values(self, block: _Block, table: _Table) -> Array:
+        assert self._found is not None
+        return _Part([self._index], self._found.dtype, self._decimal).values(block, table)[:, 0]
 
     def _numbered(self, block: _Block, table: _Table) -> Array:
-        assert self._texts is not None
         cells = [row[self._index].strip() for row in block.rows]
         if "" in cells:
             raise table.error(block, cells.index(""), self._index, "a value")
-        return np.array([self._texts.setdefault(cell, len(self._texts)) for cell in cells], np.int32)
+        return np.array([self._texts.setdefault(cell, len(self._texts)) for cell in cells], _TEXT_NUMBER)
 
     def finish(self) -> Array:
         """All targets."""
-        texts = None if self._texts is None else np.array(list(self._texts))
-        array = GrowingArray((), np.result_type(*self._blocks) if texts is None else texts.dtype)
-        for block in self._blocks:
-            array.append(block if texts is None else texts[block])
-        return array.finish()
+        assert self._found is not None
+        found = self._found.finish()
+        if found.dtype != _TEXT_NUMBER:
+            return found
+        texts = np.array(list(self._texts))
+        return GrowingArray.of(found, texts.dtype, texts.__getitem__).finish()
 
 
 def _number_type(spec: TensorSpec) -> np.dtype[Any]:

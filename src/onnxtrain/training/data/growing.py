@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from typing import IO, Any, Final
+from collections.abc import Callable
+from typing import IO, Any, Final, Self
 
 import numpy as np
 
@@ -11,6 +12,9 @@ from onnxtrain.training.data.conversion import Array
 
 MEMORY_BYTES: Final = 64 * 2**20
 """Up to this size an array stays in memory; a larger one goes to a temporary file."""
+
+# How many rows are changed at a time.
+_ROWS: Final = 2**17
 
 
 class GrowingArray:
@@ -29,10 +33,19 @@ class GrowingArray:
     """
 
     def __init__(self, row_shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self._row_shape, self._dtype = row_shape, dtype
+        self._row_shape, self.dtype = row_shape, dtype
         self._blocks: list[Array] = []
         self._bytes = self._rows = 0
         self._file: IO[bytes] | None = None
+
+    @classmethod
+    def of(cls, array: Array, dtype: np.dtype[Any], change: Callable[[Array], Array] | None = None) -> Self:
+        """The rows of an array in another type, or changed, some at a time."""
+        result = cls(array.shape[1:], dtype)
+        for start in range(0, len(array), _ROWS):
+            block = array[start : start + _ROWS]
+            result.append(block if change is None else change(block))
+        return result
 
     def append(self, block: Array) -> None:
         """Add rows at the end.
@@ -40,11 +53,11 @@ class GrowingArray:
         Raises:
             OSError: the temporary file cannot be written.
         """
-        block = np.ascontiguousarray(block, self._dtype)
+        block = np.ascontiguousarray(block, self.dtype)
         self._rows += len(block)
         self._bytes += block.nbytes
         self._blocks.append(block)
-        if self._bytes > MEMORY_BYTES and self._dtype.kind not in "OT":  # texts lie elsewhere
+        if self._bytes > MEMORY_BYTES and self.dtype.kind not in "OT":  # texts lie elsewhere
             self._file = self._file or tempfile.TemporaryFile()  # noqa: SIM115 - the array keeps it open
             for each in self._blocks:
                 self._file.write(each.reshape(-1).view(np.uint8).data)
@@ -54,7 +67,7 @@ class GrowingArray:
         """All rows."""
         shape = (self._rows, *self._row_shape)
         if self._file is None:
-            return np.concatenate([np.empty((0, *self._row_shape), self._dtype), *self._blocks])
+            return np.concatenate([np.empty((0, *self._row_shape), self.dtype), *self._blocks])
         self._file.flush()
         with self._file:
-            return np.memmap(self._file, self._dtype, "r", 0, shape)
+            return np.memmap(self._file, self.dtype, "r", 0, shape)

@@ -12,12 +12,13 @@ from onnxtrain.errors import DataError, ModelError
 from onnxtrain.graph.value import Dimension
 from onnxtrain.model.file import ModelFile
 from onnxtrain.training.data.conversion import Array, kind_of
+from onnxtrain.training.data.growing import GrowingArray
 
 LABELS = "onnxtrain.labels"
 """The key of labels in a model's metadata."""
 
 _BLOCK = 2**18
-"""How many texts are looked at at a time."""
+"""How many targets are looked at at a time."""
 
 
 def learn_labels(targets: Array, classes: int | None) -> tuple[str, ...]:
@@ -26,7 +27,7 @@ def learn_labels(targets: Array, classes: int | None) -> tuple[str, ...]:
     Raises:
         DataError: There is only one, or there are more than classes.
     """
-    labels = tuple(sorted({str(label) for block in _blocks(targets) for label in np.unique(block)}))
+    labels = tuple(sorted({str(label) for block in _texts(targets) for label in np.unique(block)}))
     if len(labels) < 2:
         raise DataError(f"the targets hold one text only ({_some(labels)}), so there is nothing to tell apart.")
     if classes is not None and len(labels) > classes:
@@ -44,23 +45,48 @@ def to_indices(targets: Array, labels: Sequence[str]) -> Array:
     """
     order = np.argsort(np.asarray(labels, dtype=str))
     known = np.asarray(labels, dtype=str)[order]
-    found = np.empty(targets.size, np.int64)
-    for index, texts in enumerate(_blocks(targets)):
+    found = GrowingArray((), np.dtype(np.int64))
+    for texts in _texts(targets):
         places = np.minimum(np.searchsorted(known, texts), len(known) - 1)
         wrong = known[places] != texts
         if wrong.any():
             raise DataError(
                 f"the target {str(texts[wrong][0])!r} is none of the labels of this model: {_some(labels)}."
             )
-        found[index * _BLOCK :][: len(texts)] = order[places]
-    return found.reshape(targets.shape)
+        found.append(order[places])
+    return found.finish().reshape(targets.shape)
+
+
+def are_labels(targets: Array, labels: Sequence[str], rank: int) -> bool:
+    """Whether targets stand for classes by their labels: texts, or numbers where a label is the text of a number.
+
+    Other numbers are those of the classes, from zero; more axes than ``rank`` make them distributions over classes.
+    """
+    kind = kind_of(targets.dtype)
+    numbers = kind in ("integer", "float") and targets.ndim == rank
+    return kind == "string" or (numbers and any(map(_is_number, labels)))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _texts(targets: Array) -> Iterator[Array]:
+    """Targets as texts, some at a time: those of a large file are in a file themselves."""
+    for block in _blocks(targets):
+        if kind_of(block.dtype) == "float" and (block == np.floor(block)).all():
+            block = block.astype(np.int64)
+        yield block.astype(str)
 
 
 def _blocks(targets: Array) -> Iterator[Array]:
-    """Targets as texts, some at a time: those of a large file are in a file themselves."""
     flat = targets.reshape(-1)
     for start in range(0, len(flat), _BLOCK):
-        yield flat[start : start + _BLOCK].astype(str)
+        yield flat[start : start + _BLOCK]
 
 
 def _some(labels: Sequence[str]) -> str:
@@ -115,10 +141,13 @@ def as_classes(targets: Array, prediction: Sequence[Dimension], axis: int) -> Ar
             targets = targets.squeeze(axis)
         elif shape[-1] == 1 and isinstance(last, int) and last != 1:
             targets = targets[..., 0]
-    if targets.ndim == rank - 1 and kind_of(targets.dtype) == "float":
-        whole = (np.abs(targets) < 2.0**63).all() and (targets == np.floor(targets)).all()  # false for NaN, too
-        targets = targets.astype(np.int64) if whole else targets
+    if targets.ndim == rank - 1 and kind_of(targets.dtype) == "float" and all(map(_are_whole, _blocks(targets))):
+        targets = GrowingArray.of(targets, np.dtype(np.int64)).finish()
     return targets
+
+
+def _are_whole(block: Array) -> bool:
+    return bool((np.abs(block) < 2.0**63).all() and (block == np.floor(block)).all())  # false for NaN, too
 
 
 def as_numbers(targets: Array, prediction: Sequence[Dimension]) -> Array:

@@ -14,8 +14,7 @@ from onnxtrain.errors import DataError, OptionError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.value import Dimension, dimensions
 from onnxtrain.training.data import Dataset, TargetCheck, TensorSpec
-from onnxtrain.training.data.conversion import kind_of
-from onnxtrain.training.data.labels import as_classes, as_numbers, to_indices
+from onnxtrain.training.data.labels import are_labels, as_classes, as_numbers, to_indices
 from onnxtrain.training.data.target_checks import none_negative_below
 from onnxtrain.training.losses.base import IgnoredWherePresent, Loss, LossByExample, TargetForm, TargetKind
 from onnxtrain.training.losses.cross_entropy import SoftmaxCrossEntropy
@@ -103,9 +102,10 @@ class Targets:
             return targets
         if len(self.declared.target_kinds) < 2:
             return as_numbers(targets, shape)
-        if labels is not None and kind_of(targets.dtype) == "string":
-            targets = to_indices(targets, labels)
-        return as_classes(targets, shape, self._class_axis)
+        targets = as_classes(targets, shape, self._class_axis)
+        if labels is not None and are_labels(targets, labels, len(shape) - 1):
+            return to_indices(targets, labels)
+        return targets
 
     @cached_property
     def _logits(self) -> tuple[Dimension, ...] | None:
