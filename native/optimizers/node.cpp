@@ -79,6 +79,14 @@ OptimizerNode::OptimizerNode(const Optimizer& optimizer, const Attributes& attri
     throw std::invalid_argument(grouping_.operator_name + ": seeds has " + std::to_string(starts_.size()) +
                                 " numbers, and there are " + std::to_string(states) + " states: give one for each.");
   }
+  for (const std::int64_t seed : attributes.integers("parameter_seeds")) {
+    parameter_starts_.push_back(start_of(static_cast<std::uint64_t>(seed)));
+  }
+  if (!parameter_starts_.empty() && parameter_starts_.size() != count_) {
+    throw std::invalid_argument(grouping_.operator_name + ": parameter_seeds has " +
+                                std::to_string(parameter_starts_.size()) + " numbers, and there are " +
+                                std::to_string(count_) + " variables: give one for each.");
+  }
 }
 
 std::string OptimizerNode::label(char letter, std::size_t index) const {
@@ -117,15 +125,20 @@ std::int64_t OptimizerNode::update_count(const Call& call) const {
 
 void OptimizerNode::check(const Tensor& parameter, const Tensor& other, char letter, std::size_t index) const {
   const bool is_mask = letter == 'M', is_rounded = !starts_.empty() && letter != 'M' && letter != 'G';
+  const std::int32_t type = parameter_starts_.empty() ? parameter.type : ort::kTypeFloat;  // of what is computed
   if (is_mask && other.type != ort::kTypeBool) {
     throw std::invalid_argument(label(letter, index) + " has type " + type_name(other.type) +
                                 ": a mask must be of type bool.");
   }
-  if (is_rounded && (other.type != ort::kTypeBfloat16 || parameter.type != ort::kTypeFloat)) {
+  if (is_rounded && (other.type != ort::kTypeBfloat16 || type != ort::kTypeFloat)) {
     throw std::invalid_argument(label(letter, index) + " has type " + type_name(other.type) + " and X has type " +
                                 type_name(parameter.type) + ": with seeds, a state is bfloat16 and X is float.");
   }
-  if (!is_mask && !is_rounded && other.type != parameter.type) {
+  if (!is_mask && !is_rounded && !parameter_starts_.empty() && other.type != type) {
+    throw std::invalid_argument(label(letter, index) + " has type " + type_name(other.type) +
+                                ": with parameter_seeds, X is bfloat16 and the others are float.");
+  }
+  if (!is_mask && !is_rounded && other.type != type) {
     throw std::invalid_argument(label(letter, index) + " has type " + type_name(other.type) + " and X has type " +
                                 type_name(parameter.type) + ": the tensors of one variable must have one type.");
   }
@@ -151,12 +164,15 @@ std::vector<Draw> OptimizerNode::draws(std::int64_t T) const {
 
 Variable OptimizerNode::variable(const Call& call, std::size_t index, Tensor& parameter, Tensor& other) const {
   call.input(grouping_.scalars() + index, parameter);
-  if (parameter.type != ort::kTypeFloat && parameter.type != ort::kTypeDouble) {
+  const bool rounded = !parameter_starts_.empty();
+  if (rounded ? parameter.type != ort::kTypeBfloat16
+              : parameter.type != ort::kTypeFloat && parameter.type != ort::kTypeDouble) {
     throw std::invalid_argument(label('X', index) + " has type " + type_name(parameter.type) +
-                                ", and must be float or double.");
+                                (rounded ? ", and must be bfloat16 with parameter_seeds."
+                                         : ", and must be float or double."));
   }
   Variable result;
-  result.type = parameter.type == ort::kTypeFloat ? kFloat : kDouble;
+  result.type = parameter.type == ort::kTypeDouble ? kDouble : kFloat;
   result.count = parameter.count();
   result.inputs[0] = parameter.data;
   std::size_t place = 1;
@@ -184,6 +200,8 @@ void OptimizerNode::compute(const Call& call) const {
   const std::int64_t T = update_count(call);
   const double factor = grouping_.fused ? number(call, 2, "the factor of the gradients") : 1.0;
   const std::vector<Draw> drawn = draws(T);
+  std::vector<Draw> of_parameters;
+  for (const std::uint32_t start : parameter_starts_) of_parameters.push_back(draw_of(start, T));
   std::vector<Variable> variables;
   variables.reserve(count_);
   Tensor parameter, other;
@@ -191,6 +209,7 @@ void OptimizerNode::compute(const Call& call) const {
     variables.push_back(variable(call, index, parameter, other));
     if (factor != 1.0) variables.back().factor = &factor;
     if (!drawn.empty()) variables.back().draws = &drawn[index * (drawn.size() / count_)];
+    if (!of_parameters.empty()) variables.back().parameter_draw = &of_parameters[index];
   }
   try {
     update_->run(R, T, variables, call.parallel_for());

@@ -3,7 +3,8 @@
 // Those of this project's own domain whose name begins with Fused do what is done to gradients before the update, too:
 // a third input, `factor`, multiplies them all, and with the attribute `masked` a group M follows G, of bool tensors of
 // X's shape: where M is false, the gradient is zero. With the attribute `seeds`, a number for each tensor of the states in
-// the order of the inputs, states are bfloat16 tensors, rounded by RoundStochastic of this seed and T after the update.
+// the order of the inputs, states are bfloat16 tensors, rounded by RoundStochastic of this seed and T after the update. With
+// the attribute `parameter_seeds`, a number for each X, so is X.
 #pragma once
 
 #include <memory>
@@ -57,6 +58,7 @@ class OptimizerNode {
   Grouping grouping_;
   std::size_t count_ = 0;              // of variables
   std::vector<std::uint32_t> starts_;  // of the draws, in the order of `seeds`; empty: states are of X's type
+  std::vector<std::uint32_t> parameter_starts_;  // likewise, of `parameter_seeds`; empty: X is float or double
 };
 
 }  // namespace onnxtrain

@@ -49,6 +49,8 @@ struct Variable {
   const unsigned char* mask = nullptr;            // where it is false the gradient is zero; null: true everywhere
   const Draw* draws = nullptr;  // of each state, which is in bfloat16 and rounded by it; null: states are of `type`
 
+  const Draw* parameter_draw = nullptr;  // of X, which is in bfloat16 likewise; null: X is of `type`
+
   // Whether the gradient is not what the rule gets.
   bool is_prepared() const { return factor != nullptr || mask != nullptr; }
 };
@@ -59,7 +61,7 @@ struct Arity {
 };
 
 // Runs `kernel` on elements [begin, end) of a variable; gathers and prepares the gradient where that is asked for, and
-// gives unwanted results a place. States in bfloat16 are floats for the kernel.
+// gives unwanted results a place. What is in bfloat16 is floats for the kernel.
 void run_kernel(ElementwiseKernel kernel, const void* scalars, Arity arity, const Variable& variable,
                 std::size_t begin, std::size_t end);
 

@@ -99,11 +99,11 @@ def test_files_of_2_6_gb_train_within_the_file_and_little_memory():
     """All that is asked for takes four gigabytes of disk, and minutes."""
     done = subprocess.run([sys.executable, BENCHMARK, "--steps", "2"], capture_output=True, text=True, check=True)
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in done.stdout.splitlines() if "→" in line]
-    assert len(rows) == 8, done.stdout
-    for _, weights, what, states, training, saving, *_ in rows:
+    assert len(rows) == 7, done.stdout
+    for model, weights, what, states, training, saving, *_ in rows:
         weights, states, training, saving = (
             float(cell.replace(",", "")) for cell in (weights, states, training, saving)
         )
-        assert weights > 2500
-        assert training < 300 + states * (4 / 3 if what == "head" else 1)
+        assert weights > 2450  # MiB
+        assert training < (1000 if model == "bfloat16" else 300) + states * (4 / 3 if what == "head" else 1)
         assert saving < training + 600

@@ -226,6 +226,14 @@ class Training:
         Literal["bfloat16"] | None,
         Parameter(help="Keep the optimizer's states in this type, rounded at random: half the bytes of float32."),
     ] = None
+    master_weights: Annotated[
+        bool,
+        Parameter(
+            negative="--no-master-weights",
+            help="Hold trained weights of 16 bits in float32, rounded when they are saved; --no-master-weights holds "
+            "those in bfloat16 as the file does, rounded at random in every update.",
+        ),
+    ] = True
     straight_through: Annotated[
         bool,
         SWITCH,

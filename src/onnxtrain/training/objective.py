@@ -56,6 +56,7 @@ class Objective:
         adapted: What was added to the model, to be trained beside its weights.
         weights: The input for one weight per example; ``None`` where all count alike.
         stored: What the file holds in another form than it is trained in.
+        wide: Parameters that are held in bfloat16, to the values that have their numbers in float32.
     """
 
     model: ir.Model
@@ -72,6 +73,7 @@ class Objective:
     weights: ir.Value | None = None
     others: Sequence[Head] = ()
     stored: Sequence[Stored] = ()
+    wide: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def heads(self) -> list[Head]:
@@ -262,6 +264,8 @@ class Objective:
             rules=self.rules(specification),
             averaging=specification.ema,
             rounding=None if specification.state_dtype is None else specification.seed,
+            wide=self.wide,
+            seed=specification.seed,
         )
 
     def rules(self, specification: Specification) -> dict[str, UpdateRule]:

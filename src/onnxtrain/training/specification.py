@@ -56,6 +56,7 @@ class Options(TypedDict, total=False):
     accumulate: int
     ema: float | EMA | None
     state_dtype: str | None
+    master_weights: bool
     straight_through: bool
     qat: bool
     recompute: Patterns
@@ -138,6 +139,7 @@ class Specification:
     accumulate: int = 1
     ema: EMA | None = None
     state_dtype: str | None = None
+    master_weights: bool = True
     straight_through: bool = False
     qat: bool = False
     recompute: tuple[str, ...] = ()
@@ -159,6 +161,11 @@ class Specification:
         if self.state_dtype not in (None, "bfloat16"):
             raise OptionError(
                 f"state_dtype is {self.state_dtype!r}; it is 'bfloat16', or None for states of the weights' type."
+            )
+        if self.ema is not None and not self.master_weights:
+            raise OptionError(
+                "ema keeps averages of weights in float32, and master_weights=False has none in it; "
+                "leave one of them out."
             )
         if isinstance(self.loss, JointLoss) and (self.output is not None or self.targets is not None):
             raise OptionError("output and targets are for one loss; a mapping of losses names the outputs.")
@@ -213,6 +220,7 @@ class Specification:
             accumulate=options.get("accumulate", 1),
             ema=choose_ema(options.get("ema")),
             state_dtype=options.get("state_dtype"),
+            master_weights=options.get("master_weights", True),
             straight_through=options.get("straight_through", False) or options.get("qat", False),
             qat=options.get("qat", False),
             recompute=_tuple(options.get("recompute", ())),

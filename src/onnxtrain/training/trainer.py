@@ -14,6 +14,7 @@ from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.parallel.communicator import Communicator
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.training.advice.hints import warn_of
+from onnxtrain.training.aliases import refuses_elsewhere
 from onnxtrain.training.learner import Learner
 from onnxtrain.training.losses.base import TargetKind
 from onnxtrain.training.losses.loss_choice import LossLike
@@ -47,6 +48,9 @@ class Trainer(Learner):
         state_dtype: ``"bfloat16"`` keeps the optimizer's states of float32 parameters in half the bytes. They are
             rounded up or down at random, with the right mean; what is drawn follows from ``seed``, so that a resumed
             training goes on bit for bit. By default states have the type of their parameter.
+        master_weights: Whether trained weights of a file in float16 or bfloat16 are held in float32, and rounded when
+            they are saved. ``False`` holds those in bfloat16 as the file does, half the bytes: every update rounds them
+            up or down at random, with the right mean, as ``state_dtype`` rounds states.
         output: The output that the loss is built on, by default the first floating one.
         targets: ``"indices"`` or ``"values"`` (distributions over classes), where the loss takes both; by
             default what the first data hold.
@@ -105,6 +109,7 @@ class Trainer(Learner):
         True
     """
 
+    @refuses_elsewhere
     @refuses_invalid()
     def __init__(
         self,
@@ -138,6 +143,7 @@ class Trainer(Learner):
         groups: Sequence[Group] = (),
         ema: float | EMA | None = None,
         state_dtype: str | None = None,
+        master_weights: bool = True,
         free_batch: bool = False,
     ) -> None:
         specification = Specification.of(
@@ -149,6 +155,7 @@ class Trainer(Learner):
             groups=groups,
             ema=ema,
             state_dtype=state_dtype,
+            master_weights=master_weights,
             output=output,
             targets=targets,
             batch_norm=batch_norm,
@@ -173,6 +180,6 @@ class Trainer(Learner):
             shard_gradients=shard_gradients,
         )
         super().__init__(specification)
-        warn_of(self._hints, stacklevel=3)  # the decorator is one of them
+        warn_of(self._hints, stacklevel=4)  # the decorators are two of them
 
     fit = LazyMethod("onnxtrain.training.fitting:fit")

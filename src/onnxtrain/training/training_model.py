@@ -47,6 +47,7 @@ def training_model(
     groups: Sequence[Group] = (),
     ema: float | EMA | None = None,
     state_dtype: str | None = None,
+    master_weights: bool = True,
     free_batch: bool = False,
 ) -> onnx.ModelProto:
     """Write down the training of a model as the standard does: a model with ``training_info``.
@@ -65,6 +66,7 @@ def training_model(
         ema: A moving average of the parameters: states ``{parameter}/average``.
         state_dtype: "bfloat16" for states of half the bytes: they are rounded by ``RoundStochastic`` of the domain
             ``onnxtrain``.
+        master_weights: Whether trained weights in bfloat16 are float32 there; ``False``: updates round them, likewise.
         groups: Parameters that are updated otherwise than the rest; each rule gets an optimizer node of its own.
         output: The output that the loss is built on.
         targets: "indices" or "values", where the loss takes both; by default indices.
@@ -107,6 +109,7 @@ def training_model(
         groups=groups,
         ema=ema,
         state_dtype=state_dtype,
+        master_weights=master_weights,
         output=output,
         targets=targets,
         batch_norm=batch_norm,

@@ -115,7 +115,7 @@ def _finish(entry: Entry, recipe: Recipe, values: FirstValues) -> None:
 
 def _imported(recipe: Recipe) -> set[str]:
     """The domains of the operators of algorithms."""
-    own = set() if recipe.averaging is None and recipe.rounding is None else {ONNXTRAIN_DOMAIN}
+    own = set() if recipe.averaging is None and recipe.rounding is None and not recipe.wide else {ONNXTRAIN_DOMAIN}
     return {TRAINING_DOMAIN, recipe.optimizer.schema.domain} | own
 
 
@@ -202,7 +202,7 @@ class _Writer:
     def step(self, builder: Algorithm) -> Algorithm:
         """Loss, gradient and update in one."""
         terms = builder.loss()
-        gradients = self._masked(builder, builder.gradient(terms.loss, list(builder.parameters.values())))
+        gradients = self._masked(builder, builder.gradient(terms.loss))
         self._update(builder, self._clip(builder.op, gradients))
         builder.updates.update(self.recipe.statistics)
         self._return(builder, terms)
@@ -224,7 +224,7 @@ class _Writer:
         terms = builder.loss()
         scaled = terms.loss if terms.sums else terms.loss * terms.weight
         weight = op.scalar(0, terms.loss) if terms.sums else terms.weight
-        gradients = self._masked(builder, builder.gradient(scaled, list(builder.parameters.values())))
+        gradients = self._masked(builder, builder.gradient(scaled))
         for (name, value), gradient in zip(builder.parameters.items(), gradients, strict=True):
             accumulator = builder.state(f"{name}/accumulated", _repeated(0.0, value))
             builder.update(accumulator, gradient if self.recipe.alone else accumulator + gradient)
@@ -290,15 +290,16 @@ class _Writer:
         op = builder.op
         rate = builder.input(self.recipe.names.learning_rate, ir.DataType.FLOAT, ())
         count = self._count(builder)
-        xs = {name: op.wrap(value) for name, value in builder.parameters.items()}
-        states: dict[str, list[Value]] = {name: [] for name in xs}
-        rules = {name: self.recipe.rule_of(name) for name in xs}
+        held = {name: op.wrap(value) for name, value in builder.parameters.items()}
+        states: dict[str, list[Value]] = {name: [] for name in held}
+        rules = {name: self.recipe.rule_of(name) for name in held}
         for role in self.schema.states:
             for name, value in builder.parameters.items():
                 if role in rules[name].optimizer.states:
                     first = _repeated(role.initial, value, self._state_type(value))
                     states[name].append(builder.state(f"{name}/{role.name}", first))
         op.scope = "update"
+        xs = {name: widened(op, value) for name, value in held.items()}
         variables = {
             name: (xs[name], gradient, *(widened(op, state) for state in states[name]))
             for name, gradient in zip(xs, gradients, strict=True)
@@ -307,10 +308,11 @@ class _Writer:
         if sparsified is None:
             sparsified = [name for name, value in builder.parameters.items() if len(_shape(value)) >= 2]
         news = optimizer_nodes(op, rules, rate, count, variables, sparsified)
+        seed = self.recipe.seed if self.recipe.rounding is None else self.recipe.rounding
         for name, own in news.items():
-            for old, new in zip((xs[name], *states[name]), own, strict=True):
+            for old, new in zip((held[name], *states[name]), own, strict=True):
                 new.ir.type, new.ir.shape = xs[name].ir.type, old.ir.shape
-                builder.update(old, rounded(op, old, new, count, self.recipe.rounding or 0))
+                builder.update(old, rounded(op, old, new, count, seed))
         if self.recipe.averaging is not None:
             self._average(builder, count, {name: own[0] for name, own in news.items()})
         builder.update(count, count + 1)
@@ -318,9 +320,8 @@ class _Writer:
 
     def _state_type(self, parameter: ir.Value) -> np.dtype[Any]:
         """The type of a parameter's states."""
-        return (
-            BFLOAT16 if self.recipe.rounding is not None and parameter.dtype == ir.DataType.FLOAT else _dtype(parameter)
-        )
+        dtype = _dtype(parameter)
+        return BFLOAT16 if self.recipe.rounding is not None and dtype == np.float32 else dtype
 
     def _average(self, builder: Algorithm, count: Value, xs: Mapping[str, Value]) -> None:
         """The moving averages of all parameters, which start at zero and are the parameters after the first update."""
@@ -376,5 +377,6 @@ def _repeated(number: float, like: ir.Value, dtype: np.dtype[Any] | None = None)
 
 
 def _dtype(value: ir.Value) -> np.dtype[Any]:
+    """The type that a value is computed in."""
     assert value.dtype is not None
-    return value.dtype.numpy()
+    return np.dtype(np.float32) if value.dtype == ir.DataType.BFLOAT16 else value.dtype.numpy()

@@ -65,6 +65,10 @@ class Steps:
                 f"state_dtype={specification.state_dtype!r} is for states in the processor's memory; "
                 "leave providers or state_dtype out."
             )
+        if not specification.master_weights and device_of(specification.options.provider_list()) is not None:
+            raise OptionError(
+                "master_weights=False is for weights in the processor's memory; leave providers or master_weights out."
+            )
         self._built: tuple[list[Entry], FirstValues] | None = self._build(objective)
         if states is None:
             first_values = self._built[1]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.errors import OptionError
 from onnxtrain.graph.clone import subgraphs
 from onnxtrain.training.weights.parameters import Initializer
 from onnxtrain.training.weights.stored import Stored
@@ -59,6 +60,39 @@ def keep_frozen(model: ir.Model, halves: Halves, trained: Collection[str]) -> No
             _cast_behind(gather)
         wide = [(node, place) for node, place in value.uses() if node not in gathers and not _is_cast(node)]
         _cast(model.graph, value, wide)
+
+
+def hold_rounded(model: ir.Model, halves: Halves, trained: Collection[str]) -> dict[str, str]:
+    """Give parameters in bfloat16 their own type again, in place: all read them through one value in float32.
+
+    Returns:
+        The names of these values by those of the parameters.
+
+    Raises:
+        OptionError: A parameter is in float16.
+    """
+    wide = {}
+    for name in trained:
+        if name not in halves:
+            continue
+        tensor, value = halves[name], model.graph.initializers[name]
+        if tensor.dtype != ir.DataType.BFLOAT16:
+            raise OptionError(
+                f"master_weights=False holds trained weights in bfloat16, but {name!r} is {tensor.dtype.name.lower()}, "
+                "whose range is too small for it; leave master_weights out."
+            )
+        readers = list(value.uses())
+        value.const_value, value.dtype = tensor, tensor.dtype
+        cast = _widening(value, [])
+        # Gradients are taken of what a node of its own gives: a cast may go where its reader goes.
+        own = ir.Node("", "Identity", [cast.outputs[0]], num_outputs=1)
+        single = own.outputs[0]
+        single.name, single.type, single.shape = f"{name}.trained", cast.outputs[0].type, value.shape
+        for reader, place in readers:
+            reader.replace_input_with(place, single)
+        model.graph.insert_before(next(iter(model.graph)), [cast, own])
+        wide[name] = str(single.name)
+    return wide
 
 
 def in_file(table: Iterable[Initializer], halves: Halves) -> list[Initializer]:
