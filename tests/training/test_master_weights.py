@@ -30,7 +30,8 @@ def halved(model, kind="bfloat16"):
     for tensor in model.graph.initializer:
         if tensor.data_type == onnx.TensorProto.FLOAT:
             array = numpy_helper.to_array(tensor)
-            tensor.CopyFrom(helper.make_tensor(tensor.name, dtype, array.shape, array.reshape(-1)))
+            raw = array.astype(helper.tensor_dtype_to_np_dtype(dtype)).tobytes()
+            tensor.CopyFrom(helper.make_tensor(tensor.name, dtype, array.shape, raw, raw=True))
     for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
         if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT:
             value.type.tensor_type.elem_type = dtype
