@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import ml_dtypes
 import numpy as np
 import onnx
@@ -229,6 +232,39 @@ def test_what_is_refused(options, sentence):
         options = {**options, "parallel": Two()}
     with pytest.raises(OptionError, match=sentence):
         trainer(**options)
+
+
+MEASURE = """
+import re, sys
+from pathlib import Path
+import ml_dtypes, numpy as np, onnxtrain
+
+def train(path):
+    trainer = onnxtrain.Trainer(path, loss="softmax_cross_entropy", threads=1, master_weights={master_weights})
+    for _ in range(2):
+        trainer.train_step(np.ones((2, 64), ml_dtypes.bfloat16), np.zeros(2, np.int64))
+    own = re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())
+    return trainer, 1024 * int(own[1])
+
+_, before = train({small!r})
+trainer, after = train({large!r})
+print((after - before) / sum(array.size for array in trainer.parameters.values()))
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads resident memory from /proc")
+def test_a_weight_takes_two_bytes_less_than_with_a_master(tmp_path):
+    paths = {"small": (64, 64, 64), "large": (64, 3000, 3000, 3000, 64)}
+    for name, sizes in paths.items():
+        onnx.save(halved(examples.mlp(sizes)), tmp_path / f"{name}.onnx")
+    found = []
+    for master_weights in (True, False):
+        places = {name: str(tmp_path / f"{name}.onnx") for name in paths}
+        code = MEASURE.format(**places, master_weights=master_weights)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        found.append(float(done.stdout))
+    assert 1.5 < found[0] - found[1] < 3
 
 
 @pytest.mark.parametrize(

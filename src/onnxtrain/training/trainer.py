@@ -45,9 +45,11 @@ class Trainer(Learner):
             belongs to the first group that matches it, as in PyTorch.
         ema: Keep an exponential moving average of the parameters, with this decay, or as an :class:`~onnxtrain.EMA`
             says; ``evaluate``, ``predict``, ``save`` and ``model`` take it with ``ema=True``.
-        state_dtype: ``"bfloat16"`` keeps the optimizer's states of float32 parameters in half the bytes. They are
-            rounded up or down at random, with the right mean; what is drawn follows from ``seed``, so that a resumed
-            training goes on bit for bit. By default states have the type of their parameter.
+        state_dtype: ``"bfloat16"`` keeps the optimizer's states of float32 parameters in half the bytes; ``"8bit"``, or
+            ``"int8"``, in a quarter, block-wise: 8-bit numbers with a scale for each 256 of them, where a parameter has
+            4,096 elements and more, and by the native kernels only. States are rounded up or down at random, with the
+            right mean; what is drawn follows from ``seed``, so that a resumed training goes on bit for bit. By default
+            states have the type of their parameter.
         master_weights: Whether trained weights of a file in float16 or bfloat16 are held in float32, and rounded when
             they are saved. ``False`` holds those in bfloat16 as the file does, half the bytes: every update rounds them
             up or down at random, with the right mean, as ``state_dtype`` rounds states.

@@ -65,8 +65,10 @@ def training_model(
         freeze: What not to train.
         ema: A moving average of the parameters: states ``{parameter}/average``.
         state_dtype: "bfloat16" for states of half the bytes: they are rounded by ``RoundStochastic`` of the domain
-            ``onnxtrain``.
-        master_weights: Whether trained weights in bfloat16 are float32 there; ``False``: updates round them, likewise.
+            ``onnxtrain``; "8bit" for a quarter: states and their scales, ``{parameter}/V_scale``, made by
+            ``EncodeBlockwise``.
+        master_weights: Whether trained weights in bfloat16 are float32 there; ``False``: updates round them, by
+            ``RoundStochastic``.
         groups: Parameters that are updated otherwise than the rest; each rule gets an optimizer node of its own.
         output: The output that the loss is built on.
         targets: "indices" or "values", where the loss takes both; by default indices.
