@@ -71,6 +71,7 @@ def sections(environments: Sequence[str], mnist: str | None) -> dict[str, list[s
     if "peft" in given:
         commands["adapters"] = ["adapters.py", *places]
         commands["adapters-billion"] = ["adapters.py", "--billion", *places]
+        commands["adapters-large"] = ["large_files.py"]
     if mnist is not None:
         commands["mnist"] = ["mnist.py", mnist, "--seeds", "0,1,2"]
     return commands
@@ -78,7 +79,7 @@ def sections(environments: Sequence[str], mnist: str | None) -> dict[str, list[s
 
 def page_of(name: str, pages: Path = PAGES) -> Path:
     """The page of a section."""
-    return pages / f"{name.removesuffix('-billion').replace('-', '_')}.md"
+    return pages / f"{name.removesuffix('-billion').removesuffix('-large').replace('-', '_')}.md"
 
 
 def run(command: Sequence[str], *, quick: bool) -> str | None:

@@ -306,6 +306,17 @@ def test_reading_measures_what_a_training_waits(tmp_path: Path) -> None:
         assert 0 <= float(share.removesuffix(" %")) <= 100
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads memory from /proc")
+def test_large_files_are_trained_in_two_ways(tmp_path: Path) -> None:
+    header, *found = rows(run("large_files.py", "--quick", "--steps", "3", "--folder", str(tmp_path)))
+    assert [row[header.index("trained")] for row in found] == ["LoRA", "head"] * 4
+    for row in found:
+        first, last = map(float, row[header.index("loss")].split(" → "))
+        assert last < first
+        assert float(row[header.index("own, training")]) > 10
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.torch
 def test_adapters_are_measured_beside_peft(tmp_path: Path) -> None:
     for module in ("peft", "onnxruntime_genai", "safetensors"):

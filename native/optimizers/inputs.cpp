@@ -51,6 +51,14 @@ UpdateInputs::UpdateInputs(const char* operator_name, const std::string& states,
     throw std::invalid_argument(grouping_.operator_name + ": seeds has " + std::to_string(starts_.size()) +
                                 " numbers, and there are " + std::to_string(expected) + " states: give one for each.");
   }
+  for (const std::int64_t seed : attributes.integers("parameter_seeds")) {
+    parameter_starts_.push_back(start_of(static_cast<std::uint64_t>(seed)));
+  }
+  if (!parameter_starts_.empty() && parameter_starts_.size() != count_) {
+    throw std::invalid_argument(grouping_.operator_name + ": parameter_seeds has " +
+                                std::to_string(parameter_starts_.size()) + " numbers, and there are " +
+                                std::to_string(count_) + " variables: give one for each.");
+  }
 }
 
 std::string UpdateInputs::label(char letter, std::size_t index) const {
@@ -93,22 +101,27 @@ std::int64_t UpdateInputs::update_count(const Call& call) const {
 
 void UpdateInputs::check_type(const Tensor& parameter, const Tensor& other, char letter, std::size_t index) const {
   const bool is_mask = letter == 'M', is_rounded = !starts_.empty() && letter != 'M' && letter != 'G';
+  const std::int32_t type = parameter_starts_.empty() ? parameter.type : ort::kTypeFloat;  // of what is computed
   if (is_mask && other.type != ort::kTypeBool) {
     throw std::invalid_argument(label(letter, index) + " has type " + type_name(other.type) +
                                 ": a mask must be of type bool.");
   }
   if (is_rounded && blockwise_) {
     const int wanted = is_scale(letter) ? ort::kTypeFloat : ort::kTypeUint8;
-    if (other.type == wanted && parameter.type == ort::kTypeFloat) return;
+    if (other.type == wanted && type == ort::kTypeFloat) return;
     throw std::invalid_argument(label(letter, index) + " has type " + type_name(other.type) + " and X has type " +
                                 type_name(parameter.type) +
                                 ": with blockwise, a state is uint8, its scale is float and X is float.");
   }
-  if (is_rounded && (other.type != ort::kTypeBfloat16 || parameter.type != ort::kTypeFloat)) {
+  if (is_rounded && (other.type != ort::kTypeBfloat16 || type != ort::kTypeFloat)) {
     throw std::invalid_argument(label(letter, index) + " has type " + type_name(other.type) + " and X has type " +
                                 type_name(parameter.type) + ": with seeds, a state is bfloat16 and X is float.");
   }
-  if (!is_mask && !is_rounded && other.type != parameter.type) {
+  if (!is_mask && !is_rounded && !parameter_starts_.empty() && other.type != type) {
+    throw std::invalid_argument(label(letter, index) + " has type " + type_name(other.type) +
+                                ": with parameter_seeds, X is bfloat16 and the others are float.");
+  }
+  if (!is_mask && !is_rounded && other.type != type) {
     throw std::invalid_argument(label(letter, index) + " has type " + type_name(other.type) + " and X has type " +
                                 type_name(parameter.type) + ": the tensors of one variable must have one type.");
   }
@@ -135,23 +148,27 @@ void UpdateInputs::check(const Tensor& parameter, const Tensor& other, char lett
 
 std::vector<Draw> UpdateInputs::draws(std::int64_t T) const {
   std::vector<Draw> result;
-  result.reserve(starts_.size());
+  result.reserve(starts_.size() + parameter_starts_.size());
   for (std::size_t index = 0; index < count_; ++index) {
     for (std::size_t place = index; place < starts_.size(); place += count_) {
       result.push_back(draw_of(starts_[place], T));
     }
+    if (!parameter_starts_.empty()) result.push_back(draw_of(parameter_starts_[index], T));
   }
   return result;
 }
 
 Variable UpdateInputs::variable(const Call& call, std::size_t index, Tensor& parameter, Tensor& other) const {
   call.input(grouping_.scalars() + index, parameter);
-  if (parameter.type != ort::kTypeFloat && parameter.type != ort::kTypeDouble) {
+  const bool rounded = !parameter_starts_.empty();
+  if (rounded ? parameter.type != ort::kTypeBfloat16
+              : parameter.type != ort::kTypeFloat && parameter.type != ort::kTypeDouble) {
     throw std::invalid_argument(label('X', index) + " has type " + type_name(parameter.type) +
-                                ", and must be float or double.");
+                                (rounded ? ", and must be bfloat16 with parameter_seeds."
+                                         : ", and must be float or double."));
   }
   Variable result;
-  result.type = parameter.type == ort::kTypeFloat ? kFloat : kDouble;
+  result.type = parameter.type == ort::kTypeDouble ? kDouble : kFloat;
   result.count = parameter.count();
   result.inputs[0] = parameter.data;
   std::size_t place = 1, scales = 0;
@@ -192,7 +209,9 @@ std::vector<Variable> UpdateInputs::variables(const Call& call, const std::vecto
   Tensor parameter, other;
   for (std::size_t index = 0; index < count_; ++index) {
     result.push_back(variable(call, index, parameter, other));
-    if (!draws.empty()) result.back().draws = &draws[index * (draws.size() / count_)];
+    const std::size_t own = draws.size() / count_;
+    if (!draws.empty() && !starts_.empty()) result.back().draws = &draws[index * own];
+    if (!draws.empty() && !parameter_starts_.empty()) result.back().parameter_draw = &draws[(index + 1) * own - 1];
   }
   return result;
 }

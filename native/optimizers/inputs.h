@@ -19,7 +19,7 @@ class UpdateInputs {
 
   const std::string& operator_name() const { return grouping_.operator_name; }
   bool is_fused() const { return grouping_.fused; }
-  bool is_rounded() const { return !starts_.empty(); }
+  bool is_rounded() const { return !starts_.empty() || !parameter_starts_.empty(); }
 
   double rate(const Call& call) const;
   std::int64_t update_count(const Call& call) const;
@@ -27,7 +27,7 @@ class UpdateInputs {
   Tensor factor(const Call& call) const;
   // All variables. `draws` are those of `T`, which must live as long.
   std::vector<Variable> variables(const Call& call, const std::vector<Draw>& draws) const;
-  std::vector<Draw> draws(std::int64_t T) const;  // of the states of each variable, one variable after the other
+  std::vector<Draw> draws(std::int64_t T) const;  // of the states and of X, one variable after the other
 
  private:
   Tensor number(const Call& call, std::size_t index, const char* what) const;
@@ -40,6 +40,7 @@ class UpdateInputs {
   std::size_t count_ = 0;              // of variables
   std::vector<std::uint32_t> starts_;  // of the draws, in the order of `seeds`; empty: states are of X's type
   bool blockwise_ = false;             // states have 8 bits, and scales
+  std::vector<std::uint32_t> parameter_starts_;  // likewise, of `parameter_seeds`; empty: X is float or double
 };
 
 // The number that a tensor of one element holds, float or double, in the processor's memory.

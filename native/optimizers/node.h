@@ -5,7 +5,8 @@
 // X's shape: where M is false, the gradient is zero. With the attribute `seeds`, a number for each tensor of the states in
 // the order of the inputs, states are bfloat16 tensors, rounded by RoundStochastic of this seed and T after the update; with
 // `blockwise`, too, they are uint8 tensors, of EncodeBlockwise, whose scales follow the states of all variables in the
-// outputs, and come before them in the inputs.
+// outputs, and come before them in the inputs. With the attribute `parameter_seeds`, a number for each X, X is a bfloat16
+// tensor, rounded likewise.
 #pragma once
 
 #include <memory>

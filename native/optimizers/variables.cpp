@@ -43,19 +43,20 @@ void run_kernel(ElementwiseKernel kernel, const void* scalars, Arity arity, cons
                 std::size_t begin, std::size_t end) {
   alignas(64) unsigned char gradient[tuning::kPreparedElements * sizeof(double)];
   alignas(64) unsigned char unwanted[kMaxOutputs][tuning::kPreparedElements * sizeof(double)];
-  alignas(64) float wide[kMaxStates][tuning::kPreparedElements];
+  alignas(64) float wide[kMaxStates][tuning::kPreparedElements], wide_parameter[tuning::kPreparedElements];
 
   const bool rounded = variable.draws != nullptr;
   const std::size_t states = rounded ? arity.inputs - 2 : 0;
   const std::size_t others = rounded ? std::min<std::size_t>(arity.outputs, 1) : arity.outputs;  // that are no states
-  bool direct = variable.broadcast == nullptr && !variable.is_prepared() && states == 0;
+  const bool rounds_parameter = variable.parameter_draw != nullptr;
+  bool direct = variable.broadcast == nullptr && !variable.is_prepared() && states == 0 && !rounds_parameter;
   for (std::size_t i = 0; i < arity.outputs; ++i) direct = direct && variable.outputs[i] != nullptr;
   const std::size_t size = size_of(variable.type), step = direct ? end - begin : tuning::kPreparedElements;
   for (; begin < end; begin += step) {
     const std::size_t count = std::min(step, end - begin);
     const void* inputs[kMaxInputs] = {};
     void* outputs[kMaxOutputs] = {};
-    for (std::size_t i = 0; i < arity.inputs - states; ++i) {
+    for (std::size_t i = rounds_parameter; i < arity.inputs - states; ++i) {
       inputs[i] = static_cast<const unsigned char*>(variable.inputs[i]) + begin * size;
     }
     if (variable.broadcast != nullptr) {
@@ -68,9 +69,13 @@ void run_kernel(ElementwiseKernel kernel, const void* scalars, Arity arity, cons
                                                  mask, gradient);
       inputs[1] = gradient;
     }
-    for (std::size_t i = 0; i < others; ++i) {
+    for (std::size_t i = rounds_parameter; i < others; ++i) {
       void* output = variable.outputs[i];
       outputs[i] = output == nullptr ? unwanted[i] : static_cast<unsigned char*>(output) + begin * size;
+    }
+    if (rounds_parameter) {
+      kernels()->widen_states(count, static_cast<const std::uint16_t*>(variable.inputs[0]) + begin, wide_parameter);
+      inputs[0] = outputs[0] = wide_parameter;
     }
     for (std::size_t s = 0; s < states; ++s) {
       widen(variable, s, begin, count, wide[s]);
@@ -79,6 +84,10 @@ void run_kernel(ElementwiseKernel kernel, const void* scalars, Arity arity, cons
     kernel(scalars, count, inputs, outputs);
     for (std::size_t s = 0; s + 1 < arity.outputs && s < states; ++s) {  // none where a rule only looks
       narrow(variable, s, begin, count, wide[s]);
+    }
+    if (rounds_parameter && arity.outputs > 0 && variable.outputs[0] != nullptr) {
+      auto* const parameter = static_cast<std::uint16_t*>(variable.outputs[0]);
+      kernels()->round_states(*variable.parameter_draw, begin, count, wide_parameter, parameter + begin);
     }
   }
 }

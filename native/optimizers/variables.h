@@ -33,6 +33,8 @@ struct Variable {
   float* new_scales[kMaxStates] = {};  // null: the result is not wanted
   bool is_signed[kMaxStates] = {};     // of states in 8 bits
 
+  const Draw* parameter_draw = nullptr;  // of X, which is in bfloat16 likewise; null: X is of `type`
+
   // Whether the gradient is not what the rule gets.
   bool is_prepared() const { return factor != nullptr || mask != nullptr; }
 };
@@ -43,7 +45,7 @@ struct Arity {
 };
 
 // Runs `kernel` on elements [begin, end) of a variable; gathers and prepares the gradient where that is asked for, and
-// gives unwanted results a place. States of fewer bits are floats for the kernel.
+// gives unwanted results a place. What has fewer bits is floats for the kernel.
 void run_kernel(ElementwiseKernel kernel, const void* scalars, Arity arity, const Variable& variable,
                 std::size_t begin, std::size_t end);
 

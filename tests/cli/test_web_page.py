@@ -44,6 +44,11 @@ def test_gray_images_are_drawn(files, success):
             "--web keeps states as browsers have numbers, not as bfloat16; leave --state-dtype out",
             (*EXPORT, "--web", "p", "--state-dtype", "bfloat16"),
         ),
+        Mistake(
+            "weights",
+            "--web keeps weights as browsers have numbers, not as bfloat16; leave --no-master-weights out",
+            (*EXPORT, "--web", "p", "--no-master-weights"),
+        ),
         Mistake("a file", "'train.npz' cannot be written: .*exists", (*EXPORT, "--web", "train.npz")),
         Mistake(
             "onto the model", "MODEL and the file 'model.onnx' of --web are the same file", (*EXPORT, "--web", ".")

@@ -11,7 +11,7 @@ SHAPES = [(3,), (2500,), (0,), (33, 70)]
 T = np.int64(7)
 
 
-def updated(path, name, variables, seeds, masks=None, threads=1, wanted=None, **attributes):
+def updated(path, name, variables, seeds, masks=None, threads=1, wanted=None, parameter_seeds=(), **attributes):
     """The outputs of a fused node over variables (X, G, states...), states as bfloat16; by name."""
     inputs, outputs = groups(name, attributes)
     letters = inputs[:2] + ("" if masks is None else "M") + inputs[2:]
@@ -27,6 +27,7 @@ def updated(path, name, variables, seeds, masks=None, threads=1, wanted=None, **
         [name if name in wanted else "" for name in produced],
         domain="onnxtrain",
         **({"seeds": seeds} if seeds else {}),
+        **({"parameter_seeds": parameter_seeds} if parameter_seeds else {}),
         **{**REQUIRED.get(name, {}), **attributes, **({} if masks is None else {"masked": 1})},
     )
     made = session(
@@ -78,6 +79,45 @@ def test_it_is_the_update_and_then_the_rounding(library_path, name, states, mask
         if letter != "X":
             array = round_stochastic(array, T, seeds[place - count])
         np.testing.assert_array_equal(found[f"{letter}{i}_new"], array, err_msg=f"{letter}{i}")
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("rounds_states", [False, True])
+@pytest.mark.parametrize(("name", "states"), [("Adam", 2), ("LAMB", 2), ("Momentum", 1), ("SSGD", 1), ("SSGD", 0)])
+def test_parameters_are_rounded_likewise(library_path, name, states, rounds_states, threads):
+    attributes = {"alpha": 0.9} if name == "SSGD" and states else {}
+    rounds_states = rounds_states and states > 0
+    variables = [
+        (X.astype(BFLOAT16), G, *(kept if rounds_states else (state.astype(np.float32) for state in kept)))
+        for X, G, *kept in variables_of(name, SHAPES, states)
+    ]
+    count = len(variables)
+    seeds, own = list(range(11, 11 + states * count)) if rounds_states else [], list(range(51, 51 + count))
+    found = updated(library_path, name, variables, seeds, None, threads, parameter_seeds=own, **attributes)
+    wide = [
+        (X.astype(np.float32), G * np.float32(0.5), *(np.asarray(state).astype(np.float32) for state in kept))
+        for X, G, *kept in variables
+    ]
+    wanted = run(library_path, name, np.float32(0.1), T, wide, **attributes)
+    letters = groups(name, attributes)[1]
+    for place, array in enumerate(wanted):
+        letter, i = letters[place // count], place % count
+        if letter == "X" or rounds_states:
+            array = round_stochastic(array, T, own[i] if letter == "X" else seeds[place - count])
+        np.testing.assert_array_equal(found[f"{letter}{i}_new"], array, err_msg=f"{letter}{i}")
+
+
+def test_what_parameter_seeds_need(library_path):
+    ((X, G, *states),) = variables_of("Momentum", [(3,)], 1)
+    held = X.astype(BFLOAT16)
+    with pytest.raises(Exception, match="parameter_seeds has 2 numbers, and there are 1 variables: give one for each"):
+        updated(library_path, "Momentum", [(held, G, *states)], [1], parameter_seeds=[1, 2])
+    with pytest.raises(
+        Exception, match="X of variable 1 of 1 has type float, and must be bfloat16 with parameter_seeds"
+    ):
+        updated(library_path, "Momentum", [(X, G, *states)], [1], parameter_seeds=[1])
+    with pytest.raises(Exception, match="G of variable 1 of 1 has type bfloat16: with parameter_seeds, X is bfloat16"):
+        updated(library_path, "Momentum", [(held, G.astype(BFLOAT16), *states)], [1], parameter_seeds=[1])
 
 
 def test_a_state_that_is_not_wanted_is_left_out(library_path):

@@ -78,8 +78,15 @@ struct Rule {
     schedule.for_each_block(parallel_for, [&](std::size_t index) {
       const Schedule::Block& block = blocks[index];
       const Variable& variable = variables[block.variable];
+      const std::size_t count = block.end - block.begin;
       const void* x = static_cast<const unsigned char*>(variable.inputs[0]) + block.begin * size_of(variable.type);
-      kernels.layer[attributes.measure][variable.type](&measure, block.end - block.begin, x, &sums[index]);
+      std::vector<float> wide(variable.parameter_draw == nullptr ? 0 : count);
+      if (!wide.empty()) {  // X is in bfloat16
+        const auto* const rounded = static_cast<const std::uint16_t*>(variable.inputs[0]);
+        onnxtrain::kernels()->widen_states(count, rounded + block.begin, wide.data());
+        x = wide.data();
+      }
+      kernels.layer[attributes.measure][variable.type](&measure, count, x, &sums[index]);
     });
 
     std::vector<SsgdScalars> layers(variables.size());

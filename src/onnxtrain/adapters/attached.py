@@ -18,6 +18,7 @@ from onnxtrain.adapters.manifest import describe_base
 from onnxtrain.adapters.merging import check_mergeable, merged_weights
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.model.file import ModelFile
+from onnxtrain.model.made_arrays import MadeArrays
 from onnxtrain.training.working_copy.adaptation import Adapted
 
 
@@ -124,7 +125,7 @@ class Attached(Adapted):
         for slot in self.slots:
             check_mergeable(slot.layer, requantize=False)
 
-    def merged(self, file: ModelFile, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def merged(self, file: ModelFile, values: Mapping[str, np.ndarray]) -> MadeArrays:
         """The weights that make the model compute the same without adapters."""
         entries = self.adapter(values).entries
         return merged_weights([(slot.layer, slot.part, entries[slot.name]) for slot in self.slots])

@@ -89,10 +89,10 @@ def merge_adapter(model: Model, adapter: AdapterPath, output: AdapterPath, *, re
     """
     file = ModelFile.load(model)
     found, places = _fitted(file, adapter)
-    costs: list[Cost] = []
+    costs: dict[str, Cost] = {}
     adapted = [(*place, entry) for place, entry in zip(places, found.entries.values(), strict=True)]
     file.save(output, merged_weights(adapted, requantize=requantize, costs=costs))
-    return costs
+    return [*costs.values()]
 
 
 @refuses_invalid()

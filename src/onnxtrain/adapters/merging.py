@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -12,6 +13,7 @@ from onnxtrain.adapters.adapter import Array, Entry
 from onnxtrain.adapters.layers import Layer, Part
 from onnxtrain.adapters.values import evaluate, matrix, norms, of_bits, pack_bits, quantized
 from onnxtrain.errors import OptionError
+from onnxtrain.model.made_arrays import MadeArrays
 
 Adapted = tuple[Layer, Part | None, Entry]
 """A layer, the part of it that has an adapter, and that."""
@@ -31,14 +33,14 @@ class Cost:
 
 
 def merged_weights(
-    adapted: Sequence[Adapted], *, requantize: bool = False, costs: list[Cost] | None = None
-) -> dict[str, Array]:
-    """The initializers that hold their adapters.
+    adapted: Sequence[Adapted], *, requantize: bool = False, costs: dict[str, Cost] | None = None
+) -> MadeArrays:
+    """The initializers that hold their adapters, each made when it is asked for.
 
     Args:
         adapted: The layers with their adapters.
         requantize: Whether quantized weights are quantized anew, with the scales that they have.
-        costs: Takes what that costs.
+        costs: Takes what that costs, by the names of weights, as these are made.
 
     Returns:
         New values by name.
@@ -47,34 +49,38 @@ def merged_weights(
         OptionError: A weight is quantized, and ``requantize`` is not given; or something else reads it, too.
     """
     layers = {id(layer.node): layer for layer, _, _ in adapted}
-    found = {}
-    for key, layer in layers.items():
+    for layer in layers.values():
         check_mergeable(layer, requantize=requantize)
-        before = matrix(layer)
-        after = before.astype(np.promote_types(before.dtype, np.float32))
-        for other, part, entry in adapted:
-            if id(other.node) == key:
-                after = with_entry(layer, part, entry, after)
-        found[str(layer.weight.name)] = array = _stored(layer, after)
-        if costs is not None and is_quantized(layer):
-            costs.append(Cost(layer.name, _lost(layer, array, before, after)))
-    return found
+    parts = {key: [(part, entry) for other, part, entry in adapted if id(other.node) == key] for key in layers}
+    return MadeArrays(
+        {str(layer.weight.name): partial(_merged, layer, parts[key], costs) for key, layer in layers.items()}
+    )
 
 
-def with_entry(layer: Layer, part: Part | None, entry: Entry, weight: Array) -> Array:
-    """A weight with the adapter of a layer, or of a part of it."""
+def _merged(layer: Layer, parts: Sequence[tuple[Part | None, Entry]], costs: dict[str, Cost] | None) -> Array:
+    """The initializer of a layer with the adapters of its parts."""
+    before = matrix(layer)
+    after = np.array(before, np.promote_types(before.dtype, np.float32), order="C")
+    for part, entry in parts:
+        _add(layer, part, entry, after)
+    array, name = _stored(layer, after), str(layer.weight.name)
+    if costs is not None and is_quantized(layer) and name not in costs:
+        costs[name] = Cost(layer.name, _lost(layer, array, before, after))
+    return array
+
+
+def _add(layer: Layer, part: Part | None, entry: Entry, weight: Array) -> None:
+    """Add the adapter of a layer, or of a part of it, to its weight, in place."""
     columns = slice(None) if part is None else slice(part.start, part.start + part.size)
     place = (columns,) if layer.is_convolution else (..., columns)
     delta = entry.delta()
     alpha = layer.node.attributes.get("alpha")  # of Gemm: y = alpha x W
     if alpha is not None and not layer.is_convolution:
         delta = delta / delta.dtype.type(alpha.as_float())
-    changed = np.array(weight, order="C")
-    changed[place] += delta
+    weight[place] += delta
     if entry.magnitude is not None:
         gain = entry.magnitude / norms(layer, entry, part)
-        changed[place] *= gain.reshape(-1, *(1,) * (weight.ndim - 1)) if layer.is_convolution else gain
-    return changed.astype(weight.dtype)
+        weight[place] *= gain.reshape(-1, *(1,) * (weight.ndim - 1)) if layer.is_convolution else gain
 
 
 def is_quantized(layer: Layer) -> bool:
@@ -122,7 +128,7 @@ def _back(value: ir.Value, array: Array) -> Array:
     node = value.producer()
     if node is None:
         assert value.const_value is not None
-        return np.ascontiguousarray(array.astype(value.const_value.numpy().dtype))
+        return np.ascontiguousarray(array.astype(value.const_value.numpy().dtype, copy=False))
     first = node.inputs[0]
     assert first is not None
     if node.op_type == "Transpose":

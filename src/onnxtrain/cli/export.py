@@ -99,7 +99,7 @@ class Written:
         """Whether the step graph is looked at."""
         return self.step_graph is not None or self.describe or self.web is not None
 
-    def paths(self, *, tie: bool, state_dtype: str | None) -> dict[str, Path]:
+    def paths(self, *, tie: bool, state_dtype: str | None, master_weights: bool) -> dict[str, Path]:
         """The files by what they hold.
 
         Raises:
@@ -121,6 +121,10 @@ class Written:
         if self.web is not None and state_dtype is not None:
             raise OptionError(
                 f"--web keeps states as browsers have numbers, not as {state_dtype}; leave --state-dtype out."
+            )
+        if self.web is not None and not master_weights:
+            raise OptionError(
+                "--web keeps weights as browsers have numbers, not as bfloat16; leave --no-master-weights out."
             )
         return found
 
@@ -169,7 +173,7 @@ def command(
     from onnxtrain.lowering.fix_dimensions import fix_dimensions
     from onnxtrain.model.file import ModelFile, check_writable
 
-    files = written.paths(tie=training.tie, state_dtype=training.state_dtype)
+    files = written.paths(tie=training.tie, state_dtype=training.state_dtype, master_weights=training.master_weights)
     paths.check_paths(
         {
             paths.MODEL: paths.model(model),

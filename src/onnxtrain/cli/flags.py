@@ -233,6 +233,14 @@ class Training:
         Literal["float32", "bfloat16"],
         Parameter(help="Round the factors of products with weights to bfloat16: faster with AVX512-BF16."),
     ] = "float32"
+    master_weights: Annotated[
+        bool,
+        Parameter(
+            negative="--no-master-weights",
+            help="Hold trained weights of 16 bits in float32, rounded when they are saved; --no-master-weights holds "
+            "those in bfloat16 as the file does, rounded at random in every update.",
+        ),
+    ] = True
     straight_through: Annotated[
         bool,
         SWITCH,

@@ -20,7 +20,14 @@ from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.replace import remove_nodes, take_over
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import constant_number
-from onnxtrain.lowering.updates import Variable, made_for_update, variables_of, with_gradient, without_factor
+from onnxtrain.lowering.updates import (
+    Variable,
+    held_in_bfloat16,
+    made_for_update,
+    variables_of,
+    with_gradient,
+    without_factor,
+)
 from onnxtrain.operators.nodes import attributes_of
 from onnxtrain.operators.registry import find
 from onnxtrain.training_info.rounding import DECODE, ENCODE, OPERATOR, is_signed
@@ -34,8 +41,9 @@ def fuse_updates(model: ir.Model) -> None:
     FusedAdam, … of the domain ``onnxtrain``: inputs R, T, factor, then all X, all G, with ``masked = 1`` all masks
     (bool, of X's shape), and all states; the other attributes and the outputs are those of the operator. With
     ``seeds``, one for each of the states in their order, states are bfloat16; with ``blockwise = 1``, too, they are in
-    8 bits, and their scales stand before them in the inputs and behind them in the outputs. Parameters with a mask and
-    those without get a node each, and so do those with other states. Where something else reads the gradient that the
+    8 bits, and their scales stand before them in the inputs and behind them in the outputs. With ``parameter_seeds``, X
+    is bfloat16, rounded likewise. Parameters with a mask and those without get a node each, and so do those with other
+    states, and those that are held in bfloat16. Where something else reads the gradient that the
     operator would have had, it keeps it.
 
     Requires: a sorted graph. Ensures: the same.
@@ -52,19 +60,25 @@ def fuse_updates(model: ir.Model) -> None:
         variables, masking = _without_masks(variables)
         roles = [state.name for state in schema.used_states(schema.complete(attributes_of(node)))]
         variables, rounding, widening = _without_rounding(variables, node.inputs[1], roles)
+        held_before = [variable for variable in variables if held_in_bfloat16(variable.inputs[0]) is not None]
+        variables, more = _without_parameter_rounding(variables, node.inputs[1])
+        rounding += more
         if factor is None and not masking and not rounding:
             continue
         op = Builder(graph, graph.opset_imports[""], before=node)
         rate, count = (op.wrap(value) for value in node.inputs[:2] if value is not None)
         scale = op.constant(1.0, ir.DataType.FLOAT) if factor is None else op.wrap(factor)
         substitutes: dict[ir.Value, ir.Value] = {}
-        for masked, kept in itertools.product((False, True), ("", "bfloat16", "8bit")):
+        for masked, kept, held in itertools.product((False, True), ("", "bfloat16", "8bit"), (False, True)):
             group = [
-                variable for variable in variables if (variable.mask is not None, _kept(variable)) == (masked, kept)
+                variable
+                for variable in variables
+                if (variable.mask is not None, _kept(variable), variable.parameter_seed is not None)
+                == (masked, kept, held)
             ]
             if not group:
                 continue
-            labels = (node.name or "update", "masked" if masked else "", kept)
+            labels = (node.name or "update", "masked" if masked else "", kept, "held" if held else "")
             op.scope = "/".join(filter(None, labels))
             columns = [list(column) for column in zip(*(variable.inputs for variable in group), strict=True)]
             if masked:
@@ -84,11 +98,14 @@ def fuse_updates(model: ir.Model) -> None:
                 masked=int(masked),
                 **({"seeds": [seed for row in zip(*seeds, strict=True) for seed in row]} if kept else {}),
                 **({"blockwise": 1} if kept == "8bit" else {}),
+                **({"parameter_seeds": [variable.parameter_seed for variable in group]} if held else {}),
                 **{name: attribute.value for name, attribute in node.attributes.items()},
             )
             substitutes.update({before: after.ir for before, after in zip(old, new, strict=True)})
         take_over(graph, substitutes)
+        casts = [cast for variable in held_before if (cast := variable.inputs[0].producer()) is not None]
         remove_nodes(graph, [*rounding, node, *passed, *masking, *widening])
+        remove_nodes(graph, [cast for cast in dict.fromkeys(casts) if not cast.outputs[0].uses()])
         graph.opset_imports.setdefault(ONNXTRAIN_DOMAIN, VERSION)
 
 
@@ -137,6 +154,25 @@ def _without_rounding(
                 break
         found.append(variable)
     return found, rounding, widening
+
+
+def _without_parameter_rounding(
+    variables: Sequence[Variable], count: ir.Value | None
+) -> tuple[list[Variable], list[ir.Node]]:
+    """The variables with their parameters as they are held, and the nodes that rounded these; casts may have others."""
+    found, rounding = [], list[ir.Node]()
+    for variable in variables:
+        x, new = held_in_bfloat16(variable.inputs[0]), variable.outputs[0]
+        node = _rounded_by(new, count, blockwise=False)
+        if x is None or node is None:
+            found.append(variable)
+            continue
+        output, seed = node.outputs[0], node.attributes["seed"].as_int()
+        output.dtype, output.shape = ir.DataType.BFLOAT16, x.shape
+        inputs, outputs = (x, *variable.inputs[1:]), (output, *variable.outputs[1:])
+        found.append(replace(variable, inputs=inputs, outputs=outputs, parameter_seed=seed))
+        rounding.append(node)
+    return found, rounding
 
 
 def _with_kept_states(

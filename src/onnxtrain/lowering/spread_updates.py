@@ -17,7 +17,7 @@ from onnxtrain.graph import Builder
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.replace import remove_nodes, take_over
 from onnxtrain.lowering.in_place import Ancestors, Readers
-from onnxtrain.lowering.updates import Variable, variables_of, without_factor
+from onnxtrain.lowering.updates import Variable, held_in_bfloat16, variables_of, without_factor
 from onnxtrain.operators.registry import find
 
 LEAST_BYTES = 4 << 20
@@ -111,8 +111,8 @@ def _unordered(part: Sequence[Variable], node: ir.Node, readers: Readers, ancest
     late = {
         reading.node: None
         for variable in part
-        for reading in readers.of(variable.inputs[0])
-        if reading.node is not node
+        for reading in readers.of(held_in_bfloat16(variable.inputs[0]) or variable.inputs[0])
+        if reading.node not in (node, variable.inputs[0].producer())
     }
     found: list[ir.Node] = []
     for reader in sorted(late, key=ancestors.position, reverse=True):  # the later first: they cover earlier ones

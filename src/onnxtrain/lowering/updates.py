@@ -22,6 +22,7 @@ class Variable:
         mask: Where it is false the gradient is zero; ``None`` for no mask.
         seeds: Of the rounding of each state, which have fewer bits then; empty where they have X's type.
         blockwise: Whether states of fewer bits are in 8, with scales; they are bfloat16 if not.
+        parameter_seed: Of the rounding of X, which is bfloat16 then.
     """
 
     inputs: tuple[ir.Value, ...]
@@ -29,6 +30,7 @@ class Variable:
     mask: ir.Value | None = None
     seeds: tuple[int, ...] = ()
     blockwise: bool = False
+    parameter_seed: int | None = None
 
 
 def variables_of(node: ir.Node, schema: OptimizerSchema) -> list[Variable] | None:
@@ -42,6 +44,15 @@ def variables_of(node: ir.Node, schema: OptimizerSchema) -> list[Variable] | Non
     if any(value.dtype not in _TYPES for value in inputs[2 : 2 + count]):
         return None
     return [Variable(tuple(inputs[2 + i :: count]), tuple(node.outputs[i::count])) for i in range(count)]
+
+
+def held_in_bfloat16(x: ir.Value) -> ir.Value | None:
+    """What a parameter is a float copy of; ``None`` where it is no such copy."""
+    cast = x.producer()
+    if cast is None or (cast.domain, cast.op_type) != ("", "Cast"):
+        return None
+    held = cast.inputs[0]
+    return held if held is not None and held.dtype == ir.DataType.BFLOAT16 else None
 
 
 def without_factor(variables: Sequence[Variable]) -> tuple[ir.Value | None, list[Variable], list[ir.Node]]:

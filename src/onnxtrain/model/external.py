@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import mmap
 import os
 import posixpath
 import re
-import shutil
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -331,22 +331,40 @@ class DataTensor(ir.ExternalTensor):
         return bytes(ir.Tensor(self._read(), dtype=self.dtype, name=self.name).tobytes())
 
 
-def has_content(path: Path, source: BinaryIO, changes: Iterable[tuple[int, memoryview | bytes]]) -> bool:
+@dataclass(frozen=True)
+class Change:
+    """Bytes of a data file that become others.
+
+    Attributes:
+        offset: The first.
+        length: How many.
+        data: Gives the new ones.
+    """
+
+    offset: int
+    length: int
+    data: Callable[[], bytes | memoryview]
+
+
+def has_content(path: Path, source: BinaryIO, changes: Iterable[Change]) -> bool:
     """Whether a file holds the bytes that :func:`copy_with_changes` would write; nothing is moved in the open one."""
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size != os.fstat(source.fileno()).st_size:
             return False
         position = 0
-        for offset, data in sorted(changes, key=lambda change: change[0]):
-            if not _same_bytes(file, source, position, offset):
+        for change in sorted(changes, key=lambda change: change.offset):
+            if not _same_bytes(file, source, position, change.offset):
                 return False
-            view = memoryview(data)
-            for start in range(0, len(view), _BLOCK):
-                file.seek(offset + start)
-                if file.read(len(view[start : start + _BLOCK])) != view[start : start + _BLOCK]:
-                    return False
-            position = max(position, offset + len(view))
+            if not _has_bytes(file, change.offset, memoryview(change.data())):
+                return False
+            position = max(position, change.offset + change.length)
         return _same_bytes(file, source, position, os.fstat(file.fileno()).st_size)
+
+
+def _has_bytes(file: BinaryIO, offset: int, data: memoryview) -> bool:
+    file.seek(offset)
+    blocks = (data[start : start + _BLOCK] for start in range(0, len(data), _BLOCK))
+    return all(file.read(len(block)) == block for block in blocks)
 
 
 def _same_bytes(one: BinaryIO, other: BinaryIO, start: int, end: int) -> bool:
@@ -363,9 +381,35 @@ def set_folder(model: ir.Model, folder: str | os.PathLike[str]) -> None:
         ir.external_data.set_base_dir(graph, folder)
 
 
-def copy_with_changes(source: BinaryIO, target: BinaryIO, changes: Iterable[tuple[int, memoryview | bytes]]) -> None:
-    """Stream an open data file into another one and overwrite the bytes at the given offsets."""
-    shutil.copyfileobj(source, target, _BLOCK)
-    for offset, data in changes:
-        target.seek(offset)
-        target.write(data)
+def copy_with_changes(source: BinaryIO, target: BinaryIO, changes: Iterable[Change]) -> None:
+    """Stream an open data file into another one, with some bytes changed; what is a hole there is one here."""
+    position, end = 0, os.fstat(source.fileno()).st_size
+    for change in sorted(changes, key=lambda change: change.offset):
+        _copy(source, target, position, change.offset)
+        target.seek(change.offset)
+        target.write(change.data())
+        position = max(position, change.offset + change.length)
+    _copy(source, target, position, end)
+    target.truncate(max(position, end))
+
+
+def _copy(source: BinaryIO, target: BinaryIO, start: int, end: int) -> None:
+    """Copy bytes that are there between two places to the same places."""
+    while start < end:
+        first, last = _content(source, start, end)
+        source.seek(first)
+        target.seek(first)
+        for position in range(first, last, _BLOCK):
+            target.write(source.read(min(_BLOCK, last - position)))
+        start = last
+
+
+def _content(file: BinaryIO, start: int, end: int) -> tuple[int, int]:
+    """Where the next bytes begin and end that are no hole, up to ``end``; all are where the system cannot tell."""
+    if not hasattr(os, "SEEK_DATA"):
+        return start, end
+    try:
+        first = os.lseek(file.fileno(), start, os.SEEK_DATA)
+    except OSError as error:
+        return (end, end) if error.errno == errno.ENXIO else (start, end)
+    return min(first, end), min(os.lseek(file.fileno(), first, os.SEEK_HOLE), end)

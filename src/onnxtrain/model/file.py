@@ -6,6 +6,7 @@ import os
 import posixpath
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from onnxtrain.errors import ModelError
 from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.declared import declare_initializers
 from onnxtrain.model.checks import check_model
-from onnxtrain.model.external import DataFiles, DataTensor, ExternalData, raw_array, set_folder
+from onnxtrain.model.external import Change, DataFiles, DataTensor, ExternalData, raw_array, set_folder
 from onnxtrain.model.hidden import Hidden, fill, fill_tensor, lift, with_hidden
 from onnxtrain.model.large import LargeData, Origin
 from onnxtrain.model.leftovers import clear_leftovers
@@ -406,8 +407,9 @@ class ModelFile:
 
         Args:
             path: The new file.
-            values: New arrays by initializer name, of the initializers' types and shapes. With a value for a
-                sparse initializer, all sparse ones are written dense.
+            values: New arrays by initializer name, of the initializers' types and shapes; those of external data are
+                taken when they are written, one after the other. With a value for a sparse initializer, all sparse
+                ones are written dense.
             metadata: Entries to add to the model's metadata, which stands at the end of the file.
 
         Raises:
@@ -420,14 +422,17 @@ class ModelFile:
             return
         inline: dict[int, npt.NDArray[np.generic]] = {}
         inner: dict[Way, tuple[TensorProto, npt.NDArray[np.generic]]] = {}
-        changes: dict[str, list[tuple[int, memoryview | bytes]]] = {}
-        for name, array in values.items():
+        changes: dict[str, list[Change]] = {}
+        for name in values:
             tensor = self.declared(name)
-            _check_value(tensor, array)
             if name in self._external:
                 data = self._external[name]
-                changes.setdefault(data.file, []).append((data.offset, raw_bytes(array, tensor.data_type)))
-            elif name in self._hidden:
+                change = Change(data.offset, data.length, partial(_stored_bytes, tensor, values, name))
+                changes.setdefault(data.file, []).append(change)
+                continue
+            array = values[name]
+            _check_value(tensor, array)
+            if name in self._hidden:
                 hidden = self._hidden[name]
                 inner[hidden.path] = (tensor, hidden.stored(array))
             else:
@@ -530,6 +535,12 @@ def _check_value(tensor: TensorProto, array: npt.NDArray[np.generic]) -> None:
             f"The new value of {tensor.name!r} is {array.dtype}{list(array.shape)}, "
             f"but the model has {dtype}{list(shape)}; type and shape must stay the same."
         )
+
+
+def _stored_bytes(tensor: TensorProto, values: Mapping[str, npt.NDArray[np.generic]], name: str) -> bytes | memoryview:
+    array = values[name]
+    _check_value(tensor, array)
+    return raw_bytes(array, tensor.data_type)
 
 
 def _are_equal(one: npt.NDArray[np.generic] | None, other: npt.NDArray[np.generic] | None) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from onnxtrain.errors import ModelError
-from onnxtrain.model.external import DataFiles, copy_with_changes, has_content
+from onnxtrain.model.external import Change, DataFiles, copy_with_changes, has_content
 from onnxtrain.model.leftovers import clear_leftovers
 from onnxtrain.model.places import place_of
 from onnxtrain.model.references import data_files_of
@@ -38,18 +38,18 @@ class DataFile:
     Attributes:
         source: Where its bytes are now.
         size: Up to which byte tensors reach in it.
-        changes: What is written over them, by offset.
+        changes: What is written over them.
     """
 
     source: Path
     size: int
-    changes: Sequence[tuple[int, memoryview | bytes]]
+    changes: Sequence[Change]
 
     def token(self, number: int) -> str:
         """Eight hexadecimal digits that follow from what is written: from its beginnings, which differ soon enough."""
         checksum = number
-        for offset, data in self.changes:
-            checksum = zlib.crc32(data[:_BEGINNING], zlib.crc32(str(offset).encode(), checksum))
+        for change in self.changes:
+            checksum = zlib.crc32(change.data()[:_BEGINNING], zlib.crc32(str(change.offset).encode(), checksum))
         return f"{checksum:08x}"
 
 

@@ -48,6 +48,7 @@ def describe_settings(specification: Specification, objective: Objective) -> dic
         "straight_through": specification.straight_through,
         **({} if specification.state_dtype is None else {"state_dtype": specification.state_dtype}),
         **({} if specification.compute == "float32" else {"compute": specification.compute}),
+        **({} if specification.master_weights else {"master_weights": False}),
         **({"qat": True} if specification.qat else {}),
         "seed": specification.seed,
     }

@@ -276,10 +276,10 @@ class Learned:
         """The live values of what is trained: parameters and running statistics by name."""
         return dict(self.trained)
 
-    def saved_values(self, ema: bool = False) -> dict[str, np.ndarray]:
+    def saved_values(self, ema: bool = False) -> Mapping[str, np.ndarray]:
         """What :meth:`save` writes: :meth:`trained_values` in the file's form, and the copies that are tied to them.
 
-        In the place of adapters it has the weights that they are merged into.
+        In the place of adapters it has the weights that they are merged into, each made when it is asked for.
 
         Args:
             ema: Whether to take the moving averages of parameters.

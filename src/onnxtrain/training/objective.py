@@ -57,6 +57,7 @@ class Objective:
         adapted: What was added to the model, to be trained beside its weights.
         weights: The input for one weight per example; ``None`` where all count alike.
         stored: What the file holds in another form than it is trained in.
+        wide: Parameters that are held in bfloat16, to the values that have their numbers in float32.
     """
 
     model: ir.Model
@@ -73,6 +74,7 @@ class Objective:
     weights: ir.Value | None = None
     others: Sequence[Head] = ()
     stored: Sequence[Stored] = ()
+    wide: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def heads(self) -> list[Head]:
@@ -265,6 +267,8 @@ class Objective:
             rounding=(
                 None if specification.state_dtype is None else Rounding(specification.state_dtype, specification.seed)
             ),
+            wide=self.wide,
+            seed=specification.seed,
         )
 
     def rules(self, specification: Specification) -> dict[str, UpdateRule]:

@@ -29,7 +29,7 @@ from onnxtrain.training.working_copy.adaptation import Adapted
 from onnxtrain.training.working_copy.few_bits import set_accuracy
 from onnxtrain.training.working_copy.pasts import leave_out_pasts
 from onnxtrain.training.working_copy.training_modes import Modes, find_layers, set_modes
-from onnxtrain.training.working_copy.widening import in_file, keep_frozen, rounded, widen
+from onnxtrain.training.working_copy.widening import hold_rounded, in_file, keep_frozen, rounded, widen
 from onnxtrain.training_info.recipe import Names, free_names
 
 
@@ -110,11 +110,13 @@ def prepare(
         objective = replace(objective, table=table)
     trained = {*objective.parameters, *statistics, *(copy.name for copy in copies)}
     keep_frozen(model, halves, trained)
-    stored = rounded(halves, trained)
+    wide = {} if specification.master_weights else hold_rounded(model, halves, objective.parameters)
+    same = {*wide, *(copy.name for copy in copies if copy.original in wide)}
+    stored = rounded(halves, trained - same)
     if quantized is not None:
         quantized.keep_frozen(model, trained)
         stored = [*stored, *quantized.stored(trained)]
-    return replace(objective, stored=stored)
+    return replace(objective, stored=stored, wide=wide)
 
 
 def _heads(objective: Objective, specification: Specification, loss: Loss | JointLoss, *, ignoring: bool) -> list[Head]:

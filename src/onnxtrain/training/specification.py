@@ -58,6 +58,7 @@ class Options(TypedDict, total=False):
     ema: float | EMA | None
     state_dtype: str | None
     compute: Compute
+    master_weights: bool
     straight_through: bool
     qat: bool
     recompute: Patterns
@@ -141,6 +142,7 @@ class Specification:
     ema: EMA | None = None
     state_dtype: str | None = None
     compute: Compute = "float32"
+    master_weights: bool = True
     straight_through: bool = False
     qat: bool = False
     recompute: tuple[str, ...] = ()
@@ -166,6 +168,11 @@ class Specification:
             )
         if self.compute not in get_args(Compute):
             raise OptionError(f"compute is {self.compute!r}; it is 'float32' or 'bfloat16'.")
+        if self.ema is not None and not self.master_weights:
+            raise OptionError(
+                "ema keeps averages of weights in float32, and master_weights=False has none in it; "
+                "leave one of them out."
+            )
         if isinstance(self.loss, JointLoss) and (self.output is not None or self.targets is not None):
             raise OptionError("output and targets are for one loss; a mapping of losses names the outputs.")
         if self.shard_gradients and not self.shard_states:
@@ -221,6 +228,7 @@ class Specification:
             ema=choose_ema(options.get("ema")),
             state_dtype=_state_dtype(options.get("state_dtype")),
             compute=options.get("compute", "float32"),
+            master_weights=options.get("master_weights", True),
             straight_through=options.get("straight_through", False) or options.get("qat", False),
             qat=options.get("qat", False),
             recompute=_tuple(options.get("recompute", ())),

@@ -15,6 +15,7 @@ from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.parallel.communicator import Communicator
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.training.advice.hints import warn_of
+from onnxtrain.training.aliases import refuses_elsewhere
 from onnxtrain.training.learner import Learner
 from onnxtrain.training.losses.base import TargetKind
 from onnxtrain.training.losses.loss_choice import LossLike
@@ -54,6 +55,9 @@ class Trainer(Learner):
             adds up in float32: about twice the rate on processors with AVX512-BF16; others refuse it. Products with
             weights of fewer than 64 rows or columns, as those of adapters, attention, norms, losses and updates stay in
             float32, as do ``evaluate`` and ``predict``: what is saved computes as they do.
+        master_weights: Whether trained weights of a file in float16 or bfloat16 are held in float32, and rounded when
+            they are saved. ``False`` holds those in bfloat16 as the file does, half the bytes: every update rounds them
+            up or down at random, with the right mean, as ``state_dtype`` rounds states.
         output: The output that the loss is built on, by default the first floating one.
         targets: ``"indices"`` or ``"values"`` (distributions over classes), where the loss takes both; by
             default what the first data hold.
@@ -112,6 +116,7 @@ class Trainer(Learner):
         True
     """
 
+    @refuses_elsewhere
     @refuses_invalid()
     def __init__(
         self,
@@ -146,6 +151,7 @@ class Trainer(Learner):
         ema: float | EMA | None = None,
         state_dtype: str | None = None,
         compute: Compute = "float32",
+        master_weights: bool = True,
         free_batch: bool = False,
     ) -> None:
         specification = Specification.of(
@@ -158,6 +164,7 @@ class Trainer(Learner):
             ema=ema,
             state_dtype=state_dtype,
             compute=compute,
+            master_weights=master_weights,
             output=output,
             targets=targets,
             batch_norm=batch_norm,
@@ -182,6 +189,6 @@ class Trainer(Learner):
             shard_gradients=shard_gradients,
         )
         super().__init__(specification)
-        warn_of(self._hints, stacklevel=3)  # the decorator is one of them
+        warn_of(self._hints, stacklevel=4)  # the decorators are two of them
 
     fit = LazyMethod("onnxtrain.training.fitting:fit")

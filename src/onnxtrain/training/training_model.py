@@ -49,6 +49,7 @@ def training_model(
     ema: float | EMA | None = None,
     state_dtype: str | None = None,
     compute: Compute = "float32",
+    master_weights: bool = True,
     free_batch: bool = False,
 ) -> onnx.ModelProto:
     """Write down the training of a model as the standard does: a model with ``training_info``.
@@ -70,6 +71,8 @@ def training_model(
             ``EncodeBlockwise``.
         compute: "bfloat16" for products with weights of factors rounded to it; likewise the metadata entry
             ``onnxtrain.compute``. Only sessions with native kernels run such a model.
+        master_weights: Whether trained weights in bfloat16 are float32 there; ``False``: updates round them, by
+            ``RoundStochastic``.
         groups: Parameters that are updated otherwise than the rest; each rule gets an optimizer node of its own.
         output: The output that the loss is built on.
         targets: "indices" or "values", where the loss takes both; by default indices.
@@ -113,6 +116,7 @@ def training_model(
         ema=ema,
         state_dtype=state_dtype,
         compute=compute,
+        master_weights=master_weights,
         output=output,
         targets=targets,
         batch_norm=batch_norm,

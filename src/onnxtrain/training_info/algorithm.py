@@ -139,16 +139,19 @@ class Algorithm:
         value.with_shape(())
         self._results[value.ir] = None
 
-    def gradient(self, y: Value, xs: Sequence[ir.Value]) -> list[Value]:
-        """The Gradient node."""
+    def gradient(self, y: Value) -> list[Value]:
+        """The Gradient node: dy/dx of all parameters, of those in bfloat16 in float32."""
+        wide = self._recipe.wide
+        made = {str(output.name): output for node in self.graph for output in node.outputs} if wide else {}
+        xs = [made[wide[name]] if name in wide else value for name, value in self.parameters.items()]
         names = [x.name or "" for x in xs]
         y.ir.name = y.name or "objective"
         gradients = self.op.several(
             "Gradient", *map(self.op.wrap, xs), outputs=len(xs), domain=TRAINING_DOMAIN, xs=names, y=y.name
         )
-        for x, gradient in zip(xs, gradients, strict=True):
+        for name, x, gradient in zip(self.parameters, xs, gradients, strict=True):
             gradient.ir.type, gradient.ir.shape = x.type, x.shape
-            self._name(gradient.ir, f"{x.name}_gradient")
+            self._name(gradient.ir, f"{name}_gradient")
         return list(gradients)
 
     def entry(self) -> Entry:

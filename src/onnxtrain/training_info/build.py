@@ -18,7 +18,7 @@ from onnxtrain.operators.schema import State
 from onnxtrain.training_info.algorithm import Algorithm, FirstValues, placeholder
 from onnxtrain.training_info.entry import COUNTERS_KEY, SYNCHRONIZED_KEY, Entry
 from onnxtrain.training_info.recipe import LossTerms, Recipe
-from onnxtrain.training_info.rounding import BFLOAT16, widened
+from onnxtrain.training_info.rounding import BFLOAT16, Rounding, widened
 from onnxtrain.training_info.update import AVERAGE, average_node, optimizer_nodes
 
 
@@ -116,7 +116,7 @@ def _finish(entry: Entry, recipe: Recipe, values: FirstValues) -> None:
 
 def _imported(recipe: Recipe) -> set[str]:
     """The domains of the operators of algorithms."""
-    own = set() if recipe.averaging is None and recipe.rounding is None else {ONNXTRAIN_DOMAIN}
+    own = set() if recipe.averaging is None and recipe.rounding is None and not recipe.wide else {ONNXTRAIN_DOMAIN}
     return {TRAINING_DOMAIN, recipe.optimizer.schema.domain} | own
 
 
@@ -203,7 +203,7 @@ class _Writer:
     def step(self, builder: Algorithm) -> Algorithm:
         """Loss, gradient and update in one."""
         terms = builder.loss()
-        gradients = self._masked(builder, builder.gradient(terms.loss, list(builder.parameters.values())))
+        gradients = self._masked(builder, builder.gradient(terms.loss))
         self._update(builder, self._clip(builder.op, gradients))
         builder.updates.update(self.recipe.statistics)
         self._return(builder, terms)
@@ -225,7 +225,7 @@ class _Writer:
         terms = builder.loss()
         scaled = terms.loss if terms.sums else terms.loss * terms.weight
         weight = op.scalar(0, terms.loss) if terms.sums else terms.weight
-        gradients = self._masked(builder, builder.gradient(scaled, list(builder.parameters.values())))
+        gradients = self._masked(builder, builder.gradient(scaled))
         for (name, value), gradient in zip(builder.parameters.items(), gradients, strict=True):
             accumulator = builder.state(f"{name}/accumulated", _repeated(0.0, value))
             builder.update(accumulator, gradient if self.recipe.alone else accumulator + gradient)
@@ -291,14 +291,15 @@ class _Writer:
         op = builder.op
         rate = builder.input(self.recipe.names.learning_rate, ir.DataType.FLOAT, ())
         count = self._count(builder)
-        xs = {name: op.wrap(value) for name, value in builder.parameters.items()}
-        states: dict[str, dict[str, tuple[Value, ...]]] = {name: {} for name in xs}
-        rules = {name: self.recipe.rule_of(name) for name in xs}
+        held = {name: op.wrap(value) for name, value in builder.parameters.items()}
+        states: dict[str, dict[str, tuple[Value, ...]]] = {name: {} for name in held}
+        rules = {name: self.recipe.rule_of(name) for name in held}
         for role in self.schema.states:
             for name, value in builder.parameters.items():
                 if role in rules[name].optimizer.states:
                     states[name][role.name] = self._state(builder, f"{name}/{role.name}", role, value)
         op.scope = "update"
+        xs = {name: widened(op, (value,), "X") for name, value in held.items()}
         variables = {
             name: (xs[name], gradient, *(widened(op, kept, letter) for letter, kept in states[name].items()))
             for name, gradient in zip(xs, gradients, strict=True)
@@ -307,10 +308,12 @@ class _Writer:
         if sparsified is None:
             sparsified = [name for name, value in builder.parameters.items() if len(_shape(value)) >= 2]
         news = optimizer_nodes(op, rules, rate, count, variables, sparsified)
+        own_rounding = Rounding("bfloat16", self.recipe.seed)
         for name, own in news.items():
             for new in own:
                 new.ir.type, new.ir.shape = xs[name].ir.type, xs[name].ir.shape
-            builder.update(xs[name], own[0])
+            (x,) = own_rounding.rounded(op, (held[name],), "X", own[0], count)
+            builder.update(held[name], x)
             for (letter, kept), new in zip(states[name].items(), own[1:], strict=True):
                 rounding = self.recipe.rounding
                 to_keep = (new,) if rounding is None else rounding.rounded(op, kept, letter, new, count)
@@ -381,5 +384,6 @@ def _repeated(number: float, like: ir.Value) -> np.ndarray:
 
 
 def _dtype(value: ir.Value) -> np.dtype[Any]:
+    """The type that a value is computed in."""
     assert value.dtype is not None
-    return value.dtype.numpy()
+    return np.dtype(np.float32) if value.dtype == ir.DataType.BFLOAT16 else value.dtype.numpy()

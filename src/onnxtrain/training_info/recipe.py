@@ -132,6 +132,9 @@ class Recipe:
         options: How the gradients are built; stated in the training model's metadata.
         rounding: How the states of float32 parameters are kept in fewer bits; ``None``: states have the type of
             their parameter.
+        wide: Parameters in bfloat16, which are rounded at random, to the values of the main graph that have their
+            numbers in float32: gradients are taken of these.
+        seed: Of the rounding of parameters.
     """
 
     model: ir.Model
@@ -153,6 +156,8 @@ class Recipe:
     rules: Mapping[str, UpdateRule] = field(default_factory=dict)
     averaging: Averaging | None = None
     rounding: Rounding | None = None
+    wide: Mapping[str, str] = field(default_factory=dict)
+    seed: int = 0
 
     def rule_of(self, parameter: str) -> UpdateRule:
         """How a parameter is updated."""

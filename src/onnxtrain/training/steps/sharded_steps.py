@@ -85,6 +85,8 @@ class ShardedSteps(ParallelSteps):
             raise OptionError(
                 "shard_states=True cuts states of the weights' type; leave shard_states or state_dtype out."
             )
+        if not specification.master_weights:
+            raise OptionError("shard_states=True cuts weights in float32; leave shard_states or master_weights out.")
         super().__init__(objective, specification, states=states, values=values)
         self._parameters = [self.states.join(names, parts=self.communicator.size) for names in self._buckets]
         self._pieces = {

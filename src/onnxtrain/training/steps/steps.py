@@ -69,6 +69,10 @@ class Steps:
                 f"state_dtype={specification.state_dtype!r} is for states in the processor's memory; "
                 "leave providers or state_dtype out."
             )
+        if not specification.master_weights and device_of(specification.options.provider_list()) is not None:
+            raise OptionError(
+                "master_weights=False is for weights in the processor's memory; leave providers or master_weights out."
+            )
         if specification.state_dtype == "8bit" and not kernels:
             raise OptionError(
                 "state_dtype='8bit' needs the native kernels, which decode and encode states inside the update, and "

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
+
+from onnxtrain.model.made_arrays import MadeArrays
 
 
 @dataclass(frozen=True)
@@ -23,9 +26,13 @@ class Stored:
     form: Callable[[Sequence[np.ndarray]], np.ndarray]
 
 
-def with_stored(values: Mapping[str, np.ndarray], stored: Iterable[Stored]) -> dict[str, np.ndarray]:
+def with_stored(values: Mapping[str, np.ndarray], stored: Iterable[Stored]) -> MadeArrays:
     """Values by name as the file has them: what is stored in another form, in the place of what that is made from."""
     stored = list(stored)
-    made = {item.name: item.form([values[name] for name in item.parameters]) for item in stored}
+    made = {item.name: partial(_formed, item, values) for item in stored}
     used = {name for item in stored for name in item.parameters}
-    return {name: array for name, array in values.items() if name not in used} | made
+    return {name: array for name, array in values.items() if name not in used} | MadeArrays(made)
+
+
+def _formed(item: Stored, values: Mapping[str, np.ndarray]) -> np.ndarray:
+    return item.form([values[name] for name in item.parameters])

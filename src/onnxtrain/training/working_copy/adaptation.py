@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.model.file import ModelFile
+from onnxtrain.model.made_arrays import MadeArrays
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -73,7 +74,7 @@ class Adapted(abc.ABC):
         """
 
     @abc.abstractmethod
-    def merged(self, file: ModelFile, values: Arrays) -> dict[str, np.ndarray]:
+    def merged(self, file: ModelFile, values: Arrays) -> MadeArrays:
         """The weights of the model that make it compute the same without what was added, by name.
 
         Args:

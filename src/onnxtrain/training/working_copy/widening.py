@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.errors import OptionError
 from onnxtrain.graph.clone import subgraphs
 from onnxtrain.training.weights.parameters import Initializer
 from onnxtrain.training.weights.stored import Stored
@@ -21,6 +22,9 @@ HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 Halves = dict[str, ir.TensorProtocol]
 """Tensors in half precision by the names of their initializers."""
+
+_BLOCK = 1 << 20
+"""How many numbers are rounded at once."""
 
 _TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype"})
 
@@ -58,6 +62,39 @@ def keep_frozen(model: ir.Model, halves: Halves, trained: Collection[str]) -> No
         _cast(model.graph, value, wide)
 
 
+def hold_rounded(model: ir.Model, halves: Halves, trained: Collection[str]) -> dict[str, str]:
+    """Give parameters in bfloat16 their own type again, in place: all read them through one value in float32.
+
+    Returns:
+        The names of these values by those of the parameters.
+
+    Raises:
+        OptionError: A parameter is in float16.
+    """
+    wide = {}
+    for name in trained:
+        if name not in halves:
+            continue
+        tensor, value = halves[name], model.graph.initializers[name]
+        if tensor.dtype != ir.DataType.BFLOAT16:
+            raise OptionError(
+                f"master_weights=False holds trained weights in bfloat16, but {name!r} is {tensor.dtype.name.lower()}, "
+                "whose range is too small for it; leave master_weights out."
+            )
+        readers = list(value.uses())
+        value.const_value, value.dtype = tensor, tensor.dtype
+        cast = _widening(value, [])
+        # Gradients are taken of what a node of its own gives: a cast may go where its reader goes.
+        own = ir.Node("", "Identity", [cast.outputs[0]], num_outputs=1)
+        single = own.outputs[0]
+        single.name, single.type, single.shape = f"{name}.trained", cast.outputs[0].type, value.shape
+        for reader, place in readers:
+            reader.replace_input_with(place, single)
+        model.graph.insert_before(next(iter(model.graph)), [cast, own])
+        wide[name] = str(single.name)
+    return wide
+
+
 def in_file(table: Iterable[Initializer], halves: Halves) -> list[Initializer]:
     """A table of initializers with the types that the file has."""
     return [replace(row, dtype=halves[row.name].dtype.name.lower()) if row.name in halves else row for row in table]
@@ -70,8 +107,12 @@ def rounded(halves: Halves, trained: Collection[str]) -> list[Stored]:
 
 def rounded_to(array: np.ndarray, dtype: ir.DataType) -> np.ndarray:
     """The nearest numbers of a type; beyond its largest, that."""
-    most = float(dtype.max)
-    return np.where(np.isfinite(array), np.clip(array, -most, most), array).astype(dtype.numpy())
+    most, found = float(dtype.max), np.empty(array.shape, dtype.numpy())
+    flat, given = found.reshape(-1), array.reshape(-1)
+    for start in range(0, flat.size, _BLOCK):  # what is clipped is a copy
+        part = given[start : start + _BLOCK]
+        flat[start : start + _BLOCK] = np.where(np.isfinite(part), np.clip(part, -most, most), part)
+    return found
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,293 @@
+"""Weights in half precision that are trained: with masters in float32, and in bfloat16 as they are."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import helper, numpy_helper
+
+import onnxtrain
+from adapters.decoder import batch, decoder
+from onnxtrain import examples
+from onnxtrain.errors import CheckpointError, OptionError
+from onnxtrain.operators.registry import OPTIMIZERS
+from onnxtrain.runtime.options import RuntimeOptions
+
+LOSS = "softmax_cross_entropy"
+RNG = np.random.default_rng(3)
+X = RNG.standard_normal((24, 4)).astype(np.float32)
+Y = RNG.integers(0, 3, 24)
+BFLOAT16 = ml_dtypes.bfloat16
+HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def halved(model, kind="bfloat16"):
+    """A model with its weights, and what is computed, in half precision; the input stays as it is."""
+    dtype = {"bfloat16": onnx.TensorProto.BFLOAT16, "float16": onnx.TensorProto.FLOAT16}[kind]
+    for tensor in model.graph.initializer:
+        if tensor.data_type == onnx.TensorProto.FLOAT:
+            array = numpy_helper.to_array(tensor)
+            raw = array.astype(helper.tensor_dtype_to_np_dtype(dtype)).tobytes()
+            tensor.CopyFrom(helper.make_tensor(tensor.name, dtype, array.shape, raw, raw=True))
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT:
+            value.type.tensor_type.elem_type = dtype
+    return model
+
+
+def trainer(kind="bfloat16", sizes=(4, 8, 3), **options):
+    options = {"optimizer": "adamw(lr=0.05)", "master_weights": False, **options}
+    return onnxtrain.Trainer(halved(examples.mlp(sizes), kind), loss=LOSS, **options)
+
+
+def given(x=X, kind="bfloat16"):
+    return x.astype({"bfloat16": BFLOAT16, "float16": np.float16}[kind])
+
+
+def values(learner):
+    return {name: np.array(array) for name, array in learner.states.items()}
+
+
+def graph_of(learner):
+    return learner.session._steps[0].step.model.graph
+
+
+def same(one, other):
+    assert one.keys() == other.keys()
+    for name, array in one.items():
+        np.testing.assert_array_equal(array, other[name], err_msg=name)
+
+
+@pytest.mark.parametrize("master_weights", [True, False])
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_gradients_are_float32_so_that_nothing_scales_losses(kind, master_weights):
+    """The rule that makes loss scaling useless: in half precision there are weights, rows of them, and inputs."""
+    if kind == "float16" and not master_weights:
+        return
+    options = {"lora": onnxtrain.Lora(rank=2), "train": "*lm_head*"} if master_weights else {}
+    decoders = onnxtrain.Trainer(halved(decoder(), kind), loss=LOSS, master_weights=master_weights, **options)
+    decoders.train_step(*batch())
+    plain = trainer(kind, master_weights=master_weights)
+    plain.train_step(given(kind=kind), Y)
+    for learner in (decoders, plain):
+        held = set(learner.parameters) if not master_weights else set()
+        for node in graph_of(learner):
+            for output in node.outputs:
+                if output.dtype in HALVES:
+                    assert node.op_type in ("Gather", "Reshape") or output.name.removesuffix("_new") in held
+        gradients = [state for node in graph_of(learner) if "Adam" in node.op_type for state in node.inputs]
+        types = {value.dtype for value in gradients if value.name.removesuffix("/V").removesuffix("/H") not in held}
+        assert types <= {ir.DataType.FLOAT, ir.DataType.INT64}
+
+
+def test_weights_take_two_bytes_and_the_file_has_them_as_they_are(tmp_path):
+    learner, masters = trainer(), trainer(master_weights=True)
+    for one in (learner, masters):
+        losses = [one.train_step(given(), Y) for _ in range(30)]
+        assert losses[-1] < 0.7 * losses[0]
+    assert {array.dtype for array in learner.parameters.values()} == {np.dtype(BFLOAT16)}
+    assert {array.dtype for array in masters.parameters.values()} == {np.dtype(np.float32)}
+    assert learner.states["layer1.weight/H"].dtype == np.float32
+    learner.save(tmp_path / "saved.onnx")
+    for tensor in onnx.load(tmp_path / "saved.onnx").graph.initializer:
+        if tensor.name in learner.parameters:
+            np.testing.assert_array_equal(numpy_helper.to_array(tensor), learner.parameters[tensor.name])
+    assert learner.evaluate((given(), Y))["loss"] == pytest.approx(losses[-1], rel=0.2)
+
+
+def sum_of_products(count):
+    """loss = mean over examples of the sum of x w: the gradient by w is x."""
+    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]>
+        g (bfloat16[n,{count}] x) => (bfloat16 y) {{ p = Mul(x, w) y = ReduceMean<keepdims=0>(p) }}""")
+    model.graph.initializer.append(helper.make_tensor("w", onnx.TensorProto.BFLOAT16, [count], np.ones(count)))
+    return model
+
+
+@pytest.mark.parametrize("state_dtype", [None, "bfloat16"])
+def test_steps_that_are_too_small_for_the_nearest_number_are_taken_in_the_mean(state_dtype):
+    """200 steps of 1e-4 from 1, whose neighbour in bfloat16 is 0.0039 below: rounded to the nearest, it stays 1."""
+    count, rate = 40_000, 1e-4
+    optimizer = onnxtrain.Momentum(rate * count, alpha=0.0)
+    learner = onnxtrain.Trainer(
+        sum_of_products(count), loss="output:y", optimizer=optimizer, master_weights=False, state_dtype=state_dtype
+    )
+    x = np.ones((1, count), BFLOAT16)
+    for _ in range(200):
+        learner.train_step(x)
+    nearest = (np.ones(1, np.float32) - np.float32(rate)).astype(BFLOAT16)
+    assert nearest == 1
+    w = learner.parameters["w"].astype(np.float64)
+    assert len(np.unique(w)) > 3  # each by itself
+    # The variance of a step between neighbours u apart is at most u rate: five deviations of the mean.
+    assert w.mean() == pytest.approx(1 - 200 * rate, abs=5 * np.sqrt(200 * 2**-8 * rate / count))
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate": 2, "clip_norm": 0.5, "state_dtype": "bfloat16"}], ids=str)
+def test_a_resumed_training_goes_on_bit_for_bit(tmp_path, options):
+    whole, first, second = trainer(**options), trainer(**options), trainer(**options)
+    data = given(), Y
+    whole.fit(data, epochs=4, batch_size=8, progress=False)
+    first.fit(data, epochs=2, batch_size=8, progress=False, checkpoint=tmp_path / "run")
+    second.fit(data, epochs=4, batch_size=8, progress=False, checkpoint=tmp_path / "run", resume=True)
+    same(values(whole), values(second))
+    with pytest.raises(CheckpointError, match="master_weights"):
+        trainer(master_weights=True, **options).fit(
+            data, epochs=4, batch_size=8, progress=False, checkpoint=tmp_path / "run", resume=True
+        )
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_optimizer_learns_with_and_without_kernels(optimizer):
+    """What is drawn is the same, so that weights are the same but where updates differ by a rounding of float32."""
+    made = getattr(onnxtrain, optimizer)
+    rate = {"SSGD": 0.2, "Momentum": 0.2, "SGD": 0.2, "Adagrad": 0.1}.get(optimizer, 0.02)
+    needed = {"SSGD": {"p": 1.0}}.get(optimizer, {})
+    learners = [
+        trainer(optimizer=made(rate, **needed), options=RuntimeOptions(kernels=kernels), threads=1)
+        for kernels in (True, False)
+    ]
+    for _ in range(2):
+        for learner in learners:
+            learner.train_step(given(), Y)
+    for name, array in learners[0].parameters.items():
+        one, other = (np.asarray(learner.parameters[name], np.float32) for learner in learners)
+        assert np.mean(one != other) < 0.1, name
+        np.testing.assert_allclose(one, other, rtol=2**-6, atol=1e-4, err_msg=name)
+        assert array.dtype == BFLOAT16
+    losses = [learners[0].train_step(given(), Y) for _ in range(40)]
+    assert losses[-1] < losses[0]
+
+
+def test_an_update_widens_weights_part_by_part_and_writes_them_where_they_stand():
+    learner = trainer(sizes=(4, 300, 3), state_dtype="bfloat16")
+    learner.train_step(given(), Y)
+    operators = [node.op_type for node in graph_of(learner)]
+    assert "FusedAdamW" in operators
+    assert "RoundStochastic" not in operators
+    assert "BitwiseXor" not in operators  # of its body
+    assert not set(learner.session._steps[0].second_buffers) & set(learner.parameters)
+
+
+def test_large_weights_are_float_for_each_reader_and_not_in_between():
+    learner = trainer(sizes=(4, 200, 200, 3))
+    learner.train_step(given(), Y)
+    casts = [node for node in graph_of(learner) if node.op_type == "Cast" and node.outputs[0].shape == (200, 200)]
+    assert len(casts) == 2  # for the product, and for the gradient of what it multiplies
+    assert all(len(list(node.outputs[0].consumers())) == 1 for node in casts)
+    assert learner.session._steps[0].second_buffers == ("T",)
+
+
+def test_seeds_differ_and_training_models_go_on():
+    one, other = trainer(seed=0), trainer(seed=1)
+    for learner in (one, other):
+        learner.train_step(given(), Y)
+    assert any(np.any(array != other.parameters[name]) for name, array in one.parameters.items())
+    model = one.training_model()
+    onnx.checker.check_model(model)
+    session = onnxtrain.TrainingSession(model)
+    session.step({"input": given(), "target": Y, "learning_rate": np.float32(0.05)})
+    one.train_step(given(), Y)
+    same(values(one), {name: np.array(array) for name, array in session.state.items()})
+
+
+@pytest.mark.parametrize("options", [{"loss": "next_token(chunk=4)"}, {"tie": True}], ids=str)
+def test_language_models_learn(options):
+    """All of it: a table of embeddings, products, the head, also where logits are made chunk by chunk."""
+    options = {"loss": LOSS, **options}
+    learner = onnxtrain.Trainer(halved(decoder()), optimizer="adamw(lr=0.01)", master_weights=False, **options)
+    before = values(learner)
+    x, y = batch()
+    losses = [learner.train_step(x, x if options["loss"] != LOSS else y) for _ in range(15)]
+    assert losses[-1] < 0.7 * losses[0]
+    for name, array in learner.parameters.items():
+        assert array.dtype == BFLOAT16
+        assert np.any(array != before[name]), name
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            {"kind": "float16"},
+            r"master_weights=False holds trained weights in bfloat16, but '.*' is float16, whose range",
+        ),
+        (
+            {"ema": 0.9},
+            r"ema keeps averages of weights in float32, and master_weights=False has none in it; leave one",
+        ),
+        (
+            {"shard_states": True},
+            r"shard_states=True cuts weights in float32; leave shard_states or master_weights out",
+        ),
+    ],
+)
+def test_what_is_refused(options, sentence):
+    if "shard_states" in options:
+        options = {**options, "parallel": Two()}
+    with pytest.raises(OptionError, match=sentence):
+        trainer(**options)
+
+
+MEASURE = """
+import re, sys
+from pathlib import Path
+import ml_dtypes, numpy as np, onnxtrain
+
+def train(path):
+    trainer = onnxtrain.Trainer(path, loss="softmax_cross_entropy", threads=1, master_weights={master_weights})
+    for _ in range(2):
+        trainer.train_step(np.ones((2, 64), ml_dtypes.bfloat16), np.zeros(2, np.int64))
+    own = re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())
+    return trainer, 1024 * int(own[1])
+
+_, before = train({small!r})
+trainer, after = train({large!r})
+print((after - before) / sum(array.size for array in trainer.parameters.values()))
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads resident memory from /proc")
+def test_a_weight_takes_two_bytes_less_than_with_a_master(tmp_path):
+    paths = {"small": (64, 64, 64), "large": (64, 3000, 3000, 3000, 64)}
+    for name, sizes in paths.items():
+        onnx.save(halved(examples.mlp(sizes)), tmp_path / f"{name}.onnx")
+    found = []
+    for master_weights in (True, False):
+        places = {name: str(tmp_path / f"{name}.onnx") for name in paths}
+        code = MEASURE.format(**places, master_weights=master_weights)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        found.append(float(done.stdout))
+    assert 1.5 < found[0] - found[1] < 3
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("fp16", "There is no option 'fp16': a model in float16 or bfloat16 trains as it is, in float32; leave it out"),
+        (
+            "loss_scale",
+            "There is no option 'loss_scale': gradients are float32 whatever the type of the model, so that",
+        ),
+        ("scaler", "There is no option 'scaler': gradients are float32"),
+        (
+            "stochastic_rounding",
+            "There is no option 'stochastic_rounding': give master_weights=False for weights in bf",
+        ),
+    ],
+)
+def test_options_of_other_tools_are_answered(name, sentence):
+    with pytest.raises(OptionError, match=sentence):
+        trainer(**{name: True})
+
+
+class Two:
+    """Enough of two processes to be told what cannot be."""
+
+    rank, size = 0, 2
