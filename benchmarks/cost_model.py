@@ -13,10 +13,12 @@ A message of at most 128 bytes makes one trip; of a larger one the sender waits 
 more. A sum of n bytes is one exchange of n where that is at most 32 KiB, and otherwise exchanges of n / N, in blocks of
 at most 1 MiB, and one more of n / N.
 
-Overhead and copying are those of messages and sums of two processes over TCP on this machine's loopback device, latency
-and trips those of two machines without and with a delay and a limited rate. Everything else is predicted: sums and
-steps on other delays, rates and numbers of machines. What a machine computes in a step is measured there, since all of
-them share the processors of this one.
+Overhead and copying are those of messages and sums of two processes over TCP on this machine's loopback device. Trips
+are those of two and of four machines with one delay and rate, and so is the latency beside the delay: what it takes
+until the switch and the processes, which sleep meanwhile and share the processors of this machine, have been woken.
+Everything else is predicted: sums and steps on other delays, rates and numbers of machines. What a machine computes in
+a step is measured there. The largest sum goes first, so that connections have wide windows, as in a training, which
+begins with all of its weights.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ SMALL = 128
 """Bytes up to which nobody waits for the message to have come (MPICH 5.0 over TCP: messages of 192 bytes take twice
 as long as those of 128)."""
 
-DELAYED = ((2, 0.0, None), (2, 0.02, 12.5e6))
+DELAYED = ((2, 0.02, 12.5e6), (4, 0.02, 12.5e6))
 """Machines, delay [s] and rate [bytes/s] of the networks that latency and trips are fitted to."""
 
 MESSAGES = 64
@@ -163,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             loopback.append(on_loopback())
             networks.append({setting: on_network(setting, (), given.folder) for setting in DELAYED})
             networks[-1] |= {setting: on_network(setting, stepped, given.folder) for setting in predicted}
-    found = {setting: _medians([turn[setting] for turn in networks]) for setting in networks[0]}
+    found = {setting: _least([turn[setting] for turn in networks]) for setting in networks[0]}
     software, base = fit_trips(fit(loopback), {setting: found[setting] for setting in DELAYED})
     text = report(found, software, base, predicted, given.folder)
     write_report(f"{text}\n\n{load_line(foreign)}", given.output)
@@ -171,6 +173,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 Setting = tuple[int, float, float | None]
+Latencies = dict[int, float]
+"""Seconds of a small message beside the network's delay, by how many machines there are."""
+
 Found = dict[str, Any]
 """What rank 0 of a run printed: seconds of an exchange, of sums by size, of steps by model."""
 
@@ -208,13 +213,15 @@ def _answer(name: str, done: subprocess.CompletedProcess[str]) -> Found:
     return found
 
 
-def _medians(runs: Sequence[Found]) -> Found:
-    """Of every number the median over the rounds."""
-    return {
-        key: _medians([run[key] for run in runs])
-        if isinstance(value, dict)
-        else statistics.median(r[key] for r in runs)
-        for key, value in runs[0].items()
+def _least(runs: Sequence[Found]) -> Found:
+    """Of every number the least of the rounds; of steps those of the round in which they took least."""
+    steps = {
+        name: min((run["steps"][name] for run in runs), key=lambda step: step["seconds"]) for name in runs[0]["steps"]
+    }
+    sums = {size: min(run["sums"][size] for run in runs) for size in runs[0]["sums"]}
+    return {"exchange": min(r["exchange"] for r in runs), "message": min(r["message"] for r in runs)} | {
+        "sums": sums,
+        "steps": steps,
     }
 
 
@@ -224,11 +231,11 @@ def work(stepped: Sequence[str], folder: str) -> None:
 
     mpi = MPI(timeout=120)
     small = np.zeros((mpi.size, TABLE_BYTES), np.uint8)
-    found: Found = {"exchange": timed(mpi, lambda: mpi.all_gather_(small)), "message": message(mpi)}
-    found |= {"sums": {}, "steps": {}}
-    for size in SUMS:
+    found: Found = {"sums": {}, "steps": {}}
+    for size in reversed(SUMS):
         array = np.zeros(size // 4, np.float32)
         found["sums"][str(size)] = timed(mpi, lambda array=array: mpi.all_reduce_(array))  # type: ignore[misc]
+    found |= {"exchange": timed(mpi, lambda: mpi.all_gather_(small)), "message": message(mpi)}
     for name in stepped:
         found["steps"][name] = stepping(mpi, name, folder)
     if mpi.rank == 0:
@@ -252,7 +259,10 @@ def message(mpi: Any) -> float:
 
 
 def timed(mpi: Any, action: Callable[[], None], seconds: float = 0.5) -> float:
-    """Seconds of an operation of all processes: the median of means over a few in a row, since one may run ahead."""
+    """Seconds of an operation of all processes: the least of means over a few in a row, since one may run ahead.
+
+    What other programs take is no cost of ours.
+    """
 
     def mean(count: int) -> float:
         began = time.perf_counter()
@@ -265,7 +275,7 @@ def timed(mpi: Any, action: Callable[[], None], seconds: float = 0.5) -> float:
     mpi.broadcast_(first)
     least = 4 if first[0] < 0.1 else 1
     count = max(least, min(200, int(seconds / 5 / float(first[0]))))
-    return statistics.median(mean(count) for _ in range(5))
+    return min(mean(count) for _ in range(5))
 
 
 def stepping(mpi: Any, name: str, folder: str, steps: int = 15) -> dict[str, float]:
@@ -324,14 +334,16 @@ def fit(loopback: Sequence[Found]) -> Software:
     return Software(min(found["message"] for found in loopback), max(0.0, copied / sum(parts)), 1.0)
 
 
-def fit_trips(software: Software, found: dict[Setting, Found]) -> tuple[Software, float]:
-    """The trips of large messages, by least squares of relative errors, and the latency without a delay."""
-    base = min(v["exchange"] - (n - 1) * software.overhead for (n, delay, _), v in found.items() if not delay)
-    base = max(base, 0.0)
+def fit_trips(software: Software, found: dict[Setting, Found]) -> tuple[Software, Latencies]:
+    """The trips of large messages, by least squares of relative errors, and the latency beside the delay."""
+    base = {
+        machines: max(0.0, v["exchange"] - software.exchange(TABLE_BYTES, machines, Network(delay, rate or np.inf)))
+        for (machines, delay, rate), v in found.items()
+    }
     shares = []  # of the latencies of large messages in a time, and of what is not explained without them
     for (machines, delay, rate), values in found.items():
-        network = Network(base + delay, rate or np.inf)
-        for size, seconds in values["sums"].items() if delay else ():
+        network = network_of((machines, delay, rate), base)
+        for size, seconds in values["sums"].items():
             large = sum(part > SMALL for part in exchanges(int(size), machines))
             rest = seconds - replace(software, trips=0.0).all_reduce(int(size), machines, network)
             shares.append((large * network.latency / seconds, rest / seconds))
@@ -339,15 +351,22 @@ def fit_trips(software: Software, found: dict[Setting, Found]) -> tuple[Software
     return replace(software, trips=max(1.0, float(latencies @ rests / (latencies @ latencies)))), base
 
 
+def network_of(setting: Setting, base: Latencies) -> Network:
+    """A network with the latency that so many machines have beside the delay."""
+    machines, delay, rate = setting
+    counts = sorted(base)
+    return Network(delay + float(np.interp(machines, counts, [base[count] for count in counts])), rate or np.inf)
+
+
 def points(
-    found: dict[Setting, Found], software: Software, base: float, settings: Sequence[Setting]
+    found: dict[Setting, Found], software: Software, base: Latencies, settings: Sequence[Setting]
 ) -> Iterator[tuple[str, Setting, float, float]]:
     """What was measured and what is predicted: a name, the network, and seconds of both."""
     for setting in settings:
-        machines, delay, rate = setting
-        network, values = Network(base + delay, rate or np.inf), found[setting]
+        machines = setting[0]
+        network, values = network_of(setting, base), found[setting]
         yield "exchange", setting, values["exchange"], software.exchange(TABLE_BYTES, machines, network)
-        for size, seconds in values["sums"].items():
+        for size, seconds in sorted(values["sums"].items(), key=lambda item: int(item[0])):
             yield f"sum of {size_text(int(size))}", setting, seconds, software.all_reduce(int(size), machines, network)
         for name, step in values["steps"].items():
             expected = software.step(step["computing"], [step["bytes"]], machines, network)
@@ -362,7 +381,7 @@ def size_text(size: int) -> str:
 def report(
     found: dict[Setting, Found],
     software: Software,
-    base: float,
+    base: Latencies,
     predicted: Sequence[Setting],
     folder: str,
 ) -> str:
@@ -385,7 +404,9 @@ def report(
         [
             f"# The cost of several machines\n\n{machine_line()}",
             f"Fitted: {software.overhead * 1e6:.0f} µs for each message, {software.copying * 1e9:.2f} ns for each byte "
-            f"and {software.trips:.1f} trips of a large message; {base * 1e6:.0f} µs latency without a delay.",
+            f"and {software.trips:.1f} trips of a large message; beside the delay a latency of "
+            + ", ".join(f"{seconds * 1e6:.0f} µs with {machines} machines" for machines, seconds in base.items())
+            + ".",
             table(header, rows),
             f"{within} of {len(errors)} points are predicted within 15 %; the median error is "
             f"{statistics.median(errors):.0%}, the largest {max(errors):.0%}.",
@@ -398,7 +419,7 @@ def cluster(software: Software, folder: str) -> Iterator[str]:
     """The table of clusters, and what it takes for granted."""
     from arithmetic import PASSES, forward_operations
 
-    from onnxtrain.training.steps.buckets import BUCKET_BYTES
+    from onnxtrain.training.steps.buckets import bucket_bytes
 
     rows, free = [], Software(0.0, 0.0, software.trips)
     for name, examples in SHOWN.items():
@@ -406,9 +427,9 @@ def cluster(software: Software, folder: str) -> Iterator[str]:
         path = Path(model.onnx(folder))
         computing = PASSES * forward_operations(path, model.batch(examples)[0]) / RATE
         size = weights(path)
-        count = max(1, int(size // BUCKET_BYTES))
-        sizes = [size / count] * count
         for machines in CLUSTER:
+            count = max(1, int(size // bucket_bytes(machines)))
+            sizes = [size / count] * count
             row = [name, str(machines), f"{computing * 1e3:.0f}"]
             for latency, bandwidth in NETWORKS.values():
                 network = Network(latency, bandwidth)

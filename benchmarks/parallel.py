@@ -71,7 +71,7 @@ def compare(given: argparse.Namespace) -> None:
     header = [
         "model",
         *("batch", "processes", "onnxtrain [ms]", "gloo DDP [ms]", "of DDP", "split", "MB moved"),
-        *("waiting", "afterwards [ms]", "waiting afterwards"),
+        *("waiting", "afterwards [ms]", "waiting afterwards", "hidden"),
         *("peak MB", "sharded [ms]", "sharded peak MB", "gradients too [ms]", "gradients too, peak MB"),
     ]
     text = "\n\n".join(
@@ -80,7 +80,8 @@ def compare(given: argparse.Namespace) -> None:
             table(header, rows),
             "Times are medians over rounds of the median step; ratios are medians of ratios within a round. Moved: "
             "what one process sends in a step. Waiting: the share of its time in which it does not compute, but "
-            "communicates or waits for others; beside the backward pass, or all of it afterwards.",
+            "communicates or waits for others; beside the backward pass, or all of it afterwards. Hidden: by how much "
+            "less sums take behind the backward pass of the slowest process than if they all begin there.",
             load_line(foreign),
         ]
     )
@@ -162,6 +163,7 @@ def row(name: str, ranks: int, found: dict[str, list[dict[str, Any]]]) -> list[s
         f"{median(ours, 'waiting'):.1%}" if several else "",
         milliseconds(median("afterwards")) if several else "",
         f"{median('afterwards', 'waiting'):.1%}" if several else "",
+        f"{1 - median(ours, 'tail') / median('afterwards', 'tail'):.0%}" if several else "",
         megabytes(median(ours, "peak")),
         milliseconds(median("sharded")) if several else "",
         megabytes(median("sharded", "peak")) if several else "",
@@ -180,17 +182,31 @@ def work(peer: str, name: str, steps: int, folder: str) -> None:
     if communicator is not None:
         communicator.seconds = communicator.bytes = 0.0
     before = waited()
-    times = []
+    times, spans = [], []
     for index in range(steps):
         began = time.perf_counter()
         step(index)
         times.append(time.perf_counter() - began)
+        spans.append((0.0, 0.0) if communicator is None else communicator.last())
     found = {"seconds": statistics.median(times), "loss": first, "peak": peak(), "bytes": 0.0, "waiting": 0.0}
     if communicator is not None:
         found |= {"bytes": communicator.bytes / steps, "waiting": (waited() - before) / sum(times)}
+        found["tail"] = tail(communicator, spans)
     rank = int(os.environ.get("RANK", "0")) if communicator is None else communicator.rank
     if rank == 0:
         print(json.dumps(found))
+
+
+def tail(communicator: Any, spans: Sequence[tuple[float, float]]) -> float:
+    """Seconds from the end of the slowest process's backward pass until sums are there: the median over steps.
+
+    Processes of one machine have one clock.
+    """
+    table = np.zeros((communicator.size, len(spans), 2))
+    table[communicator.rank] = spans
+    communicator.all_gather_(table)
+    ended, done = table.max(axis=0).T
+    return float(np.median(done - ended))
 
 
 def onnxtrain(peer: str, name: str, folder: str) -> tuple[Callable[[int], float], Any]:
@@ -207,6 +223,7 @@ def onnxtrain(peer: str, name: str, folder: str) -> tuple[Callable[[int], float]
             self.seconds = self.bytes = 0.0
             self.overlap = inner.overlap
             self.beside = lambda: 0.0  # seconds that steps have waited for sums
+            self.last = lambda: (0.0, 0.0)  # when the computation of the last step ended, and its sums
 
         def waited(self) -> float:
             return self.seconds + self.beside()
@@ -260,6 +277,7 @@ def onnxtrain(peer: str, name: str, folder: str) -> tuple[Callable[[int], float]
     names = trainer.objective.names
     if several:
         communicator.beside = lambda: steps._reduction.waited
+        communicator.last = lambda: steps._reduction.last
 
     def step(index: int) -> float:
         inputs, target = made[index % len(made)]

@@ -30,6 +30,9 @@ from typing import Self
 PACKET = 4500
 """Bytes of the largest packet."""
 
+LATE = 1e-3
+"""Seconds that the timer of a busy machine may be late without the link losing of its rate meanwhile."""
+
 _SUBNET = (10, 77, 0)
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 _TUN_DEVICE, _SET_DEVICE = 0x0001 | 0x1000, 0x400454CA  # IFF_TUN | IFF_NO_PI, TUNSETIFF
@@ -110,7 +113,8 @@ class SlowNetwork:
         # Steps are pauses for a connection, after which it would try out again how much the network takes.
         _command(*inside, "sysctl", "-qw", "net.ipv4.tcp_slow_start_after_idle=0")
         if self.rate is not None:
-            bucket = ("rate", f"{8 * self.rate:.0f}bit", "burst", str(PACKET + 100), "limit", str(32 << 20))
+            burst = max(PACKET + 100, int(LATE * self.rate))
+            bucket = ("rate", f"{8 * self.rate:.0f}bit", "burst", str(burst), "limit", str(32 << 20))
             _command(*inside, "tc", "qdisc", "add", "dev", "net0", "root", "tbf", *bucket)
 
 

@@ -103,6 +103,7 @@ inline constexpr int kRequired = 0;
 inline constexpr int kOptional = 1;
 inline constexpr int kVariadic = 2;
 inline constexpr int kMemoryDefault = 0;
+inline constexpr int kMemoryOfProcessor = -2;  // of an input that a provider with memory of its own wants there
 
 // One function of the table: `Function<slot, Signature>::call(api, arguments...)`.
 template <std::size_t slot, typename Signature>
@@ -138,6 +139,7 @@ using KernelContext_GetInputCount = Function<88, OrtStatus*(const OrtKernelConte
 using KernelContext_GetInput = Function<90, OrtStatus*(const OrtKernelContext*, std::size_t, const OrtValue**)>;
 using KernelContext_GetOutput =
     Function<91, OrtStatus*(OrtKernelContext*, std::size_t, const std::int64_t* shape, std::size_t rank, OrtValue**)>;
+using KernelContext_GetGPUComputeStream = Function<193, OrtStatus*(const OrtKernelContext*, void** stream)>;
 using KernelContext_ParallelFor = Function<274, OrtStatus*(const OrtKernelContext*, void (*)(void*, std::size_t),
                                                            std::size_t total, std::size_t batches, void* data)>;
 

@@ -94,6 +94,7 @@ def test_parallel_compares_with_pytorch(models: str) -> None:
     assert min(float(one[3]), float(one[4]), float(one[6])) > 0
     bytes_moved = 4 * (784 * 512 + 512 + 512 * 512 + 512 + 512 * 10 + 10)
     assert float(two[7]) == pytest.approx(bytes_moved / 1e6, rel=0.01)
+    assert two[header.index("hidden")].endswith("%")
 
 
 @pytest.mark.torch

@@ -63,25 +63,27 @@ def test_a_fit_finds_what_made_the_numbers():
         "sums": {str(1 << 22): 3 * bare.latency + 1e-9 * sum(exchanges(1 << 22, 2))},
     }
     slower = {"exchange": 1.0, "message": 1.0, "sums": {str(1 << 22): 1.0}}
-    base = 4e-4
-    settings = ((2, 0.0, None), (2, 0.02, 12.5e6))
+    base = {2: 4e-4, 4: 8e-4}
+    settings = ((2, 0.02, 12.5e6), (4, 0.02, 12.5e6))
     found = {}
     for machines, delay, rate in settings:
-        network = Network(base + delay, rate or float("inf"))
+        network = Network(base[machines] + delay, rate)
         sums = {str(size): SOFTWARE.all_reduce(size, machines, network) for size in cost_model.SUMS}
         found[machines, delay, rate] = {
             "exchange": SOFTWARE.exchange(cost_model.TABLE_BYTES, machines, network),
             "sums": sums,
             "steps": {},
         }
-    software, latency = cost_model.fit_trips(cost_model.fit([loopback, slower]), found)
-    assert latency == pytest.approx(base, rel=1e-3)
+    software, latencies = cost_model.fit_trips(cost_model.fit([loopback, slower]), found)
+    assert latencies == pytest.approx(base, rel=1e-3)
+    assert cost_model.network_of((3, 0.01, None), latencies).latency == pytest.approx(0.01 + 6e-4, rel=1e-3)
     assert software.overhead == SOFTWARE.overhead
     assert software.copying == pytest.approx(SOFTWARE.copying, rel=1e-3)
     assert software.trips == pytest.approx(2.0, rel=1e-3)
     errors = [expected / measured - 1 for *_, measured, expected in cost_model.points(found, software, base, settings)]
     assert max(map(abs, errors)) < 0.001
-    found[settings[1]]["sums"] = {size: 2 * seconds for size, seconds in found[settings[1]]["sums"].items()}
+    for values in found.values():
+        values["sums"] = {size: 2 * seconds for size, seconds in values["sums"].items()}
     assert cost_model.fit_trips(software, found)[0].trips > 3
 
 

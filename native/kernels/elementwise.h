@@ -7,6 +7,7 @@
 
 #include <cstddef>
 
+#include "anywhere.h"
 #include "tuning.h"
 
 #if defined(__clang__)
@@ -53,8 +54,8 @@ inline void for_each_element(std::size_t count, const T* const (&streams)[count_
   for_each_block<T>(count, streams, block, element);
 }
 
-inline float square_root(float value) { return __builtin_sqrtf(value); }
-inline double square_root(double value) { return __builtin_sqrt(value); }
+ONNXTRAIN_ANYWHERE inline float square_root(float value) { return __builtin_sqrtf(value); }
+ONNXTRAIN_ANYWHERE inline double square_root(double value) { return __builtin_sqrt(value); }
 
 }  // namespace
 }  // namespace onnxtrain

@@ -169,6 +169,12 @@ void* Call::output(std::size_t index, const std::vector<std::int64_t>& shape) co
   return data;
 }
 
+void* Call::stream() const {
+  void* stream = nullptr;
+  require(api_, ort::KernelContext_GetGPUComputeStream::call(api_, context_, &stream));
+  return stream;
+}
+
 ParallelFor Call::parallel_for() const {
   return [api = api_, context = context_](std::size_t total, const std::function<void(std::size_t)>& task) {
     const auto run = [](void* data, std::size_t index) {

@@ -78,6 +78,8 @@ class Call {
   void* output(std::size_t index, const std::vector<std::int64_t>& shape) const;
   // Shares tasks among the threads of the runtime's own pool.
   ParallelFor parallel_for() const;
+  // That of the provider that runs the kernel (a cudaStream_t); null for the processor's.
+  void* stream() const;
 
  private:
   const OrtApi* api_;

@@ -10,35 +10,20 @@
 namespace onnxtrain {
 namespace {
 
-// A rule's scalars in the tensor's type, each rounded once.
-template <typename Rule, typename T>
-typename Rule::template Scalars<T> rounded(const void* scalars) {
-  constexpr std::size_t count = sizeof(typename Rule::template Scalars<T>) / sizeof(T);
-  static_assert(sizeof(typename Rule::template Scalars<double>) == count * sizeof(double));
-  double wide[count];
-  __builtin_memcpy(wide, scalars, sizeof(wide));
-  T narrow[count];
-  for (std::size_t i = 0; i < count; ++i) narrow[i] = static_cast<T>(wide[i]);
-  typename Rule::template Scalars<T> result;
-  __builtin_memcpy(&result, narrow, sizeof(narrow));
-  return result;
-}
-
 template <typename Rule, typename T, int variant>
 void update(const void* scalars, std::size_t count, const void* const* inputs, void* const* outputs) {
   using Scalars = typename Rule::template Scalars<T>;
-  const Scalars s = rounded<Rule, T>(scalars);
+  const Scalars s = rounded<Rule, T>(*static_cast<const typename Rule::template Scalars<double>*>(scalars));
   const T *X = static_cast<const T*>(inputs[0]), *G = static_cast<const T*>(inputs[1]);
   T* X_new = static_cast<T*>(outputs[0]);
-  constexpr bool no_state = requires(T& x) { Rule::template update<variant>(s, x, x); };
-  constexpr bool one_state = requires(T& x) { Rule::template update<variant>(s, x, x, x); };
-  if constexpr (no_state) {
+  constexpr int states = states_of_update<Rule, variant>();
+  if constexpr (states == 0) {
     for_each_element<T>(count, {X, G}, [=](std::size_t i) {
       T x = X[i];
       Rule::template update<variant>(s, x, G[i]);
       X_new[i] = x;
     });
-  } else if constexpr (one_state) {
+  } else if constexpr (states == 1) {
     const T* V = static_cast<const T*>(inputs[2]);
     T* V_new = static_cast<T*>(outputs[1]);
     for_each_element<T>(count, {X, G, V}, [=](std::size_t i) {

@@ -7,38 +7,18 @@
 #pragma once
 
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "operators/runtime.h"
+#include "optimizers/inputs.h"
 #include "optimizers/optimizers.h"
 
 namespace onnxtrain {
 
-// How the tensors of one variable are named, in the order of the groups: "XGVH" means X..., G..., V..., H...
-struct Grouping {
-  std::string operator_name;
-  std::string inputs;   // one letter a group
-  std::string outputs;  // likewise; each output has type and shape of the input of its letter
-  bool fused = false;
-
-  // Inputs before the groups.
-  std::size_t scalars() const { return fused ? 3 : 2; }
-
-  // Of an optimizer whose variables have these states.
-  static Grouping of(const Optimizer& optimizer, const std::string& states);
-  // The operator that does more than this one.
-  Grouping fused_with(bool masks) const;
-};
-
-// Tells the runtime types and shapes of the outputs of one variable while it loads a model: those that every node has,
-// because the runtime does not say here how many outputs a node has, and crashes at one too many. The others take the
-// types that the model declares, as graph outputs or in value_info.
-void infer_shapes(const OrtApi* api, const Grouping& grouping, OrtShapeInferContext* context);
-
 // One node of a model.
 class OptimizerNode {
  public:
+  using Rule = Optimizer;
+
   OptimizerNode(const Optimizer& optimizer, const Attributes& attributes, bool fused);
   OptimizerNode(const OptimizerNode&) = delete;
   OptimizerNode& operator=(const OptimizerNode&) = delete;
@@ -46,17 +26,8 @@ class OptimizerNode {
   void compute(const Call& call) const;
 
  private:
-  double number(const Call& call, std::size_t index, const char* what) const;
-  std::int64_t update_count(const Call& call) const;
-  std::vector<Draw> draws(std::int64_t T) const;  // of the states of each variable, one variable after the other
-  Variable variable(const Call& call, std::size_t index, Tensor& parameter, Tensor& other) const;
-  void check(const Tensor& parameter, const Tensor& other, char letter, std::size_t index) const;
-  std::string label(char letter, std::size_t index) const;  // "Adam: G of variable 2 of 3"
-
   std::unique_ptr<Update> update_;
-  Grouping grouping_;
-  std::size_t count_ = 0;              // of variables
-  std::vector<std::uint32_t> starts_;  // of the draws, in the order of `seeds`; empty: states are of X's type
+  UpdateInputs inputs_;
 };
 
 }  // namespace onnxtrain

@@ -1,48 +1,18 @@
 #include "optimizers/optimizers.h"
 
 #include <cstring>
-#include <optional>
-#include <stdexcept>
 
 #include "optimizer_rules.h"
+#include "optimizers/rule_attributes.h"
 
 namespace onnxtrain {
 namespace {
 
-// "'a', 'b' or 'c'".
-std::string listed(const char* const (&words)[kMostVariants]) {
-  std::string text;
-  for (int i = 0; i < kMostVariants && words[i] != nullptr; ++i) {
-    const bool last = i + 1 == kMostVariants || words[i + 1] == nullptr;
-    text.append(i == 0 ? "'" : last ? " or '" : ", '").append(words[i]).append("'");
-  }
-  return text;
-}
-
-template <typename Attributes>
-void read(const AttributeOf<Attributes>& attribute, const AttributeSource& source, Attributes& values) {
-  if (attribute.number != nullptr) {
-    double& value = values.*attribute.number;
-    value = source.number(attribute.name, attribute.required ? std::nullopt : std::optional(value));
-    return;
-  }
-  int& place = values.*attribute.word;
-  const std::string word = source.text(
-      attribute.name, attribute.required ? std::nullopt : std::optional<std::string>(attribute.words[place]));
-  for (place = 0; place < kMostVariants && attribute.words[place] != nullptr; ++place) {
-    if (word == attribute.words[place]) return;
-  }
-  throw std::invalid_argument(std::string(attribute.name) + " is '" + word + "': it must be " +
-                              listed(attribute.words) + ".");
-}
-
 template <typename Rule>
 class UpdateBy final : public Update {
  public:
-  UpdateBy(std::size_t number, const AttributeSource& source) : number_(number) {
-    for (const auto& attribute : Rule::kAttributes) read(attribute, source, attributes_);
-    if constexpr (requires { Rule::check(attributes_); }) Rule::check(attributes_);
-  }
+  UpdateBy(std::size_t number, const AttributeSource& source)
+      : number_(number), attributes_(attributes_of<Rule>(source)) {}
 
   std::string states() const override { return Rule::states(attributes_); }
 

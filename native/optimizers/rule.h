@@ -9,8 +9,10 @@
 //     template <typename T> struct Scalars { T rate, epsilon; };  // what an element's update needs, all of type T
 //     static Scalars<double> scalars(const Attributes&, double R, std::int64_t T);  // once for a call, in float64
 //     template <int variant, typename T>
-//     static void update(const Scalars<T>&, T& x, T g, T& h);   // one element; the compiler makes vectors of it
+//     ONNXTRAIN_ANYWHERE static void update(const Scalars<T>&, T& x, T g, T& h);  // one element
 //   };
+//
+// The compiler makes vectors of `update`, and where the library for CUDA is built, kernels for a GPU.
 //
 // A rule may have `kVariants` and `static int variant(const Attributes&)`, where attributes choose among forms of the
 // update; `static void check(const Attributes&)`, which throws std::invalid_argument; and, where an element's update
@@ -20,6 +22,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "anywhere.h"
 #include "kernels/elementwise.h"
 #include "kernels/kernel_table.h"
 
@@ -63,6 +66,32 @@ constexpr int variants_of() {
   } else {
     return 1;
   }
+}
+
+// A rule's scalars in the tensor's type, each rounded once.
+template <typename Rule, typename T>
+typename Rule::template Scalars<T> rounded(const typename Rule::template Scalars<double>& scalars) {
+  constexpr std::size_t count = sizeof(typename Rule::template Scalars<T>) / sizeof(T);
+  static_assert(sizeof(scalars) == count * sizeof(double));
+  double wide[count];
+  __builtin_memcpy(wide, &scalars, sizeof(wide));
+  T narrow[count];
+  for (std::size_t i = 0; i < count; ++i) narrow[i] = static_cast<T>(wide[i]);
+  typename Rule::template Scalars<T> result;
+  __builtin_memcpy(&result, narrow, sizeof(narrow));
+  return result;
+}
+
+// How many states an element's update changes; -1 where the rule has kernels of its own.
+template <typename Rule, int variant>
+constexpr int states_of_update() {
+  if constexpr (requires { typename Rule::template Scalars<float>; }) {
+    using Scalars = typename Rule::template Scalars<float>;
+    if constexpr (requires(const Scalars& s, float& x) { Rule::template update<variant>(s, x, x); }) return 0;
+    if constexpr (requires(const Scalars& s, float& x) { Rule::template update<variant>(s, x, x, x); }) return 1;
+    if constexpr (requires(const Scalars& s, float& x) { Rule::template update<variant>(s, x, x, x, x); }) return 2;
+  }
+  return -1;
 }
 
 }  // namespace onnxtrain

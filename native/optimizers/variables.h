@@ -9,6 +9,7 @@
 
 #include "kernels/drawing.h"
 #include "kernels/kernel_table.h"
+#include "optimizers/broadcast.h"
 #include "parallel.h"
 
 namespace onnxtrain {
@@ -16,27 +17,6 @@ namespace onnxtrain {
 inline constexpr std::size_t kMaxInputs = 4;   // X, G, V, H
 inline constexpr std::size_t kMaxOutputs = 3;  // X_new, V_new, H_new
 inline constexpr std::size_t kMaxStates = 2;   // V, H
-
-// A gradient of a smaller shape, read as if it had the parameter's.
-class Broadcast {
- public:
-  // Whether `from` broadcasts to `to` without growing it.
-  static bool fits(const std::vector<std::int64_t>& from, const std::vector<std::int64_t>& to);
-
-  Broadcast(const std::vector<std::int64_t>& from, const std::vector<std::int64_t>& to);
-
-  // Writes elements [begin, begin + count) of the broadcast tensor to `out`.
-  void gather(ElementType type, const void* source, std::size_t begin, std::size_t count, void* out) const;
-
- private:
-  struct Dimension {
-    std::size_t size, stride;  // stride in elements of the source; 0 where it is repeated
-  };
-  std::vector<Dimension> dimensions_;  // outermost first, neighbours merged where they can be
-
-  template <typename T>
-  void gather_as(const T* source, std::size_t begin, std::size_t count, T* out) const;
-};
 
 // One parameter with its gradient and states.
 struct Variable {

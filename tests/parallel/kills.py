@@ -1,11 +1,15 @@
 """Kill processes of a training at random moments, again and again, and compare its end with the undisturbed one.
 
     python tests/parallel/kills.py --kills 50 --seed 0
+    python tests/parallel/kills.py --kills 50 --seed 0 --wide --ways all
 
 Two processes train a small network with a checkpoint every three steps (``onnxtrain fit --parallel mpi --processes 2
 --restarts``). One of them, drawn by chance, is killed after a time that is drawn by chance from that of a whole
 training; the launcher starts them again. A training that comes to its end is compared with the undisturbed one, byte by
 byte, and the next one begins, until there have been as many kills as asked for.
+
+With ``--wide`` the network has 2.1 million weights, whose gradients are sent in three buckets beside the backward pass.
+With ``--ways`` trainings take turns in how they send gradients and where they keep states.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,8 +34,22 @@ import onnx
 import onnxtrain
 
 COMMAND = ("-m", "onnxtrain", "fit", "model.onnx", "--data", "train.npz", "--loss", "softmax_cross_entropy")
-SETTINGS = ("--epochs", "40", "--batch-size", "8", "--checkpoint-every", "3", "--optimizer", "adam", "--threads", "1")
+SETTINGS = ("--batch-size", "8", "--checkpoint-every", "3", "--optimizer", "adam", "--threads", "1")
 TOGETHER = ("--parallel", "mpi", "--processes", "2")
+
+NARROW, WIDE = (4, 8, 3), (4, 1024, 1024, 1024, 3)
+"""Sizes of the layers: a single bucket of gradients, and three of them."""
+
+EPOCHS = {NARROW: "40", WIDE: "6"}
+
+WAYS = {
+    "plain": (),
+    "float16": ("--compress", "float16"),
+    "top": ("--compress", "0.1"),
+    "states": ("--shard-states",),
+    "gradients": ("--shard-states", "--shard-gradients"),
+}
+"""How processes add gradients up, and what each keeps."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,39 +57,55 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ways", nargs="+", default=["plain"], choices=[*WAYS, "all"])
+    parser.add_argument("--wide", action="store_true")
     given = parser.parse_args(arguments)
+    ways = list(WAYS) if "all" in given.ways else given.ways
     with tempfile.TemporaryDirectory() as name:
-        counts = disturb(Path(name), given.kills, random.Random(given.seed))
+        counts = disturb(Path(name), given.kills, random.Random(given.seed), ways, WIDE if given.wide else NARROW)
     print(json.dumps(counts))
     return 1 if counts["others"] else 0
 
 
-def disturb(folder: Path, kills: int, draw: random.Random) -> Counter[str]:
-    """Train again and again until so many processes were killed.
+def disturb(
+    folder: Path,
+    kills: int,
+    draw: random.Random,
+    ways: Sequence[str] = ("plain",),
+    sizes: tuple[int, ...] = NARROW,
+) -> Counter[str]:
+    """Train again and again, in one way after the other, until so many processes were killed.
 
     Returns:
         ``kills``; of these ``starting``, before the first step or checkpoint of the two processes, and ``training``;
-        ``rank 0`` and ``rank 1``; ``trainings`` that came to their end, and ``others`` of them with other weights than
-        the undisturbed one.
+        ``rank 0`` and ``rank 1``; those of each way; ``trainings`` that came to their end, and ``others`` of them with
+        other weights than the undisturbed one.
 
     Raises:
         AssertionError: A training did not come to its end.
     """
-    write_task(folder)
-    began = time.monotonic()
-    wanted = trained(folder, "calm")
-    longest = time.monotonic() - began
+    write_task(folder, sizes)
+    wanted, longest = {}, {}
+    for way in ways:
+        began = time.monotonic()
+        wanted[way] = trained(folder, f"calm-{way}", (*WAYS[way], "--epochs", EPOCHS[sizes]))
+        longest[way] = time.monotonic() - began
     counts: Counter[str] = Counter(kills=0, starting=0, training=0, trainings=0, others=0)
     while counts["kills"] < kills:
-        found = trained(folder, f"hit{counts['trainings']}", kills - counts["kills"], longest, draw, counts)
+        way = ways[counts["trainings"] % len(ways)]
+        left, before = kills - counts["kills"], counts["kills"]
+        settings = (*WAYS[way], "--epochs", EPOCHS[sizes])
+        found = trained(folder, f"hit{counts['trainings']}", settings, left, longest[way], draw, counts)
+        counts[way] += counts["kills"] - before
         counts["trainings"] += 1
-        counts["others"] += found != wanted
+        counts["others"] += found != wanted[way]
+        print(json.dumps(counts), file=sys.stderr, flush=True)
     return counts
 
 
-def write_task(folder: Path) -> None:
+def write_task(folder: Path, sizes: Sequence[int] = NARROW) -> None:
     """A model and its data, as files."""
-    onnx.save(onnxtrain.examples.mlp((4, 8, 3)), folder / "model.onnx")
+    onnx.save(onnxtrain.examples.mlp(sizes), folder / "model.onnx")
     rng = np.random.default_rng(0)
     x = rng.normal(size=(101, 4)).astype(np.float32)
     np.savez(folder / "train.npz", input=x, y=np.abs(x).argmax(axis=1) % 3)
@@ -79,6 +114,7 @@ def write_task(folder: Path) -> None:
 def trained(
     folder: Path,
     name: str,
+    settings: Sequence[str],
     kills: int = 0,
     longest: float = 0.0,
     draw: random.Random | None = None,
@@ -88,7 +124,7 @@ def trained(
     output, kept = f"{name}.onnx", folder / name
     more = ("--output", output, "--checkpoint", name, "--restarts", str(kills + 1))
     left = kills
-    with started(folder, *COMMAND, *SETTINGS, *TOGETHER, *more) as launcher:
+    with started(folder, *COMMAND, *SETTINGS, *settings, *TOGETHER, *more) as launcher:
         while left and draw is not None and counts is not None:
             wait_for(lambda: len(ranks(launcher)) == 2 or launcher.poll() is not None)
             born = time.time()
@@ -109,6 +145,7 @@ def trained(
             wait_for(lambda gone=victim: gone not in ranks(launcher).values())  # type: ignore[misc]
         _, errors = launcher.communicate(timeout=600)
     assert launcher.returncode == 0, errors
+    shutil.rmtree(kept)
     return (folder / output).read_bytes()
 
 

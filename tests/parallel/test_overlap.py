@@ -200,7 +200,21 @@ def test_more_than_one_type_has_buckets_of_its_own():
     from onnxtrain.training.steps.buckets import buckets
 
     made = onnxtrain.Trainer(onnxtrain.examples.mlp((8, 32, 4)), loss="softmax_cross_entropy")
-    found = buckets(made.steps.objective)
+    found = buckets(made.steps.objective, 2)
     assert sorted(name for bucket in found for name in bucket) == sorted(made.parameters)
     assert found[0][0].startswith("layer2")
     assert np.all([name.startswith("layer1") for name in found[0][-2:]])
+
+
+@pytest.mark.parametrize(("processes", "count"), [(2, 4), (64, 4), (128, 2), (256, 1), (1024, 1)])
+def test_buckets_grow_with_the_number_of_processes_so_that_messages_stay_large(monkeypatch, processes, count):
+    from onnxtrain.training.steps import buckets
+
+    made = onnxtrain.Trainer(onnxtrain.examples.mlp((64, 64, 64, 64, 64)), loss="softmax_cross_entropy")
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 4 * 64 * 64)
+    found = buckets.buckets(made.steps.objective, processes)
+    assert len(found) == count
+    assert sorted(name for bucket in found for name in bucket) == sorted(made.parameters)
+    for bucket in found[:-1]:
+        sent = sum(made.parameters[name].nbytes for name in bucket) / processes
+        assert sent >= buckets.BUCKET_BYTES / buckets.FEW

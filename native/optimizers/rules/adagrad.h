@@ -38,7 +38,7 @@ struct Rule {
   }
 
   template <int, typename T>
-  static void update(const Scalars<T>& s, T& x, T g, T& h) {
+  ONNXTRAIN_ANYWHERE static void update(const Scalars<T>& s, T& x, T g, T& h) {
     g = s.norm_coefficient * x + g;
     h = h + g * g;
     x = x - s.rate * g / (square_root(h) + s.epsilon);

@@ -37,7 +37,7 @@ struct Rule {
   }
 
   template <int, typename T>
-  static void update(const Scalars<T>& s, T& x, T g, T& v, T& h) {
+  ONNXTRAIN_ANYWHERE static void update(const Scalars<T>& s, T& x, T g, T& v, T& h) {
     v = s.alpha * v + s.one_minus_alpha * g;
     h = s.beta * h + s.one_minus_beta * g * g;
     x = s.decay * x - s.rate * v / (square_root(h) + s.epsilon);

@@ -67,6 +67,27 @@ struct Rule {
             .weight_decay = attributes.weight_decay};
   }
 
+  // The step of one element, without the learning rate; v and h become the new ones.
+  template <typename T>
+  ONNXTRAIN_ANYWHERE static T step(const Scalars<T>& s, T x, T g, T& v, T& h) {
+    v = s.alpha * v + s.one_minus_alpha * g;
+    h = s.beta * h + s.one_minus_beta * g * g;
+    return s.scale * v / (square_root(h) + s.epsilon) + s.weight_decay * x;
+  }
+
+  // The update of one element.
+  template <typename T>
+  ONNXTRAIN_ANYWHERE static void take(const Scalars<T>& s, T rate, T& x, T g, T& v, T& h) {
+    const T taken = step(s, x, g, v, h);
+    x = x - rate * taken;
+  }
+
+  // What the learning rate of a tensor is multiplied with.
+  ONNXTRAIN_ANYWHERE static double trust(const Squares& sums) {
+    const double weights = std::sqrt(sums.weights), steps = std::sqrt(sums.steps);
+    return weights * steps > 0.0 ? weights / steps : 1.0;
+  }
+
   static void run(const Attributes& attributes, double R, std::int64_t T, const OptimizerKernels& kernels,
                   const std::vector<Variable>& variables, const ParallelFor& parallel_for) {
     const Schedule schedule(variables);
@@ -97,14 +118,6 @@ struct Rule {
   }
 
 #if defined(ONNXTRAIN_INSTRUCTION_SET)
-  // The step of one element, without the learning rate; v and h become the new ones.
-  template <typename T>
-  static T step(const Scalars<T>& s, T x, T g, T& v, T& h) {
-    v = s.alpha * v + s.one_minus_alpha * g;
-    h = s.beta * h + s.one_minus_beta * g * g;
-    return s.scale * v / (square_root(h) + s.epsilon) + s.weight_decay * x;
-  }
-
   template <typename T>
   static void update(const void* scalars, std::size_t count, const void* const* inputs, void* const* outputs) {
     const Told& told = *static_cast<const Told*>(scalars);
@@ -114,9 +127,9 @@ struct Rule {
             *V = static_cast<const T*>(inputs[2]), *H = static_cast<const T*>(inputs[3]);
     T *X_new = static_cast<T*>(outputs[0]), *V_new = static_cast<T*>(outputs[1]), *H_new = static_cast<T*>(outputs[2]);
     for_each_element<T>(count, {X, G, V, H}, [=](std::size_t i) {
-      T v = V[i], h = H[i];
-      const T taken = step(s, X[i], G[i], v, h);
-      X_new[i] = X[i] - rate * taken;
+      T x = X[i], v = V[i], h = H[i];
+      take(s, rate, x, G[i], v, h);
+      X_new[i] = x;
       V_new[i] = v;
       H_new[i] = h;
     });
@@ -148,13 +161,8 @@ struct Rule {
   };
 #endif
 
- private:
-  static double trust(const Squares& sums) {
-    const double weights = std::sqrt(sums.weights), steps = std::sqrt(sums.steps);
-    return weights * steps > 0.0 ? weights / steps : 1.0;
-  }
-
 #if defined(ONNXTRAIN_INSTRUCTION_SET)
+ private:
   template <typename T>
   static double squares(const T* values, std::size_t count) {
     LaneSum sum;

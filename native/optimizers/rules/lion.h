@@ -32,7 +32,7 @@ struct Rule {
   }
 
   template <int, typename T>
-  static void update(const Scalars<T>& s, T& x, T g, T& v) {
+  ONNXTRAIN_ANYWHERE static void update(const Scalars<T>& s, T& x, T g, T& v) {
     const T direction = s.alpha * v + s.one_minus_alpha * g;
     const T sign = direction > T(0) ? T(1) : direction < T(0) ? T(-1) : direction - direction;  // 0, or NaN
     v = s.beta * v + s.one_minus_beta * g;

@@ -37,7 +37,7 @@ struct Rule {
   }
 
   template <int mode, typename T>
-  static void update(const Scalars<T>& s, T& x, T g, T& v) {
+  ONNXTRAIN_ANYWHERE static void update(const Scalars<T>& s, T& x, T g, T& v) {
     g = s.norm_coefficient * x + g;
     v = s.alpha * v + s.beta * g;
     x = x - s.rate * (mode == kNesterov ? g + s.alpha * v : v);

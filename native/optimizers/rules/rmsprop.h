@@ -35,7 +35,7 @@ struct Rule {
 
   template <int with_momentum, typename T>
     requires(with_momentum == 0)
-  static void update(const Scalars<T>& s, T& x, T g, T& h) {
+  ONNXTRAIN_ANYWHERE static void update(const Scalars<T>& s, T& x, T g, T& h) {
     g = s.weight_decay * x + g;
     h = s.alpha * h + s.one_minus_alpha * g * g;
     x = x - s.rate * (g / (square_root(h) + s.epsilon));
@@ -43,7 +43,7 @@ struct Rule {
 
   template <int with_momentum, typename T>
     requires(with_momentum == 1)
-  static void update(const Scalars<T>& s, T& x, T g, T& h, T& v) {
+  ONNXTRAIN_ANYWHERE static void update(const Scalars<T>& s, T& x, T g, T& h, T& v) {
     g = s.weight_decay * x + g;
     h = s.alpha * h + s.one_minus_alpha * g * g;
     v = s.momentum * v + g / (square_root(h) + s.epsilon);

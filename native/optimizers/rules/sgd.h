@@ -42,14 +42,14 @@ struct Rule {
 
   template <int form, typename T>
     requires(form == kPlain)
-  static void update(const Scalars<T>& s, T& x, T g) {
+  ONNXTRAIN_ANYWHERE static void update(const Scalars<T>& s, T& x, T g) {
     g = s.weight_decay * x + g;
     x = x - s.rate * g;
   }
 
   template <int form, typename T>
     requires(form != kPlain)
-  static void update(const Scalars<T>& s, T& x, T g, T& v) {
+  ONNXTRAIN_ANYWHERE static void update(const Scalars<T>& s, T& x, T g, T& v) {
     g = s.weight_decay * x + g;
     v = s.momentum * v + s.weight * g;
     x = x - s.rate * (form == kNesterovMomentum ? g + s.momentum * v : v);

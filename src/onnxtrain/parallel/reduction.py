@@ -32,6 +32,7 @@ class Reduction:
 
     Attributes:
         waited: Seconds that the computing thread has waited for sums, in all steps.
+        last: When the computation of the last step ended, and when its sums were there, by :func:`time.perf_counter`.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Reduction:
         self._take = take
         self._overlap = overlap
         self.waited = 0.0
+        self.last = (0.0, 0.0)
         self._listener = _LISTENER(self._announced)
         self._counts = [0] * len(groups)
         self._times = 1
@@ -79,7 +81,8 @@ class Reduction:
                 future.result()
             for group in self._groups[len(self._started) :]:
                 group()
-            self.waited += time.perf_counter() - began
+            self.last = began, time.perf_counter()
+            self.waited += self.last[1] - began
         except BaseException as error:
             if not all(future.done() for future in self._started):
                 self._communicator.abandon()

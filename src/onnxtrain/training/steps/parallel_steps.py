@@ -64,7 +64,8 @@ class ParallelSteps(Steps):
         self.communicator = specification.parallel
         super().__init__(objective, specification, states=states, values=values)
         self._signal = self._signal_of_any = 0
-        self._losses = np.zeros(self.communicator.size)
+        self._losses = [0.0] * self.communicator.size
+        self._table = np.zeros((self.communicator.size, 4 + len(self._part_names)))
         if states is None:
             agree(self.communicator, self._description())
             for name in self.states:
@@ -77,6 +78,7 @@ class ParallelSteps(Steps):
         self._residuals = [np.zeros_like(gradients) for gradients in self._gradients] if compressed else []
         groups = [functools.partial(self._reduce, bucket) for bucket in range(len(self._buckets))]
         self._reduction = Reduction(self.communicator, groups, take=self._taker(), overlap=self.overlaps)
+        self._listener = {LISTENER: np.asarray(self._reduction.address)}
 
     @property
     def overlaps(self) -> bool:
@@ -95,7 +97,7 @@ class ParallelSteps(Steps):
     @functools.cached_property
     def _buckets(self) -> list[list[str]]:
         """The parameters in the order in which their gradients come, in groups that are added up together."""
-        return buckets(self.objective)
+        return buckets(self.objective, self.communicator.size)
 
     def _build(self, objective: Objective) -> tuple[list[Entry], FirstValues]:
         entries, values = super()._build(objective)
@@ -171,25 +173,27 @@ class ParallelSteps(Steps):
 
     def _add_up_and_share(self, feeds: Arrays, rate: Arrays) -> tuple[float, float]:
         """Add up gradients of all processes; returns the weight and the loss of all parts."""
-        states, communicator = self.states, self.communicator
+        states, table = self.states, self._table
         weight, loss = states.current("accumulated_weight"), states.current("accumulated_loss")
         rows = self._rows(feeds)
         if not rows or self.accumulate > 1:
             for sums in (*self._gradients, weight, loss):
                 sums[...] = 0
         with self._reduction.beside(self._micro_batches(rows)):
-            parts = self._add_up(feeds, rate | {LISTENER: np.asarray(self._reduction.address)}) if rows else {}
+            parts = self._add_up(feeds, rate | self._listener) if rows else {}
         of_parts = [parts.get(name, 0.0) for name in self._part_names]
-        table = np.zeros((communicator.size, 4 + len(of_parts)))
-        table[communicator.rank] = [float(weight), float(loss), rows, self._signal, *of_parts]
-        communicator.all_gather_(table)
-        self._mean_statistics(table[:, 2] > 0)
-        self._signal_of_any = int(table[:, 3].max())
-        self._losses = table[:, 1]
-        scales = np.ones(communicator.size) if self._sums else table[:, 2] / table[:, 2].sum()
-        self.parts = {name: float(scales @ column) for name, column in zip(self._part_names, table.T[4:], strict=True)}
-        weights, losses = table[:, :2].T.tolist()
-        return sum(weights), sum(losses)
+        table[self.communicator.rank] = [float(weight), float(loss), rows, self._signal, *of_parts]
+        self.communicator.all_gather_(table)
+        weights, self._losses, counts, signals, *all_parts = table.T.tolist()
+        self._signal_of_any = int(max(signals))
+        if self.objective.statistics:
+            self._mean_statistics(table[:, 2] > 0)
+        if all_parts:
+            scales = np.ones(len(counts)) if self._sums else table[:, 2] / sum(counts)
+            self.parts = {
+                name: float(scales @ column) for name, column in zip(self._part_names, all_parts, strict=True)
+            }
+        return sum(weights), sum(self._losses)
 
     @property
     def residual_names(self) -> list[str]:
@@ -268,8 +272,6 @@ class ParallelSteps(Steps):
     def _mean_statistics(self, present: np.ndarray) -> None:
         """Give all processes the means of the running statistics of those that had a part."""
         statistics = [self.states.current(name) for name in self.objective.statistics]
-        if not statistics:
-            return
         together = np.concatenate([array.reshape(-1) for array in statistics])
         if not present[self.communicator.rank]:
             together[...] = 0

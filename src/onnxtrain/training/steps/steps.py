@@ -85,6 +85,7 @@ class Steps:
         self.parts: dict[str, float] = {}
         """The losses of the last step, where the loss is the sum of several."""
         specs = [*objective.inputs, *(head.targets.spec for head in objective.heads)]
+        self._inputs = [str(value.name) for value in objective.model.graph.inputs]
         self._part_names = objective.part_names
         self._sums = any(head.targets.loss.reduction == "sum" for head in objective.heads)
         self._real = {objective.names.weights, *(head.targets.name for head in objective.heads)}
@@ -218,13 +219,15 @@ class Steps:
         """How many examples there are."""
         if self.fixed is not None:
             return self.fixed.rows(feeds)
-        inputs = (str(value.name) for value in self.objective.model.graph.inputs)
-        return next((len(feeds[name]) for name in inputs if feeds[name].ndim), 1)
+        return next((len(feeds[name]) for name in self._inputs if feeds[name].ndim), 1)
 
     def _add_up(self, feeds: Arrays, rate: Arrays) -> dict[str, float]:
         """Add up the gradients of all micro-batches; returns the losses where the loss is the sum of several."""
         size = self._rows(feeds)
         micro = self._micro_rows(size)
+        if micro >= size:
+            results = self._run(feeds, rate)
+            return {name: float(results[name]) for name in self._part_names}
         totals: dict[str, float] = {}
         for start in range(0, size, micro):
             part = {key: value[start : start + micro] if value.ndim else value for key, value in feeds.items()}

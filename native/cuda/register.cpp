@@ -1,0 +1,25 @@
+// The entry points of the library for CUDA.
+#include <string>
+
+#include "cuda/node.h"
+#include "exported.h"
+#include "operators/domains.h"
+#include "optimizers/operator.h"
+
+ONNXTRAIN_API OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) {
+  return onnxtrain::add_domains(options, base, [](const OrtApi* api, const onnxtrain::Domains& domains) {
+    onnxtrain::add_optimizers<onnxtrain::cuda::OptimizerNode>(api, domains, onnxtrain::cuda::optimizers());
+  });
+}
+
+// The optimizers that it has, with a space between: the others are to be written in standard operators.
+ONNXTRAIN_API const char* onnxtrain_cuda_operators() {
+  static const auto* const names = [] {
+    auto* const text = new std::string;
+    for (const auto& optimizer : onnxtrain::cuda::optimizers()) {
+      text->append(text->empty() ? "" : " ").append(optimizer.description.name);
+    }
+    return text;
+  }();
+  return names->c_str();
+}

@@ -1,0 +1,41 @@
+#include "optimizers/grouping.h"
+
+#include <algorithm>
+
+#include "operators/known_shape.h"
+
+namespace onnxtrain {
+
+// The groups that attributes may ask for beside those that every node has: masks, and two states (RMSprop).
+constexpr std::size_t kMostMore = 3;
+
+Grouping Grouping::of(const char* operator_name, const std::string& states) {
+  return {operator_name, "XG" + states, "X" + states};
+}
+
+Grouping Grouping::fused_with(bool masks) const {
+  Grouping result = {std::string("Fused").append(operator_name), inputs, outputs, true};
+  if (masks) result.inputs.insert(2, 1, 'M');
+  return result;
+}
+
+void infer_shapes(const OrtApi* api, const Grouping& grouping, OrtShapeInferContext* context) {
+  std::size_t inputs = 0;
+  require(api, ort::ShapeInferContext_GetInputCount::call(api, context, &inputs));
+  const std::size_t tensors = inputs < grouping.scalars() ? 0 : inputs - grouping.scalars();
+  const std::size_t groups = grouping.inputs.size();
+  if (tensors < groups) return;  // refused when the kernel is created, with a sentence
+  // Attributes, which may ask for masks and more states, are not shown here. Too few tensors for two variables are those of
+  // one, whose states are last and alike. Of more, it is sure how many variables there are at least, and X comes first.
+  const bool one = tensors < 2 * groups;
+  const std::size_t sure = one ? grouping.outputs.size() : (tensors + groups + kMostMore - 1) / (groups + kMostMore);
+  for (std::size_t output = 0; output < std::min(sure, grouping.outputs.size()); ++output) {
+    OrtTensorTypeAndShapeInfo* info = nullptr;  // stays the runtime's
+    const std::size_t input = one && output > 0 ? inputs - 1 : grouping.scalars() + output;
+    require(api, ort::ShapeInferContext_GetInputTypeShape::call(api, context, input, &info));
+    if (!is_known_shape(api, info)) continue;
+    require(api, ort::ShapeInferContext_SetOutputTypeShape::call(api, context, output, info));
+  }
+}
+
+}  // namespace onnxtrain

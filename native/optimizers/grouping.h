@@ -1,0 +1,32 @@
+// How the tensors of an optimizer node are grouped.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "operators/runtime.h"
+
+namespace onnxtrain {
+
+// How the tensors of one variable are named, in the order of the groups: "XGVH" means X..., G..., V..., H...
+struct Grouping {
+  std::string operator_name;
+  std::string inputs;   // one letter a group
+  std::string outputs;  // likewise; each output has type and shape of the input of its letter
+  bool fused = false;
+
+  // Inputs before the groups.
+  std::size_t scalars() const { return fused ? 3 : 2; }
+
+  // Of an operator whose variables have these states.
+  static Grouping of(const char* operator_name, const std::string& states);
+  // The operator that does more than this one.
+  Grouping fused_with(bool masks) const;
+};
+
+// Tells the runtime types and shapes of the outputs of one variable while it loads a model: those that every node has,
+// because the runtime does not say here how many outputs a node has, and crashes at one too many. The others take the
+// types that the model declares, as graph outputs or in value_info.
+void infer_shapes(const OrtApi* api, const Grouping& grouping, OrtShapeInferContext* context);
+
+}  // namespace onnxtrain

@@ -1,0 +1,48 @@
+// The attributes of an update rule, read and checked.
+#pragma once
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+#include "attributes.h"
+#include "optimizers/rule.h"
+
+namespace onnxtrain {
+
+// "'a', 'b' or 'c'".
+inline std::string listed(const char* const (&words)[kMostVariants]) {
+  std::string text;
+  for (int i = 0; i < kMostVariants && words[i] != nullptr; ++i) {
+    const bool last = i + 1 == kMostVariants || words[i + 1] == nullptr;
+    text.append(i == 0 ? "'" : last ? " or '" : ", '").append(words[i]).append("'");
+  }
+  return text;
+}
+
+template <typename Attributes>
+void read(const AttributeOf<Attributes>& attribute, const AttributeSource& source, Attributes& values) {
+  if (attribute.number != nullptr) {
+    double& value = values.*attribute.number;
+    value = source.number(attribute.name, attribute.required ? std::nullopt : std::optional(value));
+    return;
+  }
+  int& place = values.*attribute.word;
+  const std::string word = source.text(
+      attribute.name, attribute.required ? std::nullopt : std::optional<std::string>(attribute.words[place]));
+  for (place = 0; place < kMostVariants && attribute.words[place] != nullptr; ++place) {
+    if (word == attribute.words[place]) return;
+  }
+  throw std::invalid_argument(std::string(attribute.name) + " is '" + word + "': it must be " +
+                              listed(attribute.words) + ".");
+}
+
+template <typename Rule>
+typename Rule::Attributes attributes_of(const AttributeSource& source) {
+  typename Rule::Attributes attributes;
+  for (const auto& attribute : Rule::kAttributes) read(attribute, source, attributes);
+  if constexpr (requires { Rule::check(attributes); }) Rule::check(attributes);
+  return attributes;
+}
+
+}  // namespace onnxtrain

@@ -1,0 +1,32 @@
+"""The benchmark that cuts the backward pass in several sessions: they compute what one does, bit for bit."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import onnxtrain
+from onnxtrain.training.steps import buckets
+from parallel.processes import needs_kernels
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
+
+import divided_step
+
+
+@needs_kernels
+@pytest.mark.parametrize("count", [2, 3])
+def test_several_sessions_compute_what_one_does(monkeypatch, count):
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 4 * 16 * 16)
+    model = onnxtrain.examples.mlp((8, 16, 16, 16, 4))
+    rng = np.random.default_rng(0)
+    whole, cut = divided_step.trainer(model), divided_step.trainer(model)
+    feeds = {"input": rng.normal(size=(6, 8)).astype(np.float32), whole.objective.names.target: np.arange(6) % 4}
+    steps, pieces = divided_step.divided_steps(whole), divided_step.CutStep(cut, count)
+    assert len(pieces._pieces) == count
+    for _ in range(3):
+        assert pieces.step(feeds) == steps.step(feeds, divided_step.LEARNING_RATE)
+    assert pieces.bytes_between > 4 * 6 * 16  # an activation at least
+    for name in steps.kept_names:
+        np.testing.assert_array_equal(pieces._states[name], steps.states[name], err_msg=name)
