@@ -109,7 +109,7 @@ class Worker:
             raise
 
     def steps(self, count: int) -> dict[str, list[float]]:
-        """Do steps; returns ``seconds`` and ``losses`` of each."""
+        """Do steps; returns ``seconds``, those of the ``processor`` and ``losses`` of each."""
         return self._ask({"steps": count})
 
     def memory(self) -> dict[str, int]:

@@ -1,21 +1,25 @@
-"""Where the memory of a training step with Adam goes, in bytes per parameter, beside PyTorch's.
+"""Where the memory of a training step with Adam goes, in bytes per parameter, beside PyTorch's, and how long it takes.
 
     python benchmarks/memory.py --output build/benchmarks/memory.md
-    python benchmarks/memory.py --models bert_base --batch 8
+    python benchmarks/memory.py --models bert_base --batches 2,8 --threads 1
 
-Peak resident memory of a process of its own is measured at a batch of 1 and at a larger one. What grows from the one to
-the other belongs to examples (activations); weights and Adam's two states are 4 and 8 bytes a parameter, and 4 and 4
-with states in bfloat16; the program is what Python has after its imports. What is left are gradients, as far as they
-are there at the same time, and whatever else the framework keeps.
+Peak resident memory of a process of its own is measured at a smaller and at a larger batch. What grows from the one to
+the other belongs to examples (activations); weights and Adam's two states are 4 and 8 bytes a parameter, 4 and 4 with
+states in bfloat16, 4 and 2 with those in 8 bits; the program is what Python has after its imports. What is left are
+gradients, as far as they are there at the same time, and whatever else the framework keeps.
+
+Time is the processor's, which other programs on the machine do not change much: with one thread it is that of a step.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import onnx
 from harness import Interpreters, PeerError, Worker, machine_line, prepare, table, write_report
@@ -24,10 +28,14 @@ from peers import PEERS, Task
 from real_models import REAL
 from step import listed
 
-BESIDE = ("onnxtrain", "onnxtrain-bfloat16", "torch")
 _OURS = "import onnxruntime, onnxtrain.training.trainer"
-IMPORTS = {"onnxtrain": _OURS, "onnxtrain-bfloat16": _OURS, "torch": "import torch"}
-STATES = {"onnxtrain": 8, "onnxtrain-bfloat16": 4, "torch": 8}
+IMPORTS = {
+    "torch": "import torch",
+    "onnxtrain": _OURS,
+    "onnxtrain-bfloat16": _OURS,
+    "onnxtrain-8bit": _OURS,
+}
+STATES = {"torch": 8.0, "onnxtrain": 8.0, "onnxtrain-bfloat16": 4.0, "onnxtrain-8bit": 2.0 + 2 * 4 / 256}
 """Bytes a parameter of Adam's two states."""
 STEPS = 3
 _OWN = "; print(next(int(line.split()[1]) for line in open('/proc/self/status') if line.startswith('VmRSS')) * 1024)"
@@ -38,8 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known = {**MODELS, **REAL}
     parser.add_argument("--models", type=listed(known), default=list(REAL), help=", ".join(known))
-    parser.add_argument("--peers", type=listed(IMPORTS), default=list(BESIDE), help=", ".join(IMPORTS))
-    parser.add_argument("--batch", type=int, default=8, help="the larger batch (8)")
+    parser.add_argument("--peers", type=listed(IMPORTS), default=list(IMPORTS), help=", ".join(IMPORTS))
+    parser.add_argument("--batches", type=two_batches, default=(2, 8), help="a smaller batch and a larger one (2,8)")
     parser.add_argument("--threads", type=int, default=2, help="threads of every peer (2)")
     parser.add_argument("--folder", default="build/benchmarks/models", help="where exported models are kept")
     parser.add_argument("--output", help="also write the report to this Markdown file")
@@ -48,14 +56,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = [row for model in options.models for row in measured(model, options, own)]
     header = [
         *("model", "parameters", "framework", "weights", "states", "gradients and others"),
-        *("activations, MB an example", "program, MB", f"peak at {options.batch}, MB", "ratio"),
+        *("activations, MB an example", "program, MB"),
+        *(
+            name
+            for batch in options.batches
+            for name in (f"peak at {batch}, MB", "ratio", f"step at {batch}, s", "ratio")
+        ),
     ]
     write_report(
-        f"{table(header, rows)}\n\nWeights, states, gradients and others in bytes per parameter; Adam, "
-        f"{STEPS} steps. {machine_line()}",
+        f"{table(header, rows)}\n\nWeights, states, gradients and others in bytes per parameter; Adam, the median "
+        f"of {STEPS} steps in processor seconds, {options.threads} threads. {machine_line()}",
         options.output,
     )
     return 0
+
+
+def two_batches(text: str) -> tuple[int, int]:
+    """Two sizes of batches, the smaller one first."""
+    smaller, larger = sorted(int(size) for size in text.split(","))
+    if not 0 < smaller < larger:
+        raise argparse.ArgumentTypeError("needs two sizes of batches, such as 2,8")
+    return smaller, larger
 
 
 def program(peer: str) -> int:
@@ -64,41 +85,50 @@ def program(peer: str) -> int:
     return int(found.stdout)
 
 
+@dataclass(frozen=True)
+class Cost:
+    """What steps of one peer at one batch cost: peak resident bytes, and processor seconds of one."""
+
+    peak: int
+    seconds: float
+
+
 def measured(model: str, options: argparse.Namespace, own: dict[str, int]) -> list[list[str]]:
-    """A row for each framework."""
+    """A row for each framework; ratios are to the first of them, PyTorch where it is measured."""
     rows: list[list[str]] = []
-    reference = None
-    count = 0
-    for peer in sorted(options.peers, key=lambda name: name != "torch"):  # that of the ratio first
-        peaks = {}
-        for batch in (1, options.batch):
-            task = Task(peer, model, batch, options.threads, options.folder)
-            export = Task("onnxtrain", model, batch, options.threads, options.folder)
-            missing = prepare([export, task], Interpreters())
+    first: dict[int, Cost] = {}
+    smaller, larger = options.batches
+    export = Task("onnxtrain", model, larger, options.threads, options.folder)
+    for peer in sorted(options.peers, key=list(IMPORTS).index):
+        tasks = [Task(peer, model, batch, options.threads, options.folder) for batch in options.batches]
+        missing = prepare([export, *tasks], Interpreters())
+        try:
             if missing:
-                return [
-                    [find_model(model).description, "-", PEERS[peer].title, *["-"] * 6, next(iter(missing.values()))]
-                ]
-            count = count or parameters(export.model_path)
-            try:
-                peaks[batch] = peak(task)
-            except PeerError as error:
-                return [[find_model(model).description, f"{count:,}", PEERS[peer].title, *["-"] * 6, str(error)]]
-        an_example = (peaks[options.batch] - peaks[1]) / (options.batch - 1)
-        left = (peaks[1] - an_example - own[peer]) / count - 4 - STATES[peer]
-        reference = reference or peaks[options.batch]
+                raise PeerError(next(iter(missing.values())))
+            costs = {task.batch: cost(task) for task in tasks}
+        except PeerError as error:
+            rows.append([find_model(model).description, "-", PEERS[peer].title, *["-"] * 12, str(error)])
+            continue
+        count = parameters(export.model_path)
+        first = first or costs
+        an_example = (costs[larger].peak - costs[smaller].peak) / (larger - smaller)
+        left = (costs[smaller].peak - smaller * an_example - own[peer]) / count - 4 - STATES[peer]
         cells = ["4.0", f"{STATES[peer]:.1f}", f"{left:.1f}", f"{an_example / 1e6:.0f}", f"{own[peer] / 1e6:.0f}"]
-        cells += [f"{peaks[options.batch] / 1e6:,.0f}", f"{peaks[options.batch] / reference:.2f}"]
+        for batch, found in costs.items():
+            cells += [f"{found.peak / 1e6:,.0f}", f"{found.peak / first[batch].peak:.2f}"]
+            cells += [f"{found.seconds:.2f}", f"{found.seconds / first[batch].seconds:.2f}"]
         rows.append([find_model(model).description, f"{count:,}", PEERS[peer].title, *cells])
     return rows
 
 
-def peak(task: Task) -> int:
-    """Peak resident bytes of some steps in a process of their own."""
+def cost(task: Task) -> Cost:
+    """What some steps in a process of their own need."""
     worker = Worker(task, Interpreters())
     try:
-        worker.steps(STEPS)
-        return worker.memory()["peak"]
+        seconds = worker.steps(STEPS)["processor"]
+        found = Cost(worker.memory()["peak"], statistics.median(seconds))
+        print(f"{task}: {found}", file=sys.stderr, flush=True)
+        return found
     finally:
         worker.close()
 

@@ -117,6 +117,13 @@ class OnnxTrainBfloat16(OnnxTrain):
     state_dtype = "bfloat16"
 
 
+class OnnxTrain8Bit(OnnxTrain):
+    """This project with Adam's states in 8 bits."""
+
+    title = "onnxtrain, states in 8 bits"
+    state_dtype = "8bit"
+
+
 class OnnxTrainBodies(OnnxTrain):
     """This project on standard operators only."""
 
@@ -255,6 +262,7 @@ class OnnxSim(Peer):
 PEERS: dict[str, type[Peer]] = {
     "onnxtrain": OnnxTrain,
     "onnxtrain-bfloat16": OnnxTrainBfloat16,
+    "onnxtrain-8bit": OnnxTrain8Bit,
     "onnxtrain-bodies": OnnxTrainBodies,
     "earlier": Earlier,
     "torch": Torch,

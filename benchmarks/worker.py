@@ -1,6 +1,6 @@
 """The process of one peer: builds a task, then waits for commands on standard input, one JSON object each.
 
-    {"steps": 20}   do 20 steps: answers {"seconds": [...], "losses": [...]}
+    {"steps": 20}   do 20 steps: answers {"seconds": [...], "processor": [...], "losses": [...]}
     {"memory": 1}   answers {"peak": bytes, "resident": bytes}
 
 ``python worker.py prepare TASK`` writes what the peer needs and ends. Not meant to be started by hand:
@@ -51,17 +51,18 @@ def main() -> None:
         if "memory" in command:
             print(json.dumps(memory()), file=answers)
             continue
-        seconds, losses = [], []
+        seconds, processor, losses = [], [], []
         gc.collect()
         gc.disable()  # a collection in the middle of a step is nobody's step time
         for step in range(done, done + command["steps"]):
             inputs, target = batch(step)
-            begin = time.perf_counter()
+            begin, used = time.perf_counter(), time.process_time()
             losses.append(peer.step(inputs, target))
             seconds.append(time.perf_counter() - begin)
+            processor.append(time.process_time() - used)
         gc.enable()
         done += command["steps"]
-        print(json.dumps({"seconds": seconds, "losses": losses}), file=answers)
+        print(json.dumps({"seconds": seconds, "processor": processor, "losses": losses}), file=answers)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ OptimizerNode::OptimizerNode(const Optimizer& optimizer, const Attributes& attri
       inputs_(optimizer.description.name, update_->states(), fused, attributes) {
   if (inputs_.is_rounded()) {
     throw std::invalid_argument(inputs_.operator_name() +
-                                ": attribute 'seeds' asks for states in bfloat16, which the kernels for CUDA lack: "
+                                ": attribute 'seeds' asks for states of fewer bits, which the kernels for CUDA lack: "
                                 "keep them in the type of X.");
   }
 }

@@ -82,6 +82,15 @@ using WideningKernel = void (*)(std::size_t count, const std::uint16_t* states, 
 using RoundingKernel = void (*)(const Draw& draw, std::size_t first, std::size_t count, const float* wide,
                                 std::uint16_t* states);
 
+// Elements of a state in 8 bits that have a scale in common.
+inline constexpr std::size_t kStateBlock = 256;
+
+// Between states in 8 bits, with a scale for each block, and the float numbers that an update works on.
+using DecodingKernel = void (*)(bool is_signed, std::size_t count, const std::uint8_t* codes, const float* scales,
+                                float* wide);
+using EncodingKernel = void (*)(bool is_signed, const Draw& draw, std::size_t first, std::size_t count,
+                                const float* wide, std::uint8_t* codes, float* scales);
+
 // Kernels of a whole call, which work on channels, images or rows [first, last) of it.
 template <typename Call>
 using RangeKernel = void (*)(const Call& call, std::size_t first, std::size_t last);
@@ -103,6 +112,8 @@ struct KernelTable {
   PreparationKernel prepare_gradient[kElementTypes];
   WideningKernel widen_states;
   RoundingKernel round_states;
+  DecodingKernel decode_states;
+  EncodingKernel encode_states;
   // Inputs dy and y, output dx.
   ElementwiseKernel relu_gradient[kElementTypes];
   // Inputs dy and x, output dx; the second of each pair also gives y.

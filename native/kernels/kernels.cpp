@@ -12,6 +12,7 @@
 #include "kernels/stream.h"
 #include "normalization/kernels.h"
 #include "optimizers/bfloat16_states.h"
+#include "optimizers/blockwise_states.h"
 #include "optimizers/prepare_gradient.h"
 #include "optimizers/rule.h"
 #include "pooling/kernels.h"
@@ -33,6 +34,8 @@ const KernelTable ONNXTRAIN_OF_SET(kKernels_) = {
     .prepare_gradient = {prepare_gradient<float>, prepare_gradient<double>},
     .widen_states = widen_states,
     .round_states = round_states,
+    .decode_states = decode_states,
+    .encode_states = encode_states,
     .relu_gradient = {relu_gradient<float>, relu_gradient<double>},
     .clip_gradient = {{clip_gradient<float, false>, clip_gradient<double, false>},
      {clip_gradient<float, true>, clip_gradient<double, true>}},

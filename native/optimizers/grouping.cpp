@@ -3,18 +3,39 @@
 #include <algorithm>
 
 #include "operators/known_shape.h"
+#include "optimizers/variables.h"
 
 namespace onnxtrain {
 
-// The groups that attributes may ask for beside those that every node has: masks, and two states (RMSprop).
-constexpr std::size_t kMostMore = 3;
+namespace {
+
+// The groups that attributes may ask for beside those that every node has: masks, two states (RMSprop), and scales.
+constexpr std::size_t kMostMore = 3 + kMaxStates;
+
+// The letters of the scales of states: small ones.
+std::string scales_of(const std::string& states) {
+  std::string letters;
+  for (const char state : states) letters += static_cast<char>(state - 'A' + 'a');
+  return letters;
+}
+
+}  // namespace
+
+bool is_scale(char letter) { return letter >= 'a'; }
+char state_of(char scale) { return static_cast<char>(scale - 'a' + 'A'); }
+bool has_sign(char state) { return state != 'H'; }
 
 Grouping Grouping::of(const char* operator_name, const std::string& states) {
   return {operator_name, "XG" + states, "X" + states};
 }
 
-Grouping Grouping::fused_with(bool masks) const {
+Grouping Grouping::fused_with(bool masks, bool scales) const {
   Grouping result = {std::string("Fused").append(operator_name), inputs, outputs, true};
+  if (scales) {
+    const std::string letters = scales_of(outputs.substr(1));
+    result.inputs.insert(2, letters);  // states stay last, so that the runtime is told their shape
+    result.outputs += letters;
+  }
   if (masks) result.inputs.insert(2, 1, 'M');
   return result;
 }

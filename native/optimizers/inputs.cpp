@@ -14,12 +14,17 @@ std::string groups(const std::string& letters) {
   return text;
 }
 
+std::vector<std::int64_t> shape_of_scales(const Tensor& parameter) {
+  return {static_cast<std::int64_t>((parameter.count() + kStateBlock - 1) / kStateBlock)};
+}
+
 }  // namespace
 
 UpdateInputs::UpdateInputs(const char* operator_name, const std::string& states, bool fused,
                            const Attributes& attributes)
     : grouping_(Grouping::of(operator_name, states)) {
-  if (fused) grouping_ = grouping_.fused_with(attributes.integer("masked", 0) != 0);
+  blockwise_ = fused && attributes.integer("blockwise", 0) != 0;
+  if (fused) grouping_ = grouping_.fused_with(attributes.integer("masked", 0) != 0, blockwise_);
   const std::size_t inputs = attributes.input_count(), outputs = attributes.output_count();
   const std::size_t scalars = grouping_.scalars(), group = grouping_.inputs.size();
   const std::size_t tensors = inputs < scalars ? 0 : inputs - scalars;
@@ -41,15 +46,16 @@ UpdateInputs::UpdateInputs(const char* operator_name, const std::string& states,
   for (const std::int64_t seed : attributes.integers("seeds")) {
     starts_.push_back(start_of(static_cast<std::uint64_t>(seed)));
   }
-  const std::size_t expected = count_ * (grouping_.outputs.size() - 1);
-  if (!starts_.empty() && starts_.size() != expected) {
+  const std::size_t expected = count_ * states.size();
+  if ((blockwise_ || !starts_.empty()) && starts_.size() != expected) {
     throw std::invalid_argument(grouping_.operator_name + ": seeds has " + std::to_string(starts_.size()) +
                                 " numbers, and there are " + std::to_string(expected) + " states: give one for each.");
   }
 }
 
 std::string UpdateInputs::label(char letter, std::size_t index) const {
-  return grouping_.operator_name + ": " + letter + " of variable " + std::to_string(index + 1) + " of " +
+  const std::string what = is_scale(letter) ? std::string("the scale of ") + state_of(letter) : std::string(1, letter);
+  return grouping_.operator_name + ": " + what + " of variable " + std::to_string(index + 1) + " of " +
          std::to_string(count_);
 }
 
@@ -85,11 +91,18 @@ std::int64_t UpdateInputs::update_count(const Call& call) const {
   return *static_cast<const std::int64_t*>(count.data);
 }
 
-void UpdateInputs::check(const Tensor& parameter, const Tensor& other, char letter, std::size_t index) const {
+void UpdateInputs::check_type(const Tensor& parameter, const Tensor& other, char letter, std::size_t index) const {
   const bool is_mask = letter == 'M', is_rounded = !starts_.empty() && letter != 'M' && letter != 'G';
   if (is_mask && other.type != ort::kTypeBool) {
     throw std::invalid_argument(label(letter, index) + " has type " + type_name(other.type) +
                                 ": a mask must be of type bool.");
+  }
+  if (is_rounded && blockwise_) {
+    const int wanted = is_scale(letter) ? ort::kTypeFloat : ort::kTypeUint8;
+    if (other.type == wanted && parameter.type == ort::kTypeFloat) return;
+    throw std::invalid_argument(label(letter, index) + " has type " + type_name(other.type) + " and X has type " +
+                                type_name(parameter.type) +
+                                ": with blockwise, a state is uint8, its scale is float and X is float.");
   }
   if (is_rounded && (other.type != ort::kTypeBfloat16 || parameter.type != ort::kTypeFloat)) {
     throw std::invalid_argument(label(letter, index) + " has type " + type_name(other.type) + " and X has type " +
@@ -98,6 +111,18 @@ void UpdateInputs::check(const Tensor& parameter, const Tensor& other, char lett
   if (!is_mask && !is_rounded && other.type != parameter.type) {
     throw std::invalid_argument(label(letter, index) + " has type " + type_name(other.type) + " and X has type " +
                                 type_name(parameter.type) + ": the tensors of one variable must have one type.");
+  }
+}
+
+void UpdateInputs::check(const Tensor& parameter, const Tensor& other, char letter, std::size_t index) const {
+  check_type(parameter, other, letter, index);
+  const bool is_mask = letter == 'M';
+  if (is_scale(letter)) {
+    const std::vector<std::int64_t> wanted = shape_of_scales(parameter);
+    if (other.shape == wanted) return;
+    throw std::invalid_argument(label(letter, index) + " has shape " + text_of(other.shape) + " and X has shape " +
+                                text_of(parameter.shape) + ": one number for each " + std::to_string(kStateBlock) +
+                                " elements makes " + text_of(wanted) + ".");
   }
   if (other.shape == parameter.shape) return;
   if (letter == 'G' && Broadcast::fits(other.shape, parameter.shape)) return;
@@ -129,7 +154,7 @@ Variable UpdateInputs::variable(const Call& call, std::size_t index, Tensor& par
   result.type = parameter.type == ort::kTypeFloat ? kFloat : kDouble;
   result.count = parameter.count();
   result.inputs[0] = parameter.data;
-  std::size_t place = 1;
+  std::size_t place = 1, scales = 0;
   for (std::size_t group = 1; group < grouping_.inputs.size(); ++group) {
     const char letter = grouping_.inputs[group];
     call.input(grouping_.scalars() + group * count_ + index, other);
@@ -138,14 +163,26 @@ Variable UpdateInputs::variable(const Call& call, std::size_t index, Tensor& par
       result.mask = static_cast<const unsigned char*>(other.data);
       continue;
     }
+    if (is_scale(letter)) {
+      result.scales[scales++] = static_cast<const float*>(other.data);
+      continue;
+    }
     result.inputs[place++] = other.data;
     if (letter == 'G' && other.count() != result.count) {
       result.broadcast = std::make_unique<Broadcast>(other.shape, parameter.shape);
     }
   }
+  scales = 0;
   for (std::size_t group = 0; group < grouping_.outputs.size(); ++group) {
+    const char letter = grouping_.outputs[group];
+    if (is_scale(letter)) {
+      result.new_scales[scales++] = static_cast<float*>(call.output(group * count_ + index, shape_of_scales(parameter)));
+      continue;
+    }
+    if (blockwise_ && group > 0) result.is_signed[group - 1] = has_sign(letter);
     result.outputs[group] = call.output(group * count_ + index, parameter.shape);
   }
+  result.blockwise = blockwise_;
   return result;
 }
 

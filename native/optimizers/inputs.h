@@ -33,11 +33,13 @@ class UpdateInputs {
   Tensor number(const Call& call, std::size_t index, const char* what) const;
   Variable variable(const Call& call, std::size_t index, Tensor& parameter, Tensor& other) const;
   void check(const Tensor& parameter, const Tensor& other, char letter, std::size_t index) const;
+  void check_type(const Tensor& parameter, const Tensor& other, char letter, std::size_t index) const;
   std::string label(char letter, std::size_t index) const;  // "Adam: G of variable 2 of 3"
 
   Grouping grouping_;
   std::size_t count_ = 0;              // of variables
   std::vector<std::uint32_t> starts_;  // of the draws, in the order of `seeds`; empty: states are of X's type
+  bool blockwise_ = false;             // states have 8 bits, and scales
 };
 
 // The number that a tensor of one element holds, float or double, in the processor's memory.

@@ -6,6 +6,39 @@
 
 namespace onnxtrain {
 
+namespace {
+
+static_assert(tuning::kPreparedElements % kStateBlock == 0 && tuning::kTaskElements % kStateBlock == 0);
+
+// Elements [begin, begin + count) of a state of fewer bits as floats.
+void widen(const Variable& variable, std::size_t state, std::size_t begin, std::size_t count, float* wide) {
+  const void* kept = variable.inputs[2 + state];
+  if (!variable.blockwise) {
+    kernels()->widen_states(count, static_cast<const std::uint16_t*>(kept) + begin, wide);
+    return;
+  }
+  kernels()->decode_states(variable.is_signed[state], count, static_cast<const std::uint8_t*>(kept) + begin,
+                           variable.scales[state] + begin / kStateBlock, wide);
+}
+
+// The other way, as far as the results are wanted.
+void narrow(const Variable& variable, std::size_t state, std::size_t begin, std::size_t count, const float* wide) {
+  void* kept = variable.outputs[1 + state];
+  if (!variable.blockwise) {
+    if (kept == nullptr) return;
+    kernels()->round_states(variable.draws[state], begin, count, wide, static_cast<std::uint16_t*>(kept) + begin);
+    return;
+  }
+  float* const scales = variable.new_scales[state];
+  std::uint8_t unwanted[tuning::kPreparedElements];
+  float unwanted_scales[tuning::kPreparedElements / kStateBlock];
+  kernels()->encode_states(variable.is_signed[state], variable.draws[state], begin, count, wide,
+                           kept == nullptr ? unwanted : static_cast<std::uint8_t*>(kept) + begin,
+                           scales == nullptr ? unwanted_scales : scales + begin / kStateBlock);
+}
+
+}  // namespace
+
 void run_kernel(ElementwiseKernel kernel, const void* scalars, Arity arity, const Variable& variable,
                 std::size_t begin, std::size_t end) {
   alignas(64) unsigned char gradient[tuning::kPreparedElements * sizeof(double)];
@@ -40,13 +73,12 @@ void run_kernel(ElementwiseKernel kernel, const void* scalars, Arity arity, cons
       outputs[i] = output == nullptr ? unwanted[i] : static_cast<unsigned char*>(output) + begin * size;
     }
     for (std::size_t s = 0; s < states; ++s) {
-      kernels()->widen_states(count, static_cast<const std::uint16_t*>(variable.inputs[2 + s]) + begin, wide[s]);
+      widen(variable, s, begin, count, wide[s]);
       inputs[2 + s] = outputs[1 + s] = wide[s];
     }
     kernel(scalars, count, inputs, outputs);
     for (std::size_t s = 0; s + 1 < arity.outputs && s < states; ++s) {  // none where a rule only looks
-      auto* const state = static_cast<std::uint16_t*>(variable.outputs[1 + s]);
-      if (state != nullptr) kernels()->round_states(variable.draws[s], begin, count, wide[s], state + begin);
+      narrow(variable, s, begin, count, wide[s]);
     }
   }
 }

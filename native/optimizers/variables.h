@@ -27,7 +27,11 @@ struct Variable {
   std::unique_ptr<Broadcast> broadcast;  // null: the gradient has the parameter's shape
   const double* factor = nullptr;        // of the gradient; null: 1
   const unsigned char* mask = nullptr;            // where it is false the gradient is zero; null: true everywhere
-  const Draw* draws = nullptr;  // of each state, which is in bfloat16 and rounded by it; null: states are of `type`
+  const Draw* draws = nullptr;  // of each state, which has fewer bits and is rounded by it; null: states are of `type`
+  bool blockwise = false;       // whether states that are rounded are in 8 bits, with scales; they are in bfloat16 if not
+  const float* scales[kMaxStates] = {};
+  float* new_scales[kMaxStates] = {};  // null: the result is not wanted
+  bool is_signed[kMaxStates] = {};     // of states in 8 bits
 
   // Whether the gradient is not what the rule gets.
   bool is_prepared() const { return factor != nullptr || mask != nullptr; }
@@ -39,7 +43,7 @@ struct Arity {
 };
 
 // Runs `kernel` on elements [begin, end) of a variable; gathers and prepares the gradient where that is asked for, and
-// gives unwanted results a place. States in bfloat16 are floats for the kernel.
+// gives unwanted results a place. States of fewer bits are floats for the kernel.
 void run_kernel(ElementwiseKernel kernel, const void* scalars, Arity arity, const Variable& variable,
                 std::size_t begin, std::size_t end);
 

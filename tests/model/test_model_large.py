@@ -168,3 +168,17 @@ def test_an_untied_model_releases_what_the_file_has(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=GONE):
         file.value("w")
     np.testing.assert_array_equal(file.value("w_2"), np.arange(2000))
+
+
+def test_lent_data_is_looked_at_in_the_file_until_the_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnxtrain.model.reading._MAPPED_FROM", 0)
+    model = two_weights()
+    path = saved(model, tmp_path)
+    file = ModelFile.load(path, lent=True)
+    expected = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    assert all(np.array_equal(file.value(name), array) for name, array in expected.items())
+    file.release(["w"])
+    path.write_bytes(bytes(path.stat().st_size))  # in place: a mapping would have the new content
+    np.testing.assert_array_equal(file.value("frozen"), expected["frozen"])
+    with pytest.raises(ModelError, match=GONE):
+        file.value("w")

@@ -513,13 +513,30 @@ def optimizer(rng: np.random.Generator) -> Case:
             feeds |= {f"M{i}": np.asarray(rng.integers(0, 2, x.shape), bool) for i, x in enumerate(groups["X"])}
     domain = "ai.onnx.preview.training" if name != "SSGD" and not fused else "onnxtrain"
     outputs, types = count * (len(letters) - 1), None
-    if fused and dtype == np.float32 and rng.random() < 0.4:  # states in bfloat16
+    if fused and dtype == np.float32 and rng.random() < 0.7:  # states in bfloat16, or in 8 bits with scales
         states = [key for key in feeds if key[0] in letters[2:]]
-        feeds |= {key: feeds[key].astype(BFLOAT16) for key in states}
         seeds = len(states) if rng.random() < 0.9 else int(rng.integers(1, 9))
         attributes["seeds"] = [pick(rng, 1, 77, *EXTREMES) for _ in range(seeds)] or [0]
-        types = (dtype,) * count + (BFLOAT16,) * len(states)
+        if rng.random() < 0.5:
+            feeds |= {key: feeds[key].astype(BFLOAT16) for key in states}
+            types = (dtype,) * count + (BFLOAT16,) * len(states)
+        else:
+            kept = {key: _codes(rng, feeds.pop(key)) for key in states}
+            feeds |= {f"{key}_scale": _scales(rng, codes) for key, codes in kept.items()} | kept
+            attributes["blockwise"] = 1
+            outputs += len(states)
+            types = (dtype,) * count + (np.uint8,) * len(states) + (dtype,) * len(states)
     return Case(f"Fused{name}" if fused else name, feeds, attributes, outputs, domain=domain, types=types)
+
+
+def _codes(rng: np.random.Generator, state: np.ndarray) -> np.ndarray:
+    return np.asarray(rng.integers(0, 256, state.size), np.uint8).reshape(state.shape)
+
+
+def _scales(rng: np.random.Generator, codes: np.ndarray) -> np.ndarray:
+    """One number for each 256 elements, of any kind; now and then too many or too few."""
+    right = -(-codes.size // 256)
+    return floating(rng, (right if rng.random() < 0.9 else int(rng.integers(0, 4)),), np.float32)
 
 
 def after(rng: np.random.Generator) -> Case:

@@ -118,9 +118,11 @@ def test_an_average_that_changes_by_a_thousandth_falls():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"state_dtype": "float16"}, r"state_dtype is 'float16'; it is 'bfloat16', or None for states of the weights"),
-        ({"state_dtype": "int8"}, r"state_dtype is 'int8'; it is 'bfloat16'"),
-        ({"shard_states": True}, r"shard_states=True cuts states of the weights' type; leave shard_states or state_dt"),
+        (
+            {"state_dtype": "float16"},
+            r"state_dtype is 'float16'; it is 'bfloat16' or '8bit', or None for",
+        ),
+        ({"shard_states": True}, r"shard_states=True cuts states of the weights' type; leave shard_states or"),
     ],
 )
 def test_what_is_refused(options, sentence):

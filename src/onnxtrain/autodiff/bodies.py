@@ -11,6 +11,7 @@ from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.clone import Values, clone_nodes, subgraphs
 from onnxtrain.graph.passes import remove_dead_nodes
 from onnxtrain.graph.sharing import RANDOM
+from onnxtrain.graph.value import constant_tensor
 
 
 def copy_body(graph: ir.Graph, op: Builder, values: Values) -> list[Value]:
@@ -46,7 +47,7 @@ def draws(node: ir.Node) -> bool:
         return True
     if node.op_type == "Dropout" and not node.domain:
         training = node.inputs[2] if len(node.inputs) > 2 else None
-        known = None if training is None else ir.convenience.get_const_tensor(training)
+        known = None if training is None else constant_tensor(training)
         return training is not None and (known is None or bool(known.numpy()))
     return node.op_type in RANDOM and not node.domain
 

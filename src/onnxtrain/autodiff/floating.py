@@ -26,14 +26,14 @@ def seen_as_floating(node: Node, wanted: Collection[ir.Value], dys: Dys, opsets:
         opsets: Versions of the domains.
     """
     dtype = next((dy.dtype for dy in dys if dy is not None), None)
-    kinds, kinds_given = _kinds(node, opsets.get(node.ir.domain, 1))
-    carrying = {
-        kind
-        for kind, value in zip(kinds, node.inputs, strict=True)
-        if value is not None and value.ir in wanted and not value.is_float and not value.is_sequence
-    }
-    if dtype is None or not carrying:
+    carries = [
+        value is not None and value.ir in wanted and not value.is_float and not value.is_sequence
+        for value in node.inputs
+    ]
+    if dtype is None or not any(carries):
         return node, dys
+    kinds, kinds_given = _kinds(node, opsets.get(node.ir.domain, 1))
+    carrying = {kind for kind, carried in zip(kinds, carries, strict=True) if carried}
     inputs = [
         value if value is None or kind not in carrying else node.op.cast(value, dtype).with_shape(value.shape)
         for kind, value in zip(kinds, node.inputs, strict=True)

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.graph.value import constant_tensor
 
 
 def read_replacements(op: Builder) -> list[ir.Node]:
@@ -52,7 +53,7 @@ def _without_nan(op: Builder, y: Value) -> Value:
 def _replaces_by_zero(node: ir.Node, is_nan: ir.Value, y: ir.Value) -> bool:
     if node.op_type != "Where" or node.inputs[0] is not is_nan or node.inputs[2] is not y or node.inputs[1] is None:
         return False
-    replacement = ir.convenience.get_const_tensor(node.inputs[1])
+    replacement = constant_tensor(node.inputs[1])
     return replacement is not None and not replacement.numpy().any()
 
 

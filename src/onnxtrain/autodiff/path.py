@@ -61,7 +61,7 @@ class Forward:
 
     def entry(self, node: ir.Node) -> registry.Entry | None:
         """What the book says of a node; a rule for a model-local function is one for its first version."""
-        if node.op_identifier() in self.functions:
+        if self.functions and node.op_identifier() in self.functions:
             return registry.find(node.op_type, node.domain, 1)
         version = self.opsets.get(node.domain, 1)
         return registry.find(node.op_type, node.domain, version, straight_through=self.straight_through)

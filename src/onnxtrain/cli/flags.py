@@ -223,8 +223,11 @@ class Training:
         float | None, Parameter(help="Scale the gradients so that their global norm is at most this.")
     ] = None
     state_dtype: Annotated[
-        Literal["bfloat16"] | None,
-        Parameter(help="Keep the optimizer's states in this type, rounded at random: half the bytes of float32."),
+        Literal["bfloat16", "8bit"] | None,
+        Parameter(
+            help="Keep the optimizer's states in fewer bits, rounded at random: half the bytes of float32 with "
+            "bfloat16, a quarter with 8bit."
+        ),
     ] = None
     compute: Annotated[
         Literal["float32", "bfloat16"],

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
+from onnxtrain.graph.value import constant_tensor
+
 
 class Place(NamedTuple):
     """Where a value has its examples.
@@ -112,7 +114,7 @@ def _moved(node: ir.Node, axis: int, rank: int, own: int) -> int | None:
     elif node.op_type.startswith("Arg"):
         listed = [0]
     elif len(node.inputs) > 1 and node.inputs[1] is not None:
-        tensor = ir.convenience.get_const_tensor(node.inputs[1])
+        tensor = constant_tensor(node.inputs[1])
         listed = None if tensor is None else [int(number) for number in tensor.numpy().reshape(-1)]
     if node.op_type == "Unsqueeze":
         new = sorted(place % (rank + len(listed)) for place in listed) if listed is not None else []

@@ -17,6 +17,7 @@ from onnxtrain.edit.same_examples import check_same_examples
 from onnxtrain.edit.working import Model, Working
 from onnxtrain.graph.clone import subgraphs
 from onnxtrain.graph.declared import forget_shapes
+from onnxtrain.graph.value import constant_tensor
 from onnxtrain.model.validity import refuses_invalid
 
 _ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Where", "Equal", "Less", "Greater"})
@@ -256,5 +257,5 @@ class _Freeing:
 def _constant(value: ir.Value | None) -> np.ndarray | None:
     if value is None:
         return None
-    tensor = ir.convenience.get_const_tensor(value)
+    tensor = constant_tensor(value)
     return None if tensor is None else np.asarray(tensor.numpy())

@@ -10,6 +10,7 @@ from onnxtrain.errors import OptionError
 from onnxtrain.graph.clone import captured_values
 from onnxtrain.graph.inference import keeps_shape
 from onnxtrain.graph.replace import set_inputs
+from onnxtrain.graph.value import constant_tensor
 
 _ANY_NUMBER = frozenset(
     {"Softmax", "LogSoftmax", "Hardmax", "ArgMax", "ArgMin", "TopK", "Dropout", "LpNormalization"}
@@ -69,7 +70,7 @@ def _resize(working: Working, node: ir.Node, old: int, new: int) -> None:
     """Change the size of the class axis in a constant that a node takes sizes from."""
     index = _SIZES[node.op_type]
     value = node.inputs[index] if len(node.inputs) > index else None
-    tensor = None if value is None else ir.convenience.get_const_tensor(value)
+    tensor = None if value is None else constant_tensor(value)
     if value is None or tensor is None:
         return
     given = tensor.numpy()

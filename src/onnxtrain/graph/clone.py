@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import onnx_ir as ir
 
@@ -115,8 +115,11 @@ def clone_graph(
 
 def captured_values(node: ir.Node) -> list[ir.Value]:
     """Values of surrounding graphs that the subgraphs of a node read, each once, in order of first use."""
+    bodies = subgraphs(node)
+    if not bodies:
+        return []
     found: dict[ir.Value, None] = {}
-    for graph in subgraphs(node):
+    for graph in bodies:
         _collect_captured(graph, set(), found)
     return list(found)
 
@@ -132,6 +135,17 @@ def subgraphs(node: ir.Node) -> list[ir.Graph]:
         else:
             found += attribute.as_graphs()
     return found
+
+
+def all_nodes(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
+    """The nodes of a graph or a function, and of the bodies in it, each before what is inside of it.
+
+    onnx-ir has the same, at ten times the time for nodes without bodies.
+    """
+    for node in nodes:
+        yield node
+        for body in subgraphs(node):
+            yield from all_nodes(body)
 
 
 _GRAPH_TYPES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from onnxtrain.graph.clone import captured_values, subgraphs
 from onnxtrain.graph.inference import told_shape
-from onnxtrain.graph.value import Dimension, dimensions
+from onnxtrain.graph.value import Dimension, constant_tensor, dimensions
 
 MADE_UP = "unk__"
 """How the symbols begin that ONNX's inference makes up."""
@@ -86,7 +86,7 @@ def _is_of_one_branch(node: ir.Node, place: int) -> bool:
     """Whether an output of an If is declared to have a shape that a branch does not give it."""
     outer = dimensions(node.outputs[place])
     condition = node.inputs[0]
-    if outer is None or condition is None or ir.convenience.get_const_tensor(condition) is not None:
+    if outer is None or condition is None or constant_tensor(condition) is not None:
         return False
     for body in subgraphs(node):
         inner = told_shape(body.outputs[place])

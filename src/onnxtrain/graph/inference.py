@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtrain.graph.value import Dimension, dimensions
+from onnxtrain.graph.value import Dimension, constant_tensor, dimensions
 
 _BOOLEAN = frozenset(
     {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And", "Or", "Xor", "Not", "IsNaN", "IsInf"}
@@ -233,7 +233,7 @@ def _reduce(node: ir.Node, shape: tuple[Dimension, ...]) -> tuple[Dimension, ...
         if noop is not None and noop.as_int() == 1:
             return shape
         return (1,) * len(shape) if keepdims else ()
-    constant = ir.convenience.get_const_tensor(given)
+    constant = constant_tensor(given)
     if constant is None:
         return (None,) * len(shape) if keepdims and noop is None else None
     axes = {int(axis) % len(shape) for axis in constant.numpy().reshape(-1)}
@@ -271,7 +271,7 @@ def _squeeze(node: ir.Node, shape: tuple[Dimension, ...]) -> tuple[Dimension, ..
 
 def _constant_axes(node: ir.Node) -> list[int] | None:
     given = node.inputs[1] if len(node.inputs) > 1 else None
-    constant = None if given is None else ir.convenience.get_const_tensor(given)
+    constant = None if given is None else constant_tensor(given)
     return None if constant is None else [int(axis) for axis in constant.numpy().reshape(-1)]
 
 

@@ -52,6 +52,8 @@ def _has_body(
         left = max(0, branches - (node.op_type == "If"))
         if any(_has_body(body, functions, seen, left) for body in bodies):
             return True
+        if not functions:
+            continue
         call = (node.op_identifier(), branches)
         if call[0] in functions and call not in seen:
             seen.add(call)

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnxtrain.graph.clone import subgraphs
 from onnxtrain.graph.declared import MADE_UP
 from onnxtrain.graph.inference import broadcast_shapes, is_elementwise
-from onnxtrain.graph.value import Dimension, dimensions
+from onnxtrain.graph.value import Dimension, constant_tensor, dimensions
 
 _LONGEST = 64
 """Elements up to which an integer tensor is taken for sizes."""
@@ -59,7 +59,7 @@ class _Resolver:
         if value is None or (value.dtype is not None and not value.dtype.is_integer() and value.dtype.name != "BOOL"):
             return None
         if value not in self._values:
-            tensor = ir.convenience.get_const_tensor(value)
+            tensor = constant_tensor(value)
             small = tensor is not None and len(tensor.shape) <= 1 and tensor.size <= _LONGEST
             numbers = tensor.numpy().reshape(-1) if tensor is not None and small else None
             self._values[value] = None if numbers is None else tuple(int(number) for number in numbers)

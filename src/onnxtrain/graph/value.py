@@ -82,7 +82,7 @@ class Value:
         """The array, where the value is an initializer or a Constant node that nothing varies; else ``None``."""
         if self.ir in self.op.variables:
             return None
-        tensor = ir.convenience.get_const_tensor(self.ir)
+        tensor = constant_tensor(self.ir)
         return None if tensor is None else np.asarray(tensor.numpy())
 
     def with_shape(self, shape: tuple[Dimension, ...] | None) -> Value:
@@ -181,9 +181,24 @@ def is_float(value: ir.Value) -> bool:
     return value.dtype in _FLOATING
 
 
+def constant_tensor(value: ir.Value) -> ir.TensorProtocol | None:
+    """The tensor that an onnx-ir value holds, where it is an initializer or what a Constant node gives.
+
+    onnx-ir's own function asks the tensor of every Constant whether it is one, by a protocol: 0.1 ms.
+    """
+    node = value.producer()
+    if value.const_value is None and node is not None and node.op_type == "Constant" and not node.domain:
+        given = node.attributes.get("value")
+        if given is not None and not given.is_ref():
+            tensor: ir.TensorProtocol = given.value
+            tensor.name = value.name  # as onnx-ir does
+            return tensor
+    return ir.convenience.get_const_tensor(value)
+
+
 def constant_number(value: ir.Value | None) -> float | None:
     """The number that an onnx-ir value holds, where it is a constant of one element."""
-    tensor = None if value is None else ir.convenience.get_const_tensor(value)
+    tensor = None if value is None else constant_tensor(value)
     if tensor is None or tensor.size != 1:
         return None
     return float(np.asarray(tensor.numpy()).reshape(()))

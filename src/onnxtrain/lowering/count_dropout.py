@@ -15,6 +15,7 @@ from onnxtrain.autodiff.fused import emit
 from onnxtrain.autodiff.rules.dropout import OPERATOR
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.replace import remove_nodes, take_over
+from onnxtrain.graph.value import constant_tensor
 from onnxtrain.training_info.entry import COUNTERS_KEY
 
 _APART = 1_000_003
@@ -49,7 +50,7 @@ def _drops(node: ir.Node) -> bool:
     """Whether a node is a Dropout in training mode whatever is fed, with a seed."""
     if node.op_type != "Dropout" or node.domain or "seed" not in node.attributes or len(node.inputs) < 3:
         return False
-    mode = None if node.inputs[2] is None else ir.convenience.get_const_tensor(node.inputs[2])
+    mode = None if node.inputs[2] is None else constant_tensor(node.inputs[2])
     return mode is not None and bool(mode.numpy().all())
 
 

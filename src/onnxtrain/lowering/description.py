@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxtrain.errors import ModelError
+from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.domains import TRAINING_DOMAIN
 from onnxtrain.operators.nodes import attributes_of
 from onnxtrain.operators.registry import find
@@ -51,7 +52,7 @@ class Description:
     def of(cls, entry: Entry) -> Description:
         """Describe an entry whose Gradient and optimizer nodes are still there."""
         graph = entry.model.graph
-        optimizers = [node for node in graph.all_nodes() if find(node.domain, node.op_type) is not None]
+        optimizers = [node for node in all_nodes(graph) if find(node.domain, node.op_type) is not None]
         gradients = [node for node in graph if (node.domain, node.op_type) == (TRAINING_DOMAIN, "Gradient")]
         rates = _sources(node.inputs[0] for node in optimizers)
         counts = _sources(node.inputs[1] for node in optimizers)

@@ -21,19 +21,22 @@ from onnxtrain.graph.replace import remove_nodes, take_over
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import constant_number
 from onnxtrain.lowering.updates import Variable, made_for_update, variables_of, with_gradient, without_factor
+from onnxtrain.operators.nodes import attributes_of
 from onnxtrain.operators.registry import find
-from onnxtrain.training_info.rounding import OPERATOR
+from onnxtrain.training_info.rounding import DECODE, ENCODE, OPERATOR, is_signed
 
 
 def fuse_updates(model: ir.Model) -> None:
     """Let optimizer nodes take their gradients as they were before a factor or a mask, in place.
 
     Optimizers over gradients that are all products with one scalar, or of which some are
-    ``Where(mask, gradient, 0)``, or whose states are bfloat16 and rounded at random, become FusedAdagrad, FusedAdam, …
-    of the domain ``onnxtrain``: inputs R, T, factor, then all X, all G, with ``masked = 1`` all masks (bool, of X's
-    shape), and all states; the other attributes and the outputs are those of the operator. With ``seeds``, one for each
-    of the states in their order, states are bfloat16. Parameters with a mask and those without get a node each, and so
-    do those with other states. Where something else reads the gradient that the operator would have had, it keeps it.
+    ``Where(mask, gradient, 0)``, or whose states are bfloat16 or in 8 bits and rounded at random, become FusedAdagrad,
+    FusedAdam, … of the domain ``onnxtrain``: inputs R, T, factor, then all X, all G, with ``masked = 1`` all masks
+    (bool, of X's shape), and all states; the other attributes and the outputs are those of the operator. With
+    ``seeds``, one for each of the states in their order, states are bfloat16; with ``blockwise = 1``, too, they are in
+    8 bits, and their scales stand before them in the inputs and behind them in the outputs. Parameters with a mask and
+    those without get a node each, and so do those with other states. Where something else reads the gradient that the
+    operator would have had, it keeps it.
 
     Requires: a sorted graph. Ensures: the same.
     """
@@ -47,22 +50,21 @@ def fuse_updates(model: ir.Model) -> None:
             continue
         factor, variables, passed = without_factor(variables)
         variables, masking = _without_masks(variables)
-        variables, rounding, widening = _without_rounding(variables, node.inputs[1])
+        roles = [state.name for state in schema.used_states(schema.complete(attributes_of(node)))]
+        variables, rounding, widening = _without_rounding(variables, node.inputs[1], roles)
         if factor is None and not masking and not rounding:
             continue
         op = Builder(graph, graph.opset_imports[""], before=node)
         rate, count = (op.wrap(value) for value in node.inputs[:2] if value is not None)
         scale = op.constant(1.0, ir.DataType.FLOAT) if factor is None else op.wrap(factor)
         substitutes: dict[ir.Value, ir.Value] = {}
-        for masked, kept in itertools.product((False, True), (False, True)):
+        for masked, kept in itertools.product((False, True), ("", "bfloat16", "8bit")):
             group = [
-                variable
-                for variable in variables
-                if (variable.mask is not None, bool(variable.seeds)) == (masked, kept)
+                variable for variable in variables if (variable.mask is not None, _kept(variable)) == (masked, kept)
             ]
             if not group:
                 continue
-            labels = (node.name or "update", "masked" if masked else "", "bfloat16" if kept else "")
+            labels = (node.name or "update", "masked" if masked else "", kept)
             op.scope = "/".join(filter(None, labels))
             columns = [list(column) for column in zip(*(variable.inputs for variable in group), strict=True)]
             if masked:
@@ -81,6 +83,7 @@ def fuse_updates(model: ir.Model) -> None:
                 domain=ONNXTRAIN_DOMAIN,
                 masked=int(masked),
                 **({"seeds": [seed for row in zip(*seeds, strict=True) for seed in row]} if kept else {}),
+                **({"blockwise": 1} if kept == "8bit" else {}),
                 **{name: attribute.value for name, attribute in node.attributes.items()},
             )
             substitutes.update({before: after.ir for before, after in zip(old, new, strict=True)})
@@ -115,36 +118,66 @@ def _without_masks(variables: Sequence[Variable]) -> tuple[list[Variable], list[
 
 
 def _without_rounding(
-    variables: Sequence[Variable], count: ir.Value | None
+    variables: Sequence[Variable], count: ir.Value | None, roles: Sequence[str]
 ) -> tuple[list[Variable], list[ir.Node], list[ir.Node]]:
     """The variables with their states as they are kept, the nodes that rounded these, and those that widened them."""
     found, rounding, widening = [], list[ir.Node](), list[ir.Node]()
     for variable in variables:
-        wide = [made_for_update(state, "Cast") for state in variable.inputs[2:]]
-        rounds = [_rounded_by(new, count) for new in variable.outputs[1:]]
-        own = [node for node in wide if node is not None and _is_bfloat16(node.inputs[0])]
-        after = [node for node in rounds if node is not None]
-        if not wide or len(own) < len(wide) or len(after) < len(wide) or variable.inputs[0].dtype != ir.DataType.FLOAT:
-            found.append(variable)
-            continue
-        inputs = (*variable.inputs[:2], *(node.inputs[0] for node in own if node.inputs[0] is not None))
-        outputs = (variable.outputs[0], *(node.outputs[0] for node in after))
-        for output in outputs[1:]:  # a stranger's training model need not say it
-            output.dtype, output.shape = ir.DataType.BFLOAT16, variable.inputs[0].shape
-        seeds = tuple(node.attributes["seed"].as_int() for node in after)
-        found.append(replace(variable, inputs=inputs, outputs=outputs, seeds=seeds))
-        rounding += after
-        widening += own
+        for blockwise in (False, True):
+            before = [
+                _widened_by(state, role, blockwise) for state, role in zip(variable.inputs[2:], roles, strict=True)
+            ]
+            rounds = [_rounded_by(new, count, blockwise) for new in variable.outputs[1:]]
+            own = [node for node in before if node is not None]
+            after = [node for node in rounds if node is not None]
+            if before and len(own) == len(after) == len(before) and variable.inputs[0].dtype == ir.DataType.FLOAT:
+                variable = _with_kept_states(variable, own, after, blockwise)
+                rounding += after
+                widening += own
+                break
+        found.append(variable)
     return found, rounding, widening
 
 
-def _rounded_by(new: ir.Value, count: ir.Value | None) -> ir.Node | None:
+def _with_kept_states(
+    variable: Variable, widening: Sequence[ir.Node], rounding: Sequence[ir.Node], blockwise: bool
+) -> Variable:
+    """The variable with its states as they are kept."""
+    states = [node.inputs[0] for node in widening]
+    scales = [node.inputs[1] for node in widening] if blockwise else []
+    x = variable.inputs[0]
+    inputs = (*variable.inputs[:2], *(value for value in (*scales, *states) if value is not None))
+    for node in rounding:  # a stranger's training model need not say it
+        node.outputs[0].dtype = ir.DataType.UINT8 if blockwise else ir.DataType.BFLOAT16
+        node.outputs[0].shape = x.shape
+    for node, scale in zip(rounding, scales, strict=False):
+        node.outputs[1].dtype, node.outputs[1].shape = ir.DataType.FLOAT, None if scale is None else scale.shape
+    outputs = [output for place in range(1 + blockwise) for output in (node.outputs[place] for node in rounding)]
+    seeds = tuple(node.attributes["seed"].as_int() for node in rounding)
+    return replace(variable, inputs=inputs, outputs=(variable.outputs[0], *outputs), seeds=seeds, blockwise=blockwise)
+
+
+def _kept(variable: Variable) -> str:
+    """How a variable's states are kept."""
+    return "" if not variable.seeds else "8bit" if variable.blockwise else "bfloat16"
+
+
+def _widened_by(state: ir.Value, role: str, blockwise: bool) -> ir.Node | None:
+    """The node that makes numbers of what is kept of a state, where nothing but the update reads them."""
+    node = made_for_update(state, DECODE if blockwise else "Cast", ONNXTRAIN_DOMAIN if blockwise else "")
+    if node is None or not blockwise:
+        return node if node is not None and _is_bfloat16(node.inputs[0]) else None
+    signed = node.attributes.get("signed")
+    return node if signed is not None and bool(signed.as_int()) == is_signed(role) else None
+
+
+def _rounded_by(new: ir.Value, count: ir.Value | None, blockwise: bool) -> ir.Node | None:
     """The node that rounds the new value of a state, where nothing else reads that."""
     readers = list(new.consumers())
     if len(readers) != 1 or len(new.uses()) != 1 or new.is_graph_output():
         return None
     (node,) = readers
-    rounds = (node.domain, node.op_type) == (ONNXTRAIN_DOMAIN, OPERATOR)
+    rounds = (node.domain, node.op_type) == (ONNXTRAIN_DOMAIN, ENCODE if blockwise else OPERATOR)
     return node if rounds and node.inputs[0] is new and node.inputs[1] is count else None
 
 

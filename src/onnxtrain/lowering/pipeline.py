@@ -7,6 +7,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff.engine import Backward
 from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.errors import GradientError
+from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN, TRAINING_DOMAIN
 from onnxtrain.graph.passes import clean, remove_unused
 from onnxtrain.lowering.count_dropout import count_dropout
@@ -24,7 +25,7 @@ from onnxtrain.lowering.optimizer_nodes import lower_optimizers
 from onnxtrain.lowering.recompute import check_patterns, recompute
 from onnxtrain.lowering.resolve_fused import resolve_fused
 from onnxtrain.lowering.reuse_activations import reuse_activations
-from onnxtrain.lowering.round_states import round_states
+from onnxtrain.lowering.round_states import check_states, round_states
 from onnxtrain.lowering.spread_updates import spread_updates
 from onnxtrain.lowering.synchronize_batch_norm import synchronize_batch_norm
 from onnxtrain.lowering.use_convolution_kernels import use_convolution_kernels
@@ -92,8 +93,10 @@ def lower_graph(
         dequantize_again(graph)  # frozen weights of few bits are in float while they are read
         spread_updates(graph)  # an update for every few layers, in the backward pass
         fuse_updates(model)  # clipping and masks inside the update
+        check_states(graph)  # those in 8 bits are inside
         round_states(graph)  # what no update has taken in
     else:
+        check_states(graph)  # none in 8 bits
         lower_optimizers(model)  # optimizers become their bodies
         round_states(graph)  # states in bfloat16
         clean(model)
@@ -107,5 +110,5 @@ def lower_graph(
 
 def _forget_domain(model: ir.Model, domain: str) -> None:
     """Drop the import of a domain that no node is of any more."""
-    if domain in model.graph.opset_imports and not any(node.domain == domain for node in model.graph.all_nodes()):
+    if domain in model.graph.opset_imports and not any(node.domain == domain for node in all_nodes(model.graph)):
         model.graph.opset_imports.pop(domain)

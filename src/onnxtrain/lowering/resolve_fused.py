@@ -9,7 +9,7 @@ from onnxtrain.autodiff.expand import expand_registered
 from onnxtrain.autodiff.fused import find_fused, fused_operators, has_kernel
 from onnxtrain.autodiff.registry import find_registered_body
 from onnxtrain.graph import Builder
-from onnxtrain.graph.clone import subgraphs
+from onnxtrain.graph.clone import all_nodes, subgraphs
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.lowering.webgpu_bodies import Portable, body_for
 
@@ -48,6 +48,6 @@ def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool, portabl
             if node in emitted:  # the others are the model's own, or stand in the body of one that was emitted
                 backward.nodes += written
     backward.arriving = {renamed.get(value, value) for value in backward.arriving}
-    others = any(node.domain == ONNXTRAIN_DOMAIN for node in model.graph.all_nodes())
+    others = any(node.domain == ONNXTRAIN_DOMAIN for node in all_nodes(model.graph))
     if not kept and not others:
         model.graph.opset_imports.pop(ONNXTRAIN_DOMAIN, None)

@@ -17,16 +17,18 @@ class Variable:
     """One parameter of an optimizer node.
 
     Attributes:
-        inputs: X, G, and the states.
-        outputs: The new X, and the new states.
+        inputs: X, G, and the states; of states in 8 bits their scales come before them.
+        outputs: The new X, and the new states; of states in 8 bits their scales follow.
         mask: Where it is false the gradient is zero; ``None`` for no mask.
-        seeds: Of the rounding of each state, which are bfloat16 then; empty where they have X's type.
+        seeds: Of the rounding of each state, which have fewer bits then; empty where they have X's type.
+        blockwise: Whether states of fewer bits are in 8, with scales; they are bfloat16 if not.
     """
 
     inputs: tuple[ir.Value, ...]
     outputs: tuple[ir.Value, ...]
     mask: ir.Value | None = None
     seeds: tuple[int, ...] = ()
+    blockwise: bool = False
 
 
 def variables_of(node: ir.Node, schema: OptimizerSchema) -> list[Variable] | None:
@@ -53,10 +55,10 @@ def without_factor(variables: Sequence[Variable]) -> tuple[ir.Value | None, list
     return factor, [with_gradient(*pair) for pair in zip(variables, found, strict=True)], found
 
 
-def made_for_update(gradient: ir.Value, operator: str) -> ir.Node | None:
+def made_for_update(gradient: ir.Value, operator: str, domain: str = "") -> ir.Node | None:
     """The node that a gradient comes from, where it is this operator and nothing but the update reads its result."""
     node = gradient.producer()
-    if node is None or node.domain or node.op_type != operator or gradient.is_graph_output():
+    if node is None or node.domain != domain or node.op_type != operator or gradient.is_graph_output():
         return None
     return node if len(gradient.uses()) == 1 else None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxtrain.autodiff.rules.recurrent_activations import numbers_with_defaults
+from onnxtrain.graph.clone import all_nodes
 
 _RECURRENT = ("GRU", "LSTM", "RNN")
 _KINDS = ("activation_alpha", "activation_beta")
@@ -18,7 +19,7 @@ def write_activation_defaults(model: ir.Model) -> None:
 
     Requires: nothing. Ensures: lists that are as long as the functions need; nodes with the usual functions stay.
     """
-    for node in model.graph.all_nodes():
+    for node in all_nodes(model.graph):
         if node.domain or node.op_type not in _RECURRENT or "activations" not in node.attributes:
             continue
         given = [list(node.attributes[kind].as_floats()) if kind in node.attributes else [] for kind in _KINDS]

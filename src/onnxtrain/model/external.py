@@ -169,10 +169,12 @@ def _contained(label: str, location: str, folder: Path) -> Path:
     return path
 
 
-def raw_array(tensor: TensorProto, buffer: mmap.mmap | bytes, offset: int, length: int) -> npt.NDArray[np.generic]:
+def raw_array(
+    tensor: TensorProto, buffer: mmap.mmap | memoryview | bytes, offset: int, length: int
+) -> npt.NDArray[np.generic]:
     """The values of a tensor of this type and shape: a view of its raw data, where elements are not packed."""
     if ir.DataType(tensor.data_type).bitwidth < 8:
-        raw = buffer[offset : offset + length]
+        raw = bytes(buffer[offset : offset + length])
         packed = TensorProto(dims=tensor.dims, data_type=tensor.data_type, raw_data=raw)
         return numpy_helper.to_array(packed)
     dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnx import GraphProto, ModelProto, SparseTensorProto, TensorProto, helper, numpy_helper
 
 from onnxtrain.errors import ModelError
+from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.declared import declare_initializers
 from onnxtrain.model.checks import check_model
 from onnxtrain.model.external import DataFiles, DataTensor, ExternalData, raw_array, set_folder
@@ -109,13 +110,19 @@ class ModelFile:
 
     @classmethod
     def load(
-        cls, model: str | os.PathLike[str] | ModelProto, *, folder: str | os.PathLike[str] | None = None
+        cls,
+        model: str | os.PathLike[str] | ModelProto,
+        *,
+        folder: str | os.PathLike[str] | None = None,
+        lent: bool = False,
     ) -> ModelFile:
         """Read and check a model.
 
         Args:
             model: A path, or a model in memory (which must not be changed afterwards).
             folder: Where the external data of a model in memory is; a file's is in its own folder.
+            lent: Whether large initializers stay in the file, which is mapped, until :meth:`release` is called: for
+                whoever does so soon, since nobody must change the file until then.
 
         Raises:
             ModelError: There is no such file, it is no ONNX model, or not one that can be used; the message
@@ -129,7 +136,7 @@ class ModelFile:
         mapped, stamp = read_file(path)
         proto, template, places = parse_file(path, mapped)
         template, hidden = with_hidden(proto, template, mapped)
-        large = LargeData(mapped, places, Origin(path, stamp, places))
+        large = LargeData(mapped, places, Origin(path, stamp, places), lent=lent)
         return cls(proto, template, path, path.parent, large, hidden=hidden)
 
     def changed(self, proto: ModelProto) -> ModelFile:
@@ -151,7 +158,7 @@ class ModelFile:
         proto.CopyFrom(self.proto)
         for tensor in proto.graph.initializer:
             if tensor.name in self._large and tensor.name not in without:
-                tensor.raw_data = self._large.read(tensor.name)
+                tensor.raw_data = bytes(self._large.read(tensor.name))
         return proto
 
     def inlined(self, *, without: Container[str] = ()) -> ModelProto:
@@ -190,8 +197,7 @@ class ModelFile:
         was given as an object nothing is released, nor of one with sparse initializers: saving makes these dense, in a
         model made anew.
         """
-        if not self.proto.graph.sparse_initializer:
-            self._large.release(names)
+        self._large.release(() if self.proto.graph.sparse_initializer else names)
 
     @property
     def opset(self) -> int:
@@ -212,7 +218,7 @@ class ModelFile:
         """
         tensor = self.declared(name)
         if name in self._large:
-            full = TensorProto(raw_data=self._large.read(name))
+            full = TensorProto(raw_data=bytes(self._large.read(name)))
             full.MergeFrom(tensor)
             return full
         return tensor
@@ -317,7 +323,7 @@ class ModelFile:
         texts: list[object] = [model.producer_name, model.producer_version, model.domain, model.doc_string]
         texts += [text for pair in model.metadata_props.items() for text in pair]
         texts += [model.graph.doc_string, *(function.doc_string for function in model.functions.values())]
-        nodes = [*model.graph.all_nodes(), *(n for function in model.functions.values() for n in function.all_nodes())]
+        nodes = [node for part in (model.graph, *model.functions.values()) for node in all_nodes(part)]
         for node in nodes:
             texts += [node.doc_string, *node.metadata_props, *node.metadata_props.values()]
         damaged = next((text for text in texts if isinstance(text, bytes)), None)
@@ -474,7 +480,7 @@ class ModelFile:
 
     def _raw_data(self, index: int) -> bytes:
         tensor: TensorProto = self.proto.graph.initializer[index]
-        return self._large.read(tensor.name) if tensor.name in self._large else bytes(tensor.raw_data)
+        return bytes(self._large.read(tensor.name)) if tensor.name in self._large else bytes(tensor.raw_data)
 
     def _check_shared(self, values: Mapping[str, npt.NDArray[np.generic]]) -> None:
         """Exporters may let equal initializers share their external bytes: they can only change together."""

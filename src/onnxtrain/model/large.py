@@ -61,21 +61,30 @@ class LargeData:
     """Raw data by the names of the initializers.
 
     Args:
-        data: The serialised model; not kept.
+        data: The serialised model; not kept, unless it is lent.
         places: Where in it the data of each large initializer is.
         origin: Where some or all of it can be read again.
+        lent: Whether to look at the data where it is, until :meth:`release` is called, instead of copying it.
     """
 
     def __init__(
-        self, data: bytes | mmap.mmap = b"", places: Mapping[str, slice] | None = None, origin: Origin | None = None
+        self,
+        data: bytes | mmap.mmap = b"",
+        places: Mapping[str, slice] | None = None,
+        origin: Origin | None = None,
+        *,
+        lent: bool = False,
     ):
         self.origin = origin
-        self._held: dict[str, bytes | None] = {name: data[place] for name, place in (places or {}).items()}
+        source = memoryview(data) if lent else data
+        self._held: dict[str, bytes | memoryview | None] = {
+            name: source[place] for name, place in (places or {}).items()
+        }
 
     def __contains__(self, name: str) -> bool:
         return name in self._held
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str) -> bytes | memoryview:
         """The data of an initializer, from the file again where it was released.
 
         Raises:
@@ -88,7 +97,8 @@ class LargeData:
         return self.origin.read(name)
 
     def release(self, names: Iterable[str]) -> None:
-        """Free the memory of what can be read from the file again."""
+        """Free the memory of what can be read from the file again; what stays is not lent any more."""
         for name in names:
             if name in self._held and self.origin is not None and name in self.origin.places:
                 self._held[name] = None
+        self._held = {name: None if held is None else bytes(held) for name, held in self._held.items()}

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onnxtrain.collection import collection_paused
 from onnxtrain.errors import CheckpointError, OptionError
 from onnxtrain.model.file import ModelFile
 from onnxtrain.model.writing import AtomicFiles
@@ -58,6 +59,7 @@ class Learned:
         values: Values to begin with; by default those of the model.
     """
 
+    @collection_paused()
     def __init__(
         self,
         specification: Specification,
@@ -73,6 +75,7 @@ class Learned:
         if objective is None:
             objective = prepare(specification, ignoring=False, differentiable=True)
         check_masks(specification.masks, objective.shapes, objective.optimizers(specification))
+        self._hints = objective.hints(specification)  # which read weights: the steps release those of the file
         self._steps = _steps(objective, specification, values=values)
         for name, average in self._averages.items():
             if values is None or average not in values:
@@ -80,7 +83,6 @@ class Learned:
         set_to_zero(self.states, specification.masks)
         self._inputs = objective.inputs
         self.rate = LearningRate(specification.optimizer.learning_rate)
-        self._hints = objective.hints(specification)
         self.labels = read_labels(specification.model)
         """The texts that stand for the classes, in their order; ``None`` as long as no targets were texts. They are
         taken from the first targets, or from the file beside the model where :meth:`save` has written them."""

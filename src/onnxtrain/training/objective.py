@@ -35,6 +35,7 @@ from onnxtrain.training.weights.ties import Copy, find_copies
 from onnxtrain.training.working_copy.adaptation import Adapted
 from onnxtrain.training.working_copy.training_modes import Layers, Modes
 from onnxtrain.training_info.recipe import LossTerms, Names, Recipe, UpdateRule, free_names
+from onnxtrain.training_info.rounding import Rounding
 
 
 @dataclass(frozen=True)
@@ -261,7 +262,9 @@ class Objective:
             weights=own.weights,
             rules=self.rules(specification),
             averaging=specification.ema,
-            rounding=None if specification.state_dtype is None else specification.seed,
+            rounding=(
+                None if specification.state_dtype is None else Rounding(specification.state_dtype, specification.seed)
+            ),
         )
 
     def rules(self, specification: Specification) -> dict[str, UpdateRule]:

@@ -12,8 +12,8 @@ import onnx_ir as ir
 from onnxtrain.autodiff.expand import is_expanded
 from onnxtrain.autodiff.missing import missing_rules, missing_rules_message
 from onnxtrain.autodiff.path import Forward, Route
+from onnxtrain.collection import collection_paused
 from onnxtrain.errors import GradientError, OptionError
-from onnxtrain.graph.collection import collection_paused
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import dimensions, is_float
 from onnxtrain.training.losses.base import Loss

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 
 from onnxtrain.autodiff.options import Compute, GradientOptions
+from onnxtrain.collection import collection_paused
 from onnxtrain.errors import OptionError
 from onnxtrain.model.file import ModelFile
 from onnxtrain.operators import Adam
@@ -158,9 +159,10 @@ class Specification:
             raise OptionError(f"accumulate is {self.accumulate}; it needs a number of micro-batches of at least 1.")
         if self.targets not in (None, "indices", "values"):
             raise OptionError(f"targets is {self.targets!r}; it is 'indices' or 'values'.")
-        if self.state_dtype not in (None, "bfloat16"):
+        if self.state_dtype not in (None, "bfloat16", "8bit"):
             raise OptionError(
-                f"state_dtype is {self.state_dtype!r}; it is 'bfloat16', or None for states of the weights' type."
+                f"state_dtype is {self.state_dtype!r}; it is 'bfloat16' or '8bit', or None for states of the weights' "
+                "type."
             )
         if self.compute not in get_args(Compute):
             raise OptionError(f"compute is {self.compute!r}; it is 'float32' or 'bfloat16'.")
@@ -181,6 +183,7 @@ class Specification:
             )
 
     @classmethod
+    @collection_paused()
     def of(
         cls,
         model: str | os.PathLike[str] | onnx.ModelProto,
@@ -198,7 +201,7 @@ class Specification:
         threads = options.get("threads")
         untie, tie = options.get("untie", False), options.get("tie", False)
         return cls(
-            model=untied(ModelFile.load(model), untie),
+            model=untied(ModelFile.load(model, lent=True), untie),
             loss=resolve_losses(loss),
             optimizer=choose_optimizer(optimizer),
             train=_patterns(options.get("train")),
@@ -216,7 +219,7 @@ class Specification:
             sparsify=_patterns(options.get("sparsify")),
             accumulate=options.get("accumulate", 1),
             ema=choose_ema(options.get("ema")),
-            state_dtype=options.get("state_dtype"),
+            state_dtype=_state_dtype(options.get("state_dtype")),
             compute=options.get("compute", "float32"),
             straight_through=options.get("straight_through", False) or options.get("qat", False),
             qat=options.get("qat", False),
@@ -257,6 +260,11 @@ class Specification:
     def gradients(self) -> GradientOptions:
         """How gradients are built."""
         return GradientOptions(self.straight_through, self.recompute, self.compute)
+
+
+def _state_dtype(name: str | None) -> str | None:
+    """The name under which other tools have states in 8 bits, too."""
+    return "8bit" if name in ("int8", "uint8", "8-bit") else name
 
 
 def _tuple(patterns: Patterns) -> tuple[str, ...]:

@@ -45,9 +45,11 @@ class Trainer(Learner):
             belongs to the first group that matches it, as in PyTorch.
         ema: Keep an exponential moving average of the parameters, with this decay, or as an :class:`~onnxtrain.EMA`
             says; ``evaluate``, ``predict``, ``save`` and ``model`` take it with ``ema=True``.
-        state_dtype: ``"bfloat16"`` keeps the optimizer's states of float32 parameters in half the bytes. They are
-            rounded up or down at random, with the right mean; what is drawn follows from ``seed``, so that a resumed
-            training goes on bit for bit. By default states have the type of their parameter.
+        state_dtype: ``"bfloat16"`` keeps the optimizer's states of float32 parameters in half the bytes; ``"8bit"``, or
+            ``"int8"``, in a quarter, block-wise: 8-bit numbers with a scale for each 256 of them, where a parameter has
+            4,096 elements and more, and by the native kernels only. States are rounded up or down at random, with the
+            right mean; what is drawn follows from ``seed``, so that a resumed training goes on bit for bit. By default
+            states have the type of their parameter.
         compute: ``"bfloat16"`` rounds the factors of products with weights, forwards and in gradients, to bfloat16 and
             adds up in float32: about twice the rate on processors with AVX512-BF16; others refuse it. Products with
             weights of fewer than 64 rows or columns, as those of adapters, attention, norms, losses and updates stay in

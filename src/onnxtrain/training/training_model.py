@@ -66,7 +66,8 @@ def training_model(
         freeze: What not to train.
         ema: A moving average of the parameters: states ``{parameter}/average``.
         state_dtype: "bfloat16" for states of half the bytes: they are rounded by ``RoundStochastic`` of the domain
-            ``onnxtrain``.
+            ``onnxtrain``; "8bit" for a quarter: states and their scales, ``{parameter}/V_scale``, made by
+            ``EncodeBlockwise``.
         compute: "bfloat16" for products with weights of factors rounded to it; likewise the metadata entry
             ``onnxtrain.compute``. Only sessions with native kernels run such a model.
         groups: Parameters that are updated otherwise than the rest; each rule gets an optimizer node of its own.

@@ -14,10 +14,11 @@ from onnx import helper, numpy_helper
 
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN, TRAINING_DOMAIN
+from onnxtrain.operators.schema import State
 from onnxtrain.training_info.algorithm import Algorithm, FirstValues, placeholder
 from onnxtrain.training_info.entry import COUNTERS_KEY, SYNCHRONIZED_KEY, Entry
 from onnxtrain.training_info.recipe import LossTerms, Recipe
-from onnxtrain.training_info.rounding import BFLOAT16, rounded, widened
+from onnxtrain.training_info.rounding import BFLOAT16, widened
 from onnxtrain.training_info.update import AVERAGE, average_node, optimizer_nodes
 
 
@@ -291,16 +292,15 @@ class _Writer:
         rate = builder.input(self.recipe.names.learning_rate, ir.DataType.FLOAT, ())
         count = self._count(builder)
         xs = {name: op.wrap(value) for name, value in builder.parameters.items()}
-        states: dict[str, list[Value]] = {name: [] for name in xs}
+        states: dict[str, dict[str, tuple[Value, ...]]] = {name: {} for name in xs}
         rules = {name: self.recipe.rule_of(name) for name in xs}
         for role in self.schema.states:
             for name, value in builder.parameters.items():
                 if role in rules[name].optimizer.states:
-                    first = _repeated(role.initial, value, self._state_type(value))
-                    states[name].append(builder.state(f"{name}/{role.name}", first))
+                    states[name][role.name] = self._state(builder, f"{name}/{role.name}", role, value)
         op.scope = "update"
         variables = {
-            name: (xs[name], gradient, *(widened(op, state) for state in states[name]))
+            name: (xs[name], gradient, *(widened(op, kept, letter) for letter, kept in states[name].items()))
             for name, gradient in zip(xs, gradients, strict=True)
         }
         sparsified = self.recipe.sparsified
@@ -308,19 +308,24 @@ class _Writer:
             sparsified = [name for name, value in builder.parameters.items() if len(_shape(value)) >= 2]
         news = optimizer_nodes(op, rules, rate, count, variables, sparsified)
         for name, own in news.items():
-            for old, new in zip((xs[name], *states[name]), own, strict=True):
-                new.ir.type, new.ir.shape = xs[name].ir.type, old.ir.shape
-                builder.update(old, rounded(op, old, new, count, self.recipe.rounding or 0))
+            for new in own:
+                new.ir.type, new.ir.shape = xs[name].ir.type, xs[name].ir.shape
+            builder.update(xs[name], own[0])
+            for (letter, kept), new in zip(states[name].items(), own[1:], strict=True):
+                rounding = self.recipe.rounding
+                to_keep = (new,) if rounding is None else rounding.rounded(op, kept, letter, new, count)
+                for old, part in zip(kept, to_keep, strict=True):
+                    builder.update(old, part)
         if self.recipe.averaging is not None:
             self._average(builder, count, {name: own[0] for name, own in news.items()})
         builder.update(count, count + 1)
         op.scope = ""
 
-    def _state_type(self, parameter: ir.Value) -> np.dtype[Any]:
-        """The type of a parameter's states."""
-        return (
-            BFLOAT16 if self.recipe.rounding is not None and parameter.dtype == ir.DataType.FLOAT else _dtype(parameter)
-        )
+    def _state(self, builder: Algorithm, name: str, role: State, parameter: ir.Value) -> tuple[Value, ...]:
+        """The tensors of a state of a parameter."""
+        first, rounding = _repeated(role.initial, parameter), self.recipe.rounding
+        kept = {name: first} if rounding is None else rounding.first_values(name, first)
+        return tuple(builder.state(*item) for item in kept.items())
 
     def _average(self, builder: Algorithm, count: Value, xs: Mapping[str, Value]) -> None:
         """The moving averages of all parameters, which start at zero and are the parameters after the first update."""
@@ -370,9 +375,9 @@ def _shape(value: ir.Value) -> tuple[int, ...]:
     return tuple(int(size) for size in value.shape.numpy())
 
 
-def _repeated(number: float, like: ir.Value, dtype: np.dtype[Any] | None = None) -> np.ndarray:
-    """One number in the type (or another) and shape of a value; takes no memory."""
-    return np.broadcast_to(np.asarray(number, _dtype(like) if dtype is None else dtype), _shape(like))
+def _repeated(number: float, like: ir.Value) -> np.ndarray:
+    """One number in the type and shape of a value; takes no memory."""
+    return np.broadcast_to(np.asarray(number, _dtype(like)), _shape(like))
 
 
 def _dtype(value: ir.Value) -> np.dtype[Any]:

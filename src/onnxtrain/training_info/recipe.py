@@ -12,6 +12,7 @@ from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.errors import OptionError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.training_info.rounding import Rounding
 
 
 @dataclass(frozen=True)
@@ -129,8 +130,8 @@ class Recipe:
         sparsified: Parameters whose sparsity the optimizer promotes, where it does; by default those of rank 2
             and more. The others take plain steps: a bias that starts at zero would freeze under a p-norm.
         options: How the gradients are built; stated in the training model's metadata.
-        rounding: The states of float32 parameters are bfloat16, rounded at random with this seed; ``None``: states
-            have the type of their parameter.
+        rounding: How the states of float32 parameters are kept in fewer bits; ``None``: states have the type of
+            their parameter.
     """
 
     model: ir.Model
@@ -151,7 +152,7 @@ class Recipe:
     synchronized: bool = False
     rules: Mapping[str, UpdateRule] = field(default_factory=dict)
     averaging: Averaging | None = None
-    rounding: int | None = None
+    rounding: Rounding | None = None
 
     def rule_of(self, parameter: str) -> UpdateRule:
         """How a parameter is updated."""

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import onnx
 
+from onnxtrain.collection import collection_paused
 from onnxtrain.errors import DataError, OptionError
-from onnxtrain.graph.collection import collection_paused
 from onnxtrain.model.validity import invalid_refused
 from onnxtrain.runtime.device_states import new_states
 from onnxtrain.runtime.providers import device_of
@@ -58,7 +58,7 @@ class Steps:
         self.fixed = objective.fixed_batch
         # What no session can run is said at once, and not at the first step.
         specification.options.provider_list()
-        specification.options.uses_kernels()
+        kernels = specification.options.uses_kernels()
         if specification.compute == "bfloat16":
             specification.options.require_bfloat16()
         refuse_what_crashes(objective.model.graph)
@@ -66,6 +66,11 @@ class Steps:
             raise OptionError(
                 f"state_dtype={specification.state_dtype!r} is for states in the processor's memory; "
                 "leave providers or state_dtype out."
+            )
+        if specification.state_dtype == "8bit" and not kernels:
+            raise OptionError(
+                "state_dtype='8bit' needs the native kernels, which decode and encode states inside the update, and "
+                "these are not used here; take state_dtype='bfloat16'."
             )
         self._built: tuple[list[Entry], FirstValues] | None = self._build(objective)
         if states is None:

@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 import onnx_ir as ir
 
+from onnxtrain.graph.value import constant_tensor
+
 Reader = tuple[ir.Node, int]
 """A node and the input at which it reads."""
 
@@ -118,5 +120,5 @@ def _hands_on(node: ir.Node, index: int, through: Collection[str]) -> bool:
 
 def chooses_one(node: ir.Node) -> bool:
     """Whether a Gather takes one fixed slice, as from a stack of weights: it looks nothing up."""
-    tensor = None if node.inputs[1] is None else ir.convenience.get_const_tensor(node.inputs[1])
+    tensor = None if node.inputs[1] is None else constant_tensor(node.inputs[1])
     return tensor is not None and tensor.size == 1

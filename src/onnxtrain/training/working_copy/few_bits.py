@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN
 
 
@@ -15,6 +16,6 @@ def set_accuracy(model: ir.Model, level: int | None) -> None:
     """
     if level is None:
         return
-    for node in [*model.graph.all_nodes(), *(node for function in model.functions.values() for node in function)]:
+    for node in [*all_nodes(model.graph), *(node for function in model.functions.values() for node in function)]:
         if node.op_type == "MatMulNBits" and node.domain == MICROSOFT_DOMAIN:
             node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", level)

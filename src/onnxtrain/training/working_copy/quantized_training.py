@@ -19,7 +19,7 @@ from onnxtrain.autodiff.rules.stop import stopped
 from onnxtrain.errors import OptionError
 from onnxtrain.graph import Builder
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN
-from onnxtrain.graph.value import dimensions
+from onnxtrain.graph.value import constant_tensor, dimensions
 from onnxtrain.training.weights.stored import Stored
 
 _WEIGHTS = {
@@ -261,7 +261,7 @@ def _train_weight(graph: ir.Graph, node: ir.Node, found: QuantizedTraining) -> N
     tensor, scales = value.const_value, scale.const_value
     if not _is_own(graph, value) or tensor is None or scales is None or len(value.uses()) != 1:
         return
-    zeros = None if zero is None else ir.convenience.get_const_tensor(zero)
+    zeros = None if zero is None else constant_tensor(zero)
     if (zero is not None and zeros is None) or not (np.asarray(scales.numpy()) > 0).all():
         return
     points = None if zeros is None else np.asarray(zeros.numpy())

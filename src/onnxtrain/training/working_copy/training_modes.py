@@ -17,6 +17,7 @@ from onnxtrain.graph.builder import Builder
 from onnxtrain.graph.clone import subgraphs
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.sharing import RANDOM
+from onnxtrain.graph.value import constant_tensor
 from onnxtrain.training.weights.readers import behind_identity, read_through_identity
 
 _STATISTICS = {3: "mean", 4: "var"}
@@ -153,7 +154,7 @@ def _drops(node: ir.Node) -> bool | None:
 
 def _known(value: ir.Value) -> np.ndarray | None:
     source = behind_identity(value)
-    tensor = None if source is None else ir.convenience.get_const_tensor(source)
+    tensor = None if source is None else constant_tensor(source)
     return None if tensor is None else np.asarray(tensor.numpy())
 
 

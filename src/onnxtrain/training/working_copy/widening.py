@@ -107,8 +107,9 @@ def _widen_nodes(graph: ir.Graph | ir.Function) -> None:
             if attribute.is_ref():
                 continue
             names_type = name in _TYPE_ATTRIBUTES and attribute.type == ir.AttributeType.INT
-            if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype in HALVES:
-                array = attribute.as_tensor().numpy().astype(np.float32)
+            # The value itself: as_tensor() checks it against a protocol, which takes 0.1 ms for every Constant.
+            if attribute.type == ir.AttributeType.TENSOR and attribute.value.dtype in HALVES:
+                array = attribute.value.numpy().astype(np.float32)
                 node.attributes[name] = ir.AttrTensor(name, ir.tensor(array))
             elif names_type and attribute.as_int() in HALVES:
                 node.attributes[name] = ir.AttrInt64(name, int(ir.DataType.FLOAT))

@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from onnxtrain.graph.collection import collection_paused
+from onnxtrain.collection import collection_paused
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Python's search for circles of objects, paused while a graph is built."""
+"""Python's search for circles of objects, paused while a graph is built or modules are imported."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ _pauses = 0
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """No collection of garbage inside: building makes some hundred thousand objects that stay.
+    """No collection of garbage inside: building and importing make some hundred thousand objects that stay.
 
-    Each full collection would look at all of them again, a sixth of the time to build a model of 2,000 nodes. Pauses
-    of several threads overlap; the last to end lets collections happen again. Where they were off before, they stay so.
+    Each collection would look at many of them again: a sixth of the time to build a model of 2,000 nodes, and of the
+    time from the start of a process to its first step. Pauses of several threads overlap; the last to end lets
+    collections happen again. Where they were off before, they stay so.
     """
     global _pauses
     with _lock:
