@@ -8,7 +8,7 @@ in a process that is not measured.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -273,7 +273,12 @@ PEERS: dict[str, type[Peer]] = {
 
 
 def onnxtrain_trainer(
-    task: Task, *, kernels: bool | None = None, profile: str | None = None, state_dtype: str | None = None
+    task: Task,
+    *,
+    kernels: bool | None = None,
+    profile: str | None = None,
+    state_dtype: str | None = None,
+    providers: Sequence[str] | None = None,
 ) -> Any:
     """The trainer of onnxtrain for a task, whose model has been exported before."""
     import onnxtrain
@@ -285,7 +290,12 @@ def onnxtrain_trainer(
         batch_norm="train",
         untie=True,  # exporters merge equal running statistics
         **({} if state_dtype is None else {"state_dtype": state_dtype}),  # which an earlier one may not know
-        options=onnxtrain.RuntimeOptions(threads=task.threads, kernels=kernels, profile=profile),
+        options=onnxtrain.RuntimeOptions(
+            threads=task.threads,
+            kernels=kernels,
+            profile=profile,
+            **({} if providers is None else {"providers": providers}),
+        ),
     )
 
 

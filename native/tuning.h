@@ -102,6 +102,11 @@ inline constexpr std::size_t kLeastStepProducts = std::size_t{1} << 16, kLeastUn
 // while all rows of the batch are multiplied with it. Bits.
 inline constexpr std::size_t kFactorDepth = 512;
 
+// Factors of the recurrent products that take at least so many times the second cache come from further away at every
+// step, and are asked for so many bytes ahead: an LSTM of 1,024 units at a batch of 8 took 0.86 of the time on the EPYC.
+inline constexpr std::size_t kFarFactors = 2;
+inline constexpr std::ptrdiff_t kColumnsAheadBytes = 8192;
+
 // How often a part looks whether the others are ready, a few nanoseconds each, before it lets other threads run.
 inline constexpr std::size_t kLooks = 2000;
 

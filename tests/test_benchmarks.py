@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 
 from parallel.processes import needs_mpi
@@ -83,6 +84,16 @@ def test_step_compares_with_pytorch(models: str, tmp_path: Path) -> None:
     assert min(ours, torch, our_memory, torch_memory) > 0
     assert ratio > 0
     assert "onnxsim 0.8.1, mlp, batch 4: no environment: give --environment onnxsim=" in text
+
+
+@pytest.mark.torch
+def test_gpu_says_that_there_is_none_and_its_script_runs_on_the_processor(models: str) -> None:
+    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        assert re.fullmatch(r"Nothing is measured: this onnxruntime has no provider for CUDA .*\.\n", run("gpu.py"))
+    steps, agreement, update = run("gpu.py", "--device", "cpu", "--quick", "--folder", models).split("\n\n")[:3]
+    assert min(map(float, rows(steps)[1][2:])) > 0
+    assert rows(agreement)[1][1:] == ["2", "0.0e+00"]
+    assert min(map(float, rows(update)[1][1:3])) > 0
 
 
 @pytest.mark.torch

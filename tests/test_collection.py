@@ -49,3 +49,26 @@ def test_the_last_of_several_threads_ends_the_pause():
     may_end.set()
     thread.join()
     assert gc.isenabled()
+
+
+def test_what_lasts_is_old_and_is_found_when_it_is_garbage():
+    gc.collect()
+    with collection_paused(lasting=True):
+        made = [[] for _ in range(1000)]
+        for item in made:
+            item.append(item)
+    assert len(gc.get_objects(generation=0)) < 1000
+    assert any(item is made[0] for item in gc.get_objects(generation=2))
+    del made, item
+    assert gc.collect() >= 1000
+
+
+def test_what_a_program_has_frozen_stays_frozen():
+    gc.freeze()
+    try:
+        count = gc.get_freeze_count()
+        with collection_paused(lasting=True):
+            pass
+        assert gc.get_freeze_count() == count > 0
+    finally:
+        gc.unfreeze()

@@ -152,7 +152,7 @@ void multiply_point(const WinogradProducts<T>& task, const T* source, const T* c
       const Tile<T> tile = {starts, task.ones, depth, columns + begin * width, part > 0, sums + row * width, width,
                             0, {at(next_source, done * source_step), at(next_columns, done * columns_step)},
                             {source_step, columns_step}};
-      multiply_of<T, true>(rows, vectors)(tile);
+      multiply_of<T, Fetching::kStreams>(rows, vectors)(tile);
     }
   }
 }

@@ -1,4 +1,4 @@
-// What runs kernels, in the few words that they need: blocks of threads that work together, memory for a while, a stream.
+// What runs kernels, in the few words that they need: blocks of threads that work together, memory, a stream.
 //
 // A kernel is a struct that is copied to the device; its operator() is what one block does, written as steps that all
 // threads of the block finish before the next step begins. Without a compiler for CUDA the same kernels run on the

@@ -1,5 +1,5 @@
-// A node whose tensors are in the memory of a CUDA device. Its inputs are those of optimizers/node.h, but for states in
-// bfloat16; a gradient has the shape of its parameter.
+// A node whose tensors are in the memory of a CUDA device. Its inputs are those of optimizers/node.h, but for states of
+// fewer bits; a gradient has the shape of its parameter.
 #pragma once
 
 #include <memory>

@@ -7,8 +7,8 @@
 
 namespace onnxtrain::cuda {
 
-// `rule.of(number)` is what the elements of that tensor go through: a function of (x, gradient, states) that makes the new x
-// and states.
+// `rule.of(number)` is what the elements of that tensor go through: a function of (x, gradient, states) that makes the
+// new x and states.
 template <typename T, int states, typename Rule>
 struct UpdateKernel {
   Tensors<T, states> tensors;

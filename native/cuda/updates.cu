@@ -1,11 +1,12 @@
-// All update rules, compiled for the device: those whose element's update is all there is to them, and those that look at
-// whole tensors first.
+// All update rules, compiled for the device: those whose element's update is all there is to them, and those that look
+// at whole tensors first.
 #include "cuda/updates.h"
 
 #include <cstring>
 #include <type_traits>
 
 #include "cuda/lamb.h"
+#include "cuda/ssgd.h"
 #include "cuda/update_kernel.h"
 #include "optimizer_rules.h"
 #include "optimizers/rule_attributes.h"

@@ -7,6 +7,7 @@
 #include <cstddef>
 
 #include "kernels/vector.h"
+#include "kernels/widening.h"
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -29,13 +30,7 @@ struct Few {
 };
 
 // From the tensor's type to float64 and back, for one element or for a vector of them.
-inline double widen(double value) { return value; }
 inline WideVector widen(const WideVector& value) { return value; }
-
-template <typename T>
-inline T narrow(double value) {
-  return static_cast<T>(value);
-}
 
 #if defined(__AVX512F__)
 // GCC makes two conversions and their shuffles of what is one instruction.
@@ -52,13 +47,12 @@ inline typename Few<T>::type narrow(const WideVector& value) {
   return __builtin_convertvector(value, typename Few<T>::type);
 }
 
-// The smaller one; NaN where `value` is NaN.
-inline double at_most(double bound, double value) { return bound < value ? bound : value; }
-
 inline WideVector at_most(double bound, const WideVector& value) {
   const WideVector bounds = bound - WideVector{};
   return bounds < value ? bounds : value;
 }
+
+inline WideVector absolute(const WideVector& value) { return value < 0.0 ? -value : value; }
 
 inline Few<float>::type few(const float* source) { return *reinterpret_cast<const FloatVector*>(source); }
 inline Few<double>::type few(const double* source) { return *reinterpret_cast<const DoubleVector*>(source); }

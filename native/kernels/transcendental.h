@@ -5,23 +5,25 @@
 
 #include <cstdint>
 
+#include "anywhere.h"
+
 namespace onnxtrain {
 namespace {
 
-inline std::int64_t bits_of(double value) {
+ONNXTRAIN_ANYWHERE inline std::int64_t bits_of(double value) {
   std::int64_t bits;
   __builtin_memcpy(&bits, &value, sizeof bits);
   return bits;
 }
 
-inline double from_bits(std::int64_t bits) {
+ONNXTRAIN_ANYWHERE inline double from_bits(std::int64_t bits) {
   double value;
   __builtin_memcpy(&value, &bits, sizeof value);
   return value;
 }
 
 // 2**k for the integer k that `shifted` holds in its low bits, |k| <= 1022.
-inline double power_of_two(double shifted) {
+ONNXTRAIN_ANYWHERE inline double power_of_two(double shifted) {
   const auto bits = static_cast<std::uint64_t>(bits_of(shifted)) << 52;
   return from_bits(static_cast<std::int64_t>(bits + (std::uint64_t{1023} << 52)));
 }
@@ -32,7 +34,7 @@ constexpr double kRounder = 0x1.8p52;
 // e**r for |r| <= 0.35: the series to the 13th power, whose remainder is below 1e-17, for float64; to the 8th power,
 // below 3e-10, for values that become float32.
 template <typename T>
-inline double exp_series(double r) {
+ONNXTRAIN_ANYWHERE inline double exp_series(double r) {
   double sum = 1.0 / 40320.0;
   if (sizeof(T) == sizeof(double)) {
     sum = 1.0 / 6227020800.0;
@@ -53,7 +55,7 @@ inline double exp_series(double r) {
 
 // e**t for t <= 0, as exact as T needs; 0 where it is below 1e-307. NaN stays NaN.
 template <typename T>
-inline double exp_nonpositive(double t) {
+ONNXTRAIN_ANYWHERE inline double exp_nonpositive(double t) {
   const double clamped = t < -707.0 ? -707.0 : t;
   const double shifted = clamped * 0x1.71547652b82fep0 + kRounder;  // log2(e)
   const double k = shifted - kRounder;
@@ -64,7 +66,7 @@ inline double exp_nonpositive(double t) {
 }
 
 // log2 of a positive normal number, absolute error below 1e-10.
-inline double log2_approximate(double value) {
+ONNXTRAIN_ANYWHERE inline double log2_approximate(double value) {
   // Split off the exponent so that the mantissa lies in [sqrt(1/2), sqrt(2)).
   const std::int64_t bits = bits_of(value);
   const std::int64_t offset = bits - 0x3fe6a09e667f3bcd;
@@ -89,7 +91,7 @@ constexpr double kInfinity = __builtin_inf();
 
 // z**exponent for z >= 0 that came from a float32 value, 0 <= exponent <= 1: relative error below 1e-9, a
 // hundredth of a float32's last place.
-inline double power_of_float(double z, double exponent) {
+ONNXTRAIN_ANYWHERE inline double power_of_float(double z, double exponent) {
   const double usable = z > 0.0 && z < kInfinity ? z : 1.0;
   const double y = exponent * log2_approximate(usable);
   const double shifted = y + kRounder;

@@ -36,7 +36,7 @@ OrtStatus* named_status_of(const OrtApi* api, const std::string& name, Work work
 struct Operator : OrtCustomOp {
   const OrtApi* api = nullptr;
   int type = ort::kTypeUndefined;  // that of all tensors whose type the signature leaves open
-  int weights = ort::kTypeUndefined;  // that of the second input, where it is another
+  int weights = ort::kTypeUndefined;  // type of the second input, where it is another
 };
 
 // What all operators say alike.

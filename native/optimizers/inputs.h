@@ -1,5 +1,5 @@
-// What an optimizer node is given: checked, and as variables. Only the numbers R and T are read here, so that the tensors
-// may lie in the memory of a device.
+// What an optimizer node is given: checked, and as variables. Only the numbers R and T are read here, so that the
+// tensors may lie in the memory of a device.
 #pragma once
 
 #include <cstdint>

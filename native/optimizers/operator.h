@@ -1,6 +1,6 @@
-// How an optimizer is described to the runtime, whatever its kernels run on. A `Node` has the type `Rule` of what it is made
-// from: a description, the states that it has at least, and how it is given attributes. Where it has a `kProvider`, that one
-// runs it, in memory of its own.
+// How an optimizer is described to the runtime, whatever its kernels run on. A `Node` has the type `Rule` of what it is
+// made from: a description, the states that it has at least, and how it is given attributes. Where it has a `kProvider`,
+// that one runs it, in memory of its own.
 #pragma once
 
 #include <vector>

@@ -1,4 +1,4 @@
-// SSGD: the layer's sum of w^2, and the update with s = w^2 / mean(w^2).
+// SSGD: the layer's sum of w^2, and the update with s = w^2 / mean(w^2), of vectors.
 //
 // Included by files that are compiled once per instruction set. The measure is evaluated in float64 for both types: a float32 w^2 would overflow for
 // ordinary weights (Geman-McClure has a^4), and the mean needs a wide accumulator anyway. Both kernels go through the
@@ -7,48 +7,11 @@
 
 #include "kernels/elementwise.h"
 #include "kernels/lanes.h"
-#include "kernels/transcendental.h"
-#include "optimizers/ssgd_scalars.h"
+#include "optimizers/ssgd_element.h"
 #include "tuning.h"
 
 namespace onnxtrain {
 namespace {
-
-constexpr bool is_simple(Measure measure) {
-  return measure == kLogSum || measure == kArctan || measure == kGemanMcClure;
-}
-
-// h(z) = 1 / f'(z) without its constant factor.
-template <Measure measure, typename Wide>
-inline Wide simple_h(const MeasureScalars& m, const Wide& z) {
-  if constexpr (measure == kLogSum) return z + m.epsilon;
-  if constexpr (measure == kArctan) return z * z + m.epsilon * m.epsilon;
-  if constexpr (measure == kGemanMcClure) return (z + m.epsilon) * (z + m.epsilon);
-}
-
-// The same of the other measures, relative to the largest z (MeasureScalars says how).
-template <typename T, Measure measure>
-inline double relative_h(const MeasureScalars& m, double z) {
-  switch (measure) {
-    case kPNorm:
-      return sizeof(T) == sizeof(float) ? power_of_float(z, m.exponent) : __builtin_pow(z, m.exponent);
-    case kExponential:
-      return exp_nonpositive<T>((z - m.largest) * m.inverse_epsilon);
-    default: {  // tanh: cosh(t)^2 = e^(2t) (1 + e^(-2t))^2 / 4
-      const double folded = 1.0 + exp_nonpositive<T>(-2.0 * (z * m.inverse_epsilon));
-      return exp_nonpositive<T>(2.0 * ((z - m.largest) * m.inverse_epsilon)) * (folded * folded);
-    }
-  }
-}
-
-inline double absolute(double value) { return __builtin_fabs(value); }
-inline WideVector absolute(const WideVector& value) { return value < 0.0 ? -value : value; }
-
-template <bool l1, typename Wide>
-inline Wide measured(const Wide& value) {
-  if constexpr (l1) return absolute(value);
-  return value * value;
-}
 
 template <typename T, Measure measure, bool l1>
 void relative_h_in(MeasureScalars m, std::size_t count, const T* X, double* h) {
@@ -178,8 +141,7 @@ void shrinkages_of(const SsgdScalars& scalars, std::size_t count, const double* 
   if (scalars.measure.l1) {
     ONNXTRAIN_VECTORIZE
     for (std::size_t i = 0; i < count; ++i) {
-      const T size = static_cast<T>(shrinkage * h[i]);
-      shrinkages[i] = X[i] > 0 ? size : X[i] < 0 ? -size : X[i] * 0;
+      shrinkages[i] = shrinkage_of<T>(shrinkage, h[i], X[i]);
     }
   } else {
     const T factor = static_cast<T>(2.0 * shrinkage);
@@ -197,18 +159,14 @@ struct SsgdArrays {
 // X - rate * s * D, for h of the elements; `square` for l1, where s comes from h^2.
 template <typename T, bool square, bool with_momentum>
 void descend(const SsgdScalars& scalars, std::size_t count, const double* h, SsgdArrays<T> arrays) {
-  const double rate = scalars.rate, inverse_mean = scalars.inverse_mean, cap = scalars.cap;
-  const T norm_coefficient = static_cast<T>(scalars.norm_coefficient), alpha = static_cast<T>(scalars.alpha);
+  const RelativeDescent<T> descent(scalars);
   const auto [X, G, V, X_new, V_new] = arrays;
   ONNXTRAIN_VECTORIZE
   for (std::size_t i = 0; i < count; ++i) {
-    const double s = (square ? h[i] * h[i] : h[i]) * inverse_mean;
-    const T step = static_cast<T>(rate * at_most(cap, s));
-    const T x = X[i];
-    const T g = norm_coefficient * x + G[i];
-    const T direction = with_momentum ? alpha * V[i] + g : g;
-    if (with_momentum) V_new[i] = direction;
-    X_new[i] = x - step * direction;
+    T x = X[i], v = with_momentum ? V[i] : T(0);
+    descent.template take<square, with_momentum>(h[i], x, G[i], v);
+    if (with_momentum) V_new[i] = v;
+    X_new[i] = x;
   }
 }
 
@@ -229,61 +187,22 @@ void descend_any(const SsgdScalars& scalars, std::size_t count, const double* h,
   }
 }
 
-// The update for a simple measure, of one element or of a vector of them.
-template <typename T, Measure measure, bool l1, bool with_momentum, bool regularized, bool capped>
-class SimpleDescent {
- public:
-  explicit SimpleDescent(const SsgdScalars& scalars)
-      : measure_(scalars.measure),
-        rate_(scalars.rate * scalars.inverse_mean),
-        cap_(scalars.cap / scalars.inverse_mean),
-        shrinkage_(scalars.shrinkage),
-        factor_(static_cast<T>(2.0 * scalars.shrinkage)),
-        norm_coefficient_(static_cast<T>(scalars.norm_coefficient)),
-        alpha_(static_cast<T>(scalars.alpha)) {}
-
-  // x becomes the new X, v the new V.
-  template <typename Some>
-  inline void operator()(Some& x, Some g, Some& v) const {
-    const auto h = simple_h<measure>(measure_, measured<l1>(widen(x)));
-    const auto squares = l1 ? h * h : h;
-    const Some step = narrow<T>(rate_ * (capped ? at_most(cap_, squares) : squares));
-    g += norm_coefficient_ * x;
-    if (with_momentum) g += alpha_ * v;
-    v = g;
-    const Some moved = x - step * g;
-    if (!regularized) {
-      x = moved;
-    } else if (l1) {
-      const Some size = narrow<T>(shrinkage_ * h);
-      x = moved - (x > 0 ? size : x < 0 ? -size : x * 0);
-    } else {
-      x = moved - factor_ * x;
-    }
-  }
-
- private:
-  MeasureScalars measure_;
-  double rate_, cap_, shrinkage_;  // rate / mean(w^2), and the cap on what is multiplied with it
-  T factor_, norm_coefficient_, alpha_;
-};
-
 template <typename T, Measure measure, bool l1, bool with_momentum, bool regularized, bool capped>
 void descend_simply(const SsgdScalars& scalars, std::size_t count, SsgdArrays<T> arrays) {
-  const SimpleDescent<T, measure, l1, with_momentum, regularized, capped> descend(scalars);
+  const SimpleDescent<T> descent(scalars);
   const auto vectors = [=](std::size_t i) {
 #pragma GCC unroll 8
     for (std::size_t j = i; j < i + kBlock; j += kWideLanes) {
       typename Few<T>::type x = few(arrays.X + j), v = {};
       if (with_momentum) v = few(arrays.V + j);
-      descend(x, few(arrays.G + j), v);
+      descent.template take<measure, l1, with_momentum, regularized, capped>(x, few(arrays.G + j), v);
       if (with_momentum) store(arrays.V_new + j, v);
       store(arrays.X_new + j, x);
     }
   };
   const auto element = [=](std::size_t i) {
     T x = arrays.X[i], v = with_momentum ? arrays.V[i] : T(0);
-    descend(x, arrays.G[i], v);
+    descent.template take<measure, l1, with_momentum, regularized, capped>(x, arrays.G[i], v);
     if (with_momentum) arrays.V_new[i] = v;
     arrays.X_new[i] = x;
   };

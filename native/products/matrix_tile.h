@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "kernels/vector.h"
+#include "tuning.h"
 
 namespace onnxtrain {
 namespace {
@@ -21,6 +22,13 @@ inline constexpr std::size_t tile_rows(std::size_t vectors) {
 
 inline constexpr std::size_t kMaxTileColumnBytes = kMaxTileVectors * kVectorBytes;
 
+// What a tile has memory fetch while it multiplies.
+enum class Fetching {
+  kNothing,
+  kStreams,  // what `ahead` says
+  kColumns,  // the columns themselves, ahead of their use: where they come from beyond the caches of a core
+};
+
 template <typename T>
 struct Tile {
   const T* const* rows;           // where each row begins
@@ -36,8 +44,7 @@ struct Tile {
   std::size_t ahead_step[2] = {0, 0};
 };
 
-// `fetches`: whether the tile says what comes next.
-template <typename T, std::size_t rows, std::size_t vectors, bool fetches>
+template <typename T, std::size_t rows, std::size_t vectors, Fetching fetching>
 void multiply(const Tile<T>& tile) {
   constexpr std::size_t lanes = kLanes<T>;
   Vector<T> sum[rows][vectors];
@@ -57,8 +64,14 @@ void multiply(const Tile<T>& tile) {
     Vector<T> right[vectors];
 #pragma GCC unroll 4
     for (std::size_t v = 0; v < vectors; ++v) right[v] = load(columns + v * lanes);
+    if constexpr (fetching == Fetching::kColumns) {
+#pragma GCC unroll 4
+      for (std::size_t v = 0; v < vectors; ++v) {
+        __builtin_prefetch(reinterpret_cast<const char*>(columns + v * lanes) + tuning::kColumnsAheadBytes);
+      }
+    }
     columns += stride;
-    if constexpr (fetches) {
+    if constexpr (fetching == Fetching::kStreams) {
       __builtin_prefetch(first);
       __builtin_prefetch(second);
       first += tile.ahead_step[0];
@@ -81,24 +94,24 @@ void multiply(const Tile<T>& tile) {
 template <typename T>
 using Multiply = void (*)(const Tile<T>&);
 
-template <typename T, std::size_t vectors, bool fetches>
+template <typename T, std::size_t vectors, Fetching fetching>
 inline Multiply<T> multiply_of_rows(std::size_t rows) {
   constexpr std::size_t most = tile_rows(vectors);
   static constexpr Multiply<T> kernels[kMaxTileRows] = {
-      multiply<T, 1, vectors, fetches>, multiply<T, 2, vectors, fetches>, multiply<T, 3, vectors, fetches>,
-      multiply<T, 4, vectors, fetches>, multiply<T, 5, vectors, fetches>, multiply<T, 6, vectors, fetches>,
-      multiply<T, most < 7 ? 6 : 7, vectors, fetches>, multiply<T, most < 8 ? 6 : 8, vectors, fetches>};
+      multiply<T, 1, vectors, fetching>, multiply<T, 2, vectors, fetching>, multiply<T, 3, vectors, fetching>,
+      multiply<T, 4, vectors, fetching>, multiply<T, 5, vectors, fetching>, multiply<T, 6, vectors, fetching>,
+      multiply<T, most < 7 ? 6 : 7, vectors, fetching>, multiply<T, most < 8 ? 6 : 8, vectors, fetching>};
   return kernels[rows - 1];
 }
 
 // The kernel for a tile of 1 to tile_rows(vectors) rows.
-template <typename T, bool fetches = false>
+template <typename T, Fetching fetching = Fetching::kNothing>
 inline Multiply<T> multiply_of(std::size_t rows, std::size_t vectors) {
   if constexpr (kMaxTileVectors >= 4) {
-    if (vectors == 4) return multiply_of_rows<T, 4, fetches>(rows);
-    if (vectors == 3) return multiply_of_rows<T, 3, fetches>(rows);
+    if (vectors == 4) return multiply_of_rows<T, 4, fetching>(rows);
+    if (vectors == 3) return multiply_of_rows<T, 3, fetching>(rows);
   }
-  return vectors == 2 ? multiply_of_rows<T, 2, fetches>(rows) : multiply_of_rows<T, 1, fetches>(rows);
+  return vectors == 2 ? multiply_of_rows<T, 2, fetching>(rows) : multiply_of_rows<T, 1, fetching>(rows);
 }
 
 // `total` things in parts of at most `most`, all of about the same size.

@@ -140,7 +140,7 @@ void multiply_panel(const Product<T>& p, ProductBlock<T>& block, const Panels<T>
       tile.ahead[i] = reinterpret_cast<const char*>(block.ahead[i].next(tile.columns));
       tile.ahead_step[i] = block.ahead[i].part * sizeof(T) / (block.depth + 1);
     }
-    multiply_of<T, true>(rows, vectors)(tile);
+    multiply_of<T, Fetching::kStreams>(rows, vectors)(tile);
     for (std::size_t r = 0; r < rows && !whole; ++r) {
       copy(buffer + r * width, valid, target + static_cast<std::ptrdiff_t>(r) * p.target_row);
     }

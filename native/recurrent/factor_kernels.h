@@ -62,7 +62,7 @@ void multiply_factor(const T* left, std::ptrdiff_t left_row, std::size_t rows, c
         const bool whole = valid == width;
         const Tile<T> tile = {starts, ones, depth, columns, adds, whole ? corner : buffer,
                               whole ? static_cast<std::size_t>(target_row) : width};
-        multiply_of<T>(count, vectors)(tile);
+        (factor.far ? multiply_of<T, Fetching::kColumns> : multiply_of<T>)(count, vectors)(tile);
         for (std::size_t r = 0; r < count && !whole; ++r) {
           copy(buffer + r * width, valid, corner + static_cast<std::ptrdiff_t>(r) * target_row);
         }

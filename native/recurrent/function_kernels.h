@@ -9,7 +9,7 @@ namespace onnxtrain {
 namespace {
 
 inline float sigmoid(float x) {
-  const float e = exp_single(x < 0.0f ? x : -x);
+  const float e = exp_single(-__builtin_fabsf(x));
   return (x < 0.0f ? e : 1.0f) / (1.0f + e);
 }
 
@@ -23,7 +23,7 @@ inline float hyperbolic_tangent(float x) {
   const float z = __builtin_fabsf(x), e = exp_single(-2.0f * z);
   const float far = (1.0f - e) / (1.0f + e), q = x * x;
   const float near = x * (1.0f + q * (-1.0f / 3.0f + q * (2.0f / 15.0f + q * (-17.0f / 315.0f))));
-  return z < 0.2f ? near : x < 0.0f ? -far : far;
+  return z < 0.2f ? near : __builtin_copysignf(far, x);
 }
 
 inline double hyperbolic_tangent(double x) { return __builtin_tanh(x); }

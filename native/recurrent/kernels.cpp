@@ -1,7 +1,9 @@
 // The kernels of recurrent operators for one instruction set: compiled like those of products, once per set, with fused
 // multiplications and additions.
 #include "kernels/instruction_set.h"
-#include "recurrent/cell_kernels.h"
+#include "recurrent/gru_kernels.h"
+#include "recurrent/lstm_kernels.h"
+#include "recurrent/rnn_kernels.h"
 
 namespace onnxtrain {
 

@@ -39,6 +39,7 @@ template <typename T>
 struct PackedFactor {
   const T* panels;
   std::size_t depth, columns;
+  bool far;  // whether columns are asked for ahead of their use, since no core's cache holds all factors
 };
 
 // Columns of a matrix to be arranged: element (k, j) of the factor is source[k * row + j * column].

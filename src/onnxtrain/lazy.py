@@ -22,7 +22,7 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         home = homes[name]
-        with collection_paused():
+        with collection_paused(lasting=True):
             module = importlib.import_module(home)
         value = module if home.rpartition(".")[2] == name and not hasattr(module, name) else getattr(module, name)
         setattr(sys.modules[package], name, value)

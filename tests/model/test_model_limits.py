@@ -203,7 +203,7 @@ def test_what_says_to_be_empty_and_is_not() -> None:
     began = time.monotonic()
     with pytest.raises(ModelError, match=r"is not an ONNX model|cannot be read"):
         ModelFile.load("/proc/self/pagemap")
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60  # it has no end
 
 
 _MEASURED = """

@@ -119,6 +119,7 @@ inputs = {{
     "Attention": (dict(q=draw(1, 300, 2, 64), k=draw(1, 300, 2, 64), v=draw(1, 300, 2, 64)), dict(scale=0.1), 2),
     "Conv": (dict(x=draw(2, 32, 40, 40), w=draw(24, 32, 3, 3)), same, 1),
     "ConvWeightGradient": (dict(dy=draw(2, 24, 40, 40), x=draw(2, 32, 40, 40)), same, 1),
+    "LSTM": (dict(X=draw(4, 9, 20), W=draw(1, 512, 20), R=draw(1, 512, 128)), {{}}, 5),
 }}
 sums = hashlib.sha256()
 for operator, (feeds, attributes, outputs) in inputs.items():

@@ -29,11 +29,14 @@ def test_groups_are_added_up_in_their_order_in_another_thread():
     groups = [lambda number=number: done.append((number, threading.current_thread().name)) for number in range(4)]
     reduction = Reduction(Beside(), groups, overlap=True)
     for _ in range(2):
+        began = time.perf_counter()
         with reduction.beside(2):
             for number in (1, 0, 2, 1, 0):  # twice 1 and 0, and 2 once
                 reduction._announced(number, [], 0)
         assert [number for number, _ in done] == [0, 1, 2, 3]
         assert [name.startswith("onnxtrain-reduction") for _, name in done] == [True, True, False, False]
+        computed, summed = reduction.last
+        assert began <= computed <= summed <= time.perf_counter()
         done.clear()
 
 

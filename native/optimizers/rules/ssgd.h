@@ -109,8 +109,7 @@ struct Rule {
   };
 #endif
 
- private:
-  static MeasureScalars measure_scalars(const Attributes& attributes) {
+  ONNXTRAIN_ANYWHERE static MeasureScalars measure_scalars(const Attributes& attributes) {
     MeasureScalars measure = {};
     measure.l1 = (attributes.reweighting == kL1);
     measure.epsilon = attributes.epsilon;
@@ -121,7 +120,7 @@ struct Rule {
   }
 
   // The constant that the kernels leave out of h: h(z) = factor * relative h(z).
-  static double factor_of(const Attributes& attributes, double largest) {
+  ONNXTRAIN_ANYWHERE static double factor_of(const Attributes& attributes, double largest) {
     const double epsilon = attributes.epsilon;
     switch (attributes.measure) {
       case kLogSum:
@@ -138,6 +137,13 @@ struct Rule {
     }
   }
 
+  // A sum relative to the z `largest`.
+  ONNXTRAIN_ANYWHERE static double relative_sum(const Attributes& attributes, const LayerSum& sum, double largest) {
+    if (attributes.measure != kExponential && attributes.measure != kTanh) return sum.sum;
+    const double powers = (attributes.measure == kTanh ? 2.0 : 1.0) * ((attributes.reweighting == kL1) ? 2.0 : 1.0);
+    return sum.sum * std::exp(powers * ((sum.largest - largest) / attributes.epsilon));
+  }
+
   // The sum of `count` layer sums relative to the z `largest`, by halves: the rounding error grows with the logarithm.
   static double add_by_halves(const Attributes& attributes, const LayerSum* sums, std::size_t count, double largest) {
     if (count > 1) {
@@ -145,20 +151,31 @@ struct Rule {
       return add_by_halves(attributes, sums, half, largest) +
              add_by_halves(attributes, sums + half, count - half, largest);
     }
-    if (attributes.measure != kExponential && attributes.measure != kTanh) return sums->sum;
-    const double powers = (attributes.measure == kTanh ? 2.0 : 1.0) * ((attributes.reweighting == kL1) ? 2.0 : 1.0);
-    return sums->sum * std::exp(powers * ((sums->largest - largest) / attributes.epsilon));
+    return relative_sum(attributes, *sums, largest);
   }
 
   static SsgdScalars layer_scalars(const Attributes& attributes, double R, const LayerSum* sums, std::size_t blocks,
                                    std::size_t count) {
+    const double largest = largest_of(sums, blocks);
+    const double sum = add_by_halves(attributes, sums, blocks, largest);
+    return scalars_of(attributes, R, sum, largest, count);
+  }
+
+  ONNXTRAIN_ANYWHERE static double largest_of(const LayerSum* sums, std::size_t count) {
+    double largest = 0.0;
+    for (std::size_t i = 0; i < count; ++i) {
+      if (sums[i].largest > largest) largest = sums[i].largest;
+    }
+    return largest;
+  }
+
+  // Of a layer of `count` elements whose sum is `sum` relative to the z `largest`.
+  ONNXTRAIN_ANYWHERE static SsgdScalars scalars_of(const Attributes& attributes, double R, double sum, double largest,
+                                                   std::size_t count) {
     SsgdScalars scalars = {};
     scalars.measure = measure_scalars(attributes);
-    for (std::size_t b = 0; b < blocks; ++b) {
-      if (sums[b].largest > scalars.measure.largest) scalars.measure.largest = sums[b].largest;
-    }
-    const double largest = scalars.measure.largest;
-    const double mean = add_by_halves(attributes, sums, blocks, largest) / static_cast<double>(count);
+    scalars.measure.largest = largest;
+    const double mean = sum / static_cast<double>(count);
     // A layer of zeros under a p-norm has w = 0 everywhere: zero is absorbing, the layer does not move.
     scalars.inverse_mean = mean < std::numeric_limits<double>::min() ? 0.0 : 1.0 / mean;
     scalars.rate = R;

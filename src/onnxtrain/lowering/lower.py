@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -93,18 +93,21 @@ def lower(
     return with_external_data(ir.to_proto(infer_shapes(step.model)), place)  # strangers like to see shapes
 
 
-def lower_entry(entry: Entry, *, kernels: bool, portable: Portable | None = None) -> StepGraph:
+def lower_entry(
+    entry: Entry, *, kernels: bool, portable: Portable | None = None, updates: Collection[str] = ()
+) -> StepGraph:
     """The step graph of an entry, which is used up by it.
 
     Args:
         entry: The entry.
         kernels: Keep optimizers and fused operators as nodes, for a session that loads the native kernels.
         portable: The provider that the graph is for, where it is not the processor.
+        updates: Optimizers that this provider has kernels of, where it has some.
     """
     graph = entry.model.graph
     _choose_outputs(graph, entry.results, entry.updates | entry.passed)
     description = Description.of(entry)
-    lower_graph(entry.model, kernels=kernels, portable=portable)
+    lower_graph(entry.model, kernels=kernels, portable=portable, updates=updates)
     if kernels and entry.announced:
         announce_gradients(graph, [[f"{state}_new" for state in group] for group in entry.announced])
         passed = {f"{state}_new" for state in entry.passed}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import onnx_ir as ir
 from onnx_ir.passes import common
@@ -21,13 +21,17 @@ OPSET_WITHOUT_IMPORT = 18
 """The version of ONNX's own operators that a model gets that imported none, because it had only optimizers."""
 
 
-def lower_optimizers(model: ir.Model) -> ir.Model:
+def lower_optimizers(model: ir.Model, kept: Collection[ir.Node] = ()) -> ir.Model:
     """Replace every optimizer node by its body in standard operators, in place.
 
     Nodes in subgraphs and in functions are replaced, too (such functions are inlined). A model-local function
     that defines an operator of the same domain and name has precedence: its calls stay.
 
     Requires: a graph without Gradient nodes. Ensures: a sorted graph without dead nodes.
+
+    Args:
+        model: A working copy.
+        kept: Nodes that stay as they are.
 
     Raises:
         OperatorError: A node's inputs, outputs or attributes are not as its operator needs them.
@@ -43,7 +47,7 @@ def lower_optimizers(model: ir.Model) -> ir.Model:
     for graph in [model.graph, *model.graph.subgraphs()]:
         for node in list(graph):
             schema = _schema_of(model, node)
-            if schema is not None:
+            if schema is not None and node not in kept:
                 builder = Builder(graph, opset, before=node)
                 builder.scope = f"{node.name or schema.name}_{lowered}"  # the runtime wants unique names
                 _lower(builder, node, schema)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import onnx_ir as ir
 
 from onnxtrain.autodiff.engine import Backward
@@ -19,6 +21,7 @@ from onnxtrain.lowering.fuse_recurrent import fuse_recurrent
 from onnxtrain.lowering.fuse_updates import fuse_updates
 from onnxtrain.lowering.gradient_nodes import Derivative, build_gradients
 from onnxtrain.lowering.join_scans import join_scans
+from onnxtrain.lowering.keep_updates import keep_updates
 from onnxtrain.lowering.mask_softmax_gradients import mask_softmax_gradients
 from onnxtrain.lowering.multiply_in_bfloat16 import multiply_in_bfloat16
 from onnxtrain.lowering.optimizer_nodes import lower_optimizers
@@ -26,6 +29,7 @@ from onnxtrain.lowering.recompute import check_patterns, recompute
 from onnxtrain.lowering.resolve_fused import resolve_fused
 from onnxtrain.lowering.reuse_activations import reuse_activations
 from onnxtrain.lowering.round_states import check_states, round_states
+from onnxtrain.lowering.split_cross_entropy import split_cross_entropy
 from onnxtrain.lowering.spread_updates import spread_updates
 from onnxtrain.lowering.synchronize_batch_norm import synchronize_batch_norm
 from onnxtrain.lowering.use_convolution_kernels import use_convolution_kernels
@@ -36,7 +40,12 @@ from onnxtrain.lowering.write_activation_defaults import write_activation_defaul
 
 
 def lower_graph(
-    model: ir.Model, *, kernels: bool = False, derivative: Derivative | None = None, portable: Portable | None = None
+    model: ir.Model,
+    *,
+    kernels: bool = False,
+    derivative: Derivative | None = None,
+    portable: Portable | None = None,
+    updates: Collection[str] = (),
 ) -> ir.Model:
     """The list of passes: from a graph with Gradient and optimizer nodes to one that a session runs, in place.
 
@@ -52,6 +61,8 @@ def lower_graph(
         kernels: Whether the session loads the native kernels.
         derivative: A derivative to append as graph outputs ``{x}_grad``.
         portable: The provider that the graph is for, where it is not the processor.
+        updates: The optimizers that stay nodes although the rest is standard operators, since the session loads kernels
+            of theirs for its provider (:mod:`onnxtrain.runtime.cuda_updates`).
 
     Raises:
         GradientError: A gradient cannot be built; products are to be computed in bfloat16, which standard operators
@@ -86,6 +97,7 @@ def lower_graph(
     recompute(graph, backward, options.recompute)  # activations computed again instead of kept
     if kernels:
         reuse_activations(graph, backward)  # activations that their gradient gives once more
+        split_cross_entropy(graph)  # fewer copies of logits of many classes
         use_convolution_kernels(model)
         use_few_bits_kernels(model)
         multiply_in_bfloat16(model, wanted=rounds)  # products with weights, where asked for
@@ -97,9 +109,12 @@ def lower_graph(
         round_states(graph)  # what no update has taken in
     else:
         check_states(graph)  # none in 8 bits
-        lower_optimizers(model)  # optimizers become their bodies
+        kept = keep_updates(model, updates)  # what the provider has kernels of
+        lower_optimizers(model, kept)  # optimizers become their bodies
         round_states(graph)  # states in bfloat16
         clean(model)
+        if kept:
+            fuse_updates(model)  # clipping and masks inside the update
         graph.sort()
         for domain in (TRAINING_DOMAIN, ONNXTRAIN_DOMAIN):
             _forget_domain(model, domain)

@@ -78,7 +78,7 @@ class State:
     """A tensor that an optimizer keeps per variable, of the variable's type and shape.
 
     Attributes:
-        name: Its letter in the specification.
+        name: Its letter in the specification; what is called H is never negative, so that its 8 bits need no sign.
         doc: What it holds.
         initial: Every element's value before the first step.
         used: Whether the operator has it, given its attributes.

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from onnxtrain.errors import OptionError
-from onnxtrain.runtime.providers import CPU, Provider, choose, name_of
+from onnxtrain.runtime import cuda_updates
+from onnxtrain.runtime.providers import CPU, CUDA, Provider, choose, name_of
 
 
 def most_threads() -> int:
@@ -29,7 +30,8 @@ class RuntimeOptions:
             theirs: ``("cuda", {"device_id": 1})``. Without the processor's own there are no native kernels.
         memory_pattern: Whether onnxruntime plans one block of memory per input shape. It comes on top of the
             arena that the first step filled: up to a half more memory at no measured gain in time.
-        kernels: Whether native kernels are used: ``None`` where the library can be loaded, else as said.
+        kernels: Whether native kernels are used: ``None`` where the library can be loaded, else as said. With CUDA's
+            provider these are the updates alone, of a library of their own.
         profile: Prefix of a profile that onnxruntime writes; ``None`` for none.
         accuracy_level: In what products with weights of a few bits (MatMulNBits) compute while the model is trained
             and evaluated: 0, the default, is the type of their input, 4 is int8, as such models often have it;
@@ -65,8 +67,9 @@ class RuntimeOptions:
 
         first = name_of(self.provider_list()[0])
         if first != CPU:
-            if self.kernels:
+            if self.kernels and first != CUDA:
                 raise OptionError(f"kernels=True, but native kernels run on the processor only, not on {first}.")
+            self.updates()
             return False
         if self.kernels is None:
             return native.kernels_available()
@@ -89,6 +92,22 @@ class RuntimeOptions:
                 'compute="bfloat16" needs a processor with AVX512-BF16; this one has '
                 f"{native.instruction_set()} without it, which would take longer than in float32: leave it out."
             )
+
+    def updates(self) -> cuda_updates.CudaUpdates | None:
+        """The library with the updates for CUDA; ``None`` where another provider comes first, or there is none.
+
+        Raises:
+            OptionError: It is asked for and missing, or the environment variable names another file.
+        """
+        if name_of(self.provider_list()[0]) != CUDA or self.kernels is False:
+            return None
+        found = cuda_updates.find()
+        if found is None and self.kernels:
+            raise OptionError(
+                f"kernels=True, but native kernels run on the processor only, not on {CUDA}, whose updates have a "
+                f"library of their own that is missing here: {cuda_updates.HOW_TO_GET_IT}."
+            )
+        return found
 
     def session_options(self, *, kernels: bool = False) -> Any:
         """The ``onnxruntime.SessionOptions`` for these options."""
@@ -113,6 +132,8 @@ class RuntimeOptions:
             options.profile_file_prefix = self.profile
         if kernels:
             options.register_custom_ops_library(str(native.custom_ops_library()))
+        elif (updates := self.updates()) is not None:
+            options.register_custom_ops_library(str(updates.path))
         return options
 
     def provider_list(self) -> list[Provider]:

@@ -11,6 +11,7 @@ import numpy as np
 from onnxtrain.errors import OptionError
 
 CPU = "CPUExecutionProvider"
+CUDA = "CUDAExecutionProvider"
 
 Provider = str | tuple[str, dict[str, Any]]
 """A provider by its name, or with its own options."""
@@ -19,7 +20,7 @@ _SUFFIX = "ExecutionProvider"
 
 _MEMORY: Mapping[str, str] = {
     "CANNExecutionProvider": "cann",
-    "CUDAExecutionProvider": "cuda",
+    CUDA: "cuda",
     "DmlExecutionProvider": "dml",
     "NvTensorRTRTXExecutionProvider": "cuda",
     "TensorrtExecutionProvider": "cuda",

@@ -93,9 +93,11 @@ class TrainingSession:
         if states is None:
             states = new_states(source.first_values(), options)
         self._states = states
-        kernels = options.uses_kernels()
+        kernels, updates = options.uses_kernels(), options.updates()
+        own = frozenset[str]() if updates is None else updates.operators
         self._steps = [
-            StepSession(lower_entry(entry, kernels=kernels), states, options, kernels=kernels) for entry in entries
+            StepSession(lower_entry(entry, kernels=kernels, updates=own), states, options, kernels=kernels)
+            for entry in entries
         ]
 
     @property

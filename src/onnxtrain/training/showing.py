@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
@@ -66,6 +65,8 @@ def text_table(rows: Sequence[Row], *, most: int = 20) -> str:
 
 def html_table(rows: Sequence[Row], *, most: int = 60) -> str:
     """The same for a notebook."""
+    import html  # which no program needs that shows nothing in a notebook
+
     columns, cells = _cells(rows, most)
     head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
     body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in cells)
@@ -74,6 +75,8 @@ def html_table(rows: Sequence[Row], *, most: int = 60) -> str:
 
 def html_facts(rows: Mapping[str, str], *, notes: Sequence[str] = ()) -> str:
     """Names and what they are, and notes below, for a notebook."""
+    import html
+
     body = "".join(
         f'<tr><th style="text-align: left">{html.escape(name)}</th>'
         f'<td style="text-align: left">{html.escape(value)}</td></tr>'

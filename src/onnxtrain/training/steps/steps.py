@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -15,7 +15,6 @@ from onnxtrain.runtime.device_states import new_states
 from onnxtrain.runtime.providers import device_of
 from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.runtime.states import StateBuffers
-from onnxtrain.training.callbacks.stopping import Stopping
 from onnxtrain.training.data import Dataset
 from onnxtrain.training.objective import Objective
 from onnxtrain.training.specification import Specification
@@ -23,6 +22,9 @@ from onnxtrain.training_info.algorithm import FirstValues
 from onnxtrain.training_info.build import build_entries, build_unfilled
 from onnxtrain.training_info.entry import Entry
 from onnxtrain.workarounds import refuse_what_crashes
+
+if TYPE_CHECKING:
+    from onnxtrain.training.callbacks.stopping import Stopping
 
 Arrays = dict[str, np.ndarray]
 

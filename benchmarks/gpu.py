@@ -1,0 +1,193 @@
+"""Training steps on a GPU by CUDA's provider, against PyTorch eager with fused Adam on the same GPU.
+
+    python benchmarks/gpu.py --output build/benchmarks/gpu.md
+
+Needs a GPU, onnxruntime-gpu, a build of PyTorch for CUDA, and for the updates by kernels the library for CUDA
+(docs/devices.md). `--device cpu --quick` tries the script itself on the processor. Three tables: time of a step, the
+difference to the processor's losses, and the speed of Adam's update beside that of a copy on the device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from harness import Interpreters, machine_line, prepare, significant, table, write_report
+from models import find_model
+from peers import EPSILON, LEARNING_RATE, Task, Torch, batches, onnxtrain_trainer
+from step import listed
+
+MODELS = {"lenet5": 256, "resnet18": 128, "bert_base": 32, "vit_b16": 32}
+WARMUP, AGREEING_STEPS = 3, 20
+PARAMETERS = [1 << 20] * 24 + [1000] * 100  # elements of the tensors whose update is timed
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print the report and write it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", type=listed(MODELS), default=list(MODELS), help=", ".join(MODELS))
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--rounds", type=int, default=30, help="steps of each side that are timed (30)")
+    parser.add_argument("--quick", action="store_true", help="LeNet-5 and two steps, to see that it runs")
+    parser.add_argument("--folder", default="build/benchmarks/models", help="where exported models are kept")
+    parser.add_argument("--output", help="also write the report to this Markdown file")
+    options = parser.parse_args(arguments)
+    missing = what_is_missing(options.device)
+    if missing:
+        print(f"Nothing is measured: {missing}.")
+        return 0
+    if options.quick:
+        options.models, options.rounds = ["lenet5"], 2
+    sizes = {name: 4 if options.quick else MODELS[name] for name in options.models}
+    threads = os.cpu_count() or 1
+    tasks = [Task("onnxtrain", name, size, threads, options.folder) for name, size in sizes.items()]
+    failed = prepare(tasks, Interpreters())
+    if failed:
+        raise SystemExit(f"Not measured: {failed}.")
+    report = "\n\n".join(
+        [
+            times(tasks, options.device, options.rounds),
+            agreement(tasks, options.device, 2 if options.quick else AGREEING_STEPS),
+            update_speed(options.device, PARAMETERS[-2:] if options.quick else PARAMETERS, options.rounds),
+            machine_line(),
+        ]
+    )
+    write_report(report, options.output)
+    return 0
+
+
+def what_is_missing(device: str) -> str:
+    """Why nothing can be measured here; empty where all is there."""
+    if device == "cpu":
+        return ""
+    import onnxruntime
+
+    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        return "this onnxruntime has no provider for CUDA (onnxruntime-gpu has), or there is no GPU here"
+    import torch
+
+    return "" if torch.cuda.is_available() else "PyTorch finds no GPU here"
+
+
+class TorchOnDevice(Torch):
+    """PyTorch eager with its fused Adam, on a device; a batch goes there with its step."""
+
+    def __init__(self, task: Task, device: str) -> None:
+        import torch
+
+        self.torch, self.device = torch, device
+        self.model = find_model(task.model)
+        self.module = self.model.module().to(device)
+        self.optimizer = torch.optim.Adam(self.module.parameters(), lr=LEARNING_RATE, eps=EPSILON, fused=True)
+
+    def step(self, inputs: dict[str, np.ndarray], target: np.ndarray) -> float:
+        """One step; returns the loss before it."""
+        there = [self.torch.from_numpy(array).to(self.device) for array in (*inputs.values(), target)]
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.model.torch_loss(self.module(*there[:-1]), there[-1])
+        loss.backward()
+        self.optimizer.step()
+        return float(loss.item())  # which waits for the device
+
+
+def times(tasks: Sequence[Task], device: str, rounds: int) -> str:
+    """A step of both sides in turns; each ends with the loss as a Python number."""
+    rows = []
+    for task in tasks:
+        ours, theirs, batch = onnxtrain_trainer(task, providers=[device]), TorchOnDevice(task, device), batches(task)
+        steps = {"ours": ours.train_step, "theirs": theirs.step}
+        taken: dict[str, list[float]] = {name: [] for name in steps}
+        for number in range(WARMUP + rounds):
+            for name, step in steps.items():
+                inputs, target = batch(number)
+                start = time.perf_counter()
+                step(inputs, target)
+                if number >= WARMUP:
+                    taken[name].append(time.perf_counter() - start)
+        ratio = statistics.median(a / b for a, b in zip(taken["ours"], taken["theirs"], strict=True))
+        middle = [significant(1e3 * statistics.median(found)) for found in taken.values()]
+        rows.append([find_model(task.model).description, str(task.batch), *middle, f"{ratio:.2f}"])
+        print(*rows[-1], sep="  ", flush=True)
+    return table(["model", "batch", "onnxtrain, ms", "PyTorch, ms", "ratio"], rows)
+
+
+def agreement(tasks: Sequence[Task], device: str, steps: int) -> str:
+    """The largest relative difference of a loss to the processor's, over some steps from the same weights."""
+    rows = []
+    for task in tasks:
+        few = Task(task.peer, task.model, 4, task.threads, task.folder)
+        there, here = (onnxtrain_trainer(few, providers=[name]) for name in (device, "cpu"))
+        batch = batches(few)
+        losses = [(there.train_step(*batch(step)), here.train_step(*batch(step))) for step in range(steps)]
+        worst = max(abs(one - other) / abs(other) for one, other in losses)
+        rows.append([find_model(task.model).description, str(steps), f"{worst:.1e}"])
+    return table(["model", "steps", "largest difference to the processor's loss"], rows)
+
+
+def update_speed(device: str, sizes: Sequence[int], rounds: int) -> str:
+    """Bytes in a second that an update by Adam reads and writes, and that a copy on the device does."""
+    import onnxruntime
+    import torch
+    from onnx import TensorProto, helper
+
+    import onnxtrain
+
+    options = onnxtrain.RuntimeOptions(providers=[device], kernels=True)
+    names = [f"{letter}{i}" for letter in "XGVH" for i in range(len(sizes))]
+    outputs = [f"{letter}{i}_new" for letter in "XVH" for i in range(len(sizes))]
+    lengths = dict(zip(names, [*sizes] * 4, strict=True))
+    domain = "ai.onnx.preview.training"
+    graph = helper.make_graph(
+        [helper.make_node("Adam", ["R", "T", *names], outputs, domain=domain)],
+        "update",
+        [
+            helper.make_tensor_value_info("R", TensorProto.FLOAT, []),
+            helper.make_tensor_value_info("T", TensorProto.INT64, []),
+            *(helper.make_tensor_value_info(name, TensorProto.FLOAT, [lengths[name]]) for name in names),
+        ],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [lengths[name[:-4]]]) for name in outputs],
+    )
+    imports = [helper.make_opsetid("", 18), helper.make_opsetid(domain, 1)]
+    session = onnxruntime.InferenceSession(
+        helper.make_model(graph, opset_imports=imports, ir_version=8).SerializeToString(),
+        options.session_options(kernels=options.uses_kernels()),
+        providers=options.provider_list(),
+    )
+    place = onnxruntime.OrtValue.ortvalue_from_numpy
+    values = {name: place(np.full(lengths[name], 0.5, np.float32), device, 0) for name in names}
+    binding = session.io_binding()
+    binding.bind_cpu_input("R", np.array(1e-3, np.float32))
+    binding.bind_cpu_input("T", np.array(3, np.int64))
+    for name, value in values.items():
+        binding.bind_ortvalue_input(name, value)
+    for name in outputs:
+        binding.bind_ortvalue_output(name, values[name[:-4]])
+
+    source = torch.full((sum(sizes),), 0.5, device=device)
+    target = torch.empty_like(source)
+
+    def copy() -> None:
+        target.copy_(source)
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    speeds = []
+    for work, arrays in ((lambda: session.run_with_iobinding(binding), 7), (copy, 2)):
+        taken = []
+        for number in range(WARMUP + rounds):
+            start = time.perf_counter()
+            work()
+            if number >= WARMUP:
+                taken.append(time.perf_counter() - start)
+        speeds.append(arrays * 4 * sum(sizes) / statistics.median(taken) / 1e9)
+    row = [f"{len(sizes)} tensors, {sum(sizes) / 1e6:.3g} million", *map(significant, speeds)]
+    return table(["Adam over", "update, GB/s", "copy, GB/s", "share"], [[*row, f"{speeds[0] / speeds[1]:.2f}"]])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

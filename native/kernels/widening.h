@@ -1,0 +1,22 @@
+// From a tensor's type to float64 and back, and bounds: of one element. lanes.h has the same of vectors.
+#pragma once
+
+#include "anywhere.h"
+
+namespace onnxtrain {
+namespace {
+
+ONNXTRAIN_ANYWHERE inline double widen(double value) { return value; }
+
+template <typename T>
+ONNXTRAIN_ANYWHERE inline T narrow(double value) {
+  return static_cast<T>(value);
+}
+
+// The smaller one; NaN where `value` is NaN.
+ONNXTRAIN_ANYWHERE inline double at_most(double bound, double value) { return bound < value ? bound : value; }
+
+ONNXTRAIN_ANYWHERE inline double absolute(double value) { return __builtin_fabs(value); }
+
+}  // namespace
+}  // namespace onnxtrain

@@ -1,0 +1,263 @@
+"""The kernels for CUDA, run on the processor block after block: what they give is what the processor's kernels give.
+
+This tries their arithmetic and which elements they touch. No GPU has run them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import helper
+from optimizer_sessions import element_type, session
+
+from cuda_library import built
+from onnxtrain.operators.registry import OPTIMIZERS
+from onnxtrain.runtime.cuda_updates import _load
+from onnxtrain.runtime.native import custom_ops_library
+
+pytestmark = pytest.mark.thorough  # it compiles
+
+PROCESSOR = str(custom_ops_library())
+CHUNK, LOOKERS, PACK = 4096, 128, {np.float32: 4, np.float64: 2}
+
+MEASURES = ("log-sum", "p-norm", "arctan", "geman-mcclure", "exponential", "tanh")
+RULES = [
+    ("Adagrad", {"decay_factor": 0.1, "norm_coefficient": 0.01}),
+    ("Adam", {"norm_coefficient": 0.01, "norm_coefficient_post": 0.001}),
+    ("AdamW", {"weight_decay": 0.1}),
+    ("LAMB", {}),
+    ("Lion", {"weight_decay": 0.1}),
+    ("Momentum", {"alpha": 0.9, "beta": 0.5, "norm_coefficient": 0.01, "mode": "standard"}),
+    ("Momentum", {"alpha": 0.9, "beta": 0.5, "norm_coefficient": 0.01, "mode": "nesterov"}),
+    ("RMSprop", {"weight_decay": 0.1}),
+    ("RMSprop", {"momentum": 0.9}),
+    ("SGD", {"weight_decay": 0.1}),
+    ("SGD", {"momentum": 0.9, "dampening": 0.5}),
+    ("SGD", {"momentum": 0.9, "mode": "nesterov"}),
+    *(("SSGD", {"measure": measure}) for measure in MEASURES),
+    ("SSGD", {"measure": "log-sum", "alpha": 0.9, "regularization": 1e-3, "reweighting": "l1", "max_scale": 3.0}),
+    ("SSGD", {"measure": "tanh", "alpha": 0.9, "regularization": 1e-3, "reweighting": "l1", "max_scale": 3.0}),
+    ("SSGD", {"measure": "p-norm", "regularization": 1e-3, "norm_coefficient": 0.01}),
+]
+LOOKS_FIRST = {"LAMB", "SSGD"}  # sums in float64, of other parts than the processor's
+names = pytest.mark.parametrize(
+    ("name", "attributes"), RULES, ids=[f"{n}-{a.get('mode', a.get('measure', ''))}-{len(a)}" for n, a in RULES]
+)
+
+
+@pytest.fixture(scope="module")
+def device():
+    return str(built("PROCESSOR"))
+
+
+def letters(name, attributes):
+    schema = OPTIMIZERS[name].schema
+    states = schema.used_states(schema.complete(attributes))
+    return "XG" + "".join(state.name for state in states)
+
+
+def draw(shapes, name, attributes, dtype=np.float32, seed=0):
+    """Lists of X, G, the states: second moments are not negative."""
+    rng = np.random.default_rng(seed)
+    return [
+        [
+            np.asarray(np.abs(rng.standard_normal(s)) if letter == "H" else rng.standard_normal(s), dtype)
+            for letter in letters(name, attributes)
+        ]
+        for s in shapes
+    ]
+
+
+class Call:
+    """One node over variables, on either library."""
+
+    def __init__(self, name, attributes, variables, factor=None, masks=None, R=0.1, T=3, wanted=None, seeds=()):
+        fused = factor is not None or masks is not None
+        groups = letters(name, attributes)
+        columns = {letter: [variable[place] for variable in variables] for place, letter in enumerate(groups)}
+        columns["M"] = masks
+        order = groups if masks is None else groups[:2] + "M" + groups[2:]
+        self.feeds = {"R": np.asarray(R, np.float32), "T": np.asarray(T, np.int64)}
+        if fused:
+            self.feeds["factor"] = np.asarray(1.0 if factor is None else factor, variables[0][0].dtype)
+        self.feeds |= {f"{letter}{i}": columns[letter][i] for letter in order for i in range(len(variables))}
+        produced = [f"{letter}{i}_new" for letter in groups.replace("G", "") for i in range(len(variables))]
+        self.outputs = [out for out in produced if wanted is None or out in wanted]
+        extra = ({"masked": 1} if masks is not None else {}) | ({"seeds": list(seeds)} if seeds else {})
+        self.node = helper.make_node(
+            f"Fused{name}" if fused else name,
+            list(self.feeds),
+            [out if out in self.outputs else "" for out in produced],
+            domain="onnxtrain" if fused else OPTIMIZERS[name].schema.domain,
+            **attributes,
+            **extra,
+        )
+
+    def session(self, path):
+        return session(
+            path,
+            [self.node],
+            [(key, element_type(value), None) for key, value in self.feeds.items()],
+            [(out, element_type(self.feeds[out.removesuffix("_new")]), None) for out in self.outputs],
+        )
+
+    def run(self, path):
+        return dict(zip(self.outputs, self.session(path).run(None, self.feeds), strict=True))
+
+    def both(self, device, exact):
+        found, wanted = self.run(device), self.run(PROCESSOR)
+        for out in self.outputs:
+            if exact:
+                np.testing.assert_array_equal(found[out], wanted[out], err_msg=out)
+            else:
+                np.testing.assert_allclose(found[out], wanted[out], rtol=2e-6, atol=1e-7, err_msg=out)
+        return found
+
+
+SIZES = [0, 1, 3, 4, 5, 1023, 1025, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 7]
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_layers_of_zeros(device, measure):
+    zeros = np.zeros(70, np.float32)
+    found = Call("SSGD", {"measure": measure}, [[zeros, np.ones_like(zeros)]]).both(device, exact=False)
+    assert np.isfinite(found["X0_new"]).all()
+
+
+@names
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_sizes_around_packs_and_chunks(device, name, attributes, dtype):
+    shapes = [(size,) for size in SIZES] + [(), (33, 70)]
+    Call(name, attributes, draw(shapes, name, attributes, dtype)).both(device, name not in LOOKS_FIRST)
+
+
+@names
+@pytest.mark.parametrize("T", [0, 1])
+def test_the_first_updates(device, name, attributes, T):
+    Call(name, attributes, draw([(50,)], name, attributes), T=T).both(device, name not in LOOKS_FIRST)
+
+
+@names
+def test_a_factor_and_masks(device, name, attributes):
+    shapes = [(size,) for size in SIZES]
+    masks = [np.random.default_rng(1).random(shape) < 0.4 for shape in shapes]
+    variables = draw(shapes, name, attributes)
+    exact = name not in LOOKS_FIRST
+    Call(name, attributes, variables, factor=0.37).both(device, exact)
+    Call(name, attributes, variables, factor=0.37, masks=masks).both(device, exact)
+    Call(name, attributes, variables, masks=masks).both(device, exact)
+
+
+@names
+def test_more_variables_than_one_launch_has_room_for(device, name, attributes):
+    shapes = [(1 + i % 7,) for i in range(150)]
+    Call(name, attributes, draw(shapes, name, attributes)).both(device, name not in LOOKS_FIRST)
+
+
+def test_a_tensor_of_more_chunks_than_blocks_that_look_at_it(device):
+    shapes = [(LOOKERS * CHUNK - 1,), (LOOKERS * CHUNK + 1,), (2 * LOOKERS * CHUNK + CHUNK + 5,)]
+    Call("LAMB", {}, draw(shapes, "LAMB", {})).both(device, exact=False)
+    for measure in ("log-sum", "tanh"):
+        Call("SSGD", {"measure": measure}, draw(shapes, "SSGD", {})).both(device, exact=False)
+
+
+def test_both_types_in_one_node(device):
+    single, double = (draw([(70,), (9000,)], "Adam", {}, dtype) for dtype in (np.float32, np.float64))
+    mixed = [single[0], double[0], single[1], double[1]]
+    Call("Adam", {}, mixed).both(device, exact=True)
+    Call("LAMB", {}, mixed).both(device, exact=False)
+
+
+def test_results_that_nobody_wants_are_not_written(device):
+    variables = draw([(70,), (5000,)], "Adam", {})
+    Call("Adam", {}, variables, wanted=["X0_new", "X1_new", "H1_new"]).both(device, exact=True)
+
+
+def test_numbers_that_are_none(device):
+    variables = draw([(64,)], "Adam", {})
+    variables[0][1][:4] = np.nan, np.inf, -np.inf, 0.0
+    found = Call("Adam", {}, variables).both(device, exact=True)
+    assert np.isnan(found["X0_new"][0])
+
+
+@names
+@pytest.mark.parametrize("offset", [0, 1])
+def test_in_place_and_nothing_beside(device, name, attributes, offset):
+    """Memory before and behind each tensor keeps its values; with an offset tensors begin in the middle of a pack."""
+    sizes = [5, CHUNK + 3, 2 * CHUNK]
+    variables = draw([(size,) for size in sizes], name, attributes)
+    wanted = Call(name, attributes, variables).run(device)
+    memory, placed = {}, []
+    for i, variable in enumerate(variables):
+        row = []
+        for letter, array in zip(letters(name, attributes), variable, strict=True):
+            whole = memory[f"{letter}{i}"] = np.full(array.size + 32, 7.0, array.dtype)
+            start = -whole.ctypes.data % 16 // 4 + 8 + offset
+            row.append(whole[start : start + array.size])
+            row[-1][...] = array
+        placed.append(row)
+    call = Call(name, attributes, placed)
+    made = call.session(device)
+    binding = made.io_binding()
+    for key, array in call.feeds.items():
+        binding.bind_input(key, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+    for out in call.outputs:
+        array = call.feeds[out.removesuffix("_new")]
+        binding.bind_output(out, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+    made.run_with_iobinding(binding)
+    for out in call.outputs:
+        np.testing.assert_array_equal(call.feeds[out.removesuffix("_new")], wanted[out])
+    for key, whole in memory.items():
+        size = call.feeds[key].size
+        assert np.count_nonzero(whole == 7.0) >= whole.size - size
+        inside = (call.feeds[key].ctypes.data - whole.ctypes.data) // 4
+        assert (whole[:inside] == 7.0).all()
+        assert (whole[inside + size :] == 7.0).all()
+
+
+def test_what_it_refuses(device):
+    ones = np.ones((2, 3), np.float32)
+    with pytest.raises(
+        Exception, match=r"Momentum: G of variable 1 of 1 is smaller than X: the kernels for CUDA need a"
+    ):
+        Call("Momentum", dict(RULES[5][1]), [[ones, ones[:1], ones]]).run(device)
+    with pytest.raises(Exception, match=r"Momentum: V of variable 1 of 1 has shape \[1, 3\] and X has shape \[2, 3\]"):
+        Call("Momentum", dict(RULES[5][1]), [[ones, ones, ones[:1]]]).run(device)
+    with pytest.raises(
+        Exception, match="FusedLion: attribute 'seeds' asks for states of fewer bits, which the kernels for"
+    ):
+        Call("Lion", {}, [[ones, ones, ones]], factor=1.0, seeds=[1]).session(device)
+    with pytest.raises(Exception, match=r"Adagrad: 1 [+] T [*] decay_factor is -"):
+        Call("Adagrad", {"decay_factor": -1.0}, [[ones, ones, ones]]).run(device)
+
+
+def test_every_optimizer_has_kernels(device):
+    found = _load(Path(device))[0]
+    assert found is not None
+    assert found.operators == {name for name, _ in RULES} == set(OPTIMIZERS)
+
+
+ONE, SEVERAL = "90", "75;80;86;90"
+
+
+@pytest.fixture(scope="module", params=[ONE, pytest.param(SEVERAL, marks=pytest.mark.slow)])
+def library(request):
+    """Built by nvcc: what can be seen of it where there is no GPU."""
+    return str(built("ON", request.param))
+
+
+def test_nvcc_builds_it_with_all_operators(library):
+    found = _load(Path(library))[0]
+    assert found is not None
+    assert found.operators == set(OPTIMIZERS)
+
+
+def test_onnx_runtime_takes_its_operators_and_leaves_them_to_cuda(library):
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(library)
+    call = Call("Adam", {}, draw([(4,)], "Adam", {}))
+    with pytest.raises(Exception, match="Could not find an implementation for Adam"):
+        call.session(library)  # on the processor

@@ -1,0 +1,213 @@
+"""Updates by kernels for CUDA: when they are used, and whole trainings with them.
+
+No GPU is here. Where something runs, the processor stands in for CUDA's provider, and the kernels are those that CMake
+builds for it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from test_device_states import FORBIDDING
+
+import onnxtrain
+from cuda_library import built
+from onnxtrain.errors import OptionError
+from onnxtrain.operators.registry import OPTIMIZERS
+from onnxtrain.runtime import cuda_updates
+from onnxtrain.runtime.cuda_updates import CudaUpdates
+from onnxtrain.runtime.options import RuntimeOptions
+
+ON_CUDA = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+
+
+@pytest.fixture
+def has_cuda(monkeypatch):
+    """An onnxruntime that says it has CUDA's provider."""
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["DmlExecutionProvider", *ON_CUDA])
+    monkeypatch.delenv(cuda_updates.VARIABLE, raising=False)
+
+
+class TestWhenTheyAreUsed:
+    FOUND = CudaUpdates(Path("libonnxtrain_cuda.so"), frozenset({"Adam"}))
+
+    @pytest.fixture
+    def library(self, monkeypatch):
+        monkeypatch.setattr(cuda_updates, "find", lambda: self.FOUND)
+
+    @pytest.mark.parametrize("kernels", [None, True])
+    def test_with_cuda_first(self, has_cuda, library, kernels):
+        options = RuntimeOptions(providers=["cuda"], kernels=kernels)
+        assert options.updates() is self.FOUND
+        assert options.uses_kernels() is False
+
+    def test_not_with_another_provider_or_against_the_will(self, has_cuda, library):
+        assert RuntimeOptions().updates() is None
+        assert RuntimeOptions(providers=["dml", "cuda"]).updates() is None
+        assert RuntimeOptions(providers=["cuda"], kernels=False).updates() is None
+        with pytest.raises(OptionError, match="run on the processor only, not on DmlExecutionProvider"):
+            RuntimeOptions(providers=["dml"], kernels=True).uses_kernels()
+
+    def test_without_the_library_they_are_in_standard_operators(self, has_cuda, monkeypatch, tmp_path):
+        monkeypatch.setattr(cuda_updates, "in_package", lambda: tmp_path / "missing.so")
+        assert RuntimeOptions(providers=["cuda"]).updates() is None
+        for ask in (RuntimeOptions.updates, RuntimeOptions.uses_kernels):
+            with pytest.raises(OptionError, match="library of their own that is missing here: build it where nvcc is"):
+                ask(RuntimeOptions(providers=["cuda"], kernels=True))
+
+
+class TestFinding:
+    def test_the_variable_names_no_file(self, monkeypatch, tmp_path):
+        monkeypatch.setenv(cuda_updates.VARIABLE, str(tmp_path / "none.so"))
+        with pytest.raises(OptionError, match=r"ONNXTRAIN_CUDA_LIBRARY names '.*none\.so', which is no file; build it"):
+            cuda_updates.find()
+
+    @pytest.mark.parametrize("content", [b"", b"no library"])
+    def test_the_variable_names_something_else(self, monkeypatch, tmp_path, content):
+        (tmp_path / "other.so").write_bytes(content)
+        monkeypatch.setenv(cuda_updates.VARIABLE, str(tmp_path / "other.so"))
+        with pytest.raises(OptionError, match=r"names '.*other\.so', which cannot be loaded: "):
+            cuda_updates.find()
+
+    def test_the_librarys_of_the_processor_is_not_it(self, monkeypatch):
+        monkeypatch.setenv(cuda_updates.VARIABLE, str(onnxtrain.custom_ops_library()))
+        with pytest.raises(OptionError, match=r"cannot be loaded: .*onnxtrain_cuda_operators"):
+            cuda_updates.find()
+
+    def test_one_of_the_package_that_cannot_be_loaded_is_warned_about(self, monkeypatch, tmp_path):
+        (tmp_path / "other.so").write_bytes(b"no library")
+        monkeypatch.delenv(cuda_updates.VARIABLE, raising=False)
+        monkeypatch.setattr(cuda_updates, "in_package", lambda: tmp_path / "other.so")
+        with pytest.warns(RuntimeWarning, match="library for CUDA cannot be loaded, updates are in standard operators"):
+            assert cuda_updates.find() is None
+
+    def test_none(self, monkeypatch, tmp_path):
+        monkeypatch.delenv(cuda_updates.VARIABLE, raising=False)
+        monkeypatch.setattr(cuda_updates, "in_package", lambda: tmp_path / "none.so")
+        assert cuda_updates.find() is None
+
+
+@pytest.fixture
+def stand_in(has_cuda, monkeypatch):
+    """Sessions that ask for CUDA run on the processor, with the kernels that are built for it; gives their graphs."""
+    monkeypatch.setenv(cuda_updates.VARIABLE, str(built("PROCESSOR")))
+    graphs = []
+
+    class StandIn(onnxruntime.InferenceSession):
+        def __init__(self, data, settings, providers, **others):
+            self._asked = providers
+            graphs.append(onnx.load_model_from_string(data))
+            super().__init__(data, settings, providers=["CPUExecutionProvider"], **others)
+
+        def get_providers(self):
+            return self._asked
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", StandIn)
+    monkeypatch.setattr("onnxtrain.runtime.device_states.device_of", lambda providers: None)
+    monkeypatch.setattr("onnxtrain.training.steps.steps.device_of", lambda providers: None)
+    return graphs
+
+
+def kinds(graph):
+    return Counter(node.op_type for node in graph.graph.node if node.domain)
+
+
+X, Y = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32), np.arange(12) % 3
+
+
+def trainer(providers, optimizer, model=None, masked=(), **options):
+    made = onnxtrain.Trainer(
+        onnxtrain.examples.mlp((4, 8, 3)) if model is None else model,
+        loss="softmax_cross_entropy",
+        optimizer=optimizer,
+        options=RuntimeOptions(threads=1, providers=providers, kernels=None if providers == ["cuda"] else False),
+        **options,
+    )
+    made.set_masks({name: np.random.default_rng(1).random(made.parameters[name].shape) < 0.5 for name in masked})
+    return made
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("options", "masked", "fused"),
+    [
+        ({}, (), False),
+        ({"clip_norm": 0.1}, (), True),
+        ({"accumulate": 3}, (), True),
+        ({}, ("layer1.weight", "layer2.weight"), True),
+        ({"groups": [onnxtrain.Group("*.bias", lr_scale=0.5)]}, (), None),
+    ],
+    ids=["plain", "clip", "accumulate", "masks", "groups"],
+)
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        "adam(lr=0.05)",
+        "adagrad",
+        "adamw",
+        "lamb",
+        "lion",
+        "momentum(lr=0.1)",
+        "rmsprop",
+        "sgd(lr=0.1, momentum=0.9)",
+        "ssgd(lr=0.1)",
+    ],
+)
+def test_training_is_that_of_standard_operators(stand_in, optimizer, options, masked, fused):
+    there = trainer(["cuda"], optimizer, masked=masked, **options)
+    losses = [there.train_step(X, Y) for _ in range(4)]
+    on_device = sum((kinds(graph) for graph in stand_in), Counter())
+    here = trainer(["cpu"], optimizer, masked=masked, **options)
+    assert losses == pytest.approx([here.train_step(X, Y) for _ in range(4)], rel=1e-6)
+    for name, value in there.states.items():
+        np.testing.assert_allclose(value, here.states[name], rtol=1e-5, atol=1e-7)
+    assert on_device
+    assert set(on_device) <= {f"{form}{name}" for name in OPTIMIZERS for form in ("", "Fused")}
+    if fused is not None:
+        assert any(name.startswith("Fused") for name in on_device) is fused
+
+
+@pytest.mark.thorough
+def test_an_operator_without_kernels_is_in_standard_operators(stand_in, monkeypatch):
+    without = CudaUpdates(cuda_updates.find().path, frozenset({"Adam"}))
+    monkeypatch.setattr(cuda_updates, "find", lambda: without)
+    trainer(["cuda"], "momentum(lr=0.1)").train_step(X, Y)
+    assert not kinds(stand_in[-1])
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="protects pages by Linux's mprotect")
+def test_nobody_but_the_session_touches_the_memory_of_states():
+    """The program of test_device_states.py with updates by kernels: between runs whoever touches states is killed."""
+    instead = """
+import onnxruntime
+onnxruntime.get_available_providers = lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"]
+class StandIn(onnxruntime.InferenceSession):
+    def __init__(self, data, settings, providers, **others):
+        seen.append(data)
+        super().__init__(data, settings, providers=["CPUExecutionProvider"], **others)
+    def get_providers(self):
+        return ["CUDAExecutionProvider"]
+seen = []
+onnxruntime.InferenceSession = StandIn
+import onnxtrain
+options = onnxtrain.RuntimeOptions(threads=1, providers=["cuda"], kernels=True)
+"""
+    program = FORBIDDING.replace("options = onnxtrain.RuntimeOptions(threads=1, kernels=False)\n", instead)
+    assert program != FORBIDDING
+    program += '\nassert b"Momentum" in seen[0] or b"Adam" in seen[0] or b"SGD" in seen[0]\n'
+    environment = {**os.environ, cuda_updates.VARIABLE: str(built("PROCESSOR"))}
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=False)
+    assert ran.returncode == 0, ran.stderr
+    x = np.random.default_rng(0).random((4, 1, 28, 28), np.float32)
+    options = RuntimeOptions(threads=1, kernels=False)
+    here = onnxtrain.Trainer(onnxtrain.examples.lenet5(), loss="softmax_cross_entropy", options=options)
+    assert [float(loss) for loss in ran.stdout.split()] == [here.train_step(x, np.arange(4)) for _ in range(5)]
