@@ -6,8 +6,9 @@
 
 A Llama of random weights is exported by PyTorch, and written by onnxruntime-genai's builder in 16 and 4 bits.
 Each run is a fresh process, the frameworks take turns, and the figures are medians. All train the projections of
-attention, rank 8, by AdamW, with the same data. With ``--billion`` a model of 1.1 billion parameters in 4 bits takes
-ten steps. What PEFT's environment needs: PyTorch, transformers, peft, onnxruntime-genai, tokenizers, safetensors.
+attention, rank 8, by AdamW, with the same data. What onnxtrain computes in bfloat16 needs a processor with AVX512-BF16.
+With ``--billion`` a model of 1.1 billion parameters in 4 bits takes ten steps. What PEFT's environment needs: PyTorch,
+transformers, peft, onnxruntime-genai, tokenizers, safetensors.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ ONNXTRAIN = """
 import json, sys, time
 import numpy as np
 import onnxtrain
-folder, vocabulary, threads, steps, form = sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5]
+folder, vocabulary, threads, steps, form, compute = sys.argv[1], *map(int, sys.argv[2:5]), *sys.argv[5:]
 lora = onnxtrain.Lora(rank=8, alpha=16, targets=["q_proj", "k_proj", "v_proj", "o_proj"])
 trainer = onnxtrain.Trainer(folder + "/model.onnx", loss="softmax_cross_entropy", optimizer="adamw(lr=1e-3)",
-    lora=lora, threads=threads)
+    lora=lora, threads=threads, compute=compute)
 drawn = np.random.default_rng(0).integers(0, vocabulary, (2, 65))
 inputs = {"input_ids": drawn[:, :-1]} | ({} if form == "float32" else {"attention_mask": np.ones((2, 64), np.int64)})
 def train_step():
@@ -54,7 +55,7 @@ import numpy as np
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaForCausalLM
-folder, vocabulary, threads, steps, dtype = sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5]
+folder, vocabulary, threads, steps, dtype = sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[6]
 torch.set_num_threads(threads)
 inner = LlamaForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation="sdpa")
 model = get_peft_model(inner, LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]))
@@ -83,11 +84,11 @@ print(json.dumps({"first": first, "steps": times, "peak": peak / 1024, "file": f
 
 @dataclass(frozen=True)
 class Case:
-    """A framework on a form of the model; PEFT has one checkpoint for all types that it computes in."""
+    """A framework on a form of the model, and what it computes in; PEFT has one checkpoint for all types."""
 
     program: str
     form: str
-    dtype: str = "float32"
+    compute: str = "float32"
 
     def folder(self, models: Models) -> Path:
         """What it reads."""
@@ -104,6 +105,9 @@ CASES = {
     "onnxtrain, float16 file": Case(ONNXTRAIN, "float16"),
     "onnxtrain, bfloat16 file": Case(ONNXTRAIN, "bfloat16"),
     "onnxtrain, int4 file": Case(ONNXTRAIN, "int4"),
+    "onnxtrain, compute in bfloat16": Case(ONNXTRAIN, "float32", "bfloat16"),
+    "onnxtrain, bfloat16 file, compute in bfloat16": Case(ONNXTRAIN, "bfloat16", "bfloat16"),
+    "onnxtrain, int4 file, compute in bfloat16": Case(ONNXTRAIN, "int4", "bfloat16"),
 }
 
 
@@ -145,8 +149,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(python: str, case: Case, folder: Path, vocabulary: int, threads: int, steps: int) -> dict[str, Any] | None:
     """One process: seconds by clock and processor to the end of the first step and of each step, MiB, losses."""
     start = time.monotonic()  # before Python starts; the clock is the same in all processes
-    kind = case.form if case.program == ONNXTRAIN else case.dtype
-    command = [python, "-c", case.program + ENDING, str(folder), str(vocabulary), str(threads), str(steps), kind]
+    numbers = map(str, (vocabulary, threads, steps))
+    command = [python, "-c", case.program + ENDING, str(folder), *numbers, case.form, case.compute]
     result = subprocess.run(command, env=environment(threads), capture_output=True, text=True)
     if result.returncode:
         print(last_line(result.stderr), file=sys.stderr)

@@ -329,3 +329,10 @@ def test_adapters_are_measured_beside_peft(tmp_path: Path) -> None:
     assert all(last < first for first, last in losses.values())
     for row in found:
         assert all(float(cell.split()[0].replace(",", "")) > 0 for cell in row[1:-1])
+
+
+def test_products_are_measured_in_both_types() -> None:
+    header, row = rows(run("products.py", "--quick"))
+    assert header[1:3] == ["float32", "bfloat16"]
+    assert row[0] == "8 x 64 x 64"
+    assert all(float(rate) > 0 for rate in row[1:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxtrain.autodiff.rules.matmul_nbits import GRADIENT, PRODUCT
+from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.value import dimensions
 
@@ -30,7 +31,7 @@ def multiply_in_bfloat16(model: ir.Model, *, wanted: bool) -> None:
     """
     if not wanted:
         return
-    for node in model.graph.all_nodes():
+    for node in all_nodes(model.graph):
         if node.domain == ONNXTRAIN_DOMAIN and _is_worth_it(node):
             node.attributes["compute"] = ir.AttrString("compute", "bfloat16")
             if node.op_type == "Linear":

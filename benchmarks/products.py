@@ -1,0 +1,103 @@
+"""Products with weights in float32 and in bfloat16: how many operations a second of the processor.
+
+    python benchmarks/products.py
+
+y = x w of the native kernels on one thread, of weights that are stored in float32, bfloat16 and 4 bits; 2 operations
+for each multiplication. The ways take turns; a figure is that of the fastest call in processor time, so that other
+programs matter little. In bfloat16 it needs a processor with AVX512-BF16 to mean anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+
+import ml_dtypes
+import numpy as np
+import onnxruntime
+from harness import ForeignLoad, load_line, machine_line, table, write_report
+from onnx import TensorProto, helper
+
+import onnxtrain
+
+SIZES = ((128, 768, 2048), (128, 768, 16000), (2048, 2048, 2048))
+QUICK = ((8, 64, 64),)
+BLOCK = 32
+WAYS = {
+    "float32": ("float32", "float32"),
+    "bfloat16": ("float32", "bfloat16"),
+    "bfloat16 of stored bfloat16": ("bfloat16", "bfloat16"),
+    "float32 of 4 bits": ("4 bits", "float32"),
+    "bfloat16 of 4 bits": ("4 bits", "bfloat16"),
+}
+"""What the weight is stored in, and what is computed in."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one small product, one round")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--output", help="write the report here")
+    options = parser.parse_args(arguments)
+    rows = []
+    with ForeignLoad() as foreign:
+        for sizes in QUICK if options.quick else SIZES:
+            calls = {name: product(sizes, *way) for name, way in WAYS.items()}
+            best = dict.fromkeys(calls, float("inf"))
+            for _ in range(1 if options.quick else options.rounds):
+                for name, call in calls.items():
+                    best[name] = min(best[name], seconds(call))
+            operations = 2 * sizes[0] * sizes[1] * sizes[2]
+            rates = [f"{operations / best[name] / 1e9:.1f}" for name in WAYS]
+            rows.append([" x ".join(f"{size:,}" for size in sizes), *rates])
+    head = ["rows x depth x columns", *WAYS]
+    title = "GFLOP/s of one thread, by processor time"
+    write_report("\n".join([title, "", table(head, rows), "", machine_line(), load_line(foreign)]), options.output)
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Of the processor, for one call."""
+    start = time.process_time()
+    call()
+    return max(time.process_time() - start, 1e-9)
+
+
+def product(sizes: tuple[int, int, int], stored: str, compute: str) -> Callable[[], object]:
+    """A call of y = x w."""
+    rows, depth, columns = sizes
+    random = np.random.default_rng(0)
+    if stored == "4 bits":
+        blocks = -(-depth // BLOCK)
+        arrays = {
+            "w": random.integers(0, 256, (columns, blocks, BLOCK // 2), np.uint8),
+            "s": random.uniform(0.01, 0.1, (columns, blocks)).astype(np.float32),
+        }
+        attributes = {"K": depth, "N": columns, "bits": 4, "block_size": BLOCK}
+    else:
+        dtype = np.float32 if stored == "float32" else ml_dtypes.bfloat16
+        arrays, attributes = {"w": random.standard_normal((depth, columns)).astype(dtype)}, {}
+    operator = "MatMulNBits" if stored == "4 bits" else "Linear"
+    node = helper.make_node(operator, ["x", *arrays], ["y"], domain="onnxtrain", compute=compute, **attributes)
+    weights = [
+        helper.make_tensor(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape, array.tobytes(), raw=True)
+        for name, array in arrays.items()
+    ]
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [rows, size])
+        for name, size in (("x", depth), ("y", columns))
+    )
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("onnxtrain", 1)]
+    model = helper.make_model(helper.make_graph([node], "product", [x], [y], weights), opset_imports=opsets)
+    model.ir_version = 10
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.register_custom_ops_library(str(onnxtrain.custom_ops_library()))
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    feeds = {"x": random.standard_normal((rows, depth)).astype(np.float32)}
+    return lambda: session.run(None, feeds)
+
+
+if __name__ == "__main__":
+    main()
