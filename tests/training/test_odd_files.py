@@ -76,7 +76,10 @@ GOOD = npy(np.zeros(2, np.float32))
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"0.npy": GOOD, "0.json": b"[" * 100_000}, r"'0\.json' in '.*t\.tar' cannot be read: maximum recursion"),
+        (
+            {"0.npy": GOOD, "0.json": b"[" * 100_000},
+            r"'0\.json' in '.*t\.tar' cannot be read: (maximum recursion|Stack overflow)",
+        ),
         ({"0.npy": GOOD, "0.cls": b"9" * 5000}, r"'0\.cls' in '.*t\.tar' cannot be read: Exceeds the limit"),
         ({"0.npy": GOOD, "0.cls": b"9" * 30}, r"'0\.cls' in '.*t\.tar' holds a number that int64 cannot hold"),
         ({"0.npy": GOOD, "0.json": b"-9" + b"0" * 30}, r"'0\.json' in '.*t\.tar' holds a number that int64 cannot"),

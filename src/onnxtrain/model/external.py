@@ -9,6 +9,7 @@ import mmap
 import os
 import posixpath
 import re
+import stat
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -150,7 +151,9 @@ def _contained(label: str, location: str, folder: Path) -> Path:
     path = folder / location
     try:
         real = path.resolve()
-        regular, links = path.is_file(), os.stat(path).st_nlink if path.exists() else 0
+        found = os.stat(path)  # not path.is_file(), which says no to any error since Python 3.14
+    except (FileNotFoundError, NotADirectoryError):
+        found = None
     except (OSError, ValueError, RuntimeError) as error:  # too long, no name at all, links in a circle
         reason = (isinstance(error, OSError) and error.strerror) or str(error)
         raise ModelError(
@@ -161,9 +164,9 @@ def _contained(label: str, location: str, folder: Path) -> Path:
             f"{label} is in {location!r}, a link to {str(real)!r} outside the model's folder; "
             "put the file itself there."
         )
-    if not regular:
+    if found is None or not stat.S_ISREG(found.st_mode):
         raise ModelError(f"{label} is in {location!r}, but there is no such file in {str(folder)!r}; put it there.")
-    if links > 1:
+    if found.st_nlink > 1:
         # onnx and onnx_ir refuse these too: a hard link can name a file from anywhere on the disk.
         raise ModelError(f"{label} is in {location!r}, which has several hard links; put a copy of the file there.")
     return path
