@@ -211,6 +211,15 @@ def test_a_pickle_predicts_the_same_and_a_clone_knows_nothing(iris):
     np.testing.assert_array_equal(clone(classifier).fit(*iris).predict(iris[0]), classifier.predict(iris[0]))
 
 
+def test_labels_that_are_texts_of_numbers_beside_a_saved_model(tmp_path):
+    x = np.random.default_rng(0).normal(size=(30, 4))
+    y = np.array(["3", "7"])[(x[:, 0] > 0).astype(int)]
+    OnnxClassifier(mlp((4, 8, 2)), **QUICK).fit(x, y).save(tmp_path / "tuned.onnx")
+    again = OnnxClassifier(tmp_path / "tuned.onnx", **QUICK).fit(x, y)
+    assert again.trainer_.labels is None
+    assert again.score(x, y) > 0.8
+
+
 def test_a_saved_model_goes_on_learning_by_its_path(iris, tmp_path):
     OnnxClassifier(**QUICK).fit(*iris).save(tmp_path / "model.onnx")
     before = (tmp_path / "model.onnx").read_bytes()

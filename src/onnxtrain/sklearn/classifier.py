@@ -125,7 +125,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
         try:
             super().save(path)
         finally:
-            self.trainer_.labels = None  # it learns from the numbers of classes
+            self.trainer_.labels = None
 
     @property
     def _is_binary(self) -> bool:

@@ -132,6 +132,7 @@ class OnnxEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
             seed=seed,
             threads=self.threads,
         )
+        self.trainer_.labels = None  # those beside the model's file: it learns from the numbers of classes
 
     @abc.abstractmethod
     def _width_of(self, y: np.ndarray, anew: bool, classes: Any) -> int:
