@@ -16,7 +16,7 @@ from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.autodiff.path import Forward
 from onnxtrain.errors import GradientError
 from onnxtrain.graph.ancestors import ancestors
-from onnxtrain.graph.clone import Values, captured_values, clone_nodes
+from onnxtrain.graph.clone import Values, all_nodes, captured_values, clone_nodes
 from onnxtrain.graph.domains import TRAINING_DOMAIN
 from onnxtrain.graph.replace import remove_nodes, replace_values
 from onnxtrain.graph.shapes import complete_shapes, infer_shapes
@@ -89,7 +89,7 @@ def _is_gradient(node: ir.Node) -> bool:
 def _check_nested(model: ir.Model) -> None:
     """Names are those of the main graph: they mean nothing inside a function or a subgraph."""
     nested = [node for graph in model.graph.subgraphs() for node in graph if _is_gradient(node)]
-    nested += [node for function in model.functions.values() for node in function.all_nodes() if _is_gradient(node)]
+    nested += [node for function in model.functions.values() for node in all_nodes(function) if _is_gradient(node)]
     if nested:
         raise GradientError(
             f"The Gradient node {nested[0].name!r} stands in a subgraph or a function, where the tensors of the main "

@@ -8,6 +8,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from onnxtrain.graph import Builder
+from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.passes import clean
 from onnxtrain.graph.replace import remove_nodes, replace_values
 from onnxtrain.graph.shapes import infer_shapes
@@ -85,7 +86,7 @@ def _schema_of(model: ir.Model, node: ir.Node) -> OptimizerSchema | None:
 
 
 def _optimizer_nodes(model: ir.Model, graph: ir.Graph | ir.Function, deep: bool = True) -> Iterator[ir.Node]:
-    nodes = graph.all_nodes() if deep else iter(graph)
+    nodes = all_nodes(graph) if deep else iter(graph)
     return (node for node in nodes if _schema_of(model, node) is not None)
 
 
@@ -98,7 +99,7 @@ def _inline_functions(model: ir.Model) -> None:
             for name, function in model.functions.items()
             if name not in holding
             and any(
-                node.op_identifier() in holding or _schema_of(model, node) is not None for node in function.all_nodes()
+                node.op_identifier() in holding or _schema_of(model, node) is not None for node in all_nodes(function)
             )
         }
         if not found:
@@ -109,7 +110,7 @@ def _inline_functions(model: ir.Model) -> None:
 
 
 def _drop_unused_domains(model: ir.Model) -> None:
-    used = {node.domain for node in model.graph.all_nodes()}
-    used |= {node.domain for function in model.functions.values() for node in function.all_nodes()}
+    used = {node.domain for node in all_nodes(model.graph)}
+    used |= {node.domain for function in model.functions.values() for node in all_nodes(function)}
     for domain in {entry.schema.domain for entry in OPTIMIZERS.values()} - used:
         model.graph.opset_imports.pop(domain, None)

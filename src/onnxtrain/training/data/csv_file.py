@@ -16,6 +16,7 @@ from typing import IO, Any, Final, NamedTuple
 import numpy as np
 
 from onnxtrain.errors import DataError
+from onnxtrain.training.data.cells import convert_cells, is_number
 from onnxtrain.training.data.conversion import Array, TensorSpec, kind_of
 from onnxtrain.training.data.files import check_regular
 from onnxtrain.training.data.frames import as_input, check_width, choose_columns, columns_of
@@ -36,7 +37,6 @@ _BOMS: Final = {  # that of UTF-32 begins like that of UTF-16
 }
 # How much is looked at to tell text from anything else.
 _START_BYTES: Final = 4096
-_TRUTH: Final = {"0": False, "1": True, "false": False, "true": True}
 _LINE_BREAK: Final = re.compile(r"\r\n|\r|\n")
 # What a text of the target is kept as while the file is read: the number of its first occurrence.
 _TEXT_NUMBER: Final = np.dtype(np.int32)
@@ -175,7 +175,7 @@ class CsvFile(Reader):
                 )
             if columns.index(name) != index:
                 raise DataError(f"{self.name} has two columns '{name}'; give every column a name of its own.")
-        if all(_is_number(name) for name in columns) and columns != [str(index) for index in range(len(columns))]:
+        if all(is_number(name) for name in columns) and columns != [str(index) for index in range(len(columns))]:
             raise DataError(
                 f"{self.name} has only numbers in its first line ({', '.join(columns[:4])} ...); it needs the names of "
                 "the columns there."
@@ -254,18 +254,18 @@ class _Part:
         if self.dtype.kind == "T":
             return np.array(cells, self.dtype)
         try:
-            array = _convert(cells, self.decimal, self.dtype)
+            array = convert_cells(cells, self.decimal, self.dtype)
         except (ValueError, OverflowError, KeyError):
             array = None
         if array is not None and np.isfinite(array).all():
             return array
         for row, found in enumerate(cells):
             for index, cell in zip(self.indices, found, strict=True):
-                if not _is_number(cell, self.decimal, self.dtype):
+                if not is_number(cell, self.decimal, self.dtype):
                     needed = {"f": "a number", "b": "true or false"}.get(self.dtype.kind, "a whole number")
                     range_ = (
                         f" that {self.dtype} can hold"
-                        if _is_number(cell, self.decimal) and self.dtype.kind != "b"
+                        if is_number(cell, self.decimal) and self.dtype.kind != "b"
                         else ""
                     )
                     raise table.error(block, row, index, needed + range_)
@@ -289,7 +289,7 @@ class _Target:
     def add(self, block: _Block, table: _Table) -> None:
         """Read a block; an error names a cell without a value, or without a number where the first one has one."""
         if self._found is None:
-            number = _is_number(block.rows[0][self._index], self._decimal, finite=False)
+            number = is_number(block.rows[0][self._index], self._decimal, finite=False)
             self._found = GrowingArray((), np.dtype(np.int64) if number else _TEXT_NUMBER)
         if self._found.dtype == _TEXT_NUMBER:
             self._found.append(self._numbered(block, table))
@@ -341,30 +341,3 @@ def _cells_of(line: str, separator: str) -> int:
         return len(next(csv.reader([line], delimiter=separator), []))
     except csv.Error:  # one cell is too long, as of many columns without this separator
         return 0
-
-
-def _is_number(cell: str, decimal: str = ".", dtype: np.dtype[Any] | None = None, *, finite: bool = True) -> bool:
-    """Whether a cell is a number (of a type)."""
-    try:
-        value = _convert([[cell]], decimal, dtype or np.dtype(np.float64))
-    except (ValueError, OverflowError, KeyError):
-        return False
-    return bool(np.isfinite(value).all()) or not finite
-
-
-def _convert(cells: Sequence[Sequence[str]], decimal: str, dtype: np.dtype[Any]) -> Array:
-    """Cells as numbers; what is too large becomes infinite, or an error where the type has no infinity.
-
-    Raises:
-        ValueError: one is no number of the type.
-        KeyError: one is no truth value, where these are asked for.
-        OverflowError: one is too large for it.
-    """
-    if decimal == ",":
-        cells = [[cell.replace(",", ".") for cell in row] for row in cells]
-    if dtype.kind == "b":
-        return np.array([[_TRUTH[cell.strip().lower()] for cell in row] for row in cells], dtype)
-    if any("_" in "".join(row) for row in cells):
-        raise ValueError("Python takes 2024_11 for a number, tables do not")
-    with np.errstate(over="ignore"):
-        return np.array(cells, dtype)

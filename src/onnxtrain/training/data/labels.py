@@ -11,6 +11,7 @@ import numpy as np
 from onnxtrain.errors import DataError, ModelError
 from onnxtrain.graph.value import Dimension
 from onnxtrain.model.file import ModelFile
+from onnxtrain.training.data.cells import is_number
 from onnxtrain.training.data.conversion import Array, kind_of
 from onnxtrain.training.data.growing import GrowingArray
 
@@ -64,15 +65,7 @@ def are_labels(targets: Array, labels: Sequence[str], rank: int) -> bool:
     """
     kind = kind_of(targets.dtype)
     numbers = kind in ("integer", "float") and targets.ndim == rank
-    return kind == "string" or (numbers and any(map(_is_number, labels)))
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    return kind == "string" or (numbers and any(map(is_number, labels)))
 
 
 def _texts(targets: Array) -> Iterator[Array]:

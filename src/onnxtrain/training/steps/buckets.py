@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from onnxtrain.graph.clone import all_nodes
 from onnxtrain.training.objective import Objective
 
 BUCKET_BYTES = 4 << 20
 """Of gradients that few processes send together: less waits longer for the others than it takes, more comes late."""
 
 FEW = 64
-"""Processes that cut such a bucket into messages of 64 KiB. A smaller message costs more than its bytes: 61 us and 1.2
-ns for each byte on the machine of docs/benchmarks/machines.md, where `benchmarks/cost_model.py` measures it again."""
+"""Processes that cut such a bucket into messages of 64 KiB. A smaller message costs more than its bytes: 15 us, and
+0.37 ns for each byte, on the machine of docs/benchmarks/machines.md (`benchmarks/cost_model.py` measures it again)."""
 
 
 def bucket_bytes(processes: int) -> int:
@@ -37,7 +38,7 @@ def buckets(objective: Objective, processes: int) -> list[list[str]]:
     enough = bucket_bytes(processes)
     graph = objective.model.graph
     first: dict[str, int] = {}
-    for place, node in enumerate(graph.all_nodes()):
+    for place, node in enumerate(all_nodes(graph)):
         for value in node.inputs:
             if value is not None and value.name is not None:
                 first.setdefault(value.name, place)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.domains import MACHINE_LEARNING_DOMAIN
 
 _LISTED = 3
@@ -38,7 +39,7 @@ def hidden_weights(model: ir.Model) -> str:
     if places:
         listed = " and ".join(f"{place} ({_listed(names)})" for place, names in places.items())
         sentences.append(f"its weights are in {listed}; write the model with them as initializers")
-    fitted = dict.fromkeys(node.op_type for node in model.graph.all_nodes() if _is_fitted(node))
+    fitted = dict.fromkeys(node.op_type for node in all_nodes(model.graph) if _is_fitted(node))
     if fitted:
         sentences.append(
             f"it computes with {' and '.join(fitted)}, through which no gradient passes: trees, support vectors and "
