@@ -108,10 +108,11 @@ def cost(source: Any, runs: int, threads: int) -> tuple[list[str], float]:
     for _ in range(runs):
         begin = time.perf_counter()
         trainer = onnxtrain.Trainer(source, **settings, options=options)
+        session_of_steps = trainer.session  # built when it is first asked for
         whole.append(time.perf_counter() - begin)
         model = trainer.training_model()
         kernels = trainer.options.uses_kernels()
-        step_graph = trainer.session._steps[0].step.model
+        step_graph = session_of_steps._steps[0].step.model
         begin = time.perf_counter()
         create_session(step_graph, trainer.options, kernels=kernels)
         session.append(time.perf_counter() - begin)
