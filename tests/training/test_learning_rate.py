@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_trainer import assert_same, data, trainer, weights
+from test_trainer import data, trainer, weights
 
 import onnxtrain
 from onnxtrain.errors import OptionError
 from onnxtrain.training.callbacks import Callback, CsvLogger
 from onnxtrain.training.schedules import Cosine, Step
+from zoo.arrays import assert_same
 
 FIT = {"epochs": 2, "batch_size": 8}  # six steps
 
