@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import sampling
+
 # A shell that starts a program in the background lets it ignore Ctrl-C; tests press it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -22,6 +24,11 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Keep the doctest collector away from helpers: tests import them, where what they need is installed."""
     helper = collection_path.suffix == ".py" and not collection_path.name.startswith("test_")
     return True if helper else None
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    sampling.mark(items)
 
 
 def pytest_collection_finish() -> None:

@@ -65,6 +65,7 @@ def check(model: onnx.ModelProto, wrt: Sequence[str] | None = None) -> None:
     assert not doubtful(built, model)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_rules(case: Case) -> None:
     model = case.node

@@ -277,6 +277,7 @@ def run(built, feeds):
     return dict(zip([o.name for o in session.get_outputs()], session.run(None, single), strict=True))
 
 
+@pytest.mark.sampled("opset")
 @pytest.mark.parametrize("opset", [18, 21])
 @pytest.mark.parametrize(("operator", "inputs", "outputs", "domain", "attributes"), ROWS)
 def test_body_equals_kernel(operator, inputs, outputs, domain, attributes, opset):

@@ -65,6 +65,7 @@ def test_every_optimizer_is_tried():
 
 
 @KERNELS
+@pytest.mark.sampled("kernels")
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_masked_weights_and_states_stay_exactly_zero(rule, kernels, accumulate):
