@@ -1,7 +1,7 @@
 """Which cases of a wide sweep the first look at a change runs; the others are marked thorough.
 
-``@pytest.mark.sampled("shapes")`` on a test: each combination of its other parameters runs with one value of ``shapes``,
-in turn. ``@pytest.mark.sampled(3)``: one case in three.
+``@pytest.mark.sampled("shapes")`` on a test: each combination of its other parameters runs with one value of
+``shapes``, in turn. ``@pytest.mark.sampled(3)``: one case in three.
 """
 
 from __future__ import annotations

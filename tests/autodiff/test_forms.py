@@ -8,13 +8,13 @@ import numpy as np
 import onnx
 import pytest
 from onnx import AttributeProto, TensorProto, defs, helper, numpy_helper, parser
-from test_microsoft import ROWS as MICROSOFT
 from test_recurrent import FORMS, inputs
 from test_recurrent import model as recurrent
 from test_rules import CASES
 
 import onnxtrain
 from autodiff.case import Case
+from autodiff.microsoft_rows import ROWS as MICROSOFT
 from onnxtrain.errors import ModelError
 from onnxtrain.testing import _node_model
 
