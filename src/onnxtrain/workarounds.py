@@ -11,8 +11,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -21,8 +20,7 @@ import onnx_ir as ir
 from onnxtrain.errors import StepError
 
 
-@dataclass(frozen=True)
-class Workaround:
+class Workaround(NamedTuple):
     """One bug of another package.
 
     Attributes:

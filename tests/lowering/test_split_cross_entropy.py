@@ -1,4 +1,4 @@
-"""Cross-entropy over many classes: the same numbers in two steps."""
+"""Cross-entropy in its parts: the same numbers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime
 import pytest
 from onnx import helper
 
@@ -23,7 +24,11 @@ WEIGHTS = RNG.random(LEAST_CLASSES).astype(np.float32)
 LABELS = np.asarray([0, LEAST_CLASSES - 1, 7, -100, 5, 5])
 
 
-def lowered(shape=("N", LEAST_CLASSES), *, weighted=False, both=True, dtype=np.float32, **attributes):
+def lowered(*arguments, **settings):
+    return lower_graph(ir.from_proto(loss_model(*arguments, **settings)), kernels=True)
+
+
+def loss_model(shape=("N", LEAST_CLASSES), *, weighted=False, both=True, dtype=np.float32, **attributes):
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     inputs = [("x", kind, shape), ("t", 7, None)] + [("w", kind, [LEAST_CLASSES])] * weighted
     outputs = ["loss", "log_p"] if both else ["loss"]
@@ -34,8 +39,7 @@ def lowered(shape=("N", LEAST_CLASSES), *, weighted=False, both=True, dtype=np.f
         [helper.make_tensor_value_info(*value) for value in inputs],
         [helper.make_tensor_value_info(name, kind, None) for name in outputs],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
-    return lower_graph(ir.from_proto(model), kernels=True)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
 
 def operators(model):
@@ -62,9 +66,32 @@ def test_it_has_the_numbers_of_the_loss(reduction, weighted, dtype, both):
         np.testing.assert_allclose(found, log_p, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("shape", [("N", LEAST_CLASSES - 1), ("N", "classes"), ("N", LEAST_CLASSES, 2), None])
-def test_what_is_left_alone(shape):
-    assert operators(lowered(shape)) == {"SoftmaxCrossEntropyLoss": 1}
+@pytest.mark.parametrize("classes", [1, 3, 10, 1000, LEAST_CLASSES])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_without_weights_it_has_the_bits_of_the_runtime_and_no_function(reduction, dtype, classes):
+    x = (5 * RNG.standard_normal((33, classes))).astype(dtype)
+    feeds = {"x": x, "t": RNG.integers(0, classes, 33)}
+    whole = loss_model(("N", "classes"), dtype=dtype, reduction=reduction)
+    model = lower_graph(ir.from_proto(whole), kernels=True)
+    assert not operators(model) & Counter(SoftmaxCrossEntropyLoss=1, NegativeLogLikelihoodLoss=1)
+    found = create_session(model, RuntimeOptions(1)).run(None, feeds)
+    wanted = onnxruntime.InferenceSession(whole.SerializeToString()).run(None, feeds)
+    for ours, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("shape", "attributes"),
+    [
+        (("N", LEAST_CLASSES - 1), {"ignore_index": 0}),
+        (("N", "classes"), {"ignore_index": 0}),
+        (("N", LEAST_CLASSES, 2), {}),
+        (None, {}),
+    ],
+)
+def test_what_is_left_alone(shape, attributes):
+    assert operators(lowered(shape, **attributes)) == {"SoftmaxCrossEntropyLoss": 1}
 
 
 def test_training_over_many_classes_is_that_of_standard_operators():

@@ -54,7 +54,7 @@ class Builder:
         self._sizes: dict[str, Value] = {}
         self._placed: Placed = {}
         self._counter = 0
-        self._node_names = {node.name for node in graph}
+        self._node_names: set[str | None] | None = None
 
     def __getattr__(self, operator: str) -> Callable[..., Value]:
         """``builder.Add(a, b)``: emit the standard operator of that name."""
@@ -135,6 +135,8 @@ class Builder:
         self._counter += 1
         if not self.scope:
             return None
+        if self._node_names is None:
+            self._node_names = {node.name for node in self.graph}
         scope = self.scope if self._outer is None else self.prefix + self.scope
         while (name := f"{scope}/{operator}_{self._counter}") in self._node_names:
             self._counter += 1

@@ -103,12 +103,28 @@ def told_shape(value: ir.Value) -> tuple[Dimension, ...] | None:
     """The shape of a value, or what the inputs of its node tell: ONNX's inference sees no constants outside a body."""
     producer = value.producer()
     known = dimensions(value)
-    if known is not None or producer is None or producer.domain or value is not producer.outputs[0]:
+    if known is not None or producer is None:
         return known
+    return shape_from_inputs(value)
+
+
+def shape_from_inputs(value: ir.Value) -> tuple[Dimension, ...] | None:
+    """What the inputs of its node tell of the shape of a value, whatever else is known of it."""
+    producer = value.producer()
+    if producer is None or producer.domain or value is not producer.outputs[0]:
+        return None
     try:
         return _shape(producer)
     except (LookupError, ValueError):
         return None
+
+
+def is_followed(operator: str) -> bool:
+    """Whether as much is told here of a standard operator's one output as ONNX's inference does for known inputs."""
+    return keeps_shape(operator) or operator in _FOLLOWED
+
+
+_FOLLOWED = frozenset({"Concat", "ConstantOfShape", "Expand", "Flatten", "MatMul", "Reshape", "Transpose", "Unsqueeze"})
 
 
 def is_elementwise(operator: str) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import onnx_ir as ir
 
@@ -66,8 +66,7 @@ def fuse_linear(model: ir.Model, *, frozen: bool = False) -> None:
     remove_unread(graph, replaced, finder.named)
 
 
-@dataclass(frozen=True)
-class _Layer:
+class _Layer(NamedTuple):
     """A product as it stands in the graph.
 
     Attributes:
@@ -85,8 +84,7 @@ class _Layer:
     last: ir.Node
 
 
-@dataclass(frozen=True)
-class _Finder:
+class _Finder(NamedTuple):
     """Recognises products.
 
     Attributes:

@@ -97,7 +97,7 @@ def lower_graph(
     recompute(graph, backward, options.recompute)  # activations computed again instead of kept
     if kernels:
         reuse_activations(graph, backward)  # activations that their gradient gives once more
-        split_cross_entropy(graph)  # fewer copies of logits of many classes
+        split_cross_entropy(graph)  # the loss in parts that have kernels
         use_convolution_kernels(model)
         use_few_bits_kernels(model)
         multiply_in_bfloat16(model, wanted=rounds)  # products with weights, where asked for

@@ -7,7 +7,7 @@ give to the gradients of keys and values is summed by the products.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -25,8 +25,7 @@ _KEY, _VALUE, _PAST_KEY, _PAST_VALUE, _LAST_PLACES, _COSINES, _SINES, _POSITIONS
 )
 
 
-@dataclass(frozen=True)
-class _Sizes:
+class _Sizes(NamedTuple):
     """The heads of a node, and where its queries begin.
 
     Attributes:
