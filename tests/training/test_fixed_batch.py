@@ -148,6 +148,7 @@ def test_evaluation_without_a_trainer(tmp_path) -> None:
     np.testing.assert_allclose(fixed, free, rtol=1e-6)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_training_weighs_the_last_batch_by_its_own_examples(case: str, tmp_path) -> None:
     fixed, free, examples = pair(case, tmp_path)
@@ -166,6 +167,7 @@ def test_a_step_on_fewer_examples(kernels: bool | None, tmp_path) -> None:
     assert_close(fixed, free)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_micro_batches_are_whole_and_the_last_is_padded(case: str, tmp_path) -> None:
     """With a fixed batch size a micro-batch is one batch, and a step takes up to ``accumulate`` of them."""

@@ -113,6 +113,7 @@ def test_a_loop_of_your_own_sets_the_rate_of_every_step() -> None:
     assert_same(weights(subject), before)
 
 
+@pytest.mark.sampled("stop")
 @pytest.mark.parametrize("through", ["trainer", "state"])
 @pytest.mark.parametrize("stop", [1, 2, 3, 5])
 @pytest.mark.parametrize("every", [1, 2])

@@ -133,6 +133,7 @@ def run(options: tuple[dict, dict], **more) -> Trainer:
     return subject
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", DIFFERENCES)
 def test_a_difference_is_named_or_accepted_by_its_name(case: str, tmp_path) -> None:
     written, resumed = DIFFERENCES[case]

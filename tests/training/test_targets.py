@@ -69,6 +69,7 @@ def test_targets_that_a_loss_has_no_use_for(way, loss, targets, message):
         WAYS[way](loss, targets)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     ("loss", "targets"),
