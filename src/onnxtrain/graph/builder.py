@@ -142,13 +142,19 @@ class Builder:
             self._counter += 1
         return name
 
-    def before(self, node: ir.Node) -> Builder:
+    def before(self, node: ir.Node, *, sharing: bool = False) -> Builder:
         """A builder that inserts before a node of the same graph; constants are shared with this one.
 
         So are sizes that were found out: go through the nodes in the order of the graph.
+
+        Args:
+            node: The node.
+            sharing: Whether what another of these builders has emitted is not emitted again.
         """
         other = copy.copy(self)
-        other._before, other._shared, other.emitted = node, {}, []
+        other._before, other.emitted = node, []
+        if not sharing:
+            other._shared = {}
         return other
 
     def import_domain(self, domain: str, version: int) -> None:
