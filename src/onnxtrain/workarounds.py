@@ -2,7 +2,7 @@
 
 Each entry of :data:`BOOK` names one bug, the versions in which it was seen, and the code that works around it. Small
 workarounds are here; where the workaround is a form that a rule chooses, the entry says where.
-``tests/test_workarounds.py`` shows every bug in the installed version and fails when it is gone: then its workaround
+``tests/workarounds/`` shows every bug in the installed version and fails when it is gone: then its workaround
 can go, too, as soon as no supported version has the bug.
 """
 

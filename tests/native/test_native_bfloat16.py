@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 import pytest
-from kernel_cases import Case
+from kernel_case import Case
 from kernel_session import run
 from onnx import helper
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, InvalidGraph, RuntimeException
