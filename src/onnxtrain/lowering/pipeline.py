@@ -26,6 +26,7 @@ from onnxtrain.lowering.mask_softmax_gradients import mask_softmax_gradients
 from onnxtrain.lowering.multiply_in_bfloat16 import multiply_in_bfloat16
 from onnxtrain.lowering.optimizer_nodes import lower_optimizers
 from onnxtrain.lowering.read_halves import read_halves
+from onnxtrain.lowering.read_last_state import read_last_state
 from onnxtrain.lowering.recompute import check_patterns, recompute
 from onnxtrain.lowering.resolve_fused import resolve_fused
 from onnxtrain.lowering.reuse_activations import reuse_activations
@@ -85,6 +86,7 @@ def lower_graph(
         fuse_activations(model)  # Gelu: one node for five
         fuse_attention(model)  # scores, mask, softmax and product: one node
         fuse_linear(model, frozen=rounds)  # product, transposition and bias: one node
+        read_last_state(model)  # of a recurrent layer: its gradient is one step
         fuse_recurrent(model)  # LSTM, GRU, RNN that keep what their gradients read
     backward = Backward()
     for gradient in build_gradients(model, derivative):  # a Gradient node becomes the nodes that compute it
