@@ -17,6 +17,7 @@ from onnxtrain.lowering.dequantize_again import dequantize_again
 from onnxtrain.lowering.fuse_activations import fuse_activations
 from onnxtrain.lowering.fuse_attention import fuse_attention
 from onnxtrain.lowering.fuse_linear import fuse_linear
+from onnxtrain.lowering.fuse_norms import fuse_norms
 from onnxtrain.lowering.fuse_recurrent import fuse_recurrent
 from onnxtrain.lowering.fuse_updates import fuse_updates
 from onnxtrain.lowering.gradient_nodes import Derivative, build_gradients
@@ -84,6 +85,7 @@ def lower_graph(
     count_dropout(model)  # masks from counters that are states: a step taken again draws the same
     if kernels:
         fuse_activations(model)  # Gelu: one node for five
+        fuse_norms(model)  # RMS norm: one node for seven
         fuse_attention(model)  # scores, mask, softmax and product: one node
         fuse_linear(model, frozen=rounds)  # product, transposition and bias: one node
         read_last_state(model)  # of a recurrent layer: its gradient is one step
