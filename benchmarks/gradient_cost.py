@@ -1,23 +1,29 @@
 """What a gradient costs before the first step: nodes, and the time to build it and to create the session.
 
     python benchmarks/gradient_cost.py
+    python benchmarks/gradient_cost.py --environment earlier=PYTHON    # in turns with another version of onnxtrain
 
 Building is everything from the loaded file to the step graph: reading, shapes, loss, gradient rules, optimizer
-and clean-up. The deep model of 2,000 nodes is there for how this grows; its goal is below 3 seconds.
+and clean-up. The deep model of 2,000 nodes is there for how this grows; its goal is below 3 seconds, to its session.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import onnx
 from harness import (
     ForeignLoad,
     Interpreters,
+    environment,
+    last_line,
     load_line,
     machine_line,
     prepare,
@@ -47,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="build once: a test run")
     parser.add_argument("--folder", default="build/benchmarks/models", help="where exported models are kept")
+    parser.add_argument("--environment", metavar="earlier=PYTHON", help="compare with the onnxtrain of that Python")
     parser.add_argument("--output", help="also write the report to this Markdown file")
     options = parser.parse_args(arguments)
     runs = options.runs or (1 if options.quick else 5)
@@ -56,14 +63,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in options.models.split(","):
             title, source = load(name, options)
             try:
-                row, build_seconds = cost(source, runs, options.threads)
+                row, seconds = cost(source, runs, options.threads)
+                if options.environment:
+                    row += compare(name, source, runs, options)
             except onnxtrain.errors.OnnxTrainError as error:
                 problems.append(f"- {title}: {error}")
                 continue
             rows.append([title, *row])
             if name == DEEP:
-                word = "reached" if build_seconds < GOAL_SECONDS else "missed"
-                verdict = f"Goal for {title}: built in less than {GOAL_SECONDS:g} s: {word}.\n\n"
+                word = "reached" if seconds < GOAL_SECONDS else "missed"
+                verdict = f"Goal for {title}: its session in less than {GOAL_SECONDS:g} s: {word}.\n\n"
     header = [
         "model",
         "nodes",
@@ -72,6 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "build, s",
         "session, s",
         "whole Trainer, s",
+        *(["of the processor, s", "earlier, s", "ratio"] if options.environment else []),
     ]
     listed = "Not measured:\n\n" + "\n".join(problems) + "\n\n" if problems else ""
     write_report(
@@ -95,7 +105,7 @@ def load(name: str, options: argparse.Namespace) -> tuple[str, Any]:
 
 
 def cost(source: Any, runs: int, threads: int) -> tuple[list[str], float]:
-    """Numbers of nodes and seconds, as cells; and the seconds of building."""
+    """Numbers of nodes and seconds, as cells; and the seconds of the whole."""
     settings: dict[str, Any] = {
         "loss": LOSS,
         "optimizer": onnxtrain.Adam(),
@@ -108,10 +118,11 @@ def cost(source: Any, runs: int, threads: int) -> tuple[list[str], float]:
     for _ in range(runs):
         begin = time.perf_counter()
         trainer = onnxtrain.Trainer(source, **settings, options=options)
+        session_of_steps = trainer.session  # built when it is first asked for
         whole.append(time.perf_counter() - begin)
         model = trainer.training_model()
         kernels = trainer.options.uses_kernels()
-        step_graph = trainer.session._steps[0].step.model
+        step_graph = session_of_steps._steps[0].step.model
         begin = time.perf_counter()
         create_session(step_graph, trainer.options, kernels=kernels)
         session.append(time.perf_counter() - begin)
@@ -120,7 +131,47 @@ def cost(source: Any, runs: int, threads: int) -> tuple[list[str], float]:
     standard = len(lower_entry(join(model, 0), kernels=False).model.graph)
     seconds = [statistics.median(times) for times in (build, session, whole)]
     cells = [str(nodes), "-" if with_kernels is None else str(with_kernels), str(standard)]
-    return [*cells, *map(significant, seconds)], seconds[0]
+    return [*cells, *map(significant, seconds)], seconds[-1]
+
+
+# What a user would write, in a process of its own. Prints processor seconds, the least of several times.
+PROGRAM = """
+import sys, time, warnings
+import onnxtrain
+warnings.simplefilter("ignore")
+settings = dict(loss=sys.argv[2], optimizer=onnxtrain.Adam(), batch_norm="train", untie=True, threads=1)
+seconds = []
+for _ in range(int(sys.argv[3])):
+    begin = time.process_time()
+    trainer = onnxtrain.Trainer(sys.argv[1], **settings)
+    trainer.session
+    seconds.append(time.process_time() - begin)
+print(min(seconds))
+"""
+
+
+def compare(name: str, source: Any, runs: int, options: argparse.Namespace) -> list[str]:
+    """Processor seconds from the file to the session of this version and an earlier one, in turns, and their ratio."""
+    kind, _, python = options.environment.partition("=")
+    if kind != "earlier" or not python:
+        raise SystemExit(f"--environment is earlier=PATH_OF_ITS_PYTHON, not {options.environment!r}.")
+    path = source
+    if name == DEEP:
+        path = Path(options.folder) / "deep.onnx"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        onnx.save(source, path)
+    own = environment(1)
+    others = {key: value for key, value in own.items() if key != "PYTHONPATH"}
+    found: tuple[list[float], list[float]] = ([], [])
+    for _ in range(runs):
+        for seconds, executable, variables in zip(found, (sys.executable, python), (own, others), strict=True):
+            arguments = [executable, "-c", PROGRAM, str(path), LOSS, "3"]
+            result = subprocess.run(arguments, capture_output=True, text=True, env=variables)
+            if result.returncode:
+                raise SystemExit(f"{executable} failed: {last_line(result.stderr)}")
+            seconds.append(float(result.stdout))
+    new, old = map(min, found)
+    return [significant(new), significant(old), f"{new / old:.2f}"]
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     python benchmarks/startup.py
     python benchmarks/startup.py --imports        # also: which packages take the time to import
+    python benchmarks/startup.py --peers onnxtrain,earlier --environment earlier=PYTHON   # another version of onnxtrain
 
 Each run is a fresh process; the frameworks take turns, and the figures are medians.
 """
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness import (
@@ -60,13 +61,14 @@ optimizer.step()
 loss.item()
 print(imported, built, time.monotonic())
 """
-PROGRAMS = {"onnxtrain": ONNXTRAIN, "PyTorch": TORCH}
+PROGRAMS = {"onnxtrain": ONNXTRAIN, "earlier": ONNXTRAIN, "PyTorch": TORCH}
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", default="onnxtrain,PyTorch")
+    parser.add_argument("--peers", default="onnxtrain,PyTorch", help=", ".join(PROGRAMS))
+    parser.add_argument("--environment", action="append", default=[], metavar="NAME=PYTHON", help="earlier=")
     parser.add_argument("--runs", type=int, help="processes of each (15)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--imports", action="store_true", help="list the packages that take longest to import")
@@ -77,14 +79,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     runs = options.runs or (1 if options.quick else 15)
     path = lenet5(Path(options.folder))
     peers = options.peers.split(",")
+    pythons = dict(entry.split("=", 1) for entry in options.environment)
+    if "earlier" in peers and "earlier" not in pythons:
+        parser.error("the peer earlier needs --environment earlier=PATH_OF_ITS_PYTHON")
     warn_when_busy()
     measured: dict[str, list[list[float]]] = {peer: [] for peer in peers}
     with ForeignLoad() as foreign:
         for peer in peers:
-            run(peer, path, options.threads)  # files into the system's cache
+            run(peer, path, options.threads, pythons)  # files into the system's cache
         for _ in range(runs):
             for peer in peers:
-                measured[peer].append(run(peer, path, options.threads))
+                measured[peer].append(run(peer, path, options.threads, pythons))
     rows = [
         [peer, *(significant(statistics.median(column)) for column in zip(*times, strict=True))]
         for peer, times in measured.items()
@@ -113,10 +118,15 @@ def lenet5(folder: Path) -> Path:
     return path
 
 
-def run(peer: str, path: Path, threads: int) -> list[float]:
+def run(peer: str, path: Path, threads: int, pythons: Mapping[str, str]) -> list[float]:
     """Seconds of imports (with Python's own start), building and first step, and of all together."""
     begin = time.monotonic()
-    result = subprocess.run(command(peer, path, threads), capture_output=True, text=True, env=variables(threads))
+    result = subprocess.run(
+        [pythons.get(peer, sys.executable), *command(peer, path, threads)],
+        capture_output=True,
+        text=True,
+        env=variables(threads, own=peer not in pythons),
+    )
     if result.returncode:
         raise SystemExit(f"{peer} failed: {last_line(result.stderr)}")
     imported, built, stepped = map(float, result.stdout.split())
@@ -124,22 +134,22 @@ def run(peer: str, path: Path, threads: int) -> list[float]:
 
 
 def command(peer: str, path: Path, threads: int, *options: str) -> list[str]:
-    return [sys.executable, *options, "-c", PROGRAMS[peer], str(path), str(threads)]
+    return [*options, "-c", PROGRAMS[peer], str(path), str(threads)]
 
 
-def variables(threads: int) -> dict[str, str]:
+def variables(threads: int, *, own: bool = True) -> dict[str, str]:
     """The environment of a run: torch's model is in tests/; an installed package has its bytecode cached."""
     found = environment(threads)
     found.pop("PYTHONDONTWRITEBYTECODE", None)
-    found["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY / "tests"), found.get("PYTHONPATH", "")])
+    paths = [str(REPOSITORY / "tests"), *([found["PYTHONPATH"]] if own and "PYTHONPATH" in found else [])]
+    found["PYTHONPATH"] = os.pathsep.join(paths)
     return found
 
 
 def import_table(peer: str, path: Path, threads: int, longest: int = 12) -> str:
     """Import time by package, its own code only, as ``python -X importtime`` counts it."""
-    result = subprocess.run(
-        command(peer, path, threads, "-X", "importtime"), capture_output=True, text=True, env=variables(threads)
-    )
+    arguments = [sys.executable, *command(peer, path, threads, "-X", "importtime")]
+    result = subprocess.run(arguments, capture_output=True, text=True, env=variables(threads))
     packages: dict[str, list[float]] = defaultdict(list)
     for own, name in re.findall(r"import time:\s+(\d+) \|\s+\d+ \|\s+(\S+)", result.stderr):
         packages[name.split(".")[0]].append(int(own) / 1e3)

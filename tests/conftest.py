@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import signal
 from pathlib import Path
 
 import pytest
+
+import sampling
 
 # A shell that starts a program in the background lets it ignore Ctrl-C; tests press it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -21,6 +24,17 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Keep the doctest collector away from helpers: tests import them, where what they need is installed."""
     helper = collection_path.suffix == ".py" and not collection_path.name.startswith("test_")
     return True if helper else None
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    sampling.mark(items)
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays to the end: no collection of garbage need look at it again, which takes a second."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -64,8 +64,11 @@ def test_overhead_reports_three_models() -> None:
 
 
 def test_startup_counts_every_phase(tmp_path: Path) -> None:
-    arguments = ("--quick", "--peers", "onnxtrain", "--imports", "--folder", str(tmp_path))
-    text = run("startup.py", *arguments)
+    other = f"earlier={sys.executable}"
+    arguments = ("--quick", "--peers", "onnxtrain,earlier", "--environment", other, "--folder", str(tmp_path))
+    _, *frameworks = rows(run("startup.py", *arguments))
+    assert [row[0] for row in frameworks] == ["onnxtrain", "earlier"]
+    text = run("startup.py", "--quick", "--peers", "onnxtrain", "--imports", "--folder", str(tmp_path))
     _, (name, imports, build, first, whole), *packages = rows(text)
     assert name == "onnxtrain"
     assert float(imports) + float(build) + float(first) == pytest.approx(float(whole), abs=0.05)
@@ -155,11 +158,15 @@ def test_processor_time_takes_turns(models: str) -> None:
 
 @pytest.mark.torch
 def test_gradient_cost_counts_nodes(models: str) -> None:
-    text = run("gradient_cost.py", "--quick", "--models", "mlp", "--folder", models)
-    _, (_, nodes, _, standard, *seconds) = rows(text)
+    other = f"earlier={sys.executable}"
+    text = run("gradient_cost.py", "--quick", "--models", "mlp", "--folder", models, "--environment", other)
+    _, (_, nodes, _, standard, *seconds, new, old, ratio) = rows(text)
+    assert float(ratio) == pytest.approx(float(new) / float(old), rel=0.1)
     assert int(nodes) == 5  # three Gemm, two Relu
     assert int(standard) > 2 * int(nodes)
-    assert all(float(second) >= 0 for second in seconds)
+    build, session, whole = map(float, seconds)
+    assert 0 < session < whole
+    assert build == pytest.approx(whole - session, rel=0.05)
 
 
 @pytest.mark.torch

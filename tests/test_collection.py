@@ -8,8 +8,10 @@ from onnxtrain.collection import collection_paused
 
 @pytest.fixture(autouse=True)
 def _as_before():
+    gc.unfreeze()  # what pytest has collected
     yield
     gc.enable()
+    gc.freeze()
 
 
 def test_nothing_is_collected_inside_also_after_an_error():

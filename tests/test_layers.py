@@ -5,18 +5,23 @@ import pytest
 import layers
 
 
-def test_no_import_goes_up():
-    found = layers.upward(layers.order(), list(layers.imports()))
+@pytest.fixture(scope="module")
+def imports():
+    return list(layers.imports())
+
+
+def test_no_import_goes_up(imports):
+    found = layers.upward(layers.order(), imports)
     assert [f"{item.source} -> {item.target}" for item in found] == []
 
 
-def test_no_circles():
-    assert layers.circles(list(layers.imports())) == []
+def test_no_circles(imports):
+    assert layers.circles(imports) == []
 
 
-def test_one_circle_for_type_checkers():
+def test_one_circle_for_type_checkers(imports):
     # A value has the operators of Python, which are the builder's nodes, and a builder gives values.
-    ((*files,),) = layers.circles(list(layers.imports()), typed=True)
+    ((*files,),) = layers.circles(imports, typed=True)
     assert {"graph/builder.py", "graph/value.py"} <= set(files)
     assert {layers.part(file, layers.order()) for file in files} == {"graph/"}
 

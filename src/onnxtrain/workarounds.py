@@ -2,7 +2,7 @@
 
 Each entry of :data:`BOOK` names one bug, the versions in which it was seen, and the code that works around it. Small
 workarounds are here; where the workaround is a form that a rule chooses, the entry says where.
-``tests/test_workarounds.py`` shows every bug in the installed version and fails when it is gone: then its workaround
+``tests/workarounds/`` shows every bug in the installed version and fails when it is gone: then its workaround
 can go, too, as soon as no supported version has the bug.
 """
 
@@ -11,8 +11,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -21,8 +20,7 @@ import onnx_ir as ir
 from onnxtrain.errors import StepError
 
 
-@dataclass(frozen=True)
-class Workaround:
+class Workaround(NamedTuple):
     """One bug of another package.
 
     Attributes:

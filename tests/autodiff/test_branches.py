@@ -33,6 +33,7 @@ def squeezing(declared: str, then: str, otherwise: str) -> onnx.ModelProto:
     )
 
 
+@pytest.mark.sampled("rows")
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("then", ["float[4]", "float[]", "float[m]"])
 @pytest.mark.parametrize("otherwise", ["float[n,4]", "float[]"])

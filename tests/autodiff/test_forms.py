@@ -8,13 +8,13 @@ import numpy as np
 import onnx
 import pytest
 from onnx import AttributeProto, TensorProto, defs, helper, numpy_helper, parser
-from test_microsoft import ROWS as MICROSOFT
 from test_recurrent import FORMS, inputs
 from test_recurrent import model as recurrent
 from test_rules import CASES
 
 import onnxtrain
 from autodiff.case import Case
+from autodiff.microsoft_rows import ROWS as MICROSOFT
 from onnxtrain.errors import ModelError
 from onnxtrain.testing import _node_model
 
@@ -65,6 +65,7 @@ def check(model: onnx.ModelProto, wrt: Sequence[str] | None = None) -> None:
     assert not doubtful(built, model)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_rules(case: Case) -> None:
     model = case.node

@@ -68,6 +68,7 @@ def distance(found, expected):
     return np.linalg.norm(found - expected) / np.linalg.norm(expected)
 
 
+@pytest.mark.sampled("kernels")
 @pytest.mark.parametrize("kernels", [False, True])
 @pytest.mark.parametrize("inputs", [96, 83, 16, 3])
 @pytest.mark.parametrize("zeros", ["none", "packed", "numbers"])

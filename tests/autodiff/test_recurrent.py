@@ -133,6 +133,7 @@ def check(operator, feeds, attributes, shapes, outputs, runs=True):
         assert np.sum(gradient * direction) == pytest.approx(measured, rel=1e-4, abs=1e-4), name
 
 
+@pytest.mark.sampled("shapes")
 @pytest.mark.parametrize("shapes", ["static", "dynamic"])
 @pytest.mark.parametrize(("operator", "given", "attributes"), FORMS)
 def test_gradient_equals_that_of_the_specification(operator, given, attributes, shapes):

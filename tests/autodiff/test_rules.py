@@ -12,6 +12,7 @@ CASES = all_rows()
 RUNS = [pytest.param(case, shapes, id=f"{case.name}-{shapes}") for case in CASES for shapes in case.shapes]
 
 
+@pytest.mark.sampled("shapes")
 @pytest.mark.parametrize(("case", "shapes"), RUNS)
 def test_gradient_equals_central_differences(case: Case, shapes: str) -> None:
     check_gradient(

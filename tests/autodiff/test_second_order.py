@@ -27,6 +27,7 @@ def _first_row_per_operator() -> list[Case]:
 ROWS = _first_row_per_operator()
 
 
+@pytest.mark.sampled("shapes")
 @pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
 @pytest.mark.parametrize("shapes", ["static", "unknown"])
 def test_second_derivative_equals_central_differences_of_the_first(row: Case, shapes: str) -> None:
@@ -36,6 +37,7 @@ def test_second_derivative_equals_central_differences_of_the_first(row: Case, sh
 LOOP_ROWS = [row for family in LOOPS for row in rows(family) if row.name not in FIRST_ORDER_ONLY]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("row", LOOP_ROWS, ids=[row.name for row in LOOP_ROWS])
 def test_second_derivative_through_bodies(row: Case) -> None:
     _check_twice(row.node, row, "static")

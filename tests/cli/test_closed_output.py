@@ -41,6 +41,7 @@ def check_finished(folder: Path, arguments: tuple[str, ...] = FIT) -> None:
         assert (folder / "report" / "report.json").is_file()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("arguments", [FIT, PRUNE], ids=lambda arguments: arguments[0])
 def test_a_pipe_whose_reader_has_seen_enough(files, arguments) -> None:
     with start(files, arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -65,6 +66,7 @@ def test_head(files) -> None:
     check_finished(files)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("closed", [(1,), (2,), (1, 2), (0, 1, 2)])
 def test_streams_that_are_closed_from_the_start(files, closed: tuple[int, ...]) -> None:
     def close() -> None:
@@ -96,6 +98,7 @@ def test_a_full_disk_under_the_messages(files) -> None:
     check_finished(files)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("arguments", [FIT, PRUNE], ids=lambda arguments: arguments[0])
 def test_a_terminal_that_is_closed(files, arguments) -> None:
     """Its processes get SIGHUP, and every write fails from then on."""

@@ -44,6 +44,7 @@ def output(request, files, success):
     return lambda name: success(*arguments, name), name, plain
 
 
+@pytest.mark.sampled(2)
 def test_through_a_link(output, files):
     call, name, plain = output
     (files / "real").mkdir()
@@ -55,6 +56,7 @@ def test_through_a_link(output, files):
         assert [path.name for path in (files / "real").iterdir()] == [name]
 
 
+@pytest.mark.sampled(2)
 def test_into_a_device(output, files):
     call, name, _ = output
     try:
@@ -67,6 +69,7 @@ def test_into_a_device(output, files):
     assert not list(files.glob(".*"))
 
 
+@pytest.mark.sampled(2)
 def test_into_a_pipe(output, files):
     call, name, plain = output
     os.mkfifo(files / name)

@@ -38,6 +38,7 @@ def start(files: Path):
     return call
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_closed_output_is_no_error(command, start, files):
     result = start(*COMMANDS[command], shell=">&-")
@@ -117,6 +118,7 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("module", [*IMPORTED, *LATER])
 def test_interrupt_while_starting(module, files):
     result = subprocess.run(

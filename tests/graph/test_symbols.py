@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import onnx_ir as ir
 import pytest
 from onnx import parser
@@ -84,3 +86,23 @@ def test_attention_needs_no_computed_axes() -> None:
     operators = [node.op_type for node in onnxtrain.gradient(model, xs=["x", "other"]).graph.node]
     assert "NonZero" not in operators
     assert operators.count("MatMul") == 3
+
+
+@pytest.mark.parametrize(
+    ("rest", "inferences", "last"),
+    [
+        ("y = Flatten<axis = 2>(heads)", 1, None),  # batch times seq has no name: another inference finds none, either
+        ("y = Transpose<perm=[0,2,1,3]>(heads)", 1, ("batch", 4, "seq", 2)),
+        ("y = Concat<axis = 2>(heads, heads)", 1, ("batch", "seq", 8, 2)),
+        ("y = MaxPool<kernel_shape=[2, 2]>(heads)", 2, ("batch", "seq", 3, 1)),  # ONNX knows how these are counted
+    ],
+)
+def test_onnx_infers_again_where_it_may_find_more(rest, inferences, last, monkeypatch) -> None:
+    module = sys.modules[infer_shapes.__module__]
+    models = []
+    infer = module.infer_within_bounds
+    monkeypatch.setattr(module, "infer_within_bounds", lambda proto: models.append(proto) or infer(proto))
+    text = TAKEN_APART + "t = Concat<axis=0>(b1, n1, four, minus) heads = Reshape(x, t) "
+    found = shapes(text + rest)["y"]
+    assert len(models) == inferences
+    assert last is None or found == last

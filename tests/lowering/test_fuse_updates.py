@@ -40,6 +40,7 @@ def nodes(made):
 WEIGHTS = ("layer1.weight", "layer2.weight")
 
 
+@pytest.mark.sampled("options")
 @pytest.mark.parametrize("options", [{"clip_norm": 0.1}, {"masked": WEIGHTS}, {"clip_norm": 0.1, "masked": WEIGHTS}])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
 def test_training_is_the_same_as_in_standard_operators(optimizer, options):

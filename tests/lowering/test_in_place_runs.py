@@ -20,6 +20,7 @@ from onnx import numpy_helper, parser
 
 import onnxtrain
 from onnxtrain.lowering.in_place import in_place_states
+from zoo.arrays import assert_same, copied
 
 pytestmark = pytest.mark.thorough  # it takes seconds
 
@@ -214,7 +215,7 @@ def first_values(model: onnx.ModelProto) -> dict[str, np.ndarray]:
 def losses_and_states(
     steppers: list[Stepper], values: dict[str, np.ndarray], feeds: dict[str, np.ndarray], steps: int = 3
 ) -> tuple[list[float], dict[str, np.ndarray]]:
-    values = {name: array.copy() for name, array in values.items()}
+    values = copied(values)
     losses = [float(result) for _ in range(steps) for stepper in steppers for result in stepper(values, feeds)]
     return losses, values
 
@@ -288,11 +289,10 @@ def test_the_example_steps_without_onnxtrain(tmp_path: Path) -> None:
     specification = importlib.util.spec_from_file_location("step_in_place", EXAMPLE)
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
-    stepper = module.Stepper(str(tmp_path / "step.onnx"), {name: array.copy() for name, array in values.items()})
+    stepper = module.Stepper(str(tmp_path / "step.onnx"), copied(values))
     expected, wanted = losses_and_states([Stepper(graph, [])], values, feeds, steps=5)
     assert [float(stepper.step(feeds)["loss"]) for _ in range(5)] == expected
-    for name, array in wanted.items():
-        np.testing.assert_array_equal(stepper.states[name], array, err_msg=name)
+    assert_same(wanted, stepper.states)
     command = [sys.executable, EXAMPLE, tmp_path / "step.onnx", tmp_path / "states.safetensors"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     first, last = map(float, re.fullmatch(r"loss ([\d.]+) -> ([\d.]+)\n", done.stdout).groups())

@@ -86,6 +86,7 @@ def trainer(optimizer, *, kernels=True, masked=False, **options):
     return made
 
 
+@pytest.mark.sampled("options")
 @pytest.mark.parametrize("options", [{}, {"clip_norm": 0.1, "masked": True}, {"accumulate": 2, "ema": 0.9}], ids=str)
 @pytest.mark.parametrize("optimizer", WAYS, ids=repr)
 def test_training_is_the_same_as_in_standard_operators(optimizer, options):

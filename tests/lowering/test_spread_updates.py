@@ -39,6 +39,7 @@ def trained(made, steps=12):
     return losses, {name: np.array(value) for name, value in made.states.items()}
 
 
+@pytest.mark.sampled("options")
 @pytest.mark.parametrize("options", [{}, {"clip_value": 0.01}, {"masked": True}, {"accumulate": 4}], ids=str)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
 def test_training_is_the_same_to_the_bit_as_with_one_update(monkeypatch, optimizer, options):

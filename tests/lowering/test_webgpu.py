@@ -8,6 +8,7 @@ from onnx import TensorProto
 
 import onnxtrain
 from onnxtrain.errors import OptionError
+from zoo.arrays import copied
 
 
 def stepped(graph, first, feeds, steps=10):
@@ -31,7 +32,7 @@ def test_no_float64_and_nearly_the_same_losses(optimizer):
     onnx.checker.check_model(graph, full_check=True)
     assert not any(tensor.data_type == TensorProto.DOUBLE for tensor in graph.graph.initializer)
     assert not any(value.type.tensor_type.elem_type == TensorProto.DOUBLE for value in graph.graph.value_info)
-    first = {name: np.array(array) for name, array in onnxtrain.TrainingSession(training).state.items()}
+    first = copied(onnxtrain.TrainingSession(training).state)
     points = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
     feeds = {"input": points, "target": np.arange(16) % 3, "learning_rate": np.array(0.01, np.float32)}
     np.testing.assert_allclose(
@@ -59,7 +60,7 @@ POOLINGS = [
 
 def losses_of_both(model, options, feeds, loss="softmax_cross_entropy"):
     training = onnxtrain.training_model(model, loss=loss, optimizer=onnxtrain.Momentum(0.05), **options)
-    first = {name: np.array(array) for name, array in onnxtrain.TrainingSession(training).state.items()}
+    first = copied(onnxtrain.TrainingSession(training).state)
     graphs = [onnxtrain.lower(training, portable="webgpu"), onnxtrain.lower(training)]
     onnx.checker.check_model(graphs[0], full_check=True)
     feeds = feeds | {"learning_rate": np.array(0.05, np.float32)}

@@ -98,6 +98,7 @@ def test_predictions_are_those_of_the_nodes(case):
             np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_weights_are_trained_and_written_back(case, tmp_path):
     proto = CASES[case]

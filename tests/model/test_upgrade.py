@@ -93,6 +93,7 @@ def assert_same_results(
     return upgraded
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name}-{case.opset}")
 def test_results_are_identical(case: UpgradeCase) -> None:
     for shapes in ("static", "symbolic", "unknown"):

@@ -12,6 +12,15 @@ from onnxtrain.runtime import native
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
 
 
+@pytest.hookimpl(tryfirst=True)  # before samples are drawn
+def pytest_collection_modifyitems(items):
+    """Each case of a test runs on one instruction set, in turn; those on the others are thorough."""
+    for item in items:
+        parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        if len(parameters) > 1 and "instruction_set" in parameters:
+            item.add_marker(pytest.mark.sampled("instruction_set"))
+
+
 @pytest.fixture(scope="session")
 def libraries(tmp_path_factory):
     """Instruction set to (path, library): a copy chooses its kernels when it is loaded, once."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
-from kernel_cases import Case
+from kernel_case import Case
 from onnx import helper
 from optimizer_sessions import element_type, session
 

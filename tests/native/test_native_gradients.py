@@ -190,6 +190,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.sampled("dtype")
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("index", range(len(examples(np.float32))), ids=[names(e) for e in examples(np.float32)])
 def test_every_instruction_set_and_thread_count_gives_the_same_bits(libraries, index, dtype):

@@ -107,7 +107,7 @@ NODES = """
 import hashlib, sys
 sys.path.insert(0, {folder!r})
 import numpy as np
-from kernel_cases import Case
+from kernel_case import Case
 from kernel_session import run
 
 rng = np.random.default_rng(0)

@@ -36,6 +36,7 @@ def compare(made, R, T, **how) -> None:
             assert not different.any(), (new[different], want[different])
 
 
+@pytest.mark.sampled("T")
 @pytest.mark.parametrize("T", [0, 1, 2, 1000])
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("name", "attributes"), CASES, ids=IDS)
@@ -43,6 +44,7 @@ def test_body_equals_reference(name, attributes, dtype, T):
     compare(problem(name, attributes, [((7, 19), dtype)], seed=T), 0.1, T)
 
 
+@pytest.mark.sampled("shapes")
 @pytest.mark.parametrize("shapes", ["static", "dynamic", "unknown"])
 @pytest.mark.parametrize(("name", "attributes"), CASES, ids=IDS)
 def test_variables_of_mixed_shapes_and_types(name, attributes, shapes):
@@ -67,6 +69,7 @@ def test_fifty_variables_share_what_depends_on_r_and_t(name):
     assert sizes[1] > per_variable  # something is shared
 
 
+@pytest.mark.sampled("shapes")
 @pytest.mark.parametrize("shapes", ["static", "dynamic", "unknown"])
 @pytest.mark.parametrize("gradient_shape", [(), (1,), (3,), (2, 1)])
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -86,6 +89,7 @@ def test_a_gradient_that_is_larger_than_known_fails_in_the_runtime(name):
         run(model, inputs)
 
 
+@pytest.mark.sampled("bad")
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("where", [0, 1])
 @pytest.mark.parametrize(("name", "attributes"), CASES, ids=IDS)
@@ -99,6 +103,7 @@ def test_nan_and_infinity(name, attributes, where, bad):
         np.testing.assert_allclose(new, want, rtol=1e-5)
 
 
+@pytest.mark.sampled("opset")
 @pytest.mark.parametrize("opset", [13, 18, 23, 26])
 @pytest.mark.parametrize(("name", "attributes"), CASES, ids=IDS)
 def test_bodies_are_valid_at_every_opset(name, attributes, opset):

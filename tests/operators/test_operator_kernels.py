@@ -28,6 +28,7 @@ def options():
     return settings
 
 
+@pytest.mark.sampled("T")
 @pytest.mark.parametrize("T", [0, 3, 1000])
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("name", "attributes"), CASES, ids=IDS)
@@ -46,6 +47,7 @@ def test_kernel_equals_reference(name, attributes, dtype, T, options):
         assert (np.abs(new - want) <= units * unit).all()
 
 
+@pytest.mark.sampled("dtype")
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("name", "attributes"), CASES, ids=IDS)

@@ -57,6 +57,7 @@ def check(made: Problem, R: float, T: int) -> None:
         np.testing.assert_allclose(new, want, rtol=tolerance * 20, atol=tolerance)
 
 
+@pytest.mark.sampled("T")
 @pytest.mark.parametrize("T", COUNTS)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("name", "attributes"), CASES, ids=IDS)
@@ -65,6 +66,7 @@ def test_equals_the_page(name, attributes, dtype, T):
     check(made, 0.1, T)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(200))
 def test_random_cases_equal_the_page(seed):
     rng = np.random.default_rng(seed)

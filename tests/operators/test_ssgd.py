@@ -82,6 +82,7 @@ def test_fixed_points_are_those_of_the_loss(name, reweighting):
     assert np.all(np.sign(x - operators.ssgd(0.1, 0, x, g, **parameters)[0]) == np.sign(g))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "reweighting"), EVERY)
 def test_descends_to_the_minimum_of_the_loss(name, reweighting):
     """J = |x - target|² / 2 ends at the target, however the steps are scaled."""

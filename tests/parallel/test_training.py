@@ -9,6 +9,7 @@ import pytest
 
 import onnxtrain
 from parallel.processes import needs_mpi, run_script
+from zoo.arrays import assert_same
 
 # One script: alone with micro-batches, or in several processes.
 LENET = """
@@ -38,12 +39,6 @@ def train(folder, ranks: int, how: str, script: str = LENET, **given) -> tuple[l
     return json.loads(printed.splitlines()[-1]), states
 
 
-def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
-    assert one.keys() == other.keys()
-    for name, array in one.items():
-        np.testing.assert_array_equal(array, other[name], err_msg=name)
-
-
 @needs_mpi
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_twenty_steps_of_lenet_are_those_of_micro_batches_bit_for_bit(tmp_path, ranks):
@@ -52,7 +47,7 @@ def test_twenty_steps_of_lenet_are_those_of_micro_batches_bit_for_bit(tmp_path, 
     together, others = train(tmp_path, ranks, "mpi")
     assert alone == together
     assert alone[-1]["step"] == 18
-    same(states, others)
+    assert_same(states, others)
 
 
 STEPS = """

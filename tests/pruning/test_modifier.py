@@ -10,6 +10,7 @@ from onnxtrain.errors import OptionError
 from onnxtrain.operators import OPTIMIZERS, SSGD, Adagrad, Adam, Momentum
 from onnxtrain.operators.arithmetic import Tensor
 from onnxtrain.operators.sparsity import Sparsity
+from zoo.arrays import copied
 
 X = np.random.default_rng(0).normal(size=(24, 5)).astype(np.float32)
 Y = np.arange(24) % 3
@@ -24,10 +25,10 @@ def one_step(rule, *, kernels=None, steps=1, **options):
         options=onnxtrain.RuntimeOptions(kernels=kernels),
         **options,
     )
-    before = {name: np.array(array) for name, array in subject.parameters.items()}
+    before = copied(subject.parameters)
     for _ in range(steps):
         subject.train_step(X, Y)
-    return before, {name: np.array(array) for name, array in subject.parameters.items()}
+    return before, copied(subject.parameters)
 
 
 @pytest.mark.parametrize("kernels", [None, False], ids=["kernel", "body"])

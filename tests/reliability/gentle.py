@@ -7,7 +7,8 @@ import random
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from reliability.mutation import NOTHING_TO_CHANGE, Mutate, depth, graphs, nodes, order, rename
+from reliability.mutation import NOTHING_TO_CHANGE
+from reliability.mutation_of_meanings import Mutate, depth, graphs, nodes, order, rename
 
 UNARY = ("Identity", "Relu", "Neg", "Abs", "Tanh", "Sigmoid", "Exp", "Sqrt", "Floor", "Softplus", "Erf", "Sign", "Sin")
 BINARY = ("Add", "Sub", "Mul", "Div", "Max", "Min", "Pow")

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from reliability.mutation import INTEGERS, TEXTS, damage
+from reliability.mutation import damage
+from reliability.mutation_of_fields import INTEGERS, TEXTS
 from reliability.outcome import WrongError
 from reliability.worker import Operations
 

@@ -163,8 +163,7 @@ def test_a_state_with_two_buffers(device, monkeypatch):
     original = step.StepSession.__init__
 
     def doubled(self, graph, *arguments, **options):
-        object.__setattr__(graph, "in_place", frozenset())
-        original(self, graph, *arguments, **options)
+        original(self, graph._replace(in_place=frozenset()), *arguments, **options)
 
     monkeypatch.setattr(step.StepSession, "__init__", doubled)
     here, there = _host(monkeypatch), _trainer()

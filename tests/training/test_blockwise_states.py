@@ -13,6 +13,8 @@ import onnxtrain
 from onnxtrain import examples
 from onnxtrain.errors import CheckpointError, OperatorError, OptionError
 from onnxtrain.runtime.options import RuntimeOptions
+from zoo.arrays import assert_same
+from zoo.noisy_digits import noisy_digits
 
 LOSS = "softmax_cross_entropy"
 RNG = np.random.default_rng(3)
@@ -30,16 +32,6 @@ WAYS = [
 def trainer(state_dtype="8bit", **options):
     options = {"optimizer": "adamw(lr=0.005)", "threads": 1, **options}
     return onnxtrain.Trainer(examples.mlp((64, 128, 3)), loss=LOSS, state_dtype=state_dtype, **options)
-
-
-def values(learner):
-    return {name: np.array(array) for name, array in learner.states.items()}
-
-
-def same(one, other):
-    assert one.keys() == other.keys()
-    for name, array in one.items():
-        np.testing.assert_array_equal(array, other[name], err_msg=name)
 
 
 @pytest.mark.parametrize("optimizer", WAYS, ids=repr)
@@ -86,7 +78,7 @@ def test_a_resumed_training_goes_on_bit_for_bit(tmp_path, options):
     first.fit(data, epochs=2, batch_size=8, progress=False, checkpoint=tmp_path / "run")
     second.fit(data, epochs=4, batch_size=8, progress=False, checkpoint=tmp_path / "run", resume=True)
     assert whole.states[f"{LARGE}/V"].dtype == np.uint8
-    same(values(whole), values(second))
+    assert_same(whole.states, second.states)
 
 
 def test_threads_change_nothing_and_seeds_do():
@@ -119,7 +111,7 @@ def test_the_training_model_is_a_file_that_goes_on():
     session = onnxtrain.TrainingSession(model)
     session.step({"input": X, "target": Y, "learning_rate": np.float32(0.005)})
     learner.train_step(X, Y)
-    same(values(learner), {name: np.array(array) for name, array in session.state.items()})
+    assert_same(learner.states, session.state)
     session.initialize()
     assert not np.any(session.state[f"{LARGE}/H"])
     assert not np.any(session.state[f"{LARGE}/H_scale"])
@@ -132,14 +124,7 @@ def test_the_training_model_is_a_file_that_goes_on():
 )
 def test_it_trains_as_well_as_with_float32(optimizer):
     """On noisy digits of ten classes, 400 steps: losses on other digits within two per cent."""
-    rng = np.random.default_rng(0)
-    patterns = rng.standard_normal((10, 64)).astype(np.float32)
-
-    def digits(count):
-        y = rng.integers(0, 10, count)
-        return (patterns[y] + 2 * rng.standard_normal((count, 64))).astype(np.float32), y
-
-    data, test = digits(1600), digits(2000)
+    data, test = noisy_digits(1600, 2000)
     losses = []
     for state_dtype in (None, "8bit"):
         learner = onnxtrain.Trainer(

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_trainer import assert_same, data, trainer, weights
+from test_trainer import data, trainer, weights
 
 from onnxtrain.errors import CheckpointError, DataError, OptionError
 from onnxtrain.training.callbacks import EarlyStopping
 from onnxtrain.training.checkpoints.checkpoint import CheckpointStore
+from zoo.arrays import assert_same
 
 MUTATIONS = 1500
 

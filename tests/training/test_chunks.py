@@ -67,6 +67,7 @@ def assert_same(one, other, **tolerance):
         np.testing.assert_allclose(value, other[1][name], **tolerance)
 
 
+@pytest.mark.sampled("kernels")
 @pytest.mark.parametrize("kernels", [False, None])
 @pytest.mark.parametrize("head", HEADS)
 def test_steps_are_those_of_all_logits_at_once(head, kernels):

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_trainer import assert_same, data, mlp, trainer, weights
+from test_trainer import data, mlp, trainer, weights
 
 import onnxtrain
 from onnxtrain.errors import CheckpointError, NumericalError, OptionError
 from onnxtrain.training.callbacks import Callback, EarlyStopping
 from onnxtrain.training.trainer import Trainer
+from zoo.arrays import assert_same
 
 SETTINGS = {"batch_size": 8, "schedule": "cosine", "metrics": ["accuracy"]}
 
@@ -80,6 +81,7 @@ def test_killed_at_any_moment_it_resumes_to_the_same_weights(tmp_path: Path) -> 
         time.sleep(float(rng.uniform(0, 0.15)))
         process.send_signal(signal.SIGKILL)
         process.wait()
+    assert any(Path(folder).glob("*.json"))
     finished = long_training(folder, resume=True)
     assert_same(weights(finished), weights(expected))
 

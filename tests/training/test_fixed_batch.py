@@ -14,6 +14,7 @@ from onnxtrain.training.inference.forward import evaluate, predict
 from onnxtrain.training.losses import CustomLoss, SoftmaxCrossEntropy
 from onnxtrain.training.losses.partial_batches import batch_axes, joined_axis
 from onnxtrain.training.trainer import Trainer
+from zoo.arrays import assert_same
 
 FIXED, EXAMPLES = 4, 30
 
@@ -147,6 +148,7 @@ def test_evaluation_without_a_trainer(tmp_path) -> None:
     np.testing.assert_allclose(fixed, free, rtol=1e-6)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_training_weighs_the_last_batch_by_its_own_examples(case: str, tmp_path) -> None:
     fixed, free, examples = pair(case, tmp_path)
@@ -165,6 +167,7 @@ def test_a_step_on_fewer_examples(kernels: bool | None, tmp_path) -> None:
     assert_close(fixed, free)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_micro_batches_are_whole_and_the_last_is_padded(case: str, tmp_path) -> None:
     """With a fixed batch size a micro-batch is one batch, and a step takes up to ``accumulate`` of them."""
@@ -229,8 +232,7 @@ def test_a_resumed_training_goes_on_with_partial_batches(tmp_path) -> None:
         with pytest.raises(KeyboardInterrupt):
             run(stop, **options)
         resumed = run(0, resume=True, **options)
-        for name, array in whole.parameters.items():
-            np.testing.assert_array_equal(resumed.parameters[name], array)
+        assert_same(whole.parameters, resumed.parameters)
 
 
 def test_frozen_batch_normalization_is_exact_and_trained_one_sees_the_repeated_examples() -> None:

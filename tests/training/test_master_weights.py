@@ -18,6 +18,7 @@ from onnxtrain import examples
 from onnxtrain.errors import CheckpointError, OptionError
 from onnxtrain.operators.registry import OPTIMIZERS
 from onnxtrain.runtime.options import RuntimeOptions
+from zoo.arrays import assert_same, copied
 
 LOSS = "softmax_cross_entropy"
 RNG = np.random.default_rng(3)
@@ -50,18 +51,8 @@ def given(x=X, kind="bfloat16"):
     return x.astype({"bfloat16": BFLOAT16, "float16": np.float16}[kind])
 
 
-def values(learner):
-    return {name: np.array(array) for name, array in learner.states.items()}
-
-
 def graph_of(learner):
     return learner.session._steps[0].step.model.graph
-
-
-def same(one, other):
-    assert one.keys() == other.keys()
-    for name, array in one.items():
-        np.testing.assert_array_equal(array, other[name], err_msg=name)
 
 
 @pytest.mark.parametrize("master_weights", [True, False])
@@ -135,7 +126,7 @@ def test_a_resumed_training_goes_on_bit_for_bit(tmp_path, options):
     whole.fit(data, epochs=4, batch_size=8, progress=False)
     first.fit(data, epochs=2, batch_size=8, progress=False, checkpoint=tmp_path / "run")
     second.fit(data, epochs=4, batch_size=8, progress=False, checkpoint=tmp_path / "run", resume=True)
-    same(values(whole), values(second))
+    assert_same(whole.states, second.states)
     with pytest.raises(CheckpointError, match="master_weights"):
         trainer(master_weights=True, **options).fit(
             data, epochs=4, batch_size=8, progress=False, checkpoint=tmp_path / "run", resume=True
@@ -193,7 +184,7 @@ def test_seeds_differ_and_training_models_go_on():
     session = onnxtrain.TrainingSession(model)
     session.step({"input": given(), "target": Y, "learning_rate": np.float32(0.05)})
     one.train_step(given(), Y)
-    same(values(one), {name: np.array(array) for name, array in session.state.items()})
+    assert_same(one.states, session.state)
 
 
 @pytest.mark.parametrize("options", [{"loss": "next_token(chunk=4)"}, {"tie": True}], ids=str)
@@ -201,7 +192,7 @@ def test_language_models_learn(options):
     """All of it: a table of embeddings, products, the head, also where logits are made chunk by chunk."""
     options = {"loss": LOSS, **options}
     learner = onnxtrain.Trainer(halved(decoder()), optimizer="adamw(lr=0.01)", master_weights=False, **options)
-    before = values(learner)
+    before = copied(learner.states)
     x, y = batch()
     losses = [learner.train_step(x, x if options["loss"] != LOSS else y) for _ in range(15)]
     assert losses[-1] < 0.7 * losses[0]

@@ -10,6 +10,8 @@ import pytest
 import onnxtrain
 from onnxtrain import examples
 from onnxtrain.errors import CheckpointError, OptionError
+from zoo.arrays import assert_same, copied
+from zoo.noisy_digits import noisy_digits
 
 LOSS = "softmax_cross_entropy"
 RNG = np.random.default_rng(3)
@@ -21,16 +23,6 @@ BFLOAT16 = ml_dtypes.bfloat16
 def trainer(state_dtype="bfloat16", **options):
     options = {"optimizer": "adamw(lr=0.05)", **options}
     return onnxtrain.Trainer(examples.mlp((4, 8, 3)), loss=LOSS, state_dtype=state_dtype, **options)
-
-
-def values(learner):
-    return {name: np.array(array) for name, array in learner.states.items()}
-
-
-def same(one, other):
-    assert one.keys() == other.keys()
-    for name, array in one.items():
-        np.testing.assert_array_equal(array, other[name], err_msg=name)
 
 
 def test_states_take_two_bytes_and_weights_four():
@@ -48,7 +40,7 @@ def test_a_resumed_training_goes_on_bit_for_bit(tmp_path, options):
     whole.fit(data, epochs=4, batch_size=8, progress=False)
     first.fit(data, epochs=2, batch_size=8, progress=False, checkpoint=tmp_path / "run")
     second.fit(data, epochs=4, batch_size=8, progress=False, checkpoint=tmp_path / "run", resume=True)
-    same(values(whole), values(second))
+    assert_same(whole.states, second.states)
 
 
 def test_seeds_differ():
@@ -68,7 +60,7 @@ def test_the_training_model_is_a_file_that_goes_on():
     feeds = {"input": X, "target": Y, "learning_rate": np.float32(0.05)}
     session.step(feeds)
     learner.train_step(X, Y)
-    same(values(learner), {name: np.array(array) for name, array in session.state.items()})
+    assert_same(learner.states, session.state)
     session.initialize()
     assert not np.any(session.state["layer1.weight/H"])
 
@@ -77,7 +69,7 @@ def test_groups_and_wide_weights():
     model = examples.mlp((4, 8, 3))
     groups = (onnxtrain.Group("*bias", weight_decay=0.0, lr_scale=0.1),)
     learner = onnxtrain.Trainer(model, loss=LOSS, optimizer="adamw", state_dtype="bfloat16", groups=groups)
-    before = values(learner)
+    before = copied(learner.states)
     learner.train_step(X, Y)
     assert all(np.any(before[name] != array) for name, array in learner.parameters.items())
 
@@ -85,21 +77,13 @@ def test_groups_and_wide_weights():
 @pytest.mark.parametrize("optimizer", [onnxtrain.Adam(2e-3), onnxtrain.AdamW(2e-3), onnxtrain.Momentum(0.02)], ids=repr)
 def test_it_trains_as_well_as_with_float32(optimizer):
     """On noisy digits of ten classes, 400 steps: losses on other digits within half a per cent."""
-    rng = np.random.default_rng(0)
-    patterns = rng.standard_normal((10, 64)).astype(np.float32)
-
-    def digits(count):
-        y = rng.integers(0, 10, count)
-        return (patterns[y] + 2 * rng.standard_normal((count, 64))).astype(np.float32), y
-
-    x, y = digits(1600)
-    test = digits(2000)
+    data, test = noisy_digits(1600, 2000)
     losses = []
     for state_dtype in (None, "bfloat16"):
         learner = onnxtrain.Trainer(
             examples.mlp((64, 32, 10)), loss=LOSS, optimizer=optimizer, state_dtype=state_dtype, threads=1
         )
-        learner.fit((x, y), epochs=8, batch_size=32, progress=False)
+        learner.fit(data, epochs=8, batch_size=32, progress=False)
         losses.append(learner.evaluate(test)["loss"])
     assert losses[0] < 1.0
     assert abs(losses[1] / losses[0] - 1) < 0.005

@@ -104,7 +104,10 @@ def test_texts_after_numbers_are_refused():
     trainer = trained(LABELS)[2]
     with pytest.raises(DataError, match=message):
         trainer.evaluate(X, TEXTS)
-    assert trainer.labels is None
+    for other in (copy.deepcopy(trainer), pickle.loads(pickle.dumps(trainer)), trainer.again()):
+        with pytest.raises(DataError, match=message):
+            other.fit(X, TEXTS)
+        assert other.labels is None
 
 
 def test_labels_stay_with_the_model_and_the_checkpoint(tmp_path):

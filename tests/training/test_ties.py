@@ -9,6 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxtrain
 from onnxtrain.errors import OptionError, TrainingHint
+from zoo.arrays import copied
 
 pytestmark = pytest.mark.filterwarnings("ignore::onnxtrain.errors.TrainingHint")
 
@@ -72,7 +73,7 @@ def test_tie_trains_both_as_one(transposed, tie, tmp_path):
     assert {row.name: row.reason for row in trainer.table}["lm_head"] == "tied to wte.weight"
     assert trainer.hints == []
     apart = onnxtrain.Trainer(model, **LM)
-    before = {name: np.array(array) for name, array in apart.parameters.items()}
+    before = copied(apart.parameters)
     assert trainer.train_step(IDS, NEXT) == apart.train_step(IDS, NEXT)
     moved = {name: apart.parameters[name] - before[name] for name in before}
     both = moved["wte.weight"] + (moved["lm_head"].T if transposed else moved["lm_head"])

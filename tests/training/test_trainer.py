@@ -11,6 +11,7 @@ import onnxtrain
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.training.losses import SoftmaxCrossEntropy
 from onnxtrain.training.trainer import Trainer
+from zoo.arrays import assert_same, copied
 
 
 def mlp() -> onnx.ModelProto:
@@ -31,13 +32,7 @@ def trainer(**options) -> Trainer:
 
 
 def weights(subject: Trainer) -> dict[str, np.ndarray]:
-    return {name: np.array(array) for name, array in subject.parameters.items()}
-
-
-def assert_same(left, right) -> None:
-    assert left.keys() == right.keys()
-    for name in left:
-        np.testing.assert_array_equal(left[name], right[name], err_msg=name)
+    return copied(subject.parameters)
 
 
 def test_train_step_returns_the_loss_before_the_update() -> None:

@@ -8,8 +8,7 @@ pass before it see the node.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
@@ -26,8 +25,7 @@ KERNEL_TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 """The element types that native kernels have."""
 
 
-@dataclass(frozen=True)
-class FusedOperator:
+class FusedOperator(NamedTuple):
     """An operator with a native kernel.
 
     Attributes:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import MutableMapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from onnxtrain.errors import GradientError
 
@@ -22,8 +21,7 @@ Compute = Literal["float32", "bfloat16"]
 """In what products with weights are computed."""
 
 
-@dataclass(frozen=True)
-class GradientOptions:
+class GradientOptions(NamedTuple):
     """How the gradients of a model are built, and its products computed.
 
     The Gradient operator has no attributes for this, so in a file it is said by two entries of the model's

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import onnx_ir as ir
 
@@ -12,8 +13,7 @@ from onnxtrain.graph.clone import captured_values
 from onnxtrain.graph.value import is_float
 
 
-@dataclass(frozen=True)
-class Route:
+class Route(NamedTuple):
     """From where to where a gradient flows: back from the ys to the xs, not through what is fixed."""
 
     ys: tuple[ir.Value, ...]

@@ -7,6 +7,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from onnxtrain.autodiff.node import Node
 from onnxtrain.errors import GradientError
@@ -25,8 +26,7 @@ NEWEST = 10_000
 """An upper end of an opset range that no operator set reaches."""
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A registered rule.
 
     Attributes:

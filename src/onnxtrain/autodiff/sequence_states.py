@@ -9,7 +9,7 @@ from whose places they take tensors.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -22,8 +22,7 @@ from onnxtrain.graph.inference import keeps_shape
 from onnxtrain.graph.passes import remove_dead_nodes
 
 
-@dataclass(frozen=True)
-class Carried:
+class Carried(NamedTuple):
     """A state that the loop backwards has for its own use: how it begins, what a step makes of it."""
 
     initial: Value
@@ -31,8 +30,7 @@ class Carried:
     result: Value
 
 
-@dataclass(frozen=True)
-class Tape:
+class Tape(NamedTuple):
     """What a state was before all steps; of a sequence all items, and how many there were before each."""
 
     items: Value

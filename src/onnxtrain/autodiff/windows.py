@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,8 +16,7 @@ END = np.iinfo(np.int64).max
 """A slice's end that no axis reaches."""
 
 
-@dataclass(frozen=True)
-class Windows:
+class Windows(NamedTuple):
     """Windows over the spatial axes of ``x`` [batch, channels, spatial...], one per position of an output.
 
     Attributes:

@@ -127,7 +127,10 @@ def captured_values(node: ir.Node) -> list[ir.Value]:
 def subgraphs(node: ir.Node) -> list[ir.Graph]:
     """The graphs among a node's attributes."""
     found: list[ir.Graph] = []
-    for attribute in node.attributes.data.values():  # the dictionary itself: this is asked of every node, many times
+    attributes = node.attributes.data  # the dictionary itself: this is asked of every node, many times
+    if not attributes:
+        return found
+    for attribute in attributes.values():
         if attribute.type not in _GRAPH_TYPES or attribute.is_ref():
             continue
         if attribute.type == ir.AttributeType.GRAPH:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -122,8 +121,7 @@ def _onnx_name(dtype: ir.DataType) -> str:
     return str(onnx.TensorProto.DataType.Name(int(dtype))).lower()
 
 
-@dataclass(frozen=True)
-class _Formal:
+class _Formal(NamedTuple):
     """What a schema says of an input: the name of its type, and the types that it may have."""
 
     type_str: str

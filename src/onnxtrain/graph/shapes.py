@@ -18,7 +18,7 @@ from onnxtrain.graph.declared import (
 from onnxtrain.graph.limits import check_shapes
 from onnxtrain.graph.nesting import check_depth
 from onnxtrain.graph.propagation import infer_within_bounds
-from onnxtrain.graph.symbols import resolve_symbols
+from onnxtrain.graph.symbols import asks_again, resolve_symbols
 from onnxtrain.workarounds import hide_computed_slices, is_taken_for_scalar
 
 _INFERENCES: list[Callable[[ir.Node], bool]] = []
@@ -54,7 +54,8 @@ def infer_shapes(model: ir.Model) -> ir.Model:
         if any(learned):
             _infer(model)
         if resolve_symbols(model.graph):
-            _infer(model)
+            if asks_again(model.graph):
+                _infer(model)
             resolve_symbols(model.graph)
     finally:
         for output in skipped:

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnxtrain.graph.clone import subgraphs
 from onnxtrain.graph.declared import MADE_UP
-from onnxtrain.graph.inference import broadcast_shapes, is_elementwise
+from onnxtrain.graph.inference import broadcast_shapes, is_elementwise, is_followed, shape_from_inputs
 from onnxtrain.graph.value import Dimension, constant_tensor, dimensions
 
 _LONGEST = 64
@@ -35,6 +35,37 @@ def resolve_symbols(graph: ir.Graph) -> bool:
     if resolver.found:
         resolver.write(graph)
     return bool(resolver.found)
+
+
+def asks_again(graph: ir.Graph) -> bool:
+    """Whether another inference of ONNX's may find a size that is still made up, now that others are known.
+
+    It finds none where all that is open are operators that are followed here, too; what is known of these is filled in.
+
+    Requires: a graph of which :func:`resolve_symbols` has looked at all nodes.
+    """
+    for node in graph:
+        if subgraphs(node):
+            return True
+        open_ones = [output for output in node.outputs if output.name and _is_open(dimensions(output))]
+        if open_ones and (node.domain or not is_followed(node.op_type)):
+            return True
+        for output in open_ones:
+            output.shape = _filled_in(dimensions(output), shape_from_inputs(output))
+    return False
+
+
+def _is_open(shape: tuple[Dimension, ...] | None) -> bool:
+    return shape is None or any(size is None or (isinstance(size, str) and size.startswith(MADE_UP)) for size in shape)
+
+
+def _filled_in(shape: tuple[Dimension, ...] | None, told: tuple[Dimension, ...] | None) -> ir.Shape | None:
+    """A shape with what is told of its open sizes."""
+    if shape is None or told is None or len(shape) != len(told):
+        known = told if shape is None else shape
+        return None if known is None else ir.Shape(known)
+    pairs = zip(shape, told, strict=True)
+    return ir.Shape([new if new is not None and _is_open((old,)) else old for old, new in pairs])
 
 
 class _Resolver:

@@ -173,7 +173,7 @@ def dimensions(value: ir.Value) -> tuple[Dimension, ...] | None:
     """The axes of an onnx-ir value in the form that this package computes with."""
     if value.shape is None:
         return None
-    return tuple(d if isinstance(d, int) else d.value for d in value.shape)
+    return tuple([d if isinstance(d, int) else d.value for d in value.shape])
 
 
 def is_float(value: ir.Value) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import onnx_ir as ir
 
@@ -102,8 +102,7 @@ def _is_cube(value: ir.Value, x: ir.Value) -> bool:
     return any(one is x and operands(other, "Mul") == (x, x) for one, other in (factors, factors[::-1]))
 
 
-@dataclass(frozen=True)
-class _Product:
+class _Product(NamedTuple):
     """A value that is what we started from, times a constant, and perhaps times x."""
 
     value: ir.Value

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -91,8 +91,7 @@ def fuse_attention(model: ir.Model) -> None:
         _read_sizes_before_transposes(main, named)
 
 
-@dataclass(frozen=True)
-class _Factor:
+class _Factor(NamedTuple):
     """A constant times scalars that the graph computes, or divided by them (``Mul`` or ``Div``)."""
 
     number: float = 1.0
@@ -102,8 +101,7 @@ class _Factor:
         return _Factor(self.number * other.number, (*self.scalars, *other.scalars))
 
 
-@dataclass(frozen=True)
-class _Scores:
+class _Scores(NamedTuple):
     """factor q k^T + biases, with -inf where a mask says so, and the nodes that compute it.
 
     Attributes:
@@ -123,8 +121,7 @@ class _Scores:
     masks: tuple[tuple[ir.Value, bool], ...] = ()
 
 
-@dataclass(frozen=True)
-class _Pattern:
+class _Pattern(NamedTuple):
     """Attention as it stands in the graph: y = softmax(scale q k + biases, masks) v, with heads before positions."""
 
     q: ir.Value

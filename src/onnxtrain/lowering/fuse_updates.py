@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 
 import onnx_ir as ir
 
@@ -170,7 +169,7 @@ def _without_parameter_rounding(
         output, seed = node.outputs[0], node.attributes["seed"].as_int()
         output.dtype, output.shape = ir.DataType.BFLOAT16, x.shape
         inputs, outputs = (x, *variable.inputs[1:]), (output, *variable.outputs[1:])
-        found.append(replace(variable, inputs=inputs, outputs=outputs, parameter_seed=seed))
+        found.append(variable._replace(inputs=inputs, outputs=outputs, parameter_seed=seed))
         rounding.append(node)
     return found, rounding
 
@@ -190,7 +189,7 @@ def _with_kept_states(
         node.outputs[1].dtype, node.outputs[1].shape = ir.DataType.FLOAT, None if scale is None else scale.shape
     outputs = [output for place in range(1 + blockwise) for output in (node.outputs[place] for node in rounding)]
     seeds = tuple(node.attributes["seed"].as_int() for node in rounding)
-    return replace(variable, inputs=inputs, outputs=(variable.outputs[0], *outputs), seeds=seeds, blockwise=blockwise)
+    return variable._replace(inputs=inputs, outputs=(variable.outputs[0], *outputs), seeds=seeds, blockwise=blockwise)
 
 
 def _kept(variable: Variable) -> str:

@@ -7,7 +7,7 @@ not depend on gets zeros; names are resolved in the main graph, where the node h
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import onnx_ir as ir
 
@@ -23,8 +23,7 @@ from onnxtrain.graph.shapes import complete_shapes, infer_shapes
 from onnxtrain.graph.value import dimensions, is_float
 
 
-@dataclass(frozen=True)
-class Derivative:
+class Derivative(NamedTuple):
     """A derivative that is asked for from outside, not by a Gradient node.
 
     Attributes:

@@ -8,7 +8,7 @@ works element by element may become one with its producer.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import onnx_ir as ir
 
@@ -89,8 +89,7 @@ def _is_safe(value: ir.Value, new: ir.Value, readers: Readers, ancestors: Ancest
     return True
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """One node that reads a value, perhaps through others.
 
     Attributes:

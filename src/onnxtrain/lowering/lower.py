@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import onnx
 import onnx_ir as ir
@@ -25,8 +25,7 @@ from onnxtrain.training_info.entry import Entry
 from onnxtrain.training_info.read import read_training_model
 
 
-@dataclass(frozen=True)
-class StepGraph:
+class StepGraph(NamedTuple):
     """A lowered entry.
 
     Attributes:

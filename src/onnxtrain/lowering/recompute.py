@@ -14,7 +14,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import onnx_ir as ir
 
@@ -152,8 +152,7 @@ def _neighbours(graph: ir.Graph, chosen: Mapping[ir.Node, str]) -> list[list[ir.
     return list({id(members): members for members in group.values()}.values())
 
 
-@dataclass(frozen=True)
-class _Segment:
+class _Segment(NamedTuple):
     """Nodes that are recomputed together.
 
     Attributes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import onnx_ir as ir
 
@@ -66,8 +66,7 @@ def is_identity(order: Sequence[int]) -> bool:
     return list(order) == list(range(len(order)))
 
 
-@dataclass(frozen=True)
-class _View:
+class _View(NamedTuple):
     """A value, reshaped where a shape is given, then transposed.
 
     Attributes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import onnx_ir as ir
 
@@ -12,8 +12,7 @@ from onnxtrain.operators.schema import OptimizerSchema
 _TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
 
-@dataclass(frozen=True)
-class Variable:
+class Variable(NamedTuple):
     """One parameter of an optimizer node.
 
     Attributes:
@@ -79,4 +78,4 @@ def with_gradient(variable: Variable, node: ir.Node, *, place: int = 0, mask: ir
     gradient = node.inputs[place]
     assert gradient is not None
     inputs = (variable.inputs[0], gradient, *variable.inputs[2:])
-    return replace(variable, inputs=inputs, mask=variable.mask if mask is None else mask)
+    return variable._replace(inputs=inputs, mask=variable.mask if mask is None else mask)

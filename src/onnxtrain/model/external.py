@@ -12,9 +12,8 @@ import re
 import stat
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,8 +37,7 @@ _SMALL_FILE = 1 << 20
 """Data files up to this size are read: each mapping costs a file descriptor, and models may have thousands."""
 
 
-@dataclass(frozen=True)
-class ExternalData:
+class ExternalData(NamedTuple):
     """Where an external tensor's bytes are.
 
     Attributes:
@@ -334,8 +332,7 @@ class DataTensor(ir.ExternalTensor):
         return bytes(ir.Tensor(self._read(), dtype=self.dtype, name=self.name).tobytes())
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
     """Bytes of a data file that become others.
 
     Attributes:

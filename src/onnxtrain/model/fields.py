@@ -6,7 +6,7 @@ See https://protobuf.dev/programming-guides/encoding.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,8 +38,7 @@ class Budget:
         self.left = most
 
 
-@dataclass(frozen=True)
-class Slice:
+class Slice(NamedTuple):
     """Where a field is: its tag, its payload, its end."""
 
     number: int

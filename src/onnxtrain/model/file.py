@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import posixpath
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -258,7 +257,7 @@ class ModelFile:
         """Where the data of an external initializer is now."""
         data = self._external[name]
         location = self._moved.get(data.file)
-        return data if location is None else replace(data, location=location, path=self._path_of(data.file))
+        return data if location is None else data._replace(location=location, path=self._path_of(data.file))
 
     def _path_of(self, file: str) -> Path:
         """A data file, by the name that the model has for it."""

@@ -13,8 +13,7 @@ import math
 import mmap
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
@@ -49,8 +48,7 @@ _PRODUCTS = frozenset({"MatMul", "Conv", "ConvTranspose", "Gemm"})
 _HANDING_ON = frozenset({"Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Cast"})
 
 
-@dataclass(frozen=True)
-class Hidden:
+class Hidden(NamedTuple):
     """A weight that is no initializer of the main graph.
 
     Attributes:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from onnxtrain.errors import ModelError
 
@@ -23,8 +23,7 @@ def stamp_of(status: os.stat_result) -> Stamp:
     return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
 
 
-@dataclass(frozen=True)
-class Origin:
+class Origin(NamedTuple):
     """Where data was read from, and can be read again while the file stays as it was.
 
     Attributes:

@@ -8,9 +8,8 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import IO, Any, BinaryIO, NamedTuple, cast
 
 from onnxtrain.errors import ModelError
 
@@ -24,8 +23,7 @@ _ADVICE = {
 }
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """What a path stands for.
 
     Attributes:

@@ -8,9 +8,8 @@ import posixpath
 import re
 import zlib
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from onnxtrain.errors import ModelError
 from onnxtrain.model.external import Change, DataFiles, copy_with_changes, has_content
@@ -31,8 +30,7 @@ _LONGEST = 255
 """Bytes of a file's name, on all usual file systems."""
 
 
-@dataclass(frozen=True)
-class DataFile:
+class DataFile(NamedTuple):
     """A data file to write.
 
     Attributes:

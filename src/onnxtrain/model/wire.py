@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -92,17 +93,15 @@ _LARGE = 4096
 """Raw data from this size on is not part of the template: whoever has the model keeps it, once."""
 
 
-@dataclass(frozen=True)
-class _Raw:
-    """The raw data of an initializer, which is kept elsewhere: where it began, and its bytes."""
+class _Raw(NamedTuple):
+    """The raw data of an initializer, which is kept elsewhere: its position, where it began, and its bytes."""
 
-    index: int
+    position: int
     begin: int
     size: int
 
 
-@dataclass(frozen=True)
-class _Field:
+class _Field(NamedTuple):
     """A field that holds (part of) a tensor's data: what precedes the payload, and the payload.
 
     Numbers that are stored one by one, each behind a tag, are one field here: with all tags in the payload.
@@ -113,7 +112,7 @@ class _Field:
     header: bytes
     payload: bytes | _Raw
     tag: bytes = b""
-    count: int = 1
+    numbers: int = 1
 
     @property
     def size(self) -> int:
@@ -129,8 +128,7 @@ class _Message:
     parts: list[bytes | _Field | _Message] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class _Source:
+class _Source(NamedTuple):
     """A serialised model while it is cut: a view of it, and the object that finds bytes in it."""
 
     view: memoryview
@@ -187,7 +185,7 @@ class Template:
             made: _Field | _Message | None
             if holds_data and part.wire_type in types.get(part.number, ()):
                 number = _FLOAT_DATA if types is _LIST else part.number
-                made = self._cut_data(source, replace(part, number=number), end, count, once)
+                made = self._cut_data(source, part._replace(number=number), end, count, once)
             else:
                 place = places.get(part.number, 0)
                 places[part.number] = place + 1
@@ -267,7 +265,7 @@ class Template:
         found = {}
         for message in self._tensors:
             for _, raw in _large_fields(message):
-                found[raw.index] = slice(raw.begin, raw.begin + raw.size)
+                found[raw.position] = slice(raw.begin, raw.begin + raw.size)
         return found
 
     def light(self) -> bytes:
@@ -307,7 +305,7 @@ class Template:
                 replaced.setdefault(id(message), {})[position] = new.encode()
         _, chunks = _render(self._model, replaced)
         for chunk in chunks:
-            yield raw_data(chunk.index) if isinstance(chunk, _Raw) else chunk
+            yield raw_data(chunk.position) if isinstance(chunk, _Raw) else chunk
 
 
 def _runs(parts: Iterable[Slice]) -> Iterator[tuple[Slice, int, int]]:
@@ -390,7 +388,7 @@ def _data_fields(tensor: _Message) -> list[_Field]:
 def _element_count(item: _Field) -> int:
     """The numbers in a field: as many as are packed, or stored one by one."""
     if item.wire_type != BYTES:
-        return item.count
+        return item.numbers
     if item.number in (_FLOAT_DATA, _DOUBLE_DATA):
         return item.size // (4 if item.number == _FLOAT_DATA else 8)
     assert isinstance(item.payload, bytes)

@@ -6,10 +6,9 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from onnxtrain.errors import ModelError
 from onnxtrain.model.leftovers import Marker, clear_leftovers, new_token, temporary
@@ -19,8 +18,7 @@ from onnxtrain.model.places import explained, open_node, place_of
 __all__ = ["AtomicFiles", "check_writable", "folder_lock"]
 
 
-@dataclass(frozen=True)
-class _Pending:
+class _Pending(NamedTuple):
     """A complete file that has not taken its place: its name until then, the file, the output as it was given."""
 
     temporary: Path

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,8 +14,7 @@ from onnxtrain.operators.schema import Attributes, OptimizerSchema
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
 
-@dataclass(frozen=True)
-class Described:
+class Described(NamedTuple):
     """What is known of a tensor.
 
     Attributes:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,8 +15,7 @@ from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.operators.schema import OptimizerSchema
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One optimizer.
 
     Attributes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -52,8 +52,7 @@ POSITIVE = Interval(0.0, low_included=False)
 FRACTION = Interval(0.0, 1.0)
 
 
-@dataclass(frozen=True)
-class Attribute:
+class Attribute(NamedTuple):
     """One attribute of an operator.
 
     Attributes:
@@ -73,8 +72,7 @@ class Attribute:
     sensible: Interval = NOT_NEGATIVE
 
 
-@dataclass(frozen=True)
-class State:
+class State(NamedTuple):
     """A tensor that an optimizer keeps per variable, of the variable's type and shape.
 
     Attributes:
@@ -97,8 +95,7 @@ R, T and the number attributes are :class:`~onnxtrain.operators.arithmetic.Wide`
 """
 
 
-@dataclass(frozen=True)
-class OptimizerSchema:
+class OptimizerSchema(NamedTuple):
     """What an optimizer operator is.
 
     Attributes:

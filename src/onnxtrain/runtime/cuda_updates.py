@@ -11,8 +11,8 @@ import functools
 import os
 import sys
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from onnxtrain.errors import OptionError
 from onnxtrain.runtime.native import library_name
@@ -26,8 +26,7 @@ HOW_TO_GET_IT = (
 )
 
 
-@dataclass(frozen=True)
-class CudaUpdates:
+class CudaUpdates(NamedTuple):
     """A library that was found.
 
     Attributes:

@@ -258,7 +258,7 @@ _WITHOUT_GAIN = ("CommonSubexpressionElimination", "ConstantSharing")
 
 The first finds nothing more, since lowering has done the same: it took a third of the time to create a session of 6,000
 nodes. Of 144 step graphs of tests and benchmarks 142 come out of ONNX Runtime the same without it; two keep three
-subtractions whose constants are equal but not one. The second makes one of equal constants of a few numbers, after which
+subtractions whose constants are equal but not one. The second makes one of equal constants of a few numbers, and then
 the whole graph is looked at anew: a sixth of what is left."""
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 _CALL: Final = re.compile(r"\s*(?P<name>[a-z_][a-z_0-9]*)\s*(?:\((?P<arguments>.*)\)\s*)?", re.DOTALL)
 _NAMED: Final = re.compile(r"(?P<name>[a-z_][a-z_0-9]*)\s*=(?P<value>.*)", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """A name with arguments, which are still text.
 
     Attributes:

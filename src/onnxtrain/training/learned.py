@@ -140,7 +140,7 @@ class Learned:
         found = object.__new__(type(self))
         specification = dataclasses.replace(self.specification, **changes)
         found._begin(specification, self.objective, self.trained_values())
-        found.labels = self.labels
+        found.labels, found._numbered = self.labels, self._numbered
         return found
 
     @property
@@ -378,7 +378,7 @@ class Learned:
         """Another one that goes on from here by itself; both have the model as it was read, which nothing changes."""
         found = object.__new__(type(self))
         found._begin(self.specification, self.objective, self.states)
-        found.rate, found.labels = copy.copy(self.rate), self.labels
+        found.rate, found.labels, found._numbered = copy.copy(self.rate), self.labels, self._numbered
         memory[id(self)] = found
         return found
 
@@ -386,14 +386,14 @@ class Learned:
         """All that another process needs to go on: the model with its weights as they are, and all states."""
         fields = {name: value for name, value in vars(self.specification).items() if name != "model"}
         states = {name: np.array(array) for name, array in self.states.items()}
-        kept = {"fields": fields, "states": states, "rate": self.rate, "labels": self.labels}
+        kept = {"fields": fields, "states": states, "rate": self.rate, "labels": (self.labels, self._numbered)}
         return {"model": self._base().SerializeToString(), **kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Go on as where it was pickled, with a session of this process."""
         file = ModelFile.load(onnx.ModelProto.FromString(state["model"]))
         self._begin(Specification(model=file, **state["fields"]), None, state["states"])
-        self.rate, self.labels = state["rate"], state["labels"]
+        self.rate, (self.labels, self._numbered) = state["rate"], state["labels"]
 
     def load_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Take weights, the optimizer's states and the labels of a checkpoint of :meth:`fit`.

@@ -187,7 +187,7 @@ class Objective:
         assert self.fixed_batch is not None
         found = on_real_rows(self.model, self.prediction, self.targets, self.fixed_batch, rows)
         others = [
-            replace(head, targets=on_real_rows(self.model, head.prediction, head.targets, self.fixed_batch, rows))
+            head._replace(targets=on_real_rows(self.model, head.prediction, head.targets, self.fixed_batch, rows))
             for head in self.others
         ]
         weights = self.weights

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -22,8 +22,7 @@ from onnxtrain.training_info.rounding import BFLOAT16, Rounding, widened
 from onnxtrain.training_info.update import AVERAGE, average_node, optimizer_nodes
 
 
-@dataclass(frozen=True)
-class UnfilledModel:
+class UnfilledModel(NamedTuple):
     """A training model whose states have no data, and the values that they start from.
 
     Attributes:
@@ -162,8 +161,7 @@ def _main_model(recipe: Recipe, tensors: Mapping[str, ir.TensorProtocol]) -> onn
             model.graph.initializers[name].const_value = tensor
 
 
-@dataclass(frozen=True)
-class _Build:
+class _Build(NamedTuple):
     """An algorithm that is complete, and its name."""
 
     name: str
@@ -294,9 +292,10 @@ class _Writer:
         held = {name: op.wrap(value) for name, value in builder.parameters.items()}
         states: dict[str, dict[str, tuple[Value, ...]]] = {name: {} for name in held}
         rules = {name: self.recipe.rule_of(name) for name in held}
+        used = {id(rule.optimizer): rule.optimizer.states for rule in rules.values()}
         for role in self.schema.states:
             for name, value in builder.parameters.items():
-                if role in rules[name].optimizer.states:
+                if role in used[id(rules[name].optimizer)]:
                     states[name][role.name] = self._state(builder, f"{name}/{role.name}", role, value)
         op.scope = "update"
         xs = {name: widened(op, (value,), "X") for name, value in held.items()}
@@ -380,7 +379,13 @@ def _shape(value: ir.Value) -> tuple[int, ...]:
 
 def _repeated(number: float, like: ir.Value) -> np.ndarray:
     """One number in the type and shape of a value; takes no memory."""
-    return np.broadcast_to(np.asarray(number, _dtype(like)), _shape(like))
+    return _repeated_number(number, _dtype(like), _shape(like))
+
+
+@functools.lru_cache(256)
+def _repeated_number(number: float, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
+    """Read only, so that all states of a shape have the same one."""
+    return np.broadcast_to(np.asarray(number, dtype), shape)
 
 
 def _dtype(value: ir.Value) -> np.dtype[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -79,8 +80,7 @@ class Clipping:
                 raise OptionError(f"clip_{name} is {bound}; it needs a finite number above 0.")
 
 
-@dataclass(frozen=True)
-class UpdateRule:
+class UpdateRule(NamedTuple):
     """How a parameter is updated.
 
     Attributes:

@@ -26,8 +26,7 @@ sign, and for small tensors that stay as they are. Its codes are others, and it 
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -58,8 +57,7 @@ def is_signed(role: str) -> bool:
     return role != "H"
 
 
-@dataclass(frozen=True)
-class Rounding:
+class Rounding(NamedTuple):
     """How the optimizer's states of float32 parameters are kept.
 
     Attributes:

@@ -7,7 +7,7 @@ gradients of its outputs back to the captured values.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import onnx_ir as ir
 
@@ -33,8 +33,7 @@ def if_(node: Node, *dys: Value | None) -> Gradients:
     return [None, *(next(found) if node.wants(value) else None for value in node.captured)]
 
 
-@dataclass(frozen=True)
-class _Arriving:
+class _Arriving(NamedTuple):
     """A gradient that comes to a branch, which may know its shape better: branches may differ even in rank."""
 
     dy: Value

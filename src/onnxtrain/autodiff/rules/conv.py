@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -172,7 +171,7 @@ def _windows_over_output(node: Node, dy: Value, weight: Value) -> Windows:
     if wanted is None and mode in ("NOTSET", "VALID"):
         pads = (node.attribute("pads") if mode == "NOTSET" else None) or [0] * (2 * rank)
         behind = zip(pads[rank:], more, strict=True)
-        return replace(windows, begin=tuple(pads[:rank]), end=tuple(max(p - m, 0) for p, m in behind))
+        return windows._replace(begin=tuple(pads[:rank]), end=tuple(max(p - m, 0) for p, m in behind))
     return _with_total(node, windows, weight, more, None if wanted is None else wanted[-rank:])
 
 
@@ -192,7 +191,7 @@ def _with_total(
         first = max(total // 2 if upper else total - total // 2, 0)
         begin.append(first)
         end.append(max(total - first - extra, 0))
-    return replace(windows, begin=tuple(begin), end=tuple(end))
+    return windows._replace(begin=tuple(begin), end=tuple(end))
 
 
 def _with_total_in_graph(
@@ -207,4 +206,4 @@ def _with_total_in_graph(
     natural = (size - one) * strides + extent
     begin, _ = split_padding(op, natural + np.asarray(more) - output, upper)
     end = op.Max(natural - output - begin, op.constant(0, np.int64))
-    return replace(windows, begin=begin, end=end)
+    return windows._replace(begin=begin, end=end)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,8 +35,7 @@ def columns_to_image(node: Node, dy: Value) -> Gradients:
     return op.Reshape(op.Conv(single, filters, **attributes), op.shape_of(node.x)).with_shape(node.x.shape)
 
 
-@dataclass(frozen=True)
-class _Corner:
+class _Corner(NamedTuple):
     """One of the four elements around each sampled point.
 
     Attributes:

@@ -6,7 +6,7 @@ import itertools
 import string
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,8 +23,7 @@ Term = list[str]
 ELLIPSIS = "..."
 
 
-@dataclass(frozen=True)
-class Factor:
+class Factor(NamedTuple):
     """An operand and the labels of its axes."""
 
     value: Value

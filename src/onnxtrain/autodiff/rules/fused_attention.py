@@ -7,7 +7,7 @@ each row's sum is kept, [b, h, s], in the place of the probabilities [b, h, s, t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import onnx_ir as ir
 
@@ -23,8 +23,7 @@ _LOWEST = -3e38
 _LOWEST_HALF = -6e4
 
 
-@dataclass(frozen=True)
-class _Attention:
+class _Attention(NamedTuple):
     """A node's operands in standard operators: heads before rows, keys with rows last.
 
     Attributes:

@@ -7,7 +7,7 @@ beyond K: w = (integer - zero point) * scale, with one scale and zero point for 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -28,8 +28,7 @@ _LEAST_BLOCK = 16
 _GROUP_INDEX = 4  # the input
 
 
-@dataclass(frozen=True)
-class PackedWeight:
+class PackedWeight(NamedTuple):
     """How the integers of a weight [outputs, inputs] lie in bytes, the lowest bits first.
 
     Attributes:

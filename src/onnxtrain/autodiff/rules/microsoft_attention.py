@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -15,8 +15,7 @@ from onnxtrain.errors import GradientError
 from onnxtrain.graph import Value
 
 
-@dataclass(frozen=True)
-class _Heads:
+class _Heads(NamedTuple):
     """Query [b, heads, s, n], keys [b, heads, t, n] and values [b, heads, t, m], those of the past first.
 
     Attributes:

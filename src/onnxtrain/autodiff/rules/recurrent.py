@@ -10,7 +10,7 @@ its operators, whatever the activations are.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -158,8 +158,7 @@ class Sequences:
         return self.op.Transpose(dx, perm=[1, 0, 2]) if self.batch_first else dx
 
 
-@dataclass(frozen=True)
-class Direction:
+class Direction(NamedTuple):
     """One direction of a node, time-major and in its own time.
 
     Attributes:
@@ -204,8 +203,7 @@ class Direction:
         return [] if self.mask is None else [self.mask]
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """The gradients of one direction: those of the gates' inputs make most of the others.
 
     Attributes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from onnxtrain.autodiff.node import Node, describe
 from onnxtrain.autodiff.rules.activation import activation
@@ -11,8 +11,7 @@ from onnxtrain.errors import GradientError
 from onnxtrain.graph import Value
 
 
-@dataclass(frozen=True)
-class Activation:
+class Activation(NamedTuple):
     """An activation function with its parameters, by the name that the recurrent operators know."""
 
     name: str

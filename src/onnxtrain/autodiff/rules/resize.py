@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -190,8 +191,7 @@ def _stretches(node: Node) -> bool:
     return bool(node.attribute("keep_aspect_ratio_policy", "stretch") == "stretch")
 
 
-@dataclass(frozen=True)
-class _Scale:
+class _Scale(NamedTuple):
     """The scale that all axes share where sizes keep the aspect ratio: a fraction of the axis that determines it."""
 
     after: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, register_gradient
@@ -27,8 +27,7 @@ from onnxtrain.autodiff.rules.placement import (
 from onnxtrain.graph import Builder, Value
 
 
-@dataclass(frozen=True)
-class _Axis:
+class _Axis(NamedTuple):
     """One axis of a slice: where it starts (before clamping) and its step."""
 
     axis: int

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -45,7 +44,7 @@ def augmented(
         single = next(iter(inputs)) if len(inputs) == 1 else None
         found = augment(inputs if single is None else inputs[single], generator)
         given = found if single is None else {single: found}
-        yield replace(batch, inputs={name: _checked(given, name, array) for name, array in inputs.items()})
+        yield batch._replace(inputs={name: _checked(given, name, array) for name, array in inputs.items()})
 
 
 def _checked(given: Any, name: str, like: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

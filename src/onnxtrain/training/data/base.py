@@ -5,8 +5,7 @@ from __future__ import annotations
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Self, SupportsIndex
+from typing import Any, NamedTuple, Self, SupportsIndex
 
 import numpy as np
 
@@ -25,8 +24,7 @@ from onnxtrain.training.data.files import is_mapped
 from onnxtrain.training.data.target_checks import LabelCheck, TargetCheck
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """Some examples, ready for the model: right types, C-contiguous.
 
     Attributes:
@@ -158,8 +156,7 @@ class Dataset(ABC):
         """
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """One array of a dataset with what the model needs of it."""
 
     what: str
@@ -190,7 +187,7 @@ class Column:
             check: Whether to refuse NaN and infinity.
         """
         if self.is_scalar:
-            return replace(self, array=self.array.reshape(1)).converted(slice(None), [0], check=check).reshape(())
+            return self._replace(array=self.array.reshape(1)).converted(slice(None), [0], check=check).reshape(())
         original = self.read(rows)
         values = convert(original, self.spec.dtype, self.what, examples)
         if check:

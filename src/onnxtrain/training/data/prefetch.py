@@ -7,7 +7,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -140,4 +139,4 @@ def _raising(error: BaseException) -> Callable[[], Batch | None]:
 
 def _copied(batch: Batch) -> Batch:
     inputs = {name: np.array(array) for name, array in batch.inputs.items()}
-    return replace(batch, inputs=inputs, targets=None if batch.targets is None else np.array(batch.targets))
+    return batch._replace(inputs=inputs, targets=None if batch.targets is None else np.array(batch.targets))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -22,8 +22,7 @@ Metrics = str | Sequence[Any] | Mapping[str, Any]
 """Metrics by name or as functions; by output where several have losses."""
 
 
-@dataclass(frozen=True)
-class Head:
+class Head(NamedTuple):
     """An output with a loss on targets.
 
     Attributes:
@@ -79,8 +78,7 @@ def head_of(model: ir.Model, output: ir.Value, declared: Loss, form: TargetForm,
     return Head(output, inner, targets)
 
 
-@dataclass(frozen=True)
-class OutputMeasure:
+class OutputMeasure(NamedTuple):
     """A metric of one of several outputs."""
 
     output: str

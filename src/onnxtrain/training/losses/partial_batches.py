@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -31,8 +31,7 @@ _ROWS = "real_examples"
 """Symbol of the axis that has the real examples only."""
 
 
-@dataclass(frozen=True)
-class FixedBatch:
+class FixedBatch(NamedTuple):
     """The batch size that a model was exported with.
 
     Attributes:

@@ -59,17 +59,17 @@ class Steps:
         self.accumulate = specification.accumulate
         self.fixed = objective.fixed_batch
         # What no session can run is said at once, and not at the first step.
-        specification.options.provider_list()
+        device = device_of(specification.options.provider_list())
         kernels = specification.options.uses_kernels()
         if specification.compute == "bfloat16":
             specification.options.require_bfloat16()
         refuse_what_crashes(objective.model.graph)
-        if specification.state_dtype is not None and device_of(specification.options.provider_list()) is not None:
+        if specification.state_dtype is not None and device is not None:
             raise OptionError(
                 f"state_dtype={specification.state_dtype!r} is for states in the processor's memory; "
                 "leave providers or state_dtype out."
             )
-        if not specification.master_weights and device_of(specification.options.provider_list()) is not None:
+        if not specification.master_weights and device is not None:
             raise OptionError(
                 "master_weights=False is for weights in the processor's memory; leave providers or master_weights out."
             )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.missing import reached
@@ -127,7 +127,7 @@ def parameter_table(
         shape = tuple(d for d in dimensions(value) or () if isinstance(d, int))
         dtype = "unknown" if value.dtype is None else value.dtype.name.lower()
         uses = tuple(dict.fromkeys(node.op_type for node in value.consumers()))
-        size = int(np.prod(shape))
+        size = math.prod(shape)
         rows.append(Initializer(name, shape, dtype, size, not reason, reason, uses, paths=paths[name]))
     return rows
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from onnxtrain.model.made_arrays import MadeArrays
 
 
-@dataclass(frozen=True)
-class Stored:
+class Stored(NamedTuple):
     """An initializer of the file that is made from parameters.
 
     Attributes:

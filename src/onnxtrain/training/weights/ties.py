@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -26,8 +26,7 @@ _BLOCK = 1 << 8
 """How many rows are compared at a time."""
 
 
-@dataclass(frozen=True)
-class Copy:
+class Copy(NamedTuple):
     """An initializer that holds the values of an earlier one.
 
     Attributes:

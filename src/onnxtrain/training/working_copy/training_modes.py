@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -49,8 +50,7 @@ class Modes:
         return self.batch_norm != "frozen" or self.dropout
 
 
-@dataclass(frozen=True)
-class Layers:
+class Layers(NamedTuple):
     """How many layers of a model behave differently in training, as its file has them.
 
     Attributes:

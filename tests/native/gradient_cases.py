@@ -1,0 +1,119 @@
+"""Random calls of the gradients of single operators: of rows, of elements, of normalizations."""
+
+from __future__ import annotations
+
+import math
+
+import gradient_reference
+import numpy as np
+from kernel_case import EXTREMES, MOST, Case, any_shape, element_type, floating, pick, some
+
+
+def gather(rng: np.random.Generator) -> Case:
+    shape, indices_shape, dtype = (
+        some(rng, 0, 6, int(rng.integers(1, 4))),
+        some(rng, 0, 5, int(rng.integers(0, 3))),
+        element_type(rng),
+    )
+    axis = int(rng.integers(-len(shape), len(shape)))
+    at = axis % len(shape)
+    size = shape[at]
+    indices = rng.integers(-size, max(size, 1), indices_shape) if size else np.zeros((0,), np.int64)
+    dy = floating(rng, (*shape[:at], *indices.shape, *shape[at + 1 :]), dtype)
+    given = np.array(shape, np.int64)
+    legal = True
+    if rng.random() < 0.4:
+        way, number = int(rng.integers(3)), pick(rng, *EXTREMES)
+        legal = False
+        if way == 0:
+            given[int(rng.integers(len(shape)))] = number
+        elif way == 1 and indices.size:
+            indices.flat[0] = number
+        else:
+            axis = number
+    expected = (lambda: gradient_reference.gather(dy, indices, shape, axis)) if legal else None
+    feeds = {"dy": dy, "indices": np.asarray(indices, np.int64), "shape": given}
+    return Case("GatherGradient", feeds, {"axis": axis}, expected=expected)
+
+
+def softmax(rng: np.random.Generator) -> Case:
+    operator, shape, dtype = pick(rng, "SoftmaxGradient", "LogSoftmaxGradient"), any_shape(rng), element_type(rng)
+    axis = pick(rng, int(rng.integers(-len(shape), len(shape))), pick(rng, *EXTREMES))
+    legal = -len(shape) <= axis < len(shape) and max(shape) < 100
+    dy, y = floating(rng, shape, dtype), -abs(floating(rng, shape, dtype))
+    rule = gradient_reference.softmax if operator == "SoftmaxGradient" else gradient_reference.log_softmax
+    expected = (lambda: rule(dy, y, axis)) if legal else None
+    return Case(operator, {"dy": dy, "y": y}, {"axis": axis}, expected=expected)
+
+
+def cross_entropy(rng: np.random.Generator) -> Case:
+    shape, dtype = some(rng, 0 if rng.random() < 0.2 else 1, 9, int(rng.integers(2, 4))), element_type(rng)
+    by_label = (shape[0], 1, *shape[2:])
+    labels = rng.integers(0, max(1, shape[1]), by_label)
+    wrong = labels.size > 0 and rng.random() < 0.2
+    if wrong:
+        labels.flat[-1] = pick(rng, -1, shape[1], *EXTREMES[3:])
+    log_probability = -abs(floating(rng, shape, dtype))
+    dy = floating(rng, pick(rng, (), by_label), dtype)
+    legal = not wrong and shape[1] > 0
+    expected = (lambda: gradient_reference.softmax_cross_entropy(dy, log_probability, labels)) if legal else None
+    feeds = {"dy": dy, "log_probability": log_probability, "labels": labels}
+    return Case("SoftmaxCrossEntropyGradient", feeds, {}, expected=expected)
+
+
+def elementwise(rng: np.random.Generator) -> Case:
+    operator, shape, dtype = (
+        pick(rng, "ReluGradient", "ClipGradient", "GeluGradient"),
+        any_shape(rng),
+        element_type(rng),
+    )
+    dy, x = floating(rng, shape, dtype), floating(rng, shape, dtype)
+    if operator == "ReluGradient":
+        return Case(operator, {"dy": dy, "y": x}, {}, expected=lambda: gradient_reference.relu(dy, x))
+    if operator == "GeluGradient":
+        approximate = pick(rng, "none", "tanh")
+        return Case(
+            operator,
+            {"dy": dy, "x": x},
+            {"approximate": approximate},
+            2,
+            lambda: gradient_reference.gelu(dy, x, approximate),
+        )
+    low, high = (pick(rng, None, floating(rng, (), dtype)) for _ in range(2))
+    feeds = {"dy": dy, "x": x, "min": low, "max": high}
+    return Case(operator, feeds, {}, 2, lambda: gradient_reference.clip(dy, x, low, high))
+
+
+def normalization(rng: np.random.Generator) -> Case:
+    operator, shape, dtype = (
+        pick(rng, "LayerNormalizationGradient", "RMSNormalizationGradient"),
+        any_shape(rng),
+        element_type(rng),
+    )
+    axis = pick(rng, int(rng.integers(-len(shape), len(shape))), pick(rng, *EXTREMES))
+    legal = -len(shape) <= axis < len(shape) and 0 not in shape
+    inner = shape[axis % len(shape) :]
+    dy, x = floating(rng, shape, dtype), floating(rng, shape, dtype)
+    scale = floating(rng, inner if math.prod(inner) <= MOST else (1,), dtype)
+    rule, outputs = gradient_reference.layer_normalization, 3
+    if operator.startswith("RMS"):
+        rule, outputs = gradient_reference.rms_normalization, 2
+    few = math.prod(inner) < 4  # a variance of next to nothing magnifies every rounding
+    expected = (lambda: list(rule(dy, x, scale, axis))) if legal and not few else None
+    return Case(operator, {"dy": dy, "x": x, "scale": scale}, {"axis": axis}, outputs, expected)
+
+
+def batch_normalization(rng: np.random.Generator) -> Case:
+    shape, dtype = any_shape(rng), element_type(rng)
+    channels = (shape[1] if len(shape) > 1 and shape[1] <= MOST else 1,)
+    dy, x = floating(rng, shape, dtype), floating(rng, shape, dtype)
+    scale, mean = floating(rng, channels, dtype), floating(rng, channels, dtype)
+    variance = abs(floating(rng, channels, dtype)) + dtype(1)
+    given = rng.random() < 0.5
+    feeds = {"dy": dy, "x": x, "scale": scale, "mean": mean if given else None, "variance": variance if given else None}
+    legal = len(shape) > 1 and 0 not in shape and (given or math.prod(shape) // shape[1] > 3)
+
+    def expected() -> list[np.ndarray]:
+        return list(gradient_reference.batch_normalization(*feeds.values()))
+
+    return Case("BatchNormalizationGradient", feeds, {}, 3, expected if legal else None)

@@ -1,0 +1,66 @@
+"""A call of a native kernel, and what random calls are drawn from: ordinary sizes, edges, and absurd numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+EXTREMES = (0, 1, -1, 2**31 - 1, 2**31, 2**31 + 1, 2**60, 2**62, 2**63 - 1, -(2**63))
+"""Numbers at which products and sums of sizes wrap."""
+
+MOST = 100_000
+"""Elements of an array up to which results are compared with a reference."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of an operator.
+
+    Attributes:
+        operator: Its name.
+        feeds: Its inputs by name, in order; ``None`` for one that is left out.
+        attributes: Its attributes.
+        outputs: How many it has.
+        expected: What it must compute, where that is known; an extreme attribute may be refused all the same.
+        domain: Its domain.
+        types: The element types of its outputs, where they are not all that of the last floating input.
+    """
+
+    operator: str
+    feeds: dict[str, np.ndarray | None]
+    attributes: dict[str, Any]
+    outputs: int = 1
+    expected: Callable[[], list[np.ndarray]] | None = None
+    domain: str = "onnxtrain"
+    types: tuple[Any, ...] | None = None
+
+
+def pick(rng: np.random.Generator, *choices: Any) -> Any:
+    return choices[int(rng.integers(len(choices)))]
+
+
+def some(rng: np.random.Generator, low: int, high: int, count: int) -> tuple[int, ...]:
+    return tuple(int(n) for n in rng.integers(low, high + 1, count))
+
+
+def floating(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
+    return np.zeros(shape, dtype) if 0 in shape else np.asarray(rng.standard_normal(shape), dtype)
+
+
+def element_type(rng: np.random.Generator) -> Any:
+    return pick(rng, np.float32, np.float64)
+
+
+def replaced(numbers: tuple[int, ...], place: int, number: int) -> tuple[int, ...]:
+    return (*numbers[:place], number, *numbers[place + 1 :])
+
+
+def any_shape(rng: np.random.Generator) -> tuple[int, ...]:
+    """Of a few elements, or of none but with huge axes."""
+    if rng.random() < 0.2:
+        sizes = [0, pick(rng, 2**31, 2**40, 2**58), 1, 2][: int(rng.integers(2, 5))]
+        return tuple(int(n) for n in rng.permutation(sizes))
+    return some(rng, 0 if rng.random() < 0.2 else 1, 40, int(rng.integers(1, 4)))

@@ -1,0 +1,186 @@
+"""Random calls of whole layers and their gradients: attention, products, recurrent operators."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import attention_reference
+import bfloat16_reference
+import few_bits_reference
+import numpy as np
+from kernel_case import EXTREMES, MOST, Case, element_type, floating, pick, some
+from recurrent_reference import Recurrent
+from rounding_reference import BFLOAT16
+
+
+def attention(rng: np.random.Generator) -> Case:
+    bias = pick(rng, None, (1, 1, -2, -1), (1, 1, 1, -1), (-4, -3, -2, -1))
+    sizes = some(rng, 0 if rng.random() < 0.2 else 1, 40, 6)
+    case = attention_reference.Attention(min(sizes[0], 2), min(sizes[1], 3), *sizes[2:])
+    if bias is not None:
+        full = (case.batch, case.heads, case.queries, case.keys)
+        case = replace(case, bias=tuple(full[n] if n < 0 else n for n in bias))
+    feeds = case.draw(element_type(rng))
+    names = attention_reference.INPUTS["Attention"]
+    legal = 0 not in sizes
+
+    def expected() -> list[np.ndarray]:
+        values, _ = case.expected(feeds)
+        return [values["y"], values["log_sum"]]
+
+    given = {name: feeds.get(name) for name in names}
+    return Case("Attention", given, case.attributes, 2, expected if legal else None)
+
+
+def attention_gradient(rng: np.random.Generator) -> Case:
+    """Any y and log_sum, so that there is nothing to compare with; some shapes do not fit."""
+    sizes = some(rng, 0 if rng.random() < 0.3 else 1, 30, 6)
+    case = attention_reference.Attention(min(sizes[0], 2), min(sizes[1], 3), *sizes[2:])
+    feeds = case.draw(element_type(rng))
+    dtype = feeds["q"].dtype
+    feeds["y"] = np.zeros(feeds["dy"].shape, dtype)
+    feeds["log_sum"] = np.zeros((case.batch, case.heads, case.queries), dtype)
+    if rng.random() < 0.2:
+        name = pick(rng, *feeds)
+        feeds[name] = floating(rng, some(rng, 0, 4, int(rng.integers(0, 5))), dtype)
+    names = attention_reference.INPUTS["AttentionGradient"]
+    return Case("AttentionGradient", {name: feeds.get(name) for name in names}, case.attributes, 3)
+
+
+def wide_attention(rng: np.random.Generator) -> Case:
+    """Keys that take no memory, because they have no size."""
+    keys, dtype = pick(rng, 2**31, 2**40, 2**58), element_type(rng)
+    shapes = [(1, pick(rng, 0, 1), 1, 0), (1, keys, 1, 0), (1, keys, 1, 0)]
+    feeds = {name: np.zeros(shape, dtype) for name, shape in zip("qkv", shapes, strict=True)}
+    return Case("Attention", {**feeds, "bias": None}, {"scale": 1.0, "zero_empty_rows": 0}, 2)
+
+
+def _compute(rng: np.random.Generator, dtype: Any) -> tuple[dict[str, str], Callable[[np.ndarray], np.ndarray]]:
+    """The attribute that says how a product is computed, and what becomes of its factors."""
+    if dtype != np.float32 or rng.random() < 0.6:
+        return {}, lambda array: array.astype(np.float64)
+    return {"compute": "bfloat16"}, lambda array: bfloat16_reference.rounded(array).astype(np.float64)
+
+
+def linear(rng: np.random.Generator) -> Case:
+    dtype = element_type(rng)
+    compute, taken = _compute(rng, dtype)
+    rows, inputs, outputs = some(rng, 0 if rng.random() < 0.2 else 1, 70, 3)
+    huge = rng.random() < 0.15
+    if huge:
+        rows, inputs, outputs = pick(rng, (0, 2**40, 0), (2**58, 0, 0), (0, 0, 2**58), (0, 2**31, 0))
+    transposed = int(rng.integers(2))
+    attributes = {"transB": transposed, **compute}
+    x, w = floating(rng, (rows, inputs), dtype), floating(rng, (inputs, outputs), dtype)
+    b = pick(rng, None, floating(rng, (outputs if outputs <= MOST else 1,), dtype))
+    if rng.random() < 0.5:
+        dy = floating(rng, (rows, outputs), dtype)
+        outputs_wanted = pick(rng, 1, 2)
+
+        def gradients() -> list[np.ndarray]:
+            dw = taken(x).T @ taken(dy)
+            return [dw.T if transposed else dw, dy.astype(np.float64).sum(0)][:outputs_wanted]
+
+        return Case(
+            "LinearWeightGradient",
+            {"dy": dy, "x": x},
+            attributes,
+            outputs_wanted,
+            None if huge else gradients,
+        )
+    given = np.ascontiguousarray(w.T) if transposed else w
+
+    def expected() -> list[np.ndarray]:
+        y = taken(x) @ taken(w)
+        return [y if b is None else y + b]
+
+    feeds = {"x": x, "w": given, "b": b}
+    if dtype == np.float32 and rng.random() < 0.5:
+        w, stored = w.astype(kind := pick(rng, np.float16, BFLOAT16)), given.astype(kind)
+        return Case("Linear", feeds | {"w": stored}, attributes, 1, None if huge else expected, types=(dtype,))
+    if rng.random() < 0.1:
+        feeds["w"] = floating(rng, some(rng, 0, 4, int(rng.integers(0, 4))), dtype)
+        return Case("Linear", feeds, attributes)
+    return Case("Linear", feeds, attributes, expected=None if huge else expected)
+
+
+def few_bits(rng: np.random.Generator) -> Case:
+    """A product with a weight of a few bits, or its gradient; some attributes do not fit."""
+    operator, left = pick(rng, ("MatMulNBits", "x"), ("MatMulNBitsGradient", "dy"))
+    dtype, bits, block = element_type(rng), pick(rng, 2, 4, 8), pick(rng, 16, 32, 64)
+    compute, taken = _compute(rng, dtype)
+    rows, inputs, outputs = some(rng, 0 if rng.random() < 0.2 else 1, 70, 3)
+    blocks = -(-inputs // block)
+    integers = rng.integers(0, 256, (outputs, blocks, block * bits // 8), np.uint8)
+    x, scales = (
+        floating(rng, (rows, inputs if left == "x" else outputs), dtype),
+        floating(rng, (outputs, blocks), dtype),
+    )
+    feeds: dict[str, np.ndarray | None] = {left: x, "integers": integers, "scales": scales}
+    kind = pick(rng, "middle", "packed", "numbers")
+    points = np.full((outputs, blocks), 2.0 ** (bits - 1))
+    if kind == "packed":
+        zeros = rng.integers(0, 256, (outputs, -(-blocks * bits // 8)), np.uint8)
+        feeds["packed_zeros"] = zeros
+        points = few_bits_reference.unpacked(zeros, bits)[:, :blocks]
+    elif kind == "numbers":
+        points = floating(rng, (outputs, blocks), dtype)
+        feeds |= {"packed_zeros": None, "zeros": points}
+    attributes = {"K": inputs, "N": outputs, "bits": bits, "block_size": block}
+    if rng.random() < 0.2:
+        attributes[pick(rng, *attributes)] = pick(rng, *EXTREMES)
+        return Case(operator, feeds, attributes | compute)
+
+    def expected() -> list[np.ndarray]:
+        w = taken(few_bits_reference.weight(integers, scales, points, bits, inputs))
+        return [taken(x) @ (w.T if left == "x" else w)]
+
+    return Case(operator, feeds, attributes | compute, expected=expected)
+
+
+def recurrent(rng: np.random.Generator) -> Case:
+    """A recurrent operator or its gradient; some shapes, lengths and attributes do not fit."""
+    operator, dtype = pick(rng, "LSTM", "GRU", "RNN"), element_type(rng)
+    functions = {"LSTM": 3, "GRU": 2, "RNN": 1}[operator]
+    attributes: dict[str, Any] = {"direction": pick(rng, "forward", "reverse", "bidirectional")}
+    directions = 2 if attributes["direction"] == "bidirectional" else 1
+    if rng.random() < 0.4:
+        names = [pick(rng, "Sigmoid", "Tanh", "HardSigmoid", "Softsign") for _ in range(functions * directions)]
+        attributes |= {"activations": " ".join(names), "activation_alpha": [0.3] * len(names)}
+        attributes |= {"activation_beta": [0.4] * len(names)}
+    if rng.random() < 0.3:
+        attributes["clip"] = pick(rng, 0.0, 0.5, 3.0)
+    attributes |= {name: int(rng.integers(2)) for name in ("input_forget", "linear_before_reset")}
+    sizes = some(rng, 0 if rng.random() < 0.2 else 1, 9, 3)
+    letters = "".join(letter for letter in "bhclp" if rng.random() < 0.5)
+    call = Recurrent(operator, *sizes, pick(rng, 0, *range(1, 40)), letters, attributes, int(rng.integers(1000)))
+    feeds = call.draw(dtype)
+    wanted = call.expected(feeds)
+    names, outputs = call.input_names, [*call.result_names]
+    backward = rng.random() < 0.5
+    if backward:
+        names, outputs = call.gradient_inputs, [n for n in call.gradient_outputs if n != "dlinear" or call.keeps_linear]
+        feeds |= {name: np.nan_to_num(wanted[name]).astype(dtype) for name in ("Y", *call.kept_names)}
+    given = call.all_inputs(names, feeds)
+    expected = (
+        None if backward and operator == "GRU" and not call.keeps_linear else lambda: [wanted[n] for n in outputs]
+    )
+    way = int(rng.integers(8))
+    if way == 0:
+        name = pick(rng, *given)
+        given[name] = np.asarray(floating(rng, some(rng, 0, 4, int(rng.integers(0, 5)))), given[name].dtype)
+        expected = None
+    elif way == 1:
+        given["sequence_lens"] = np.asarray([pick(rng, *EXTREMES[:4]) % 2**31] * call.batch, np.int32)
+        expected = None
+    elif way == 2:
+        attributes |= pick(rng, {"direction": "x"}, {"activations": "Tanh " * 7}, {"clip": math.nan}, {"clip": -1.0})
+        expected = None
+    if sizes[0] == 0 and rng.random() < 0.5:  # steps that take no memory
+        huge = pick(rng, 2**31, 2**40)
+        given |= {"X": np.zeros((huge, 0, 0), dtype), "W": np.zeros((directions, given["W"].shape[1], 0), dtype)}
+        expected = None
+    return Case(f"{operator}Gradient" if backward else operator, given, attributes, len(outputs), expected)

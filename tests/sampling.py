@@ -1,0 +1,41 @@
+"""Which cases of a wide sweep the first look at a change runs; the others are marked thorough.
+
+``@pytest.mark.sampled("shapes")`` on a test: each combination of its other parameters runs with one value of
+``shapes``, in turn. ``@pytest.mark.sampled(3)``: one case in three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+
+def places(cases: Sequence[dict[str, object]], kind: str | int) -> list[bool]:
+    """Which of a test's cases, given by the objects that are their parameters, belong to the sample."""
+    if isinstance(kind, int):
+        return [_turn(place, kind) == 0 for place in range(len(cases))]
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for place, parameters in enumerate(cases):
+        others = tuple(id(value) for name, value in sorted(parameters.items()) if name != kind)
+        groups.setdefault(others, []).append(place)
+    chosen = {group[_turn(number, len(group))] for number, group in enumerate(groups.values())}
+    return [place in chosen for place in range(len(cases))]
+
+
+def _turn(number: int, count: int) -> int:
+    """0 to count - 1 in turn, and in the next round one further: parameters of as many values do not go along."""
+    return (number + number // count) % count
+
+
+def mark(items: Sequence[pytest.Item]) -> None:
+    """Mark as thorough what no sample has."""
+    tests: dict[str, list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("sampled"):
+            tests.setdefault(f"{item.path}::{item.originalname}", []).append(item)
+    for cases in tests.values():
+        (kind,) = cases[0].get_closest_marker("sampled").args
+        for case, is_chosen in zip(cases, places([case.callspec.params for case in cases], kind), strict=True):
+            if not is_chosen:
+                case.add_marker("thorough")
