@@ -83,8 +83,9 @@ static_assert(sizeof(void*) != 8 ||
 
 namespace onnxtrain::ort {
 
-// The first version with KernelContext_ParallelFor. A library that asks for more than the runtime has does not load.
-inline constexpr std::uint32_t kApiVersion = 17;
+// The first version that asks an operator which outputs may lie where an input does (GetMayInplace); of a lower one it
+// does not. A library that asks for more than the runtime has does not load.
+inline constexpr std::uint32_t kApiVersion = 18;
 
 inline constexpr int kStatusFail = 1;
 inline constexpr int kStatusInvalidArgument = 2;

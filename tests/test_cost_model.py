@@ -8,7 +8,8 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
 import cost_model
-from cost_model import Network, Software, exchanges
+import network_costs
+from network_costs import Network, Software, exchanges
 
 SOFTWARE = Software(overhead=20e-6, copying=1e-9, trips=2.0)
 SLOW = Network(latency=0.01, bandwidth=1e6)
@@ -70,13 +71,13 @@ def test_a_fit_finds_what_made_the_numbers():
         network = Network(base[machines] + delay, rate)
         sums = {str(size): SOFTWARE.all_reduce(size, machines, network) for size in cost_model.SUMS}
         found[machines, delay, rate] = {
-            "exchange": SOFTWARE.exchange(cost_model.TABLE_BYTES, machines, network),
+            "exchange": SOFTWARE.exchange(network_costs.TABLE_BYTES, machines, network),
             "sums": sums,
             "steps": {},
         }
-    software, latencies = cost_model.fit_trips(cost_model.fit([loopback, slower]), found)
+    software, latencies = network_costs.fit_trips(network_costs.fit([loopback, slower]), found)
     assert latencies == pytest.approx(base, rel=1e-3)
-    assert cost_model.network_of((3, 0.01, None), latencies).latency == pytest.approx(0.01 + 6e-4, rel=1e-3)
+    assert network_costs.network_of((3, 0.01, None), latencies).latency == pytest.approx(0.01 + 6e-4, rel=1e-3)
     assert software.overhead == SOFTWARE.overhead
     assert software.copying == pytest.approx(SOFTWARE.copying, rel=1e-3)
     assert software.trips == pytest.approx(2.0, rel=1e-3)
@@ -84,7 +85,7 @@ def test_a_fit_finds_what_made_the_numbers():
     assert max(map(abs, errors)) < 0.001
     for values in found.values():
         values["sums"] = {size: 2 * seconds for size, seconds in values["sums"].items()}
-    assert cost_model.fit_trips(software, found)[0].trips > 3
+    assert network_costs.fit_trips(software, found)[0].trips > 3
 
 
 def test_the_table_of_clusters_says_what_it_takes_for_granted(tmp_path, monkeypatch):

@@ -37,7 +37,7 @@ OrtStatus* add_domains(OrtSessionOptions* options, const OrtApiBase* base,
   const OrtApi* first = base->GetApi(1);
   if (first == nullptr) return nullptr;
   return ort::CreateStatus::call(first, ort::kStatusFail,
-                                 "onnxtrain's operators need ONNX Runtime 1.17 or newer: upgrade it.");
+                                 "onnxtrain's operators need ONNX Runtime 1.18 or newer: upgrade it.");
 }
 
 }  // namespace onnxtrain

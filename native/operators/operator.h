@@ -47,6 +47,9 @@ inline void describe(Operator& op, const OrtApi* api) {
   op.GetInputMemoryType = [](const OrtCustomOp*, std::size_t) { return ort::kMemoryDefault; };
   op.GetStartVersion = [](const OrtCustomOp*) { return 1; };
   op.GetEndVersion = [](const OrtCustomOp*) { return 1; };
+  // The runtime calls these four without looking whether they are there.
+  op.GetMayInplace = op.GetAliasMap = [](int**, int**) { return std::size_t{0}; };
+  op.ReleaseMayInplace = op.ReleaseAliasMap = [](int*, int*) {};
 }
 
 }  // namespace onnxtrain

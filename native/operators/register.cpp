@@ -60,6 +60,7 @@ Operator fused_operator(const OrtApi* api, int type, int weights = ort::kTypeUnd
   };
   op.GetMayInplace = [](int** inputs, int** outputs) {
     const auto& pairs = Node::kSignature.in_place;
+    if (pairs.empty()) return std::size_t{0};
     *inputs = new int[pairs.size()];
     *outputs = new int[pairs.size()];
     for (std::size_t i = 0; i < pairs.size(); ++i) {

@@ -13,8 +13,6 @@
 
 namespace onnxtrain {
 
-enum class Stored { kFloat, kFloat16, kBfloat16, kFewBits };
-
 // The right matrix [depth, columns], as it lies in memory: in lines, which are its rows or, transposed, its columns.
 struct StoredMatrix {
   Stored stored;

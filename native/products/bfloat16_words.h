@@ -10,6 +10,7 @@
 #include "kernels/elementwise.h"
 #include "products/bfloat16_table.h"
 #include "products/few_bits_kernels.h"
+#include "products/halves_kernels.h"
 
 #if defined(__AVX512BF16__)
 #include <immintrin.h>
@@ -38,15 +39,6 @@ inline void round_to_words(const float* from, std::size_t count, std::uint16_t* 
   for (std::size_t j = i; j < count; ++j) to[j] = rounded(from[j]);
 }
 
-// The float of half precision with these bits.
-inline float widened_half(std::uint16_t half) {
-  const std::uint32_t rest = half & 0x7fffu, sign = static_cast<std::uint32_t>(half & 0x8000u) << 16;
-  const std::uint32_t moved = (rest << 13) + (112u << 23);  // the exponent's bias goes from 15 to 127
-  const float tiny = __builtin_bit_cast(float, moved + (1u << 23)) - 0x1p-14f;  // subnormal ones have no leading 1
-  const std::uint32_t number = rest < 0x0400u ? __builtin_bit_cast(std::uint32_t, tiny) : moved;
-  return __builtin_bit_cast(float, sign | (rest < 0x7c00u ? number : moved + (112u << 23)));
-}
-
 // How many numbers are made floats at a time.
 inline constexpr std::size_t kWidened = 256;
 
@@ -70,9 +62,7 @@ inline void read_words(const StoredMatrix& matrix, std::size_t line, std::size_t
   for (std::size_t begin = 0; begin < count; begin += kWidened) {
     const std::size_t size = count - begin < kWidened ? count - begin : kWidened;
     if (matrix.stored == Stored::kFloat16) {
-      const std::uint16_t* from = static_cast<const std::uint16_t*>(matrix.data) + at + begin;
-      ONNXTRAIN_VECTORIZE
-      for (std::size_t i = 0; i < size; ++i) numbers[i] = widened_half(from[i]);
+      widen_halves(static_cast<const std::uint16_t*>(matrix.data) + at + begin, size, numbers);
     } else {
       const FewBits<float>& w = *matrix.few_bits;
       const auto read = w.bits == 2 ? dequantize<float, 2> : w.bits == 4 ? dequantize<float, 4> : dequantize<float, 8>;

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
-#include "products/matrix_tile.h"
+#include "products/line_packing.h"
 #include "products/table.h"
-#include "tuning.h"
 
 namespace onnxtrain {
 namespace {
@@ -54,59 +54,19 @@ void dequantize(const FewBits<T>& w, std::size_t row, std::size_t column, std::s
   }
 }
 
-template <typename T, std::size_t bits>
-void pack_few_bits_of(const FewBits<T>& w, std::size_t first_row, std::size_t depth, std::size_t first_column,
-                      std::size_t columns, T* packed) {
-  const Panels<T> panels(columns);
-  for (std::size_t panel = 0; panel < panels.count(); ++panel) {
-    const std::size_t column = panels.begin(panel), width = panels.width(panel);
-    const std::size_t valid = std::min(columns - column, width);
-    T* to = packed + column * depth;
-    for (std::size_t k = 0; k < depth; ++k, to += width) {
-      dequantize<T, bits>(w, first_row + k, first_column + column, valid, to);
-      fill_zero(to + valid, width - valid);
-    }
-  }
-}
-
-// The same of the transposed matrix: rows [first_row, ...) are its columns, which lie side by side in memory.
-template <typename T, std::size_t bits>
-void pack_transposed_few_bits_of(const FewBits<T>& w, std::size_t first_row, std::size_t depth,
-                                 std::size_t first_column, std::size_t columns, T* packed) {
-  constexpr std::size_t lanes = kLanes<T>, kLength = (tuning::kProductDepth + lanes - 1) / lanes * lanes;
-  alignas(kVectorBytes) T numbers[lanes * kLength];
-  const Panels<T> panels(columns);
-  for (std::size_t panel = 0; panel < panels.count(); ++panel) {
-    const std::size_t column = panels.begin(panel), width = panels.width(panel);
-    T* to = packed + column * depth;
-    for (std::size_t j = 0; j < width; j += lanes, to += lanes) {
-      const std::size_t valid = column + j < columns ? std::min(columns - column - j, lanes) : 0;
-      for (std::size_t i = 0; i < valid; ++i) {
-        dequantize<T, bits>(w, first_column + column + j + i, first_row, depth, numbers + i * kLength);
-      }
-      for (std::size_t k = 0; k < depth; k += lanes) {
-        Vector<T> square[lanes];
-#pragma GCC unroll 16
-        for (std::size_t i = 0; i < lanes; ++i) {
-          square[i] = i < valid ? load(numbers + i * kLength + k) : Vector<T>{};
-        }
-        transpose_in_registers<T>(square);
-        const std::size_t rows = std::min(depth - k, lanes);
-        for (std::size_t i = 0; i < rows; ++i) store(to + (k + i) * width, square[i]);
-      }
-    }
-  }
-}
-
 // Rows [first_row, first_row + depth) from column `first_column` on, as panels; the last is filled up with zeros.
 template <typename T>
 void pack_few_bits(const FewBits<T>& w, std::size_t first_row, std::size_t depth, std::size_t first_column,
                    std::size_t columns, T* packed) {
-  const auto choose = [&](auto two, auto four, auto eight) { return w.bits == 2 ? two : w.bits == 4 ? four : eight; };
-  const auto pack = w.transposed ? choose(pack_transposed_few_bits_of<T, 2>, pack_transposed_few_bits_of<T, 4>,
-                                          pack_transposed_few_bits_of<T, 8>)
-                                 : choose(pack_few_bits_of<T, 2>, pack_few_bits_of<T, 4>, pack_few_bits_of<T, 8>);
-  pack(w, first_row, depth, first_column, columns, packed);
+  const LinesPacking<T> packing = {w.transposed, first_row, depth, first_column, columns, packed};
+  const auto of_bits = [&](auto bits) {
+    pack_lines(packing, [&](std::size_t line, std::size_t first, std::size_t count, T* to) {
+      dequantize<T, decltype(bits)::value>(w, line, first, count, to);
+    });
+  };
+  if (w.bits == 2) return of_bits(std::integral_constant<std::size_t, 2>());
+  if (w.bits == 4) return of_bits(std::integral_constant<std::size_t, 4>());
+  of_bits(std::integral_constant<std::size_t, 8>());
 }
 
 }  // namespace

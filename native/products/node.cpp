@@ -62,7 +62,7 @@ void LinearNode::compute(const Call& call) const {
   const ElementType type = inputs.element_type(0);
   const bool rounded = in_bfloat16(compute_, type);
   const Stored stored = stored_as(inputs[1].type);
-  if (!rounded || stored == Stored::kFloat) inputs.require_same_type(1, 0);
+  if (type != kFloat || stored == Stored::kFloat) inputs.require_same_type(1, 0);
   const Rows x(inputs, 0, "x");
   const std::vector<std::int64_t>& w = inputs[1].shape;
   const std::size_t over_outputs = transposed_ ? 0 : 1;
@@ -86,7 +86,7 @@ void LinearNode::compute(const Call& call) const {
     linear_in_bfloat16(sizes, numbers(inputs, 0), stored, inputs[1].data, static_cast<const float*>(bias),
                        static_cast<float*>(y), call.parallel_for());
   } else {
-    linear(type, sizes, inputs[0].data, inputs[1].data, bias, y, call.parallel_for());
+    linear(type, sizes, inputs[0].data, stored, inputs[1].data, bias, y, call.parallel_for());
   }
 }
 

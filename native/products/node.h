@@ -10,7 +10,7 @@ namespace onnxtrain {
 enum class Compute { kAsGiven, kBfloat16 };
 
 // y = x w + b; x is [..., inputs], w [inputs, outputs]; b [outputs] may be left out.
-// In bfloat16 w may be of half precision or bfloat16, too.
+// Beside x of type float w may be of half precision or bfloat16, too.
 class LinearNode final : public FusedNode {
  public:
   static const Signature kSignature;

@@ -4,6 +4,7 @@
 
 #include "kernels/padding.h"
 #include "products/few_bits_kernels.h"
+#include "products/halves_kernels.h"
 #include "products/packing.h"
 #include "products/table.h"
 #include "tuning.h"
@@ -156,9 +157,11 @@ ProductBlock<T> arranged(const Product<T>& p, std::size_t begin, const Panels<T>
   block.depth = p.depth - begin < p.block ? p.depth - begin : p.block;
   block.first = begin == 0;
   block.panels = packed;
-  const T* right = p.few_bits != nullptr ? nullptr : p.right.data + at * p.right.row;
+  const T* right = p.is_as_given() ? p.right.data + at * p.right.row : nullptr;
   if (p.few_bits != nullptr) {
     pack_few_bits(*p.few_bits, begin, block.depth, p.first_column, p.columns, packed);
+  } else if (p.halves != nullptr) {
+    pack_halves(*p.halves, begin, block.depth, p.first_column, p.columns, packed);
   } else if (p.right.column == 1) {
     const bool few = p.rows <= tuning::kFewTiles * kMaxTileRows && p.columns > 0 && p.right_sums == nullptr;
     if (few) block.columns = right;
@@ -197,7 +200,7 @@ template <typename T>
 void multiply_block(const Product<T>& p, ProductBlock<T>& block, std::size_t begin, const Panels<T>& panels) {
   const std::size_t next = begin + block.depth, next_depth = p.depth - next < p.block ? p.depth - next : p.block;
   const auto tiles = [&](std::size_t rows) { return panels.count() * Parts(rows, tile_rows(kMaxTileVectors)).count; };
-  if (block.copied && p.few_bits == nullptr && next_depth != 0 && p.rows * p.columns != 0) {
+  if (block.copied && p.is_as_given() && next_depth != 0 && p.rows * p.columns != 0) {
     const auto at = static_cast<std::ptrdiff_t>(next);
     block.ahead[0] = {p.left.data + at * p.left.column, next_depth, p.rows, p.left.column, tiles(p.rows)};
     block.ahead[1] = {p.right.data + at * p.right.row, next_depth, p.columns, p.right.row, tiles(p.rows)};

@@ -39,7 +39,7 @@ void multiply(const Product<T>& whole, const ParallelFor& parallel_for) {
     if ((part.rows == 0 || part.columns == 0) && !sums) return;
     part.left.data += static_cast<std::ptrdiff_t>(row) * part.left.row;
     part.first_column = column;
-    if (part.few_bits == nullptr) part.right.data += static_cast<std::ptrdiff_t>(column) * part.right.column;
+    if (part.is_as_given()) part.right.data += static_cast<std::ptrdiff_t>(column) * part.right.column;
     part.target += static_cast<std::ptrdiff_t>(row) * part.target_row + static_cast<std::ptrdiff_t>(column);
     if (part.bias != nullptr) part.bias += column;
     part.left_sums = column_part == 0 && whole.left_sums != nullptr ? whole.left_sums + row : nullptr;
@@ -52,14 +52,20 @@ void multiply(const Product<T>& whole, const ParallelFor& parallel_for) {
 }
 
 template <typename T>
-void linear_as(const Linear& sizes, const void* x, const void* w, const void* bias, void* y,
+void linear_as(const Linear& sizes, const void* x, Stored stored, const void* w, const void* bias, void* y,
                const ParallelFor& parallel_for) {
   const auto inputs = static_cast<std::ptrdiff_t>(sizes.inputs), outputs = static_cast<std::ptrdiff_t>(sizes.outputs);
-  const auto* weights = static_cast<const T*>(w);
+  const Halves halves = {stored, static_cast<const std::uint16_t*>(w), sizes.transposed ? sizes.inputs : sizes.outputs,
+                         sizes.transposed};
   Product<T> product = {};
   product.left = {static_cast<const T*>(x), inputs, 1};
-  product.right = {weights, sizes.transposed ? 1 : outputs, sizes.transposed ? inputs : 1};
-  product.right_end = weights + inputs * outputs;
+  if (stored == Stored::kFloat) {
+    const auto* weights = static_cast<const T*>(w);
+    product.right = {weights, sizes.transposed ? 1 : outputs, sizes.transposed ? inputs : 1};
+    product.right_end = weights + inputs * outputs;
+  } else {
+    product.halves = &halves;
+  }
   product.rows = sizes.rows;
   product.columns = sizes.outputs;
   product.depth = sizes.inputs;
@@ -138,9 +144,9 @@ void multiply_few_bits(ElementType type, std::size_t rows, const void* x, const 
                                                                                  parallel_for);
 }
 
-void linear(ElementType type, const Linear& sizes, const void* x, const void* w, const void* bias, void* y,
-            const ParallelFor& parallel_for) {
-  (type == kFloat ? linear_as<float> : linear_as<double>)(sizes, x, w, bias, y, parallel_for);
+void linear(ElementType type, const Linear& sizes, const void* x, Stored stored, const void* w, const void* bias,
+            void* y, const ParallelFor& parallel_for) {
+  (type == kFloat ? linear_as<float> : linear_as<double>)(sizes, x, stored, w, bias, y, parallel_for);
 }
 
 void linear_weight_gradient(ElementType type, const Linear& sizes, const void* dy, const void* x, void* dw,

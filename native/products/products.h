@@ -17,9 +17,10 @@ struct Linear {
   bool transposed;
 };
 
-// y = x w + bias (null: none).
-void linear(ElementType type, const Linear& sizes, const void* x, const void* w, const void* bias, void* y,
-            const ParallelFor& parallel_for);
+// y = x w + bias (null: none). The weights are of the type, which is what `kFloat` stands for, or of 16 bits; then what
+// is read of them is widened part by part.
+void linear(ElementType type, const Linear& sizes, const void* x, Stored stored, const void* w, const void* bias,
+            void* y, const ParallelFor& parallel_for);
 
 // Weights of a few bits, as `FewBits` has them, whose numbers are of the product's element type.
 struct PackedWeights {

@@ -45,12 +45,25 @@ struct FewBits {
   bool transposed;  // whether the product's right matrix is the transposed one
 };
 
+// What the elements of a matrix are in memory.
+enum class Stored { kFloat, kFloat16, kBfloat16, kFewBits };
+
+// A matrix of half precision or bfloat16, in lines, which are its rows or, transposed, its columns.
+struct Halves {
+  Stored stored;
+  const std::uint16_t* words;
+  std::size_t line;  // elements from one line to the next
+  bool transposed;
+};
+
 // A part of a product: target[row, column] = bias[column] + sum over the depth of left[row, depth] *
 // right[depth, column].
 template <typename T>
 struct Product {
   Strided<T> left, right;
-  const FewBits<T>* few_bits;  // takes the place of the right matrix, from column `first_column` on; null: none
+  // These take the place of the right matrix, from column `first_column` on; null: none.
+  const FewBits<T>* few_bits;
+  const Halves* halves;
   std::size_t first_column;
   const T* right_end;  // behind the last element of the whole matrix
   std::size_t rows, columns, depth;
@@ -58,6 +71,8 @@ struct Product {
   T* target;
   std::ptrdiff_t target_row;
   T *left_sums, *right_sums;  // over the depth: [rows] and [columns]; null: not wanted
+
+  bool is_as_given() const { return few_bits == nullptr && halves == nullptr; }  // the right matrix
 
   std::size_t block;  // depth at a time
   std::size_t copy_stride;  // between rows of the copy of a block of the left matrix

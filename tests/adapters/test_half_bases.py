@@ -12,6 +12,7 @@ from adapters.base_files import tuned_beside
 from adapters.decoder import parsed
 from onnxtrain import Lora
 from onnxtrain.adapters import add_slots
+from onnxtrain.training.weights.widened import WidenedTensor
 
 WORDS, WIDTH, OUTPUTS = 32, 16, 6
 KINDS = {"float16": (onnx.TensorProto.FLOAT16, 2**-11), "bfloat16": (onnx.TensorProto.BFLOAT16, 2**-8)}
@@ -105,3 +106,16 @@ def test_rows_of_a_table_become_single_and_not_the_table(kind):
     assert gather.outputs[0].dtype == KINDS[kind][0]
     made = {tuple(value.shape) for node in graph for value in node.outputs if value.shape is not None}
     assert (WORDS, WIDTH) not in made
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_table_is_widened_to_look_for_sinusoids_in_it(kind, monkeypatch):
+    read, read_one = [], WidenedTensor._read
+
+    def note(tensor):
+        read.append(tensor.name)
+        return read_one(tensor)
+
+    monkeypatch.setattr(WidenedTensor, "_read", note)
+    trainer(base(kind)).train_step(*data())
+    assert "embed.weight" not in read

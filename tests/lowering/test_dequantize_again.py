@@ -11,8 +11,12 @@ SIZE = 160  # as many elements as are dequantized anew
 
 
 def model(kind, layers=3):
-    """Products with frozen weights, dequantized or cast at the beginning; and a head."""
+    """Products with frozen weights, dequantized or cast at the beginning; and a head.
+
+    The kernel of MatMul would read float16 itself.
+    """
     random = np.random.default_rng(0)
+    product = "MatMul" if kind == "int8" else 'Einsum<equation="ni,ij->nj">'
     first, then, weights = [], [], []
     for index in range(layers):
         array = random.integers(-127, 128, (SIZE, SIZE))
@@ -22,7 +26,7 @@ def model(kind, layers=3):
         else:
             first.append(f"w{index} = Cast<to=1>(q{index})")
             weights.append(numpy_helper.from_array((array / 1270).astype(np.float16), f"q{index}"))
-        then.append(f"m{index} = MatMul(x{index}, w{index}) x{index + 1} = Tanh(m{index})")
+        then.append(f"m{index} = {product}(x{index}, w{index}) x{index + 1} = Tanh(m{index})")
     made = parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]>
         g (float[n,{SIZE}] x) => (float[n,2] y) <float scale = {{0.001}}> {{
         {" ".join(first)} x0 = Mul(x, gain) {" ".join(then)} y = MatMul(x{layers}, head) }}""")

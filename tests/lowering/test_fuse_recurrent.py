@@ -250,3 +250,51 @@ def test_training_is_the_same(operator):
     np.testing.assert_allclose(kernels, plain, rtol=1e-5)
     assert kernels[-1] < kernels[0]
     assert trainer.predict(inputs).shape == (7, HIDDEN)
+
+
+@needs_kernels
+@pytest.mark.parametrize("made", ["initializer", "ConstantOfShape"])
+@pytest.mark.parametrize("operator", ["LSTM", "GRU", "RNN"])
+def test_first_states_of_zeros_are_left_out(operator, made):
+    proto = with_first_states(operator, made, 0)
+    assert left_out(proto) == {"h0", "c0"} if operator == "LSTM" else {"h0"}
+    agree(proto, arrays(operator, "b"))
+
+
+@pytest.mark.parametrize("made", ["initializer", "ConstantOfShape"])
+def test_other_first_states_stay(made):
+    assert left_out(with_first_states("LSTM", made, 0.5)) == set()
+    trained = model("LSTM", arrays("LSTM", "bhc"), "w r h0")
+    assert left_out(trained) == set()
+    name = "h0"
+    trained.graph.initializer.append(numpy_helper.from_array(np.zeros((1, BATCH, HIDDEN), np.float32), name))
+    assert left_out(trained) == set()
+
+
+def with_first_states(operator: str, made: str, number: float) -> onnx.ModelProto:
+    """A model whose first states are constants of one number."""
+    feeds = arrays(operator, "bhc" if operator == "LSTM" else "bh")
+    proto = model(operator, feeds)
+    for name in ("h0", "c0") if operator == "LSTM" else ("h0",):
+        proto.graph.input.remove(next(value for value in proto.graph.input if value.name == name))
+        fill = np.full((1,), number, np.float32)
+        if made == "initializer":
+            proto.graph.initializer.append(numpy_helper.from_array(np.full(feeds[name].shape, *fill), name))
+            continue
+        shape = numpy_helper.from_array(np.array(feeds[name].shape), f"{name} shape")
+        proto.graph.initializer.append(shape)
+        value = numpy_helper.from_array(fill)
+        proto.graph.node.insert(0, helper.make_node("ConstantOfShape", [shape.name], [name], value=value))
+    return proto
+
+
+def left_out(proto: onnx.ModelProto) -> set[str]:
+    """The first states that the fused node has not."""
+    working = infer_shapes(ir.from_proto(proto))
+    fuse_recurrent(working)
+    (node,) = [node for node in working.graph if node.domain == "onnxtrain"]
+    return {
+        name
+        for name, value in zip(("h0", "c0"), node.inputs[5:7], strict=False)
+        if value is not None and tuple(value.shape or ()) == (0,)
+    }

@@ -7,10 +7,11 @@ import pytest
 from gradient_reference import assert_near, draw, positive_rows, run, windows
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
-from optimizer_sessions import session
+from onnx import helper
+from optimizer_sessions import element_type, session
 
 from onnxtrain.autodiff.fused import fused_operators
+from onnxtrain.runtime.all_reduce import all_reducing
 from onnxtrain.runtime.native import custom_ops_library
 
 PATH = str(custom_ops_library())
@@ -231,28 +232,61 @@ def test_the_forward_result_is_given_where_it_is_wanted(operator):
         np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("which", [0, 1])
-@pytest.mark.parametrize(
-    "operator",
-    sorted(set(FUNCTIONS) - {"CountedDropout", "MaxPoolGradient", "GatherGradient", "SoftmaxCrossEntropyGradient"}),
-)
-def test_in_place_gives_what_out_of_place_does(operator, which):
-    """The gradient takes over the buffer of an intermediate value that nothing else reads."""
-    _, inputs, attributes = next(e for e in examples(np.float32) if e[0] == operator)
+SHARED = {
+    "BatchNormalizationGradient": {0: 0, 1: 0},
+    "ClipGradient": {0: 0, 1: 0},
+    "CountedDropout": {0: 0},
+    "GeluGradient": {0: 0, 1: 0},
+    "LayerNormalizationGradient": {0: 0, 1: 0},
+    "LogSoftmaxGradient": {0: 0, 1: 0},
+    "RMSNormalizationGradient": {0: 0, 1: 0},
+    "ReluGradient": {0: 0},
+    "SoftmaxCrossEntropyGradient": {1: 0},
+    "SoftmaxGradient": {0: 0, 1: 0},
+}
+"""Per operator: the output that is written over an input."""
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("index", range(len(examples(np.float32))), ids=[names(e) for e in examples(np.float32)])
+def test_in_place_gives_what_out_of_place_does(index, dtype):
+    """The gradient takes over the buffer of an intermediate value that nothing else reads.
+
+    ``AllReduce`` works in place and tells where its values lie.
+    """
+    operator, inputs, attributes = examples(dtype)[index]
     labels = reference.INPUTS[operator][: len(inputs)]
-    used = [f"minus {label}" if index == which else label for index, label in enumerate(labels)]
-    outputs = [f"output{index}" for index in range(reference.OUTPUTS.get(operator, 1))]
-    nodes = [
-        helper.make_node("Neg", [labels[which]], [f"minus {labels[which]}"]),
-        helper.make_node(operator, used, outputs, domain="onnxtrain", **attributes),
-    ]
-    made = session(
-        PATH,
-        nodes,
-        [(label, TensorProto.FLOAT, array.shape) for label, array in zip(labels, inputs, strict=True)],
-        [(name, TensorProto.FLOAT, None) for name in outputs],
-    )
-    found = made.run(None, dict(zip(labels, inputs, strict=True)))
-    moved = [-array if index == which else array for index, array in enumerate(inputs)]
-    for a, b in zip(found, run(PATH, operator, *moved, **attributes), strict=True):
-        np.testing.assert_array_equal(a, b)
+    count = reference.OUTPUTS.get(operator, 1)
+    produced = [f"output{index}" for index in range(count)]
+    for which, place in SHARED.get(operator, {}).items():
+        used = [f"minus {label}" if index == which else label for index, label in enumerate(labels)]
+        nodes = [
+            helper.make_node("AllReduce", [labels[which]], [f"minus {labels[which]}"], domain="onnxtrain"),
+            helper.make_node(operator, used, produced, domain="onnxtrain", **attributes),
+            helper.make_node("AllReduce", [produced[place]], ["same"], domain="onnxtrain"),
+            helper.make_node("Neg", ["same"], ["minus output"]),
+        ]
+        moved = [-array if index == which else array for index, array in enumerate(inputs)]
+        expected = run(PATH, operator, *moved, **attributes)
+        expected[place] = -expected[place]
+        results = ["minus output" if index == place else name for index, name in enumerate(produced)]
+        for threads in (1, 3):
+            made = session(
+                PATH,
+                nodes,
+                [(label, element_type(array), array.shape) for label, array in zip(labels, inputs, strict=True)],
+                [(name, element_type(inputs[0]), None) for name in results],
+                threads=threads,
+            )
+            addresses = []
+
+            def negate_first(array, addresses=addresses):
+                addresses.append(array.ctypes.data)
+                if len(addresses) == 1:
+                    np.negative(array, out=array)
+
+            with all_reducing(negate_first):
+                found = made.run(None, dict(zip(labels, inputs, strict=True)))
+            assert addresses[0] == addresses[1]
+            for a, b in zip(found, expected, strict=True):
+                np.testing.assert_array_equal(a, b)

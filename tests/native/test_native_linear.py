@@ -2,10 +2,13 @@
 
 import re
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kernel_cases import Case
+from kernel_session import run as run_case
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, InvalidGraph, RuntimeException
 from optimizer_sessions import OTHER_TYPES, run_node
 
@@ -140,6 +143,42 @@ def test_what_is_left_out(instruction_set, library_path, transposed):
     no_bias = run(library_path, "Linear", {name: feeds[name] for name in ("x", "w")}, transposed)
     zero_bias = run(library_path, "Linear", feeds | {"b": np.zeros_like(feeds["b"])}, transposed)
     np.testing.assert_array_equal(no_bias["y"], zero_bias["y"])
+
+
+def run_stored(path, feeds, transposed, threads=1):
+    """y of a weight of any type."""
+    w = np.ascontiguousarray(feeds["w"].T) if transposed else feeds["w"]
+    given = {"x": feeds["x"], "w": w, "b": feeds.get("b")}
+    case = Case("Linear", given, {"transB": int(transposed)}, types=(feeds["x"].dtype,))
+    return run_case(case, path, threads)[0]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("stored", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_weights_of_16_bits_have_the_bits_of_their_floats(instruction_set, library_path, sizes, stored, transposed):
+    feeds = draw(sizes, np.float32)
+    halves = feeds | {"w": feeds["w"].astype(stored)}
+    whole = run_stored(library_path, feeds | {"w": halves["w"].astype(np.float32)}, transposed)
+    np.testing.assert_array_equal(run_stored(library_path, halves, transposed, threads=2), whole)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("stored", [np.float16, ml_dtypes.bfloat16])
+def test_every_number_of_16_bits_is_widened_exactly(instruction_set, library_path, stored, transposed):
+    words = np.arange(1 << 16, dtype=np.uint16).view(stored)
+    finite = words[np.isfinite(words.astype(np.float32))]
+    feeds = {"x": np.ones((1, 1), np.float32), "w": finite[None]}
+    np.testing.assert_array_equal(run_stored(library_path, feeds, transposed)[0], finite.astype(np.float32))
+    for word in words[~np.isfinite(words.astype(np.float32))][::97]:
+        found = run_stored(library_path, feeds | {"w": word.reshape(1, 1)}, transposed)
+        np.testing.assert_array_equal(found, word.astype(np.float32).reshape(1, 1))
+
+
+@pytest.mark.parametrize("stored", [np.float16, ml_dtypes.bfloat16])
+def test_weights_of_16_bits_beside_double_are_refused(stored):
+    with pytest.raises(REFUSED, match="Linear"):
+        run_stored(PATH, {"x": np.ones((2, 3)), "w": np.ones((3, 4), stored)}, False)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

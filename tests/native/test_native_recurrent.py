@@ -11,13 +11,14 @@ import onnxruntime
 import pytest
 from onnx import helper
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, InvalidGraph, RuntimeException
-from optimizer_sessions import OTHER_TYPES, element_type, run_node
+from optimizer_sessions import OTHER_TYPES, element_type, run_node, session
 from recurrent_reference import DEFAULTS, FORMS, Recurrent
 
 from onnxtrain.autodiff.engine import Backward
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.passes import clean
 from onnxtrain.lowering.resolve_fused import resolve_fused
+from onnxtrain.runtime.all_reduce import all_reducing
 from onnxtrain.runtime.native import custom_ops_library
 
 PATH = str(custom_ops_library())
@@ -142,6 +143,44 @@ def test_threads_give_the_same_bits(instruction_set, library_path, call):
     for threads in (2, 3):
         for name, value in run_both(library_path, call, feeds, threads).items():
             np.testing.assert_array_equal(value[known[name]], first[name][known[name]], err_msg=name)
+
+
+@pytest.mark.parametrize("call", FORMS, ids=str)
+def test_gradients_of_gates_are_written_over_the_gates(call):
+    """``AllReduce`` works in place and tells where its values lie."""
+    call = replace(call, steps=4, batch=20, hidden=70)
+    feeds = call.draw(np.float32)
+    found = forward(PATH, call, feeds)
+    kept = {name: found[name] for name in ("Y", *call.kept_names)}
+    expected = gradient(PATH, call, feeds, kept)
+    given = call.all_inputs(call.gradient_inputs, feeds | kept)
+    spaces = [name for name in call.kept_names if name != "cells"]
+    used = [f"own {name}" if name in spaces else name for name in given]
+    produced = [name if name in expected else "" for name in call.gradient_outputs]
+    first = [helper.make_node("AllReduce", [name], [f"own {name}"], domain=ONNXTRAIN_DOMAIN) for name in spaces]
+    last = [helper.make_node("AllReduce", [f"d{name}"], [f"own d{name}"], domain=ONNXTRAIN_DOMAIN) for name in spaces]
+    nodes = [
+        *first,
+        helper.make_node(f"{call.operator}Gradient", used, produced, domain=ONNXTRAIN_DOMAIN, **call.attributes),
+        *last,
+        *(helper.make_node("Neg", [f"own d{name}"], [f"minus d{name}"]) for name in spaces),
+    ]
+    results = [f"minus {name}" if name[1:] in spaces else name for name in expected]
+    for threads in (1, 3):
+        made = session(
+            PATH,
+            nodes,
+            [(name, element_type(array), array.shape) for name, array in given.items()],
+            [(name, element_type(feeds["X"]), None) for name in results],
+            threads,
+            [helper.make_tensor_value_info(f"d{name}", element_type(kept[name]), kept[name].shape) for name in spaces],
+        )
+        addresses = []
+        with all_reducing(lambda array, addresses=addresses: addresses.append(array.ctypes.data)):
+            values = made.run(None, given)
+        assert addresses[: len(spaces)] == addresses[len(spaces) :]
+        for name, value in zip(expected, values, strict=True):
+            np.testing.assert_array_equal(-value if name[1:] in spaces else value, expected[name], err_msg=name)
 
 
 @pytest.mark.parametrize("call", FORMS[3:5] + [f for f in FORMS if f.attributes == {"linear_before_reset": 1}], ids=str)

@@ -19,10 +19,16 @@ from onnxtrain.graph.domains import is_default_domain
 from onnxtrain.graph.inference import infer_outputs
 from onnxtrain.graph.limits import TooLargeError
 from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.graph.value import dimensions, is_float
 
 
-def expand_functions(forward: Forward, route: Route) -> tuple[list[ir.Node], list[ir.Node]]:
+def expand_functions(forward: Forward, route: Route, *, shapes: bool = True) -> tuple[list[ir.Node], list[ir.Node]]:
     """Expand functions on the path, in place, until every node has a rule, or neither rule nor body.
+
+    Args:
+        forward: The graph.
+        route: From where to where.
+        shapes: Whether the shapes inside the bodies are wanted, as rules do; a search needs types only.
 
     Returns:
         The path, and the nodes through which no gradient passes: on it and in the bodies of its operators.
@@ -32,21 +38,29 @@ def expand_functions(forward: Forward, route: Route) -> tuple[list[ir.Node], lis
         path = forward.path(route)
         given = {output for node in path for output in node.outputs}
         missing = []
-        expanded = False
+        op: Builder | None = None  # bodies share constants, sizes, and nodes such as masks
+        expanded, told = False, True
         for node in path:
             entry = forward.entry(node)
             if entry is None:
-                if _expand_node(forward, node):
-                    expanded = True
-                else:
+                op = op or Builder(forward.graph, forward.opset)
+                outputs = [output for output in node.outputs if output.uses()]
+                made = _expand_node(forward, node, op)
+                if made is None:
                     missing.append(node)
+                else:
+                    expanded = True
+                    outputs += [output for one in made for output in one.outputs]
+                    told = told and all(_is_told(output, shapes) for output in outputs)
             elif entry.function is None or _loses_quantized(node, given):
                 missing.append(node)
             elif subgraphs(node):
                 missing += _missing_inside(forward, node, set(map(forward.current, (*route.xs, *given))))
         if not expanded:
             return path, missing
-        _infer_bodies(forward)
+        # Of most bodies all has been told as their nodes were emitted.
+        if not told or any(forward.entry(node) is None for node in forward.path(route)):
+            _infer_bodies(forward)
 
 
 def is_expanded(forward: Forward, route: Route) -> bool:
@@ -56,17 +70,15 @@ def is_expanded(forward: Forward, route: Route) -> bool:
     return all(forward.entry(node) is not None and not subgraphs(node) for node in forward.path(route))
 
 
-def _expand_node(forward: Forward, node: ir.Node) -> bool:
-    """Put the body of a node in its place; whether it has one."""
+def _expand_node(forward: Forward, node: ir.Node, op: Builder) -> list[ir.Node] | None:
+    """Put the body of a node in its place; returns the nodes, ``None`` where it has no body."""
     body = find_body(node, forward.opsets, forward.functions)
     if body is not None:
-        expand(node, body, forward.renamed, forward.functions)
-        return True
+        return expand(node, body, forward.renamed, forward.functions)
     written = find_registered_body(node.op_type, node.domain)
     if written is None:
-        return False
-    expand_registered(node, written, Builder(forward.graph, forward.opset, before=node), forward.renamed)
-    return True
+        return None
+    return expand_registered(node, written, op.before(node, sharing=True), forward.renamed)
 
 
 def _missing_inside(forward: Forward, node: ir.Node, active: Collection[ir.Value]) -> list[ir.Node]:
@@ -81,13 +93,23 @@ def _missing_inside(forward: Forward, node: ir.Node, active: Collection[ir.Value
 
 
 def _infer_bodies(forward: Forward) -> None:
-    """Rules profit from the shapes inside the bodies."""
+    """Rules profit from the shapes inside the bodies, and bodies inside bodies may need them."""
     if forward.graph.opset_imports:  # a main graph
         infer_shapes(ir.Model(forward.graph, ir_version=10, functions=list(forward.functions.values())))
         return
     for node in forward.graph:  # behind calls in the body of an operator
         if any(output.type is None for output in node.outputs):
             infer_outputs(node)
+
+
+def _is_told(value: ir.Value, shapes: bool) -> bool:
+    """Whether a value has a type and, where these are wanted, axes that have a size or a symbol if it is floating."""
+    if not isinstance(value.type, ir.TensorType) or value.dtype == ir.DataType.UNDEFINED:
+        return value.type is not None and not isinstance(value.type, ir.TensorType)
+    if not shapes:
+        return True
+    shape = dimensions(value)
+    return shape is not None and (not is_float(value) or None not in shape)
 
 
 def _loses_quantized(node: ir.Node, given: Collection[ir.Value]) -> bool:

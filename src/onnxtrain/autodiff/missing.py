@@ -22,14 +22,14 @@ GPU_ONLY = frozenset(
 
 def reached(forward: Forward, y: ir.Value, xs: Sequence[ir.Value]) -> set[ir.Value]:
     """The xs that y depends on through floating values and operators that pass a gradient on."""
-    path, _ = expand_functions(forward, Route((y,), tuple(xs)))
+    path, _ = expand_functions(forward, Route((y,), tuple(xs)), shapes=False)
     candidates = set(xs)
     return {value for node in path for value in values_read(node) if value in candidates} | ({y} & candidates)
 
 
 def missing_rules(forward: Forward, y: ir.Value, xs: Sequence[ir.Value]) -> list[ir.Node]:
     """The nodes between xs and y that have neither a rule nor a body."""
-    return expand_functions(forward, Route((y,), tuple(xs)))[1]
+    return expand_functions(forward, Route((y,), tuple(xs)), shapes=False)[1]
 
 
 def missing_rules_message(nodes: Iterable[ir.Node], opsets: Mapping[str, int]) -> str:

@@ -6,6 +6,8 @@ emit between two such passes, of which there are thousands.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
 from onnxtrain.graph.value import Dimension, constant_tensor, dimensions
@@ -93,6 +95,8 @@ def _infer_outputs(node: ir.Node) -> None:
             output.dtype = dtype
         if index == 0 and shape is not None:
             output.shape = ir.Shape(shape)
+    if node.op_type == "Split":
+        _split(node)
     if node.op_type == "SoftmaxCrossEntropyLoss" and len(node.outputs) == 2 and node.inputs[0] is not None:
         node.outputs[1].shape = node.inputs[0].shape  # the log-probabilities
     if node.op_type in ("MaxPool", "TopK") and len(node.outputs) == 2:
@@ -280,7 +284,7 @@ def _unsqueeze(node: ir.Node, shape: tuple[Dimension, ...]) -> tuple[Dimension, 
 def _squeeze(node: ir.Node, shape: tuple[Dimension, ...]) -> tuple[Dimension, ...] | None:
     axes = _constant_axes(node)
     if axes is None:
-        return None
+        return () if shape == (1,) else None
     gone = {axis % len(shape) for axis in axes}
     return tuple(size for axis, size in enumerate(shape) if axis not in gone)
 
@@ -323,6 +327,45 @@ def _reshape(node: ir.Node, shape: tuple[Dimension, ...]) -> tuple[Dimension, ..
     return tuple(sizes)
 
 
+def _split(node: ir.Node) -> None:
+    """Give the parts of a Split their shapes, where their sizes are constants or follow from their number."""
+    source = None if node.inputs[0] is None else dimensions(node.inputs[0])
+    if source is None:
+        return
+    given = node.attributes.get("axis")
+    axis = (0 if given is None else given.as_int()) % len(source)
+    sizes: Sequence[Dimension] | None = _constant_axes(node)
+    if sizes is None:
+        whole, parts = source[axis], len(node.outputs)
+        sizes = [None] * parts
+        if isinstance(whole, int) and len(node.inputs) < 2:
+            each = -(-whole // parts)
+            sizes = [each] * (parts - 1) + [whole - each * (parts - 1)]
+    for output, size in zip(node.outputs, sizes, strict=True):
+        if output.shape is None:
+            output.shape = ir.Shape((*source[:axis], size, *source[axis + 1 :]))
+
+
+def _gather(node: ir.Node, shape: tuple[Dimension, ...]) -> tuple[Dimension, ...] | None:
+    places = None if node.inputs[1] is None else dimensions(node.inputs[1])
+    if places is None:
+        return None
+    given = node.attributes.get("axis")
+    axis = (0 if given is None else given.as_int()) % len(shape)
+    return (*shape[:axis], *places, *shape[axis + 1 :])
+
+
+def _pad(node: ir.Node, shape: tuple[Dimension, ...]) -> tuple[Dimension, ...]:
+    pads, rank = _constant_axes(node), len(shape)
+    if pads is None or len(pads) != 2 * rank or len(node.inputs) > 3:
+        return (None,) * rank
+    added = [pads[axis] + pads[rank + axis] for axis in range(rank)]
+    return tuple(
+        size if not more else size + more if isinstance(size, int) else None
+        for size, more in zip(shape, added, strict=True)
+    )
+
+
 def _concat(node: ir.Node, shape: tuple[Dimension, ...]) -> tuple[Dimension, ...] | None:
     axis = node.attributes["axis"].as_int() % max(len(shape), 1)
     total = 0
@@ -346,6 +389,9 @@ _SHAPES = {
     "Size": lambda node, shape: (),
     "Reshape": _reshape,
     "Concat": _concat,
+    "Gather": _gather,
+    "Pad": _pad,
+    "Range": lambda node, shape: (None,),
     **dict.fromkeys(
         (
             *("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2"),

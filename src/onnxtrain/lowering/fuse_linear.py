@@ -46,7 +46,7 @@ def fuse_linear(model: ir.Model, *, frozen: bool = False) -> None:
     outputs or Gradient nodes name stay, and so does what depends on them.
     """
     graph = model.graph
-    finder = _Finder(named_by_gradients(graph), GradientOptions.read(model.metadata_props).recompute)
+    finder = LayerFinder(named_by_gradients(graph), GradientOptions.read(model.metadata_props).recompute)
     varying = varying_values(graph)
     main = Builder(graph, graph.opset_imports[""])
     replaced = []
@@ -66,7 +66,7 @@ def fuse_linear(model: ir.Model, *, frozen: bool = False) -> None:
     remove_unread(graph, replaced, finder.named)
 
 
-class _Layer(NamedTuple):
+class Layer(NamedTuple):
     """A product as it stands in the graph.
 
     Attributes:
@@ -84,7 +84,7 @@ class _Layer(NamedTuple):
     last: ir.Node
 
 
-class _Finder(NamedTuple):
+class LayerFinder(NamedTuple):
     """Recognises products.
 
     Attributes:
@@ -95,7 +95,7 @@ class _Finder(NamedTuple):
     named: set[str]
     patterns: Sequence[str]
 
-    def match(self, product: ir.Node) -> _Layer | None:
+    def match(self, product: ir.Node) -> Layer | None:
         """What a node multiplies, with what is added to it, where the operator can compute it."""
         if product.domain or product.op_type not in ("MatMul", "Gemm") or (factors := _factors(product)) is None:
             return None
@@ -110,7 +110,7 @@ class _Finder(NamedTuple):
         last = product
         if bias is None and (found := self._addition(product, size)) is not None:
             bias, last = found
-        return _Layer(x, w, transposed, bias, last)
+        return Layer(x, w, transposed, bias, last)
 
     def _before_transpose(self, product: ir.Node, w: ir.Value) -> ir.Value | None:
         """The matrix that w is the transposed of."""

@@ -7,15 +7,19 @@ for sessions that load the native kernels only.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import KERNEL_TYPES, emit
 from onnxtrain.autodiff.node import Node
-from onnxtrain.autodiff.rules.fused_recurrent import GATES, INPUTS, all_inputs, keeps_linear, settings, states
+from onnxtrain.autodiff.rules.fused_recurrent import GATES, INPUTS, all_inputs, is_zero, keeps_linear, settings, states
 from onnxtrain.graph import Builder
 from onnxtrain.graph.replace import remove_nodes, take_over
 from onnxtrain.graph.value import Dimension, dimensions
 from onnxtrain.lowering.patterns import varying_values
+
+_FIRST_STATES = (5, 6)  # initial_h and, of an LSTM, initial_c
 
 
 def fuse_recurrent(model: ir.Model) -> None:
@@ -23,9 +27,10 @@ def fuse_recurrent(model: ir.Model) -> None:
 
     They have the inputs and results of the standard ones, and then what the gradient reads: gates [steps, batch,
     directions, gates hidden], and the cells of an LSTM [steps, directions, batch, hidden], or what a GRU with
-    ``linear_before_reset`` scales [steps, batch, directions, hidden]. Left alone are nodes through which no gradient
-    flows, those with ``layout`` = 1, whose size of the state is not known, and types that no kernel has. The node keeps
-    its name.
+    ``linear_before_reset`` scales [steps, batch, directions, hidden]. First states that are known to be zeros, as
+    exporters write them, are left out: the states before all steps then lie in Y, and the gradient does not copy them.
+    Left alone are nodes through which no gradient flows, those with ``layout`` = 1, whose size of the state is not
+    known, and types that no kernel has. The node keeps its name.
 
     Requires: a sorted graph with types and shapes. Ensures: a sorted graph; values that outputs or Gradient nodes name
     stay.
@@ -38,7 +43,7 @@ def fuse_recurrent(model: ir.Model) -> None:
     main = Builder(graph, graph.opset_imports[""])
     for node in nodes:
         if _is_taken(node) and any(value in varying for value in node.inputs):
-            _replace(graph, main.before(node), node)
+            _replace(graph, main.before(node), node, varying)
 
 
 def _is_taken(node: ir.Node) -> bool:
@@ -60,7 +65,7 @@ def _hidden(node: ir.Node) -> Dimension:
     return shape[-1] if shape else None
 
 
-def _replace(graph: ir.Graph, op: Builder, node: ir.Node) -> None:
+def _replace(graph: ir.Graph, op: Builder, node: ir.Node, varying: Collection[ir.Value]) -> None:
     view = Node(node, op)
     x, operator, hidden = view.x, node.op_type, _hidden(node)
     assert isinstance(hidden, int)
@@ -74,8 +79,12 @@ def _replace(graph: ir.Graph, op: Builder, node: ir.Node) -> None:
         shapes.append((steps, directions, batch, hidden))
     elif keeps_linear(view):
         shapes.append((steps, batch, directions, hidden))
-    inputs = all_inputs(view, [view.input(index) for index in range(INPUTS[operator])])
-    outputs = emit(op, operator, *inputs, like=[None] * len(shapes), **attributes)
+    inputs = [view.input(index) for index in range(INPUTS[operator])]
+    for index in _FIRST_STATES:
+        state = inputs[index] if index < len(inputs) else None
+        if state is not None and state.ir not in varying and is_zero(state):
+            inputs[index] = None
+    outputs = emit(op, operator, *all_inputs(view, inputs), like=[None] * len(shapes), **attributes)
     for output, shape in zip(outputs, shapes, strict=True):
         output.ir.dtype = x.dtype
         output.with_shape(shape)

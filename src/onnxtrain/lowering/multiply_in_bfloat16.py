@@ -12,18 +12,15 @@ from onnxtrain.graph.value import dimensions
 LEAST = 64
 """Sizes of a weight from which on a product is worth the rounding: narrower ones, as those of adapters, stay exact."""
 
-_STORED = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-
 
 def multiply_in_bfloat16(model: ir.Model, *, wanted: bool) -> None:
     """Let products with weights round their factors to bfloat16 and add up in float, forwards and back, in place.
 
     ``Linear``, ``LinearWeightGradient``, ``MatMulNBits`` and ``MatMulNBitsGradient`` of the domain ``onnxtrain`` get
-    the attribute ``compute``. Where the weight of a ``Linear`` is made of one in float16 or bfloat16 by a Cast, the
-    node reads that one. Left in float32 are products with weights of fewer than 64 rows or columns, or of sizes that
-    are not known; in float64 those of it. All else, as attention, norms, losses and updates, is never rounded.
+    the attribute ``compute``. Left in float32 are products with weights of fewer than 64 rows or columns, or of sizes
+    that are not known; in float64 those of it. All else, as attention, norms, losses and updates, is never rounded.
 
-    Requires: types, and the shapes of weights. Ensures: a sorted graph; Casts that nothing reads any more may be left.
+    Requires: types, and the shapes of weights. Ensures: a sorted graph.
 
     Args:
         model: The model.
@@ -34,8 +31,6 @@ def multiply_in_bfloat16(model: ir.Model, *, wanted: bool) -> None:
     for node in all_nodes(model.graph):
         if node.domain == ONNXTRAIN_DOMAIN and _is_worth_it(node):
             node.attributes["compute"] = ir.AttrString("compute", "bfloat16")
-            if node.op_type == "Linear":
-                _read_as_stored(node)
 
 
 def _is_worth_it(node: ir.Node) -> bool:
@@ -55,14 +50,3 @@ def _is_worth_it(node: ir.Node) -> bool:
 
 def _sizes(value: ir.Value | None) -> tuple[object, ...]:
     return () if value is None else dimensions(value) or ()
-
-
-def _read_as_stored(node: ir.Node) -> None:
-    """Let a product read a weight in 16 bits itself."""
-    weight = node.inputs[1]
-    cast = None if weight is None else weight.producer()
-    if cast is None or (cast.domain, cast.op_type) != ("", "Cast"):
-        return
-    stored = cast.inputs[0]
-    if stored is not None and stored.dtype in _STORED:
-        node.replace_input_with(1, stored)

@@ -25,6 +25,8 @@ from onnxtrain.lowering.keep_updates import keep_updates
 from onnxtrain.lowering.mask_softmax_gradients import mask_softmax_gradients
 from onnxtrain.lowering.multiply_in_bfloat16 import multiply_in_bfloat16
 from onnxtrain.lowering.optimizer_nodes import lower_optimizers
+from onnxtrain.lowering.read_halves import read_halves
+from onnxtrain.lowering.read_last_state import read_last_state
 from onnxtrain.lowering.recompute import check_patterns, recompute
 from onnxtrain.lowering.resolve_fused import resolve_fused
 from onnxtrain.lowering.reuse_activations import reuse_activations
@@ -84,6 +86,7 @@ def lower_graph(
         fuse_activations(model)  # Gelu: one node for five
         fuse_attention(model)  # scores, mask, softmax and product: one node
         fuse_linear(model, frozen=rounds)  # product, transposition and bias: one node
+        read_last_state(model)  # of a recurrent layer: its gradient is one step
         fuse_recurrent(model)  # LSTM, GRU, RNN that keep what their gradients read
     backward = Backward()
     for gradient in build_gradients(model, derivative):  # a Gradient node becomes the nodes that compute it
@@ -100,6 +103,7 @@ def lower_graph(
         split_cross_entropy(graph)  # the loss in parts that have kernels
         use_convolution_kernels(model)
         use_few_bits_kernels(model)
+        read_halves(model)  # products read weights in 16 bits as they are stored
         multiply_in_bfloat16(model, wanted=rounds)  # products with weights, where asked for
         remove_unused(model)
         dequantize_again(graph)  # frozen weights of few bits are in float while they are read

@@ -1,7 +1,8 @@
 """A product with a weight, and its bias, as one operator of this project's domain, and its gradient.
 
 x is [..., K], the weight [K, N], or [N, K] with ``transB``, the bias [N], y [..., N]. The leading axes are rows. With
-``compute`` = "bfloat16" both factors are rounded to bfloat16; then the weight may be stored in 16 bits.
+``compute`` = "bfloat16" both factors are rounded to bfloat16. Beside x in float32 the kernel reads weights in 16 bits,
+too.
 """
 
 from __future__ import annotations

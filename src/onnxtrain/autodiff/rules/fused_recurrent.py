@@ -199,7 +199,7 @@ def _rule(operator: str) -> Rule:
         for index in range(count + _kept(node)):
             node.output_required(index, node.x.dtype)
         kept = node.outputs[count:]
-        arriving = [None if dy is None or _is_zero(dy) else dy for dy in dys[:count]]
+        arriving = [None if dy is None or is_zero(dy) else dy for dy in dys[:count]]
         arriving += [None] * (count - len(arriving))
         wanted = [value if index != _LENGTHS and node.wants(value) else None for index, value in enumerate(inputs)]
         second = kept[1] if len(kept) > 1 else None
@@ -224,8 +224,8 @@ def _attributes(node: Node) -> dict[str, Any]:
     return {name: node.attribute(name) for name in names}
 
 
-def _is_zero(value: Value) -> bool:
-    """Whether a gradient is known to be zero: the engine's for an output that nothing reads."""
+def is_zero(value: Value) -> bool:
+    """Whether a value is known to be zero: the engine's gradient of an output that nothing reads, a first state."""
     node = value.ir.producer()
     if node is None or node.op_type != "ConstantOfShape" or node.domain:
         constant = value.constant()

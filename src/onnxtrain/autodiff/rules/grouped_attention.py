@@ -18,6 +18,7 @@ from onnxtrain.autodiff.registry import register_body
 from onnxtrain.autodiff.rules.microsoft import DOMAIN
 from onnxtrain.autodiff.rules.microsoft_attention import refuse, turned_at
 from onnxtrain.graph import Value
+from onnxtrain.graph.value import Dimension
 
 _KEY, _VALUE, _PAST_KEY, _PAST_VALUE, _LAST_PLACES, _COSINES, _SINES, _POSITIONS, _BIAS, _SINK = (
     *range(1, 6),
@@ -62,7 +63,8 @@ def group_query_attention(node: Node) -> list[Value | None]:
         node, node.input(12) is not None or bool(node.attribute("kv_cache_bit_width", 0)), "quantized keys and values"
     )
     refuse(node, node.has_output(3), "its scores as an output")
-    lengths = op.cast(op.reshape(node.input_required(_LAST_PLACES), [-1, 1]), ir.DataType.INT64) + 1
+    known = None if node.x.shape is None else (node.x.shape[0], 1)
+    lengths = op.cast(op.reshape(node.input_required(_LAST_PLACES), [-1, 1], known), ir.DataType.INT64) + 1
     q, k, v = _split(node)
     past = node.input(_PAST_KEY), node.input(_PAST_VALUE)
     begins = None
@@ -111,9 +113,16 @@ def _places(node: Node, q: Value, sizes: _Sizes) -> Value:
     op, given = node.op, node.input(_POSITIONS)
     if given is not None:
         return given
-    count = op.Range(op.constant(0, np.int64), op.Squeeze(op.dimension(q, 1)), op.constant(1, np.int64))
+    count = _counted(q)
     places = op.Unsqueeze(count, op.ints(0))
     return places if sizes.begins is None else op.Add(places, sizes.begins)
+
+
+def _counted(q: Value) -> Value:
+    """The numbers of the queries [b, s, heads, n], from 0 on: [s]."""
+    op = q.op
+    count = op.Range(op.constant(0, np.int64), op.Squeeze(op.dimension(q, 1)), op.constant(1, np.int64))
+    return count.with_shape(None if q.shape is None else q.shape[1:2])
 
 
 def _rotated(node: Node, part: Value, places: Value, sizes: _Sizes) -> Value:
@@ -126,7 +135,7 @@ def _mask(node: Node, q: Value, keys: Value, past: Value | None, sizes: _Sizes) 
     """Which keys a query sees, [b or 1, 1, s, t]: those up to its own place, and no further back than the window."""
     op, window = node.op, int(node.attribute("local_window_size", -1))
     zero, one = op.constant(0, np.int64), op.constant(1, np.int64)
-    queries = op.Range(zero, op.Squeeze(op.dimension(q, 1)), one)
+    queries = _counted(q)
     rows = op.Unsqueeze(queries, op.ints(0, 1, 3))
     new = op.Unsqueeze(queries, op.ints(0, 1, 2))
     columns = new
@@ -197,15 +206,22 @@ def _grouped(q: Value, sizes: _Sizes) -> Value:
     if sizes.shared == 1:
         return q
     op, shape = q.op, q.shape
-    divided = op.Reshape(q, op.Concat(op.ints(0, 0), op.ints(sizes.groups, sizes.shared, -1), axis=0))
+    divided = op.Reshape(q, op.ints(0, 0, sizes.groups, sizes.shared, -1))
+    if shape is not None:
+        divided.with_shape((*shape[:2], sizes.groups, sizes.shared, shape[3]))
     rows = op.Reshape(
         op.Transpose(divided, perm=[0, 1, 3, 2, 4]),
         op.Concat(op.ints(0, -1, sizes.groups), op.dimension(q, 3), axis=0),
     )
     if shape is None:
         return rows.with_shape((None, None, sizes.groups, None))
-    count = shape[1] * sizes.shared if isinstance(shape[1], int) else None
+    count = _multiple(shape[1], sizes.shared)
     return rows.with_shape((shape[0], count, sizes.groups, shape[3]))
+
+
+def _multiple(size: Dimension, count: int) -> Dimension:
+    """So many times a size; of one that is not known yet, a symbol."""
+    return size * count if isinstance(size, int) else None if size is None else f"{count} times {size}"
 
 
 def _ungrouped(node: Node, y: Value, sizes: _Sizes) -> Value:
@@ -214,6 +230,8 @@ def _ungrouped(node: Node, y: Value, sizes: _Sizes) -> Value:
     if sizes.shared > 1:
         last = op.Shape(y, start=3, end=4)
         divided = op.Reshape(y, op.Concat(op.ints(0, -1, sizes.shared, sizes.groups), last, axis=0))
+        if node.x.shape is not None:
+            divided.with_shape((*node.x.shape[:2], sizes.shared, sizes.groups, size))
         y = op.Transpose(divided, perm=[0, 1, 3, 2, 4])
         result = op.Reshape(y, op.Concat(op.dimension(node.x, 0), op.dimension(node.x, 1), op.ints(-1), axis=0))
     else:
@@ -245,6 +263,10 @@ def _repeated(bias: Value, sizes: _Sizes) -> Value:
     """[b, 1, s, t] with every row once for each head of a group."""
     if sizes.shared == 1:
         return bias
-    op = bias.op
+    op, shape = bias.op, bias.shape
     wide = op.Expand(op.Unsqueeze(bias, op.ints(3)), op.ints(1, 1, 1, sizes.shared, 1))
-    return op.Reshape(wide, op.Concat(op.ints(0, 0, -1), op.Shape(bias, start=3), axis=0))
+    rows = op.Reshape(wide, op.Concat(op.ints(0, 0, -1), op.Shape(bias, start=3), axis=0))
+    if shape is not None:
+        wide.with_shape((*shape[:3], sizes.shared, shape[3]))
+        rows.with_shape((*shape[:2], _multiple(shape[2], sizes.shared), shape[3]))
+    return rows

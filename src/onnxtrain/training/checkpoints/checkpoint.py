@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
-import re
 import shutil
-import stat
-import zlib
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
@@ -24,34 +18,27 @@ from onnxtrain.errors import CheckpointError, OptionError
 from onnxtrain.model.writing import folder_lock
 from onnxtrain.training.checkpoints.checkpoint_tensors import decode, encode
 from onnxtrain.training.checkpoints.fingerprint import differences, how_to_change
+from onnxtrain.training.checkpoints.records import (
+    FORMAT_VERSION,
+    STEM,
+    DamagedError,
+    Entry,
+    checksum_of,
+    damage_of,
+    damaged,
+    entries_of,
+    newest_of,
+    read_record,
+    record_checksum,
+    to_json,
+)
 from onnxtrain.training.data.conversion import Array
 from onnxtrain.training.description import JSON
 
 _logger = logging.getLogger(__name__)
 
-FORMAT_VERSION: Final = 1
-_STEM: Final = re.compile(r"checkpoint-(?P<sequence>\d+)-step-(?P<step>\d+)")
 # A folder inside, not only names of our own: safetensors writes to a temporary name that it chooses itself.
 _WORKSHOP: Final = ".writing"
-# Deeply nested brackets are no JSON of ours, but the parser gives up on them in a way of its own.
-_UNREADABLE: Final = (OSError, ValueError, RecursionError)
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """One checkpoint, as its file name tells."""
-
-    path: Path
-    sequence: int
-    step: int
-
-    @property
-    def tensors(self) -> Path:
-        return self.path.with_suffix(".safetensors")
-
-
-class _DamagedError(CheckpointError):
-    """Files of a checkpoint are not what was written; another one may be."""
 
 
 class CheckpointStore:
@@ -152,7 +139,7 @@ class CheckpointStore:
             entries = self._entries()
             sequence = entries[-1].sequence + 1 if entries else 1
             stem = f"checkpoint-{sequence:06d}-step-{step}"
-            entry = _Entry(self.folder / f"{stem}.json", sequence, step)
+            entry = Entry(self.folder / f"{stem}.json", sequence, step)
             self._write(entry, tensors, metadata)
             kept = [*(other for other in entries if other.step != step), entry][-self.keep :]
             for other in entries:
@@ -205,11 +192,11 @@ class CheckpointStore:
         Raises:
             CheckpointError: there is none, or its fingerprint differs.
         """
-        first: _DamagedError | None = None
+        first: DamagedError | None = None
         for entry in reversed(self._entries()):
             try:
                 return self._load(entry, expect, change)
-            except _DamagedError as error:
+            except DamagedError as error:
                 _logger.warning("%s", error)
                 first = first or error
         if first is not None:
@@ -217,25 +204,25 @@ class CheckpointStore:
         return self._load(self._find(None), expect, change)
 
     def _load(
-        self, entry: _Entry, expect: Mapping[str, JSON] | None, change: Collection[str]
+        self, entry: Entry, expect: Mapping[str, JSON] | None, change: Collection[str]
     ) -> tuple[dict[str, Array], dict[str, JSON]]:
-        record = _read_record(entry)
+        record = read_record(entry)
         if expect is not None:
             _compare_fingerprints(entry.path, record["metadata"].get("fingerprint"), expect, change)
-        problem = _damage(entry, record)
+        problem = damage_of(entry, record)
         if problem:
-            raise _damaged(entry, problem)
+            raise damaged(entry, problem)
         try:
             tensors = decode(load_file(entry.tensors), record["types"])
         except (SafetensorError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise _damaged(entry, f"'{entry.tensors.name}' cannot be read ({error})") from error
+            raise damaged(entry, f"'{entry.tensors.name}' cannot be read ({error})") from error
         return tensors, {
             **record["metadata"],
             "step": record["step"],
             "format_version": record["format_version"],
         }
 
-    def _write(self, entry: _Entry, tensors: Mapping[str, Array], metadata: Mapping[str, JSON]) -> None:
+    def _write(self, entry: Entry, tensors: Mapping[str, Array], metadata: Mapping[str, JSON]) -> None:
         encoded, types = encode(tensors)
         workshop = self.folder / _WORKSHOP
         workshop.mkdir()
@@ -248,13 +235,13 @@ class CheckpointStore:
                 "format_version": FORMAT_VERSION,
                 "step": entry.step,
                 "bytes": unfinished.stat().st_size,
-                "crc32": _checksum(unfinished),
+                "crc32": checksum_of(unfinished),
                 "types": types,
                 "metadata": dict(metadata),
             }
-            record = json.loads(_to_json(record))  # as it will be read
-            record["checksum"] = _record_checksum(record)
-            unfinished_record.write_text(_to_json(record), encoding="utf-8")
+            record = json.loads(to_json(record))  # as it will be read
+            record["checksum"] = record_checksum(record)
+            unfinished_record.write_text(to_json(record), encoding="utf-8")
             _flush(unfinished_record)
             unfinished.replace(entry.tensors)
             _flush(self.folder)  # the tensors' name is on the disk before the JSON's can be
@@ -271,24 +258,24 @@ class CheckpointStore:
         else:
             workshop.unlink(missing_ok=True)
         for path in self.folder.glob("checkpoint-*.safetensors"):
-            if _STEM.fullmatch(path.stem) and not path.with_suffix(".json").exists():
+            if STEM.fullmatch(path.stem) and not path.with_suffix(".json").exists():
                 path.unlink(missing_ok=True)
 
-    def _entries(self) -> list[_Entry]:
+    def _entries(self) -> list[Entry]:
         try:
-            return _entries(self.folder)
+            return entries_of(self.folder)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise CheckpointError(f"'{self.folder}' cannot be read: {reason}; give a folder of checkpoints.") from error
 
-    def _find(self, checkpoint: int | str | os.PathLike[str] | None) -> _Entry:
+    def _find(self, checkpoint: int | str | os.PathLike[str] | None) -> Entry:
         entries = self._entries()
         if isinstance(checkpoint, str | os.PathLike):
             path = Path(checkpoint).with_suffix(".json")
-            match = _STEM.fullmatch(path.stem)
+            match = STEM.fullmatch(path.stem)
             if not match or not path.is_file():
-                raise CheckpointError(f"'{checkpoint}' is not a checkpoint; {_newest(path.parent)}.")
-            return _Entry(path, int(match["sequence"]), int(match["step"]))
+                raise CheckpointError(f"'{checkpoint}' is not a checkpoint; {newest_of(path.parent)}.")
+            return Entry(path, int(match["sequence"]), int(match["step"]))
         if not entries:
             raise CheckpointError(f"'{self.folder}' holds no checkpoint; train with a checkpoint folder first.")
         if checkpoint is None:
@@ -315,132 +302,18 @@ def read_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dic
     return CheckpointStore(given.parent).load(given)
 
 
-def _entries(folder: Path) -> list[_Entry]:
-    """All checkpoints of a folder, in the order in which they were written."""
-    entries = []
-    for path in folder.glob("checkpoint-*.json"):
-        match = _STEM.fullmatch(path.stem)
-        if match:
-            entries.append(_Entry(path, int(match["sequence"]), int(match["step"])))
-    return sorted(entries, key=lambda entry: entry.sequence)
-
-
-def _to_json(record: dict[str, Any]) -> str:
-    def plain(value: object) -> object:
-        if isinstance(value, np.generic):
-            return value.item()
-        raise TypeError(f"a {type(value).__name__} is not a JSON value")
-
-    try:
-        return json.dumps(record, default=plain, indent=1)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"the metadata of a checkpoint cannot be written as JSON: {error}.") from error
-
-
-def _parse_record(path: Path) -> dict[str, Any]:
-    """Read the JSON of a checkpoint; raise ValueError if something is not there."""
-    if not _is_ordinary(path):
-        raise ValueError("it is no ordinary file")
-    record = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(record, dict) or "format_version" not in record:
-        raise ValueError("it has no format version")
-    if record["format_version"] == FORMAT_VERSION:
-        kinds = {"step": int, "bytes": int, "crc32": int, "types": dict, "metadata": dict}
-        wrong = [key for key, kind in kinds.items() if not isinstance(record.get(key), kind)]
-        if wrong:
-            raise ValueError(f"it has no valid {', '.join(wrong)}")
-        if "checksum" not in record:
-            raise ValueError(
-                "it has no checksum, which an earlier onnxtrain did not write: finish the training with that"
-            )
-        if record["checksum"] != _record_checksum(record):
-            raise ValueError("it has another checksum than when it was written")
-    return record
-
-
-def _record_checksum(record: Mapping[str, Any]) -> str:
-    """A hash of what the JSON says, apart from size and checksum of the tensors' file, which that file confirms."""
-    content = {key: value for key, value in record.items() if key not in ("bytes", "crc32", "checksum")}
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def _read_record(entry: _Entry) -> dict[str, Any]:
-    try:
-        record = _parse_record(entry.path)
-    except _UNREADABLE as error:
-        raise _damaged(entry, f"its JSON cannot be read ({error})") from error
-    if record["format_version"] != FORMAT_VERSION:
-        raise CheckpointError(
-            f"'{entry.path}' has format version {record['format_version']}, this onnxtrain reads version "
-            f"{FORMAT_VERSION}; use the onnxtrain that wrote it."
-        )
-    if record["step"] != entry.step:
-        raise _damaged(entry, f"it is that of step {record['step']}, under another name")
-    return record
-
-
-def _damaged(entry: _Entry, problem: str) -> _DamagedError:
-    newest = _newest(entry.path.parent, apart_from=entry.path.name)
-    return _DamagedError(f"the checkpoint '{entry.path}' is damaged: {problem}; {newest}.")
-
-
-def _newest(folder: Path, apart_from: str = "") -> str:
-    """How an error message ends: with the newest checkpoint of a folder that is complete."""
-    for entry in reversed(_entries(folder)):
-        try:
-            record = _parse_record(entry.path)
-        except _UNREADABLE:
-            continue
-        complete = record["format_version"] == FORMAT_VERSION and not _damage(entry, record)
-        if complete and entry.path.name != apart_from:
-            return f"the newest complete one is '{entry.path}' of step {entry.step}"
-    return "the folder holds no other complete one" if apart_from else "the folder holds no complete one"
-
-
-def _damage(entry: _Entry, record: dict[str, Any]) -> str | None:
-    """What is wrong with the tensors' file; None if nothing."""
-    name = entry.tensors.name
-    try:
-        if not _is_ordinary(entry.tensors):
-            return f"'{name}' is no ordinary file"
-        size = entry.tensors.stat().st_size
-        if size != record["bytes"]:
-            return f"'{name}' has {size} bytes instead of {record['bytes']}"
-        if _checksum(entry.tensors) != record["crc32"]:
-            return f"'{name}' has another checksum than when it was written"
-    except FileNotFoundError:
-        return f"'{name}' is missing"
-    except OSError as error:
-        return f"'{name}' cannot be read ({error.strerror or error})"
-    return None
-
-
-def _is_ordinary(path: Path) -> bool:
-    """Whether a file may be opened: a pipe waits for its writer, perhaps for ever."""
-    return stat.S_ISREG(path.stat().st_mode)
-
-
 def _compare_fingerprints(
     path: Path, found: object, expected: Mapping[str, JSON], change: Collection[str] = ()
 ) -> None:
     fingerprint = found if isinstance(found, dict) else {}
     # What went through JSON has lists for tuples and text for keys: compare what came through on both sides.
-    different = differences(fingerprint, json.loads(_to_json(dict(expected))))
+    different = differences(fingerprint, json.loads(to_json(dict(expected))))
     refused = {key: words for key, words in different.items() if key not in change}
     if refused:
         raise CheckpointError(
             f"the checkpoint '{path}' belongs to another training: {', '.join(refused.values())}; "
             f"{how_to_change(different)}."
         )
-
-
-def _checksum(path: Path) -> int:
-    checksum = 0
-    with path.open("rb") as file:
-        while block := file.read(2**20):
-            checksum = zlib.crc32(block, checksum)
-    return checksum
 
 
 def _flush(path: Path) -> None:

@@ -10,6 +10,7 @@ from onnxtrain.training.weights.names import is_literal, is_mask, is_table
 from onnxtrain.training.weights.of_products import PRODUCTS, is_lookup, is_product
 from onnxtrain.training.weights.readers import REARRANGING, Functions, Reader, arrivals, summed_with
 from onnxtrain.training.weights.scalars import is_scalar
+from onnxtrain.training.weights.widened import as_stored
 
 _HUGE = 1e9
 """No weight is as large; exporters write masks as -inf or the smallest float."""
@@ -204,7 +205,7 @@ def _is_sinusoid(value: ir.Value) -> bool:
     sizes = [size for size in shape if size != 1]
     if len(sizes) < 2 or not all(isinstance(size, int) for size in sizes) or int(sizes[0] or 0) < _LEAST_ROWS:
         return False
-    rows = np.asarray(tensor.numpy()).reshape(int(sizes[0] or 0), -1)
+    rows = as_stored(tensor).reshape(int(sizes[0] or 0), -1)
     start = min(len(rows) // 4, _FIRST_ROW)
     part = rows[start : start + _ROWS].astype(np.float64)
     if not np.isfinite(part).all():

@@ -17,6 +17,7 @@ from onnxtrain.errors import OptionError
 from onnxtrain.graph.clone import subgraphs
 from onnxtrain.training.weights.parameters import Initializer
 from onnxtrain.training.weights.stored import Stored
+from onnxtrain.training.weights.widened import WidenedTensor
 
 HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
@@ -128,7 +129,7 @@ def _widen_graph(graph: ir.Graph, halves: Halves) -> None:
         tensor = value.const_value
         if tensor is not None and tensor.dtype in HALVES:
             halves[name] = tensor
-            value.const_value = _widened(tensor)
+            value.const_value = WidenedTensor(tensor)
             value.dtype = ir.DataType.FLOAT
     for value in graph.outputs:
         _widen_value(value)
@@ -159,13 +160,6 @@ def _widen_nodes(graph: ir.Graph | ir.Function) -> None:
 def _widen_value(value: ir.Value) -> None:
     if isinstance(value.type, ir.TensorType) and value.dtype in HALVES:
         value.type = ir.TensorType(ir.DataType.FLOAT)
-
-
-def _widened(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-    def read() -> ir.TensorProtocol:
-        return ir.tensor(np.asarray(tensor.numpy()).astype(np.float32), name=tensor.name)
-
-    return ir.LazyTensor(read, dtype=ir.DataType.FLOAT, shape=ir.Shape(tensor.shape.numpy()), name=tensor.name)
 
 
 def _gathers(graph: ir.Graph, table: ir.Value) -> list[ir.Node]:

@@ -1,0 +1,44 @@
+"""Functions are expanded into nodes that say their types and shapes as they are emitted."""
+
+import onnx_ir as ir
+import pytest
+
+from onnxtrain.autodiff import expand
+from onnxtrain.autodiff.path import Forward, Route
+from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.graph.value import dimensions, is_float
+from onnxtrain.training.working_copy.pasts import leave_out_pasts
+from real.language_model import language_model
+
+
+@pytest.fixture
+def model():
+    """Two layers with grouped attention and norms of ONNX Runtime, of symbolic sizes."""
+    made = ir.from_proto(language_model())
+    leave_out_pasts(made)
+    return infer_shapes(made)
+
+
+def _forward(model):
+    """The graph, and the way from its logits to all weights."""
+    forward = Forward.of(model)
+    xs = tuple(value for value in model.graph.initializers.values() if is_float(value))
+    return forward, Route((model.graph.outputs[0],), xs)
+
+
+def test_bodies_are_told_without_going_through_the_graph_again(model, monkeypatch):
+    monkeypatch.delattr(expand, "infer_shapes")
+    forward, route = _forward(model)
+    path, missing = expand.expand_functions(forward, route)
+    assert not missing
+    assert "com.microsoft" not in {node.domain for node in path}
+    for node in path:
+        shape = dimensions(node.outputs[0])
+        assert shape is not None, node.name
+        assert None not in shape, node.name
+
+
+def test_bodies_of_all_layers_share_their_mask(model):
+    forward, route = _forward(model)
+    expand.expand_functions(forward, route)
+    assert [node.op_type for node in forward.graph].count("Range") == 1
