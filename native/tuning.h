@@ -98,6 +98,10 @@ inline constexpr std::size_t kAttentionTasks = 16, kLeastQueries = 64;
 // that another core does costs a third of a microsecond of waiting; the multiplications take one at least.
 inline constexpr std::size_t kLeastStepProducts = std::size_t{1} << 16, kLeastUnits = 32;
 
+// Factors of the recurrent products up to this share of the second cache, in 1024ths, are read by each core at every step,
+// and the rows of the batch cut into parts instead of the units; a part has so many rows at least: those of a tile.
+inline constexpr std::size_t kNearFactorsShare = 512, kLeastBatchRows = 8;
+
 // The depth of the recurrent product at once: a panel's block of it (64 columns or fewer) stays in the second cache
 // while all rows of the batch are multiplied with it. Bits.
 inline constexpr std::size_t kFactorDepth = 512;

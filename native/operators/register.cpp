@@ -176,6 +176,7 @@ void add_operators(const OrtApi* api, const Domains& domains) {
   add_operator<LstmGradientNode>(api, domains.own);
   add_operator<RnnNode>(api, domains.own);
   add_operator<RnnGradientNode>(api, domains.own);
+  add_operator<RecurrentProductsGradientNode>(api, domains.own);
 }
 
 }  // namespace

@@ -28,7 +28,8 @@ void multiply(const Product<T>& whole, const ParallelFor& parallel_for) {
   const auto ones = multiples(1, common.block), copied = multiples(common.copy_stride, common.block);
   common.ones = ones.data();
   common.copied = copied.data();
-  BufferPool pool(checked_product(kernels_for.scratch(most_rows, most_columns), common.block, sizeof(T)));
+  const std::size_t copied_rows = whole.left.row == 1 ? most_rows : 0;  // others are read where they lie
+  BufferPool pool(checked_product(kernels_for.scratch(copied_rows, most_columns), common.block, sizeof(T)));
   parallel_for(cut.rows * cut.columns, [&](std::size_t task) {
     const std::size_t row_part = task / cut.columns, column_part = task % cut.columns;
     const std::size_t row = begin_of(row_part, cut.rows, whole.rows, kRowUnit);

@@ -52,6 +52,21 @@ struct Places {
 // an input is left out between others, and since the last one has to have the type of the outputs.
 bool is_given(const Inputs& given, std::size_t index) { return given.has(index) && given[index].shape != Shape{0}; }
 
+// The lengths of the sequences of a batch, checked; null: not given.
+const std::int32_t* lengths_of(const Inputs& given, std::size_t index, std::int64_t batch, std::int64_t steps) {
+  if (!is_given(given, index)) return nullptr;
+  given.require_shape(index, {batch});
+  const auto* lengths = static_cast<const std::int32_t*>(given[index].data);
+  for (std::int64_t n = 0; n < batch; ++n) {
+    if (lengths[n] < 0 || lengths[n] > steps) {
+      throw std::invalid_argument("input " + std::to_string(index) + " (sequence_lens) has " +
+                                  std::to_string(lengths[n]) + ", and must have numbers from 0 to " +
+                                  std::to_string(steps) + ", the steps of X.");
+    }
+  }
+  return lengths;
+}
+
 // A call with the inputs that both nodes have, checked.
 struct Reading {
   Recurrent call = {};
@@ -94,17 +109,7 @@ struct Reading {
     call.r = given[places.r].data;
     call.b = data(given, places.b);
     call.initial_state = data(given, places.initial_state);
-    if (is_given(given, places.lengths)) {
-      given.require_shape(places.lengths, {batch});
-      call.lengths = static_cast<const std::int32_t*>(given[places.lengths].data);
-      for (std::size_t n = 0; n < call.batch; ++n) {
-        if (call.lengths[n] < 0 || call.lengths[n] > steps) {
-          throw std::invalid_argument("input 4 (sequence_lens) has " + std::to_string(call.lengths[n]) +
-                                      ", and must have numbers from 0 to " + std::to_string(steps) +
-                                      ", the steps of X.");
-        }
-      }
-    }
+    call.lengths = lengths_of(given, places.lengths, batch, steps);
   }
 
   void require(const Inputs& given, std::size_t index, const Shape& shape) const {
@@ -180,6 +185,10 @@ const Signature LstmGradientNode::kSignature = {
 template <>
 const Signature RnnGradientNode::kSignature = {
     "RNNGradient", listed({kInputs, {"Y", "gates", "dY", "dY_h"}}), 3, 6, {-1}, {{7, 0}}, kTypes};
+
+const Signature RecurrentProductsGradientNode::kSignature = {
+    "RecurrentProductsGradient", {"X", "W", "sequence_lens", "initial_h", "Y", "dgates"}, 6, 4, {-1}, {},
+    {ort::kTypeUndefined, ort::kTypeUndefined, ort::kTypeInt32}};
 
 RecurrentAttributes::RecurrentAttributes(const Attributes& attributes, Cell cell_) : cell(cell_) {
   const std::string direction = attributes.text("direction", "forward");
@@ -279,6 +288,51 @@ void RecurrentGradientNode::compute(const Call& call) const {
     recurrent.dpeepholes = output({reading.directions, 3 * reading.hidden});
   }
   run_recurrent_gradient(reading.type, recurrent, call.parallel_for());
+}
+
+void RecurrentProductsGradientNode::compute(const Call& call) const {
+  const Inputs given(kSignature, call);
+  const ElementType type = given.element_type(0);
+  const Shape &x = given[0].shape, &w = given[1].shape, &y = given[4].shape;
+  if (x.size() != 3 || w.size() != 3 || y.size() != 4) {
+    throw std::invalid_argument("inputs 0 (X), 1 (W) and 4 (Y) have shapes " + text_of(x) + ", " + text_of(w) + " and " +
+                                text_of(y) + ", and must have 3, 3 and 4 axes.");
+  }
+  const auto directions = static_cast<std::int64_t>(attributes_.directions);
+  const std::int64_t steps = x[0], batch = x[1], inputs = x[2], gates = w[1], hidden = y[3];
+  for (const std::size_t index : {1, 4, 5}) given.require_same_type(index, 0);
+  given.require_shape(1, {directions, gates, inputs});
+  given.require_shape(4, {steps, directions, batch, hidden});
+  given.require_shape(5, {steps, batch, directions, gates});
+  const Shape states = {directions, batch, hidden};
+  if (is_given(given, 3)) {
+    given.require_same_type(3, 0);
+    given.require_shape(3, states);
+  }
+  Recurrent recurrent = {};
+  recurrent.cell = gates == hidden ? kRnn : kLstm;
+  if (gates != hidden && gates != checked_product<std::int64_t>(4, hidden)) {
+    throw std::invalid_argument("input 1 (W) has shape " + text_of(w) + ", and must have as many rows as Y has units, " +
+                                std::to_string(hidden) + ", or four times as many.");
+  }
+  recurrent.reversed = attributes_.reversed;
+  recurrent.steps = static_cast<std::size_t>(steps);
+  recurrent.batch = static_cast<std::size_t>(batch);
+  recurrent.inputs = static_cast<std::size_t>(inputs);
+  recurrent.hidden = static_cast<std::size_t>(hidden);
+  recurrent.directions = attributes_.directions;
+  recurrent.x = given[0].data;
+  recurrent.w = given[1].data;
+  recurrent.lengths = lengths_of(given, 2, batch, steps);
+  recurrent.initial_state = Reading::data(given, 3);
+  recurrent.y = given[4].data;
+  recurrent.dgates = given[5].data;
+  const Outputs outputs(call, type, outputs_);
+  recurrent.dx = outputs.wanted(0, {steps, batch, inputs});
+  recurrent.dw = outputs.wanted(1, {directions, gates, inputs});
+  recurrent.dr = outputs.wanted(2, {directions, gates, hidden});
+  recurrent.db = outputs.wanted(3, {directions, 2 * gates});
+  run_recurrent_products(type, recurrent, call.parallel_for());
 }
 
 }  // namespace onnxtrain

@@ -47,6 +47,21 @@ class RecurrentGradientNode : public FusedNode {
   std::size_t outputs_;  // that the node has
 };
 
+// From X, W, sequence_lens?, initial_h?, Y and the gradients of what enters the gates, of an LSTM or RNN: the gradients of
+// X, W, R and B, which are products over all steps. The attribute is `direction`.
+class RecurrentProductsGradientNode final : public FusedNode {
+ public:
+  static const Signature kSignature;
+
+  explicit RecurrentProductsGradientNode(const Attributes& attributes)
+      : attributes_(attributes, kRnn), outputs_(attributes.output_count()) {}
+  void compute(const Call& call) const override;
+
+ private:
+  RecurrentAttributes attributes_;
+  std::size_t outputs_;  // that the node has
+};
+
 template <typename Base, Cell cell>
 class RecurrentNodeOf final : public Base {
  public:

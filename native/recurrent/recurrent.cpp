@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cache.h"
+#include "products/cut.h"
 #include "recurrent/all_steps.h"
 #include "recurrent/rounds.h"
 #include "tuning.h"
@@ -14,8 +15,29 @@
 namespace onnxtrain {
 namespace {
 
-// Units of a whole cache line, so that no two parts write to one.
-constexpr std::size_t kUnit = 16;
+// Units of a whole cache line, so that no two parts write to one; rows of a tile.
+constexpr std::size_t kUnit = 16, kRowUnit = 8;
+
+// A part of a step: of the rows of the batch, and of the units.
+struct Share {
+  std::size_t rows, units;
+};
+
+// What a step reads and writes of `count` rows from `first` on.
+template <typename T>
+RecurrentStep<T> rows_of(RecurrentStep<T> step, std::size_t first, std::size_t count) {
+  step.batch = count;
+  const auto skip = [](std::ptrdiff_t elements, auto&... pointers) {
+    ((pointers = pointers == nullptr ? nullptr : pointers + elements), ...);
+  };
+  const auto row = static_cast<std::ptrdiff_t>(first), states = static_cast<std::ptrdiff_t>(first * step.hidden);
+  skip(row * step.gates_row, step.gates, step.dgates, step.later_dgates);
+  skip(row * step.linear_row, step.linear, step.dlinear, step.later_dlinear);
+  skip(states, step.before, step.cells_before, step.cells, step.first_cells, step.y, step.state, step.dy, step.dstate,
+       step.dcells, step.reset, step.reset_states);
+  skip(row, step.active, step.begins);
+  return step;
+}
 
 template <typename T>
 class Sequence {
@@ -26,10 +48,11 @@ class Sequence {
         ones_(multiples(1, checked_product(gate_count(call.cell), call.hidden))), zeros_(call.hidden, T(0)) {
     static const std::size_t cores = std::max(1u, std::thread::hardware_concurrency());
     const std::size_t factors = saturating_product(layout_.gates, call.hidden, call.hidden);
-    const std::size_t products = saturating_product(call.batch, factors);
     const std::size_t most = std::max<std::size_t>(1, cores / call.directions);
+    row_parts_ = std::min(rows_worth_it(factors), most);
+    const std::size_t products = saturating_product(call.batch / row_parts_, factors);
     const std::size_t worth_it = std::min(products / tuning::kLeastStepProducts, call.hidden / tuning::kLeastUnits);
-    parts_ = std::clamp<std::size_t>(worth_it, 1, most);
+    parts_ = std::clamp<std::size_t>(worth_it, 1, most / row_parts_);
     far_ = call.batch > 1 && saturating_product(factors, sizeof(T)) / second_cache() >= tuning::kFarFactors;
     for (std::size_t part = 0; part <= parts_; ++part) {
       begins_.push_back(std::min(call.hidden, divided_up(call.hidden, kUnit) * part / parts_ * kUnit));
@@ -54,9 +77,9 @@ class Sequence {
     const Buffer reset(call_.cell == kGru ? bytes_of<T>(call_.directions, layout_.state_size) : 0);
     const std::size_t phases = call_.cell == kGru ? 2 : 1;
     if (keeps_states) copy_or_clear(nullptr, call_.directions * 2 * layout_.state_size, states.as<T>());
-    run(checked_product(call_.steps, phases), [&](std::size_t direction, std::size_t round, std::size_t part) {
+    run(checked_product(call_.steps, phases), [&](std::size_t direction, std::size_t round, Share share) {
       const std::size_t number = round / phases, t = layout_.time(direction, number);
-      RecurrentStep<T> step = step_of(direction, t, part);
+      RecurrentStep<T> step = step_of(direction, t, share);
       T* both = states.as<T>() + direction * 2 * layout_.state_size;
       step.before = number == 0    ? layout_.of_direction(call_.initial_state, direction)
                     : keeps_states ? both + number % 2 * layout_.state_size
@@ -65,7 +88,7 @@ class Sequence {
       step.y = layout_.in_time(static_cast<T*>(call_.y), direction, t);
       step.state = keeps_states ? both + (number + 1) % 2 * layout_.state_size : nullptr;
       step.reset = reset.as<T>() + direction * layout_.state_size;
-      kernels_.forward[call_.cell](step, static_cast<int>(round % phases));
+      kernels_.forward[call_.cell](of_share(step, share), static_cast<int>(round % phases));
     });
     for (std::size_t direction = 0; direction < call_.directions; ++direction) {
       const T* last = call_.steps == 0 ? layout_.of_direction(call_.initial_state, direction)
@@ -79,7 +102,8 @@ class Sequence {
 
   void backward() {
     const std::size_t D = call_.directions;
-    all_steps_.find_states_before();
+    const bool reads_states = call_.cell == kGru || call_.cell == kGruAfter || call_.dr != nullptr;
+    if (reads_states) all_steps_.find_states_before();
     pack([&](std::size_t direction, std::size_t part, T* panels) { return pack_backward(direction, part, panels); });
     const Buffer dstates(bytes_of<T>(D, layout_.state_size));
     const Buffer dcells(call_.cell == kLstm ? bytes_of<T>(D, layout_.state_size) : 0);
@@ -92,12 +116,12 @@ class Sequence {
     if (sums_peepholes) std::memset(dpeepholes.as<void>(), 0, D * 3 * call_.hidden * sizeof(double));
     const std::size_t phases = call_.cell == kGru ? 2 : 1;
     const std::size_t rounds = checked_product(call_.steps, phases) + (call_.steps == 0 ? 0 : 1);
-    run(rounds, [&](std::size_t direction, std::size_t round, std::size_t part) {
+    run(rounds, [&](std::size_t direction, std::size_t round, Share share) {
       const std::size_t taken = round / phases;  // steps that were taken
       const bool leaves = taken == call_.steps;
       const std::size_t number = leaves ? 0 : call_.steps - 1 - taken, t = layout_.time(direction, number);
-      RecurrentStep<T> step = step_of(direction, t, part);
-      step.before = all_steps_.state_before(direction, number);
+      RecurrentStep<T> step = step_of(direction, t, share);
+      step.before = reads_states ? all_steps_.state_before(direction, number) : nullptr;
       step.cells_before = layout_.cells_before(direction, number);
       step.dy = call_.dy == nullptr ? nullptr : layout_.in_time(static_cast<const T*>(call_.dy), direction, t);
       step.dgates = layout_.gates_of(call_.dgates, direction, t);
@@ -113,9 +137,9 @@ class Sequence {
       step.reset_states = reset_states.as<T>() + (direction * call_.steps + t) * layout_.state_size;
       if (sums_peepholes) step.dpeepholes = dpeepholes.as<double>() + direction * 3 * call_.hidden;
       if (leaves) {
-        kernels_.leave[call_.cell](step);
+        kernels_.leave[call_.cell](of_share(step, share));
       } else {
-        kernels_.backward[call_.cell](step, static_cast<int>(round % phases));
+        kernels_.backward[call_.cell](of_share(step, share), static_cast<int>(round % phases));
       }
     });
     copy_out(dstates.as<T>(), D * layout_.state_size, call_.dinitial_state);
@@ -127,12 +151,27 @@ class Sequence {
   }
 
  private:
+  // Into how many parts the rows of the batch are worth cutting. A part takes all steps without waiting for another, and
+  // reads nothing that another core has written, but reads all factors at every step, which therefore must be near.
+  std::size_t rows_worth_it(std::size_t factors) const {
+    const bool near = saturating_product(factors, sizeof(T)) <= share_of_second_cache(tuning::kNearFactorsShare);
+    if (!near || call_.dpeepholes != nullptr) return 1;  // peepholes are summed over all rows, in their order
+    const std::size_t products = saturating_product(call_.steps, call_.batch, factors);
+    return std::max<std::size_t>(1, std::min(products / tuning::kLeastProducts, call_.batch / tuning::kLeastBatchRows));
+  }
+
+  RecurrentStep<T> of_share(const RecurrentStep<T>& step, Share share) const {
+    const std::size_t first = begin_of(share.rows, row_parts_, call_.batch, kRowUnit);
+    return rows_of(step, first, begin_of(share.rows + 1, row_parts_, call_.batch, kRowUnit) - first);
+  }
+
   void copy_state(const T* from, void* to, std::size_t direction) const {
     if (to != nullptr) copy_or_clear(from, layout_.state_size, static_cast<T*>(to) + direction * layout_.state_size);
   }
 
-  // What a step of a part reads and writes in both directions of the computation.
-  RecurrentStep<T> step_of(std::size_t direction, std::size_t t, std::size_t part) const {
+  // What a step of a part of the units reads and writes in both directions of the computation, with all rows.
+  RecurrentStep<T> step_of(std::size_t direction, std::size_t t, Share share) const {
+    const std::size_t part = share.units;
     RecurrentStep<T> step = {};
     step.settings = &call_.settings[direction];
     step.batch = call_.batch;
@@ -142,7 +181,7 @@ class Sequence {
     step.active = active_ == nullptr ? nullptr : active_.get() + t * call_.batch;
     step.ones = ones_.data();
     step.zeros = zeros_.data();
-    step.scratch = scratch_->as<T>() + (direction * parts_ + part) * scratch_size_;
+    step.scratch = scratch_->as<T>() + ((direction * row_parts_ + share.rows) * parts_ + part) * scratch_size_;
     std::copy_n(factors_[direction * parts_ + part].factors, kMostGates, step.factors);
     step.gates = layout_.gates_of(call_.gates, direction, t);
     step.gates_row = static_cast<std::ptrdiff_t>(layout_.gates_row());
@@ -168,15 +207,17 @@ class Sequence {
   template <typename DoPart>
   void run(std::size_t rounds, DoPart do_part) {
     if (rounds == 0 || layout_.state_size == 0) return;
-    std::vector<std::unique_ptr<Rounds>> chains;
-    for (std::size_t direction = 0; direction < call_.directions; ++direction) {
+    std::vector<std::unique_ptr<Rounds>> chains;  // by direction and part of the rows
+    for (std::size_t chain = 0; chain < call_.directions * row_parts_; ++chain) {
       chains.push_back(std::make_unique<Rounds>(rounds, parts_));
     }
     const auto work = [&](std::size_t worker) {
-      const std::size_t direction = worker / parts_;
-      chains[direction]->work(worker % parts_, [&](std::size_t round, std::size_t part) { do_part(direction, round, part); });
+      const std::size_t chain = worker / parts_, direction = chain / row_parts_, rows = chain % row_parts_;
+      chains[chain]->work(worker % parts_, [&](std::size_t round, std::size_t part) {
+        do_part(direction, round, Share{rows, part});
+      });
     };
-    const std::size_t workers = call_.directions * parts_;
+    const std::size_t workers = chains.size() * parts_;
     if (workers == 1) {
       work(0);
     } else {
@@ -198,7 +239,7 @@ class Sequence {
         checked_product(layout_.gates, kernels_.packed_size(call_.hidden, most_units)), std::size_t{64} / sizeof(T));
     scratch_size_ = rounded_up(kernels_.scratch(most_units), std::size_t{64} / sizeof(T));
     panels_ = std::make_unique<Buffer>(bytes_of<T>(workers, size));
-    scratch_ = std::make_unique<Buffer>(bytes_of<T>(workers, scratch_size_));
+    scratch_ = std::make_unique<Buffer>(bytes_of<T>(workers, row_parts_, scratch_size_));
     factors_.resize(workers);
     if (layout_.state_size == 0) return;
     parallel_for_(workers, [&](std::size_t worker) {
@@ -249,7 +290,7 @@ class Sequence {
   AllSteps<T> all_steps_;
   std::vector<std::ptrdiff_t> ones_;
   std::vector<T> zeros_;
-  std::size_t parts_ = 1, scratch_size_ = 0;
+  std::size_t row_parts_ = 1, parts_ = 1, scratch_size_ = 0;  // parts of the rows, and of the units
   bool far_;  // of the factors
   std::vector<std::size_t> begins_;  // of the parts' units
   // [steps, batch]: whether a step is within its length, and whether it is the last that is. Null without lengths.
@@ -258,7 +299,19 @@ class Sequence {
   std::vector<Factors> factors_;
 };
 
+template <typename T>
+void multiply_all_steps(const Recurrent& call, const ParallelFor& parallel_for) {
+  const Layout<T> layout(call);
+  AllSteps<T> all_steps(layout, parallel_for);
+  if (call.dr != nullptr) all_steps.find_states_before();
+  all_steps.multiply_gradients(nullptr);
+}
+
 }  // namespace
+
+void run_recurrent_products(ElementType type, const Recurrent& call, const ParallelFor& parallel_for) {
+  (type == kFloat ? multiply_all_steps<float> : multiply_all_steps<double>)(call, parallel_for);
+}
 
 void run_recurrent(ElementType type, const Recurrent& call, const ParallelFor& parallel_for) {
   if (type == kFloat) {

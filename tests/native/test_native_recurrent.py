@@ -26,6 +26,12 @@ REFUSED = (Fail, InvalidArgument, InvalidGraph, RuntimeException)
 TYPES = [np.float32, np.float64]
 ERROR = {np.float32: 3e-5, np.float64: 1e-12}
 """Of the largest element of a result, or of 1."""
+STATES = ("Y_h", "Y_c", "initial_h", "initial_c")
+PLAIN = Recurrent("LSTM", steps=2, batch=3, inputs=4, hidden=5)
+
+
+def ones(*shape, dtype=np.float32):
+    return np.ones(shape, dtype)
 
 
 def forward(path, call, feeds, threads=1, wanted=None):
@@ -145,6 +151,64 @@ def test_threads_give_the_same_bits(instruction_set, library_path, call):
             np.testing.assert_array_equal(value[known[name]], first[name][known[name]], err_msg=name)
 
 
+@pytest.mark.parametrize("call", THREADED, ids=str)
+def test_rows_of_a_batch_give_the_same_bits_alone(call):
+    """However the rows are cut into parts for several cores."""
+    call = replace(call, steps=4, batch=20, hidden=150)
+    feeds = call.draw(np.float32)
+    whole = run_both(PATH, call, feeds)
+    known = {name: ~np.isnan(value) for name, value in call.expected(feeds).items()}
+    axes = dict.fromkeys(("X", "gates", "linear", "dgates", "dlinear", "dX", *STATES, *(f"d{n}" for n in STATES)), 1)
+    axes |= {"Y": 2, "dY": 2, "cells": 2, "sequence_lens": 0}
+    for rows in (range(3), range(3, 20)):
+        part = {name: np.take(array, rows, axes[name]) if name in axes else array for name, array in feeds.items()}
+        for name, value in run_both(PATH, replace(call, batch=len(rows)), part).items():
+            if name not in axes:  # a sum over the rows
+                continue
+            expected, there = (np.take(array, rows, axes[name]) for array in (whole[name], known[name]))
+            np.testing.assert_array_equal(value[there], expected[there], err_msg=name)
+
+
+def products(call, feeds, kept, dgates, wanted=("dX", "dW", "dR", "dB"), threads=1):
+    names, outputs = ["X", "W", "sequence_lens", "initial_h", "Y", "dgates"], ["dX", "dW", "dR", "dB"]
+    given = call.all_inputs(names, feeds | kept | {"dgates": dgates})
+    direction = {key: value for key, value in call.attributes.items() if key == "direction"}
+    return run_node(PATH, "RecurrentProductsGradient", names, outputs, given, direction, threads, list(wanted))
+
+
+@pytest.mark.parametrize("call", [form for form in FORMS if form.operator != "GRU"], ids=str)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_products_over_all_steps_apart(call, dtype):
+    feeds = call.draw(dtype)
+    found = forward(PATH, call, feeds)
+    kept = {name: found[name] for name in ("Y", *call.kept_names)}
+    whole = gradient(PATH, call, feeds, kept)
+    (dgates,) = gradient(PATH, call, feeds, kept, wanted=["dgates"]).values()
+    for threads in (1, 3):
+        for name, value in products(call, feeds, kept, dgates, threads=threads).items():
+            np.testing.assert_array_equal(value, whole[name], err_msg=name)
+    for name in ("dX", "dR"):
+        np.testing.assert_array_equal(products(call, feeds, kept, dgates, [name])[name], whole[name])
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"X": ones(3, 4)}, "inputs 0 (X), 1 (W) and 4 (Y) have shapes [3, 4], [1, 20, 4] and [2, 1, 3, 5], and must"),
+        ({"W": ones(1, 15, 4), "dgates": ones(2, 3, 1, 15)}, "input 1 (W) has shape [1, 15, 4], and must have as many"),
+        ({"W": ones(2, 20, 4)}, "input 1 (W) has shape [2, 20, 4], and must have shape [1, 20, 4]."),
+        ({"Y": ones(2, 1, 2, 5)}, "input 4 (Y) has shape [2, 1, 2, 5], and must have shape [2, 1, 3, 5]."),
+        ({"dgates": ones(2, 3, 20)}, "input 5 (dgates) has shape [2, 3, 20], and must have shape [2, 3, 1, 20]."),
+        ({"initial_h": ones(1, 2, 5)}, "input 3 (initial_h) has shape [1, 2, 5], and must have shape [1, 3, 5]."),
+        ({"sequence_lens": np.array([1, 3, 0], np.int32)}, "input 2 (sequence_lens) has 3, and must have numbers from"),
+    ],
+)
+def test_products_of_what_does_not_fit_are_refused(changes, sentence):
+    feeds = {"X": ones(2, 3, 4), "W": ones(1, 20, 4), "Y": ones(2, 1, 3, 5), "dgates": ones(2, 3, 1, 20)} | changes
+    with pytest.raises(REFUSED, match="RecurrentProductsGradient: " + re.escape(sentence)):
+        products(PLAIN, feeds, {}, feeds["dgates"])
+
+
 @pytest.mark.parametrize("call", FORMS, ids=str)
 def test_gradients_of_gates_are_written_over_the_gates(call):
     """``AllReduce`` works in place and tells where its values lie."""
@@ -205,13 +269,6 @@ def test_what_is_left_out(call):
 def test_nothing_at_all(operator, empty):
     for given in ("b", "bhcpl"):
         check(PATH, Recurrent(operator, given=given, **{empty: 0}), np.float32)
-
-
-def ones(*shape, dtype=np.float32):
-    return np.ones(shape, dtype)
-
-
-PLAIN = Recurrent("LSTM", steps=2, batch=3, inputs=4, hidden=5)
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from onnxtrain.lowering.resolve_fused import resolve_fused
 from onnxtrain.lowering.reuse_activations import reuse_activations
 from onnxtrain.lowering.round_states import check_states, round_states
 from onnxtrain.lowering.split_cross_entropy import split_cross_entropy
+from onnxtrain.lowering.split_recurrent_gradients import split_recurrent_gradients
 from onnxtrain.lowering.spread_updates import spread_updates
 from onnxtrain.lowering.synchronize_batch_norm import synchronize_batch_norm
 from onnxtrain.lowering.use_convolution_kernels import use_convolution_kernels
@@ -102,6 +103,7 @@ def lower_graph(
     recompute(graph, backward, options.recompute)  # activations computed again instead of kept
     if kernels:
         reuse_activations(graph, backward)  # activations that their gradient gives once more
+        split_recurrent_gradients(model)  # what their products do not read is released before them
         split_cross_entropy(graph)  # the loss in parts that have kernels
         use_convolution_kernels(model)
         use_few_bits_kernels(model)

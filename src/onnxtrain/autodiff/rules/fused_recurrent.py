@@ -35,6 +35,7 @@ INPUTS = {"LSTM": 8, "GRU": 6, "RNN": 6}
 _LENGTHS = 4
 _FOLLOW_FROM_VALUE = frozenset({"Sigmoid", "Tanh", "Relu"})
 _ATTRIBUTES = ("direction", "hidden_size", "clip", "input_forget", "linear_before_reset")
+_PARTS = frozenset({"Expand", "Identity", "Slice", "Squeeze", "Unsqueeze"})  # zeros of zeros
 _ONLY = {"input_forget": "LSTM", "linear_before_reset": "GRU"}
 
 
@@ -227,6 +228,8 @@ def _attributes(node: Node) -> dict[str, Any]:
 def is_zero(value: Value) -> bool:
     """Whether a value is known to be zero: the engine's gradient of an output that nothing reads, a first state."""
     node = value.ir.producer()
+    if node is not None and node.op_type in _PARTS and not node.domain and node.inputs[0] is not None:
+        return is_zero(value.op.wrap(node.inputs[0]))
     if node is None or node.op_type != "ConstantOfShape" or node.domain:
         constant = value.constant()
         return constant is not None and not constant.any()
