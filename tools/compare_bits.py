@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -53,16 +54,21 @@ def main() -> int:
     for model in options.models.split(","):
         MODELS[model].onnx(options.folder)
         for flags in ([], ["--portable"]):
-            hashes = [_run(python, model, flags, options) for python in (sys.executable, options.earlier)]
+            hashes = [
+                _run(sys.executable, model, flags, options),
+                _run(options.earlier, model, flags, options, own=False),
+            ]
             same = hashes[0] == hashes[1]
             differ += not same
             print(json.dumps({"model": model, "kernels": not flags, "same": same}), flush=True)
     return 1 if differ else 0
 
 
-def _run(python: str, model: str, flags: list[str], options: argparse.Namespace) -> str:
+def _run(python: str, model: str, flags: list[str], options: argparse.Namespace, *, own: bool = True) -> str:
+    """A version in a process of its own; the other one is what its environment has, not what PYTHONPATH names."""
     command = [python, __file__, "-", "--models", model, "--steps", str(options.steps), "--folder", options.folder]
-    result = subprocess.run([*command, *flags], capture_output=True, text=True, check=False)
+    variables = {name: value for name, value in os.environ.items() if own or name != "PYTHONPATH"}
+    result = subprocess.run([*command, *flags], capture_output=True, text=True, check=False, env=variables)
     if result.returncode:
         raise SystemExit(f"{python} failed on {model}:\n{result.stderr}")
     return result.stdout.split()[-1]

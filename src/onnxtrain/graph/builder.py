@@ -135,12 +135,16 @@ class Builder:
         self._counter += 1
         if not self.scope:
             return None
-        if self._node_names is None:
-            self._node_names = {node.name for node in self.graph}
         scope = self.scope if self._outer is None else self.prefix + self.scope
-        while (name := f"{scope}/{operator}_{self._counter}") in self._node_names:
+        while (name := f"{scope}/{operator}_{self._counter}") in self._names():
             self._counter += 1
         return name
+
+    def _names(self) -> set[str | None]:
+        """The names of the nodes that there were when this was first asked, which many builders never do."""
+        if self._node_names is None:
+            self._node_names = {node.name for node in self.graph}
+        return self._node_names
 
     def before(self, node: ir.Node, *, sharing: bool = False) -> Builder:
         """A builder that inserts before a node of the same graph; constants are shared with this one.
@@ -151,6 +155,7 @@ class Builder:
             node: The node.
             sharing: Whether what another of these builders has emitted is not emitted again.
         """
+        self._names()  # once for all of these builders
         other = copy.copy(self)
         other._before, other.emitted = node, []
         if not sharing:

@@ -11,34 +11,26 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
-from onnx import GraphProto, ModelProto, SparseTensorProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxtrain.errors import ModelError
-from onnxtrain.graph.clone import all_nodes
-from onnxtrain.graph.declared import declare_initializers
 from onnxtrain.model.checks import check_model
-from onnxtrain.model.external import Change, DataFiles, DataTensor, ExternalData, raw_array, set_folder
+from onnxtrain.model.external import Change, DataFiles, DataTensor, ExternalData, raw_array
 from onnxtrain.model.hidden import Hidden, fill, fill_tensor, lift, with_hidden
 from onnxtrain.model.large import LargeData, Origin
 from onnxtrain.model.leftovers import clear_leftovers
-from onnxtrain.model.order import sort_nodes
 from onnxtrain.model.places import place_of
 from onnxtrain.model.reading import parse_file, places_by_name, read_file, serialised
 from onnxtrain.model.saving import DataFile, refuse_node, save_model
-from onnxtrain.model.skeleton import default_opset, is_large, unify_default_domain, without_data
-from onnxtrain.model.sparse_tensors import declared, dense_array
-from onnxtrain.model.symbols import forget_made_up_symbols
-from onnxtrain.model.upgrade import upgrade_opset
+from onnxtrain.model.skeleton import default_opset, is_large, without_data
+from onnxtrain.model.sparse_tensors import dense_array
 from onnxtrain.model.whole import with_external_data
 from onnxtrain.model.wire import Path as Way
 from onnxtrain.model.wire import Template, raw_bytes
+from onnxtrain.model.working import understood, working_copy
 from onnxtrain.model.writing import check_writable
-from onnxtrain.model.zipmap import maps_to_tensors
 
 __all__ = ["ModelFile", "check_writable"]
-
-_TRAINING_IR_VERSION = 8
-"""What the opsets that training works at need."""
 
 
 class ModelFile:
@@ -278,60 +270,17 @@ class ModelFile:
         Raises:
             ModelError: An operator cannot be upgraded; the message names it.
         """
-        try:
-            return self._training_model(minimum_opset)
-        except (ir.serde.SerdeError, ValueError, TypeError, LookupError) as error:
-            cause: BaseException = error
-            while cause.__cause__ is not None:  # onnx_ir says where, its innermost cause says what
-                cause = cause.__cause__
-            reason = next(iter(str(cause).strip().splitlines()), type(cause).__name__).rstrip(". ")
-            if "got bytes" in reason or isinstance(cause, UnicodeDecodeError):
-                raise ModelError(
-                    f"{self._label} is damaged: it has a name or a description that is not UTF-8 text; copy it again."
-                ) from error
-            raise ModelError(f"{self._label} cannot be understood: {reason}; export it again.") from error
-
-    def _training_model(self, minimum_opset: int) -> ir.Model:
-        # What is left with data in files is in attributes and bodies, where nobody maps it.
-        proto = with_external_data(without_data(self.proto), self.folder, self._moved)
-        lift(proto, list(self._hidden.values()))
-        unify_default_domain(proto)
-        sparse = _declare_sparse(proto.graph)
-        maps_to_tensors(proto.graph)
-        sort_nodes(self._label, proto)
-        forget_made_up_symbols(proto.graph)
-        names = {tensor.name for tensor in proto.graph.initializer}
-        inputs = [value for value in proto.graph.input if value.name not in names]
-        del proto.graph.input[:]
-        proto.graph.input.extend(inputs)
-        proto = upgrade_opset(proto, minimum_opset)
-        proto.ir_version = max(proto.ir_version, _TRAINING_IR_VERSION)
-        model = ir.from_proto(proto)
-        self._check_text(model)
-        folder = "" if self.folder is None else str(self.folder)
-        set_folder(model, folder)
-        for tensor in self.proto.graph.initializer:
-            if is_large(tensor):
-                model.graph.initializers[tensor.name].const_value = self._working_tensor(tensor, folder)
-        for item in sparse:
-            model.graph.initializers[item.values.name].const_value = _lazily_dense(item)
-        declare_initializers(model.graph)
-        return model
-
-    def _check_text(self, model: ir.Model) -> None:
-        """Protocol buffers take any bytes for text; what is not UTF-8 would fail when the copy is written."""
-        texts: list[object] = [model.producer_name, model.producer_version, model.domain, model.doc_string]
-        texts += [text for pair in model.metadata_props.items() for text in pair]
-        texts += [model.graph.doc_string, *(function.doc_string for function in model.functions.values())]
-        nodes = [node for part in (model.graph, *model.functions.values()) for node in all_nodes(part)]
-        for node in nodes:
-            texts += [node.doc_string, *node.metadata_props, *node.metadata_props.values()]
-        damaged = next((text for text in texts if isinstance(text, bytes)), None)
-        if damaged is not None:
-            raise ModelError(
-                f"{self._label} is damaged: its description or metadata {damaged[:20]!r} is not UTF-8 text; "
-                "copy it again."
-            )
+        with understood(self._label):
+            # What is left with data in files is in attributes and bodies, where nobody maps it.
+            proto = with_external_data(without_data(self.proto), self.folder, self._moved)
+            lift(proto, list(self._hidden.values()))
+            folder = "" if self.folder is None else str(self.folder)
+            large = {
+                tensor.name: self._working_tensor(tensor, folder)
+                for tensor in self.proto.graph.initializer
+                if is_large(tensor)
+            }
+            return working_copy(self._label, proto, large, folder, minimum_opset)
 
     def _working_tensor(self, tensor: TensorProto, folder: str) -> ir.TensorProtocol:
         """A large initializer of a working copy, whose data is looked up when it is read."""
@@ -502,28 +451,6 @@ class ModelFile:
                 )
             if apart or second.offset + second.length > first.offset + first.length:
                 widest = name
-
-
-def _declare_sparse(graph: GraphProto) -> list[SparseTensorProto]:
-    """Replace sparse initializers (workarounds: dropped sparse initializers); those returned have no data yet."""
-    large = []
-    for sparse in graph.sparse_initializer:
-        tensor = declared(sparse)
-        if is_large(tensor):
-            large.append(sparse)
-        else:
-            tensor.CopyFrom(numpy_helper.from_array(dense_array(sparse), tensor.name))
-        graph.initializer.append(tensor)
-    kept = [SparseTensorProto.FromString(sparse.SerializeToString()) for sparse in large]
-    del graph.sparse_initializer[:]
-    return kept
-
-
-def _lazily_dense(sparse: SparseTensorProto) -> ir.LazyTensor:
-    name, dtype = sparse.values.name, ir.DataType(sparse.values.data_type)
-    return ir.LazyTensor(
-        lambda: ir.Tensor(dense_array(sparse), dtype=dtype, name=name), dtype, ir.Shape(sparse.dims), name=name
-    )
 
 
 def _check_value(tensor: TensorProto, array: npt.NDArray[np.generic]) -> None:
