@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib.util
 import os
 import signal
 from pathlib import Path
 
+import onnxruntime
 import pytest
 
 import sampling
@@ -16,8 +18,19 @@ import sampling
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Tests run in parallel processes; a thread pool in each would only get in the others' way.
+# Tests run in parallel processes; a thread pool in each would only get in the others' way. ONNX Runtime's threads spin
+# for milliseconds after each step: without them a session costs a tenth. What is tested with threads asks for them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    _start = onnxruntime.InferenceSession.__init__
+
+    @functools.wraps(_start)
+    def _start_with_one_thread(session, model, options=None, *others, **named):
+        options = named.pop("sess_options", options) or onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.intra_op_num_threads or 1
+        _start(session, model, options, *others, **named)
+
+    onnxruntime.InferenceSession.__init__ = _start_with_one_thread
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

@@ -17,6 +17,7 @@ from onnx.backend.test.loader import load_model_tests
 from onnx.backend.test.runner import Runner
 
 import onnxtrain
+import sampling
 from onnxtrain import backend
 from onnxtrain.backend import _meaning
 from onnxtrain.errors import GradientError, ModelError, OperatorError, OptionError
@@ -98,6 +99,11 @@ with warnings.catch_warnings():
     RUNNER = Selected(CHOSEN)
 for pattern in EXCLUDED:
     RUNNER.xfail(pattern)
+ITEMS = {name: item for items in RUNNER._test_items.values() for name, item in items.items()}
+OTHERS = [item for name, item in sorted(ITEMS.items()) if name.removesuffix("_cpu") not in TRAINING_TESTS]
+for item, is_sampled in zip(OTHERS, sampling.places([{} for _ in OTHERS], 3), strict=True):
+    if not is_sampled:
+        item.func = pytest.mark.thorough(item.func)
 globals().update({name: case for name, case in RUNNER.test_cases.items() if issubclass(case, unittest.TestCase)})
 
 

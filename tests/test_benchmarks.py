@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import re
 import shutil
@@ -28,6 +27,7 @@ import step  # noqa: E402
 
 import report  # noqa: E402
 from onnxtrain.autodiff.fused import fused_operators  # noqa: E402
+from zoo.mnist_files import write_digits, write_idx  # noqa: E402
 
 pytestmark = pytest.mark.thorough
 
@@ -190,27 +190,8 @@ def test_profile_finds_forward_gradient_and_update(models: str) -> None:
     assert {"gradient of Gemm", "update", "forward Linear"} <= groups
 
 
-def write_idx(path: Path, array: np.ndarray) -> None:
-    code = {"uint8": 8, "float32": 13}[array.dtype.name]
-    header = bytes([0, 0, code, array.ndim]) + np.array(array.shape, ">i4").tobytes()
-    data = header + array.astype(array.dtype.newbyteorder(">")).tobytes()
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-
-
-def write_digits(folder: Path, count: int) -> None:
-    """Images whose label can be read from where they are bright."""
-    random = np.random.default_rng(0)
-    for part in ("train", "t10k"):
-        labels = random.integers(0, 10, count).astype(np.uint8)
-        images = random.integers(0, 60, (count, 28, 28)).astype(np.uint8)
-        for image, label in zip(images, labels, strict=True):
-            image[2 * label : 2 * label + 8, 4:24] = 255
-        write_idx(folder / f"{part}-images-idx3-ubyte.gz", images)
-        write_idx(folder / f"{part}-labels-idx1-ubyte.gz", labels)
-
-
 def test_mnist_trains_and_checks_the_file(tmp_path: Path) -> None:
-    write_digits(tmp_path, 1000)
+    write_digits(tmp_path, 1000, 1000)
     model = tmp_path / "trained.onnx"
     common = (str(tmp_path), "--threads", "1", "--model", str(model), "--batch-size", "32")
     text = run("mnist.py", *common, "--epochs", "3")

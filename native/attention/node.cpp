@@ -58,8 +58,8 @@ void AttentionNode::compute(const Call& call) const {
   const ElementType type = inputs.element_type(0);
   AttentionCall attention = call_of(inputs, 0, 3, attributes_);
   const std::vector<std::int64_t>& q = inputs[0].shape;
-  attention.y = call.output(0, {q[0], q[1], q[2], inputs[2].shape[3]});
   attention.log_sum = call.output(1, {q[0], q[2], q[1]});
+  attention.y = call.output(0, {q[0], q[1], q[2], inputs[2].shape[3]});
   attend(type, attention, call.parallel_for());
 }
 

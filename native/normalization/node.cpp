@@ -67,9 +67,9 @@ void normalize_rows(const Signature& signature, const Call& call, std::int64_t a
   rows.dy = inputs[0].data;
   rows.x = inputs[1].data;
   rows.scale = inputs[2].data;
-  rows.dx = call.output(0, shape);
   void* dscale = call.output(1, inputs[2].shape);
   void* dbias = centred ? call.output(2, inputs[2].shape) : nullptr;
+  rows.dx = call.output(0, shape);
   run_rows(rows, type, product(shape, 0, first), dscale, dbias, call.parallel_for());
 }
 
@@ -106,9 +106,9 @@ void BatchNormalizationGradientNode::compute(const Call& call) const {
     channels.mean = inputs[3].data;
     channels.variance = inputs[4].data;
   }
-  channels.dx = call.output(0, shape);
   channels.dscale = call.output(1, inputs[2].shape);
   channels.dbias = call.output(2, inputs[2].shape);
+  channels.dx = call.output(0, shape);
   const auto kernel = kernels()->batch_normalization_gradient[type];
   for_each_range(call.parallel_for(), channels.channels, items_per_task(saturating_product(channels.batch, channels.size)),
                  [&](std::size_t first, std::size_t last) { kernel(channels, first, last); });

@@ -74,7 +74,9 @@ class Call {
   bool has_input(std::size_t index) const;
   // Reads input `index` into `tensor`, whose storage is used again.
   void input(std::size_t index, Tensor& tensor) const;
-  // The buffer of output `index`, null where it is not wanted.
+  // The buffer of output `index`, null where it is not wanted. Ask for small ones first: where the runtime's arena has no
+  // room, it opens a region at least as large as the last one, and one with a small buffer in it has no room for the next
+  // large one.
   void* output(std::size_t index, const std::vector<std::int64_t>& shape) const;
   // Shares tasks among the threads of the runtime's own pool.
   ParallelFor parallel_for() const;

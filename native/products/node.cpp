@@ -101,10 +101,10 @@ void LinearWeightGradientNode::compute(const Call& call) const {
   x_shape.back() = inputs[1].shape.back();
   inputs.require_shape(1, x_shape);
   const std::int64_t in = x_shape.back(), out = inputs[0].shape.back();
+  void* db = with_bias_ ? call.output(1, {out}) : nullptr;
   void* dw = call.output(0, transposed_ ? std::vector<std::int64_t>{out, in} : std::vector<std::int64_t>{in, out});
   const Buffer unwanted(dw == nullptr ? checked_product(x.size, dy.size, size_of(type)) : 0);
   if (dw == nullptr) dw = unwanted.as<void>();
-  void* db = with_bias_ ? call.output(1, {out}) : nullptr;
   const Linear sizes = {x.count, x.size, dy.size, transposed_};
   if (in_bfloat16(compute_, type)) {
     linear_weight_gradient_in_bfloat16(sizes, numbers(inputs, 0), numbers(inputs, 1), static_cast<float*>(dw),

@@ -8,6 +8,7 @@ import pytest
 from onnx import helper
 
 import onnxtrain
+from adapters.base_files import tuned_beside
 from adapters.decoder import parsed
 from onnxtrain import Lora
 from onnxtrain.adapters import add_slots
@@ -56,13 +57,7 @@ def test_steps_are_those_of_the_same_weights_in_float(kind, settings):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_base_stays_as_it_is_and_the_adapter_has_its_type(kind, tmp_path):
     x, y = data()
-    onnx.save(base(kind), tmp_path / "base.onnx")
-    before = (tmp_path / "base.onnx").read_bytes()
-    learner = trainer(tmp_path / "base.onnx")
-    losses = [learner.train_step(x, y) for _ in range(5)]
-    assert losses[-1] < losses[0]
-    learner.save(tmp_path / "tuned.onnx_adapter")
-    assert (tmp_path / "base.onnx").read_bytes() == before
+    learner = tuned_beside(base(kind), trainer, (x, y), tmp_path)
     dtype, step = KINDS[kind]
     values = onnxruntime.AdapterFormat.read_adapter(str(tmp_path / "tuned.onnx_adapter")).get_parameters()
     assert {value.element_type() for value in values.values()} == {dtype}

@@ -39,6 +39,18 @@ def external(folder, begins=0, places=()):
     return folder / "model.onnx"
 
 
+def layers(path):
+    """Three products, whose weights are in the model's file; returns the path."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (float[n,40] x) => (float[n,40] y) {
+        a = MatMul(x, a_proj) b = MatMul(a, b_proj) y = MatMul(b, c_proj) }""")
+    arrays = np.random.default_rng(0).standard_normal((3, 40, 40)).astype(np.float32)
+    tensors = zip(arrays, "abc", strict=True)
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, f"{name}_proj") for array, name in tensors)
+    onnx.save(model, path)
+    return path
+
+
 def trained(path, **options):
     trainer = onnxtrain.Trainer(path, loss="softmax_cross_entropy", optimizer="sgd(lr=0.3)", threads=1, **options)
     losses = [trainer.train_step(*batch()) for _ in range(3)]
@@ -63,9 +75,9 @@ def test_weights_beyond_4_gib_train_as_others(options, tmp_path):
     assert saved.st_blocks * 512 < 1 << 20
 
 
-def test_values_are_made_one_after_the_other_when_they_are_written(tmp_path):
-    path = external(tmp_path / "model")
-    file = ModelFile.load(path)
+@pytest.mark.parametrize("inside", [False, True])
+def test_values_are_made_once_and_one_after_the_other_when_they_are_written(inside, tmp_path):
+    file = ModelFile.load(layers(tmp_path / "model.onnx") if inside else external(tmp_path / "model"))
     names = [name for name in file.names() if "proj" in name]
     made, alive = [], []
 
@@ -77,11 +89,12 @@ def test_values_are_made_one_after_the_other_when_they_are_written(tmp_path):
         return array
 
     values = MadeArrays({name: lambda name=name: make(name) for name in names})
-    for _ in range(2):  # the second time over the first, where data files get other names
+    for times in range(1, 4):  # the second time over the first, where data files get other names, which then stay
         file.save(tmp_path / "saved.onnx", values)
+        assert len(made) == times * len(names)
+        assert len(list(tmp_path.glob("model*.data"))) == (0 if inside else 1)
         for name in names:
             np.testing.assert_array_equal(ModelFile.load(tmp_path / "saved.onnx").value(name), file.value(name) + 1)
-    assert len(made) >= 2 * len(names)
     assert max(alive) == 0
 
 

@@ -7,6 +7,7 @@ import pytest
 from onnx import numpy_helper
 
 import onnxtrain
+from adapters.base_files import tuned_beside
 from adapters.decoder import parsed
 from onnxtrain import Lora
 from onnxtrain.adapters import adaptable_layers, add_slots, merge_adapter
@@ -107,13 +108,7 @@ def test_steps_are_those_of_the_dequantized_weights(base, dora):
 def test_the_base_stays_as_it_is_and_runs_with_slots(base, tmp_path):
     model, _ = base
     x, y = data()
-    onnx.save(model, tmp_path / "base.onnx")
-    before = (tmp_path / "base.onnx").read_bytes()
-    learner = trainer(tmp_path / "base.onnx")
-    losses = [learner.train_step(x, y) for _ in range(5)]
-    assert losses[-1] < losses[0]
-    learner.save(tmp_path / "tuned.onnx_adapter")
-    assert (tmp_path / "base.onnx").read_bytes() == before
+    learner = tuned_beside(model, trainer, (x, y), tmp_path)
     add_slots(model, tmp_path / "slots.onnx", adapter=tmp_path / "tuned.onnx_adapter")
     np.testing.assert_array_equal(run(tmp_path / "slots.onnx", x), run(model, x))
     got = run(tmp_path / "slots.onnx", x, tmp_path / "tuned.onnx_adapter")

@@ -81,6 +81,8 @@ ROWS = [
     row("SkipLayerNormalization", X, normal(2, 3, 4, seed=7), GAMMA, BETA, BETA, epsilon=1e-3),
     row("SkipLayerNormalization", X, X[::-1], GAMMA, outputs=("y", "", "", "sum"), label="sum"),
     row("SimplifiedLayerNormalization", X, GAMMA, domain=""),
+    row("SimplifiedLayerNormalization", X, GAMMA, domain="", outputs=("y", "deviation"), label="deviation"),
+    row("SkipSimplifiedLayerNormalization", X, X[::-1], GAMMA, outputs=("y", "", "deviation"), label="deviation"),
     row("SkipSimplifiedLayerNormalization", X, X[::-1], GAMMA, epsilon=1e-3),
     row("SkipSimplifiedLayerNormalization", X, X[::-1], GAMMA, BETA, outputs=("y", "", "", "sum"), label="sum"),
     row("EmbedLayerNormalization", IDS, SEGMENTS, *TABLES, GAMMA, BETA, MASK, outputs=("y", "mask")),

@@ -108,3 +108,23 @@ def test_every_fused_operator_has_a_body_and_a_line_in_the_documentation():
     # Examples in the documentation register operators, too, where they run in the same process.
     own = {name for name, body in bodies.items() if body is not None and body.__module__.startswith("onnxtrain.")}
     assert own == listed
+
+
+FROZEN = """
+<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+f (float[1, 3, 4] x, int64[1, 3] at, float[5, 2] c, float[5, 2] s) => (float[1, 3, 4] y) {{
+  t = com.microsoft.RotaryEmbedding<is_packed_batching: int = {packed}>(x, at, c, s)
+  y = Mul(t, gain)
+}}
+"""
+
+
+@pytest.mark.parametrize("packed", [0, 1])
+def test_a_frozen_node_beyond_its_body_stays_as_the_model_has_it(packed):
+    made = parser.parse_model(FROZEN.format(packed=packed))
+    made.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(4, np.float32), "gain"))
+    model = infer_shapes(ir.from_proto(made))
+    derivative = Derivative(model.graph.outputs[0], [model.graph.initializers["gain"]])
+    left = operators(ir.to_proto(lower_graph(model, derivative=derivative)))
+    assert (("com.microsoft", "RotaryEmbedding") in left) == bool(packed)
+    assert (("", "Concat") in left) == (not packed), "nothing of a body that was not written is left"

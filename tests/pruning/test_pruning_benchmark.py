@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import struct
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from zoo.mnist_files import write_digits, write_idx
 
 pytestmark = pytest.mark.thorough
 
@@ -20,21 +20,9 @@ sys.path.append(str(SCRIPT.parent))
 import shifted  # noqa: E402
 
 
-def write_idx(path: Path, array: np.ndarray) -> None:
-    header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
-    path.write_bytes(gzip.compress(header + array.tobytes()))
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    random = np.random.default_rng(0)
-    for part, count in (("train", 500), ("t10k", 300)):
-        labels = random.integers(0, 10, count).astype(np.uint8)
-        images = random.integers(0, 60, (count, 28, 28)).astype(np.uint8)
-        for image, label in zip(images, labels, strict=True):
-            image[2 * label : 2 * label + 8, 4:24] = 255
-        write_idx(tmp_path / f"{part}-images-idx3-ubyte.gz", images)
-        write_idx(tmp_path / f"{part}-labels-idx1-ubyte.gz", labels)
+    write_digits(tmp_path, 500, 300)
     return tmp_path
 
 

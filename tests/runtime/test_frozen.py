@@ -201,6 +201,7 @@ def externalised(model: onnx.ModelProto, folder: Path) -> Path:
     return folder / "model.onnx"
 
 
+@pytest.mark.sampled("frozen")
 @pytest.mark.parametrize("name", PLACES)
 def test_external_data_of_another_folder(
     name: str, frozen: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

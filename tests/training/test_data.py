@@ -4,23 +4,16 @@ import collections
 
 import numpy as np
 import pytest
+from tensor_specs import ONE, TWO, X, Y
 
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.training.data import (
     ArrayDataset,
-    TensorSpec,
     open_dataset,
     split_validation,
 )
 
-FLOAT = np.dtype(np.float32)
-IMAGE = TensorSpec("image", FLOAT, ("N", 2))
-ONE = [IMAGE]
-TWO = [IMAGE, TensorSpec("mask", np.dtype(np.int64), ("N", "length"))]
-
-X = np.arange(10, dtype=np.float64).reshape(5, 2)
 M = np.arange(15, dtype=np.int32).reshape(5, 3)
-Y = np.arange(5)
 
 
 class Tensor:

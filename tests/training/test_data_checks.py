@@ -3,6 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from tensor_specs import FLOAT, ONE, TWO, X, Y
 
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.training.data import (
@@ -13,15 +14,6 @@ from onnxtrain.training.data import (
     open_dataset,
     split_validation,
 )
-
-FLOAT = np.dtype(np.float32)
-IMAGE = TensorSpec("image", FLOAT, ("N", 2))
-ONE = [IMAGE]
-TWO = [IMAGE, TensorSpec("mask", np.dtype(np.int64), ("N", "length"))]
-
-X = np.arange(10, dtype=np.float64).reshape(5, 2)
-Y = np.arange(5)
-
 
 # --- conversions
 

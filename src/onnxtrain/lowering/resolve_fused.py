@@ -8,6 +8,7 @@ from onnxtrain.autodiff.engine import Backward
 from onnxtrain.autodiff.expand import expand_registered
 from onnxtrain.autodiff.fused import find_fused, fused_operators, has_kernel
 from onnxtrain.autodiff.registry import find_registered_body
+from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder
 from onnxtrain.graph.clone import all_nodes, subgraphs
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
@@ -41,7 +42,13 @@ def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool, portabl
             body = body_for(portable, node.op_type) or find_registered_body(node.op_type, node.domain)
             assert body is not None
             op = main.before(node) if graph is model.graph else Builder(graph, opset, before=node, outer=main)
-            written = expand_registered(node, body, op, renamed)
+            try:
+                written = expand_registered(node, body, op, renamed)
+            except GradientError:
+                if node.domain == ONNXTRAIN_DOMAIN or node in emitted:
+                    raise
+                graph.remove(op.emitted, safe=True)  # the model's own, of ONNX Runtime, and beyond the body: it stays
+                continue
             nodes += [made for made in written if find_fused(made) is not None]
             for inner in [inner for made in written for inner in subgraphs(made)]:
                 graphs += [inner, *inner.subgraphs()]

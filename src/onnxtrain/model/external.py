@@ -346,25 +346,11 @@ class Change(NamedTuple):
     data: Callable[[], bytes | memoryview]
 
 
-def has_content(path: Path, source: BinaryIO, changes: Iterable[Change]) -> bool:
-    """Whether a file holds the bytes that :func:`copy_with_changes` would write; nothing is moved in the open one."""
+def same_content(path: Path, other: BinaryIO) -> bool:
+    """Whether a file holds the bytes of an open one, in which nothing is moved."""
     with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size != os.fstat(source.fileno()).st_size:
-            return False
-        position = 0
-        for change in sorted(changes, key=lambda change: change.offset):
-            if not _same_bytes(file, source, position, change.offset):
-                return False
-            if not _has_bytes(file, change.offset, memoryview(change.data())):
-                return False
-            position = max(position, change.offset + change.length)
-        return _same_bytes(file, source, position, os.fstat(file.fileno()).st_size)
-
-
-def _has_bytes(file: BinaryIO, offset: int, data: memoryview) -> bool:
-    file.seek(offset)
-    blocks = (data[start : start + _BLOCK] for start in range(0, len(data), _BLOCK))
-    return all(file.read(len(block)) == block for block in blocks)
+        size = os.fstat(file.fileno()).st_size
+        return size == os.fstat(other.fileno()).st_size and _same_bytes(file, other, 0, size)
 
 
 def _same_bytes(one: BinaryIO, other: BinaryIO, start: int, end: int) -> bool:

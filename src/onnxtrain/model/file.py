@@ -355,8 +355,8 @@ class ModelFile:
 
         Args:
             path: The new file.
-            values: New arrays by initializer name, of the initializers' types and shapes; those of external data are
-                taken when they are written, one after the other. With a value for a sparse initializer, all sparse
+            values: New arrays by initializer name, of the initializers' types and shapes; large ones
+                are taken when they are written, one after the other. With a value for a sparse initializer, all sparse
                 ones are written dense.
             metadata: Entries to add to the model's metadata, which stands at the end of the file.
 
@@ -369,6 +369,8 @@ class ModelFile:
             self.dense().save(path, values, metadata)
             return
         inline: dict[int, npt.NDArray[np.generic]] = {}
+        late: dict[int, str] = {}  # inside the model, but made when they are written
+        large = self._template.large()
         inner: dict[Way, tuple[TensorProto, npt.NDArray[np.generic]]] = {}
         changes: dict[str, list[Change]] = {}
         for name in values:
@@ -377,6 +379,10 @@ class ModelFile:
                 data = self._external[name]
                 change = Change(data.offset, data.length, partial(_stored_bytes, tensor, values, name))
                 changes.setdefault(data.file, []).append(change)
+                continue
+            position = self._positions.get(name)
+            if position in large and name not in self._hidden:
+                late[position] = name
                 continue
             array = values[name]
             _check_value(tensor, array)
@@ -388,10 +394,15 @@ class ModelFile:
         self._check_shared(values)
         self.check_writable(path)
 
+        def raw_data(index: int) -> bytes | memoryview:
+            if index in late:
+                return _stored_bytes(self.declared(late[index]), values, late[index])
+            return self._raw_data(index)
+
         def render(moved: Mapping[str, str]) -> Iterator[bytes | memoryview]:
             locations = {location: moved[posixpath.normpath(location)] for location in self._locations if moved}
             initializers = list(self.proto.graph.initializer)
-            yield from self._template.render(initializers, inline, self._raw_data, locations, inner)
+            yield from self._template.render(initializers, inline, raw_data, locations, inner)
             yield added
 
         files = {file: DataFile(self._path_of(file), size, changes.get(file, ())) for file, size in self._sizes.items()}

@@ -8,11 +8,12 @@ import posixpath
 import re
 import zlib
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from onnxtrain.errors import ModelError
-from onnxtrain.model.external import Change, DataFiles, copy_with_changes, has_content
+from onnxtrain.model.external import Change, DataFiles, copy_with_changes, same_content
 from onnxtrain.model.leftovers import clear_leftovers
 from onnxtrain.model.places import place_of
 from onnxtrain.model.references import data_files_of
@@ -43,11 +44,26 @@ class DataFile(NamedTuple):
     size: int
     changes: Sequence[Change]
 
+
+class _Beginnings:
+    """How what is written over a data file begins, noted as it is written: each change is made once."""
+
+    def __init__(self, changes: Sequence[Change]) -> None:
+        self._known: dict[int, bytes] = {}
+        self.changes = [change._replace(data=partial(self._made, change)) for change in changes]
+        """The same changes; what they write is noted."""
+
+    def _made(self, change: Change) -> bytes | memoryview:
+        data = change.data()
+        self._known[change.offset] = bytes(data[:_BEGINNING])
+        return data
+
     def token(self, number: int) -> str:
         """Eight hexadecimal digits that follow from what is written: from its beginnings, which differ soon enough."""
         checksum = number
         for change in self.changes:
-            checksum = zlib.crc32(change.data()[:_BEGINNING], zlib.crc32(str(change.offset).encode(), checksum))
+            begin = self._known.get(change.offset, b"")
+            checksum = zlib.crc32(begin, zlib.crc32(str(change.offset).encode(), checksum))
         return f"{checksum:08x}"
 
 
@@ -92,15 +108,24 @@ def save_model(
                 files.outdate(outdated)
             for location, item in data.items():
                 with sources.open(item.source, item.size) as source:
-                    name = location
-                    if place.exists:
-                        kept = _unchanged(folder, location, item, source, named) if locked else None
-                        name = kept or _new_name(folder, location, item, moved.values())
-                        moved[location] = name
-                        if kept:
-                            continue
-                    with files.create(inside(folder, name), is_data=True) as file:
-                        copy_with_changes(source, file, item.changes)
+                    if not place.exists:
+                        with files.create(inside(folder, location), is_data=True) as file:
+                            copy_with_changes(source, file, item.changes)
+                        continue
+                    written = _Beginnings(item.changes)
+                    names = _Names(folder, location, written, named if locked else ())
+                    if not item.changes and (kept := names.with_bytes_of(source)) is not None:
+                        moved[location] = kept
+                        continue
+
+                    def settle(file: BinaryIO, location: str = location, names: _Names = names) -> Path | None:
+                        kept = names.with_bytes_of(file)
+                        moved[location] = kept or names.new(moved.values())
+                        return None if kept else inside(folder, moved[location])
+
+                    provisional = inside(folder, names.new(moved.values()))
+                    with files.create(provisional, is_data=True, settle=settle) as file:
+                        copy_with_changes(source, file, written.changes)
             with files.create(target) as file:
                 for chunk in render(moved):
                     file.write(chunk)
@@ -142,25 +167,39 @@ def inside(folder: Path, location: str) -> Path:
     return path
 
 
-def _unchanged(folder: Path, location: str, item: DataFile, source: BinaryIO, named: Container[str]) -> str | None:
-    """The data file of the old model that holds the very same bytes, where there is one: then it stays.
+class _Names(NamedTuple):
+    """What a data file that is written over an old model may be called.
 
-    So who saves the same result again gets the same files.
+    Attributes:
+        folder: Of the model.
+        location: Its name in the model that was given.
+        written: What is written over it.
+        named: The data files of the old model.
     """
-    for name in (location, _numbered(location, item.token(0))):
-        path = folder / name
-        if name in named and path.is_file() and not path.is_symlink() and has_content(path, source, item.changes):
-            return name
-    return None
 
+    folder: Path
+    location: str
+    written: _Beginnings
+    named: Container[str]
 
-def _new_name(folder: Path, location: str, item: DataFile, taken: Collection[str]) -> str:
-    """A name for a data file that nothing has; for the same new weights the same one, if that is free."""
-    for number in itertools.count():
-        name = _numbered(location, item.token(number))
-        if name not in taken and not os.path.lexists(folder / name):
-            break
-    return name
+    def with_bytes_of(self, complete: BinaryIO) -> str | None:
+        """The data file of the old model that holds the very same bytes, where there is one: then it stays.
+
+        So who saves the same result again gets the same files.
+        """
+        for name in (self.location, _numbered(self.location, self.written.token(0))):
+            path = self.folder / name
+            if name in self.named and path.is_file() and not path.is_symlink() and same_content(path, complete):
+                return name
+        return None
+
+    def new(self, taken: Collection[str]) -> str:
+        """A name that nothing has; for the same new weights the same one, if that is free."""
+        for number in itertools.count():
+            name = _numbered(self.location, self.written.token(number))
+            if name not in taken and not os.path.lexists(self.folder / name):
+                break
+        return name
 
 
 def _numbered(location: str, token: str) -> str:

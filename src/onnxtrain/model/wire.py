@@ -280,7 +280,7 @@ class Template:
         self,
         tensors: list[TensorProto],
         arrays: Mapping[int, npt.NDArray[np.generic]],
-        raw_data: Callable[[int], bytes],
+        raw_data: Callable[[int], bytes | memoryview],
         locations: Mapping[str, str] | None = None,
         inner: Mapping[Path, tuple[TensorProto, npt.NDArray[np.generic]]] | None = None,
     ) -> Iterator[bytes | memoryview]:
@@ -289,7 +289,7 @@ class Template:
         Args:
             tensors: The initializers, in order; their types and shapes are read.
             arrays: New values by position; of the tensors' types and shapes.
-            raw_data: The raw data of a large initializer that gets no new value, by its position.
+            raw_data: The raw data of a large initializer that is not among these, by its position: as long as it was.
             locations: New names of data files by those that the model has.
             inner: Tensors and their new values by the ways to them, or to the attributes that hold their numbers.
         """

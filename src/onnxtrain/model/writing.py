@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, NamedTuple
@@ -60,12 +60,16 @@ class AtomicFiles:
         self._outdated.append(data)
 
     @contextlib.contextmanager
-    def create(self, target: Path, *, is_data: bool = False) -> Iterator[BinaryIO]:
+    def create(
+        self, target: Path, *, is_data: bool = False, settle: Callable[[BinaryIO], Path | None] | None = None
+    ) -> Iterator[BinaryIO]:
         """Open the file that becomes ``target``; missing folders are made.
 
         Args:
             target: The output.
             is_data: Whether it is a data file of the model, of no use without it.
+            settle: Looks at the complete file and gives it another name in the same folder, which nothing has; ``None``
+                where it is not wanted after all.
 
         Raises:
             ModelError: It cannot be written.
@@ -87,7 +91,18 @@ class AtomicFiles:
                     os.chmod(unfinished, stat.S_IMODE(place.file.stat().st_mode))
             yield file
             file.flush()
+            if settle is not None and not self._settle(settle(file)):
+                return
             os.fsync(file.fileno())
+
+    def _settle(self, name: Path | None) -> bool:
+        """Give the file that was written last its name; whether it is wanted."""
+        pending = self._pending.pop()
+        if name is None:
+            pending.temporary.unlink(missing_ok=True)
+            return False
+        self._pending.append(pending._replace(file=name, target=name))
+        return True
 
     def _marker(self, folder: Path, name: str) -> Marker:
         """Says in a folder that this run writes there; the first time, what others have left there goes."""

@@ -87,7 +87,8 @@ def test_the_suite_is_the_one_that_was_meant() -> None:
 
 def test_every_rule_has_a_case() -> None:
     rules = {(e.domain, e.operator) for e in registry.entries() if e.function is not None}
-    rules = {rule for rule in rules if rule[0] != "com.microsoft"}  # those are in test_microsoft.py
+    # ONNX Runtime's own are in test_microsoft.py; one of them is in ONNX's domain.
+    rules = {rule for rule in rules if rule[0] != "com.microsoft"} - {("", "SimplifiedLayerNormalization")}
     swept = {("", test.operator) for test in node_tests() if refusal(test) is None}
     assert not sorted(rules - swept - rows())
 

@@ -65,15 +65,17 @@ def group_query_attention(node: Node) -> list[Value | None]:
     refuse(node, node.has_output(3), "its scores as an output")
     known = None if node.x.shape is None else (node.x.shape[0], 1)
     lengths = op.cast(op.reshape(node.input_required(_LAST_PLACES), [-1, 1], known), ir.DataType.INT64) + 1
-    q, k, v = _split(node)
+    heads, groups = int(node.attribute("num_heads")), int(node.attribute("kv_num_heads"))
+    q, k, v = _split(node, heads, groups)
     past = node.input(_PAST_KEY), node.input(_PAST_VALUE)
     begins = None
     if past[0] is not None and not (past[0].shape is not None and past[0].shape[2] == 0):
         begins = op.Max(lengths - op.dimension(q, 1), op.constant(0, np.int64))
-    sizes = _Sizes(int(node.attribute("num_heads")), int(node.attribute("kv_num_heads")), begins, lengths)
-    places = _places(node, q, sizes)
+    sizes = _Sizes(heads, groups, begins, lengths)
     if node.attribute("do_rotary", 0):
-        q, k = (_rotated(node, part, places, sizes) for part in (q, k))
+        places = _places(node, q, sizes)
+        q, k = (_rotated(node, part, count, places) for part, count in ((q, heads), (k, groups)))
+    q, k, v = (_in_heads(part, count) for part, count in ((q, heads), (k, groups), (v, groups)))
     k, v = (op.Transpose(part, perm=[0, 2, 1, 3]) for part in (k, v))
     if begins is not None and past[0] is not None and past[1] is not None:
         k, v = op.Concat(past[0], k, axis=2), op.Concat(past[1], v, axis=2)
@@ -81,21 +83,21 @@ def group_query_attention(node: Node) -> list[Value | None]:
     return [_attended(node, q, k, v, mask, sizes), k, v]
 
 
-def _split(node: Node) -> tuple[Value, Value, Value]:
-    """Query, keys and values as [b, s, heads, n]."""
-    op = node.op
-    heads, groups = int(node.attribute("num_heads")), int(node.attribute("kv_num_heads"))
+def _split(node: Node, heads: int, groups: int) -> tuple[Value, Value, Value]:
+    """Query, keys and values as [b, s, heads n]."""
+    op, x = node.op, node.x
     key, value = node.input(_KEY), node.input(_VALUE)
     if key is not None and value is not None:
-        counts = ((node.x, heads), (key, groups), (value, groups))
-        return tuple(_in_heads(part, count) for part, count in counts)  # type: ignore[return-value]
-    whole = _in_heads(node.x, heads + 2 * groups)
-    parts = op.several("Split", whole, op.ints(heads, groups, groups), outputs=3, axis=2)
-    if whole.shape is not None:
-        before, size = whole.shape[:2], whole.shape[3]
-        for part, count in zip(parts, (heads, groups, groups), strict=True):
-            part.with_shape((*before, count, size))
-    return parts[0], parts[1], parts[2]
+        return x, key, value
+    if x.shape is not None and isinstance(x.shape[2], int):
+        size = x.shape[2] // (heads + 2 * groups)
+        q, k, v = op.several(
+            "Split", x, op.ints(*(size * count for count in (heads, groups, groups))), outputs=3, axis=2
+        )
+        return q, k, v
+    parts = op.several("Split", _in_heads(x, heads + 2 * groups), op.ints(heads, groups, groups), outputs=3, axis=2)
+    q, k, v = (op.Reshape(part, op.ints(0, 0, -1)).with_shape((None, None, None)) for part in parts)
+    return q, k, v
 
 
 def _in_heads(value: Value, heads: int) -> Value:
@@ -109,25 +111,36 @@ def _in_heads(value: Value, heads: int) -> Value:
 
 
 def _places(node: Node, q: Value, sizes: _Sizes) -> Value:
-    """The place of each query in its sequence, [b or 1, s]."""
+    """The place of each query in its sequence, [b, s]; of the first one, [1], where others follow from it."""
     op, given = node.op, node.input(_POSITIONS)
     if given is not None:
         return given
-    count = _counted(q)
-    places = op.Unsqueeze(count, op.ints(0))
-    return places if sizes.begins is None else op.Add(places, sizes.begins)
+    return op.ints(0) if sizes.begins is None else op.Add(_counted(q), sizes.begins)
 
 
 def _counted(q: Value) -> Value:
-    """The numbers of the queries [b, s, heads, n], from 0 on: [s]."""
+    """The numbers of the queries [b, s, heads n], from 0 on: [s]."""
     op = q.op
     count = op.Range(op.constant(0, np.int64), op.Squeeze(op.dimension(q, 1)), op.constant(1, np.int64))
     return count.with_shape(None if q.shape is None else q.shape[1:2])
 
 
-def _rotated(node: Node, part: Value, places: Value, sizes: _Sizes) -> Value:
-    caches = node.input_required(_COSINES), node.input_required(_SINES)
-    y = turned_at(part, places, caches, 2, bool(node.attribute("rotary_interleaved", 0)))
+def _rotated(node: Node, part: Value, heads: int, places: Value) -> Value:
+    """Vectors [b, s, heads n], turned by the angles of their places."""
+    op, caches = node.op, (node.input_required(_COSINES), node.input_required(_SINES))
+    interleaved = bool(node.attribute("rotary_interleaved", 0))
+    half, width = (None if value.shape is None else value.shape[-1] for value in (caches[0], part))
+    if not isinstance(half, int):
+        every = op.Unsqueeze(_counted(part), op.ints(0)) if node.rank(places) == 1 else places
+        turned = turned_at(_in_heads(part, heads), every, caches, 2, interleaved)
+        return op.Reshape(turned, op.ints(0, 0, -1)).with_shape(part.shape)
+    settings = {
+        "interleaved": int(interleaved),
+        "num_heads": heads,
+        "rotary_embedding_dim": 0 if width == 2 * half * heads else 2 * half,
+    }
+    y = op.several("RotaryEmbedding", part, places, *caches, outputs=1, domain=DOMAIN, **settings)[0]
+    y.ir.dtype = part.dtype
     return y.with_shape(part.shape)
 
 

@@ -151,8 +151,25 @@ def skip_layer_normalization(node: Node) -> list[Value | None]:
     return [normal[0].with_shape(total.shape), normal[1], normal[2], total]
 
 
-@register_body("SimplifiedLayerNormalization", domain="")
-@register_body("SimplifiedLayerNormalization", domain=DOMAIN)
+_RMS = "SimplifiedLayerNormalization"
+"""What ONNX Runtime calls RMSNormalization; it has a kernel of it in ONNX's domain."""
+
+
+@register_gradient(_RMS)
+def simplified_layer_normalization_rule(node: Node, dy: Value, *others: Value | None) -> Gradients:
+    """y = gamma x r, r = 1 / sqrt(mean(x²) + epsilon): as of RMSNormalization; of r: dx = -dr r³ x / n."""
+    op, x, gamma, axis = node.op, node.x, node.input_required(1), node.attribute("axis", -1)
+    axis = axis if axis < 0 else axis - node.rank()
+    settings = {"axis": axis, "epsilon": node.attribute("epsilon", 1e-5)}
+    dx, dgamma = emit(op, "RMSNormalizationGradient", dy, x, gamma, like=[x, gamma], **settings)
+    if others and others[0] is not None and node.arrives(1):
+        r = node.outputs[1]
+        dx = dx - x * (others[0] * r * r * r / op.count(x, range(node.rank() + axis, node.rank())))
+    return dx, dgamma
+
+
+@register_fused(_RMS, domain="")
+@register_body(_RMS, domain=DOMAIN)
 def simplified_layer_normalization(node: Node) -> list[Value | None]:
     """y = gamma x / sqrt(mean(x²) + epsilon) over the axes from one on."""
     axis = node.attribute("axis", -1)
@@ -163,10 +180,14 @@ def simplified_layer_normalization(node: Node) -> list[Value | None]:
 @register_body("SkipSimplifiedLayerNormalization", domain=DOMAIN)
 def skip_simplified_layer_normalization(node: Node) -> list[Value | None]:
     """y = SimplifiedLayerNormalization(x + skip + bias) gamma; the sum is an output, too."""
-    total, bias = node.x + node.input_required(1), node.input(3)
-    total = total if bias is None else total + bias
-    y, deviation = _rms_normalized(node, total, node.input_required(2), -1, node.attribute("epsilon", 1e-12))
-    return [y, None, deviation, total]
+    op, total, bias = node.op, node.x + node.input_required(1), node.input(3)
+    total, gamma = total if bias is None else total + bias, node.input_required(2)
+    epsilon = node.attribute("epsilon", 1e-12)
+    if node.has_output(2):
+        y, deviation = _rms_normalized(node, total, gamma, -1, epsilon)
+        return [y, None, deviation, total]
+    y = op.several(_RMS, total, gamma, outputs=1, axis=-1, epsilon=float(epsilon), stash_type=1)[0]
+    return [y.with_shape(total.shape), None, None, total]
 
 
 def _rms_normalized(node: Node, x: Value, gamma: Value, axis: int, epsilon: float) -> tuple[Value, Value]:

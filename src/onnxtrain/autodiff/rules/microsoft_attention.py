@@ -8,9 +8,11 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.autodiff.fused import register_fused
 from onnxtrain.autodiff.node import Node, describe
-from onnxtrain.autodiff.registry import register_body
+from onnxtrain.autodiff.registry import Gradients, register_body, register_gradient
 from onnxtrain.autodiff.rules.microsoft import DOMAIN
+from onnxtrain.autodiff.rules.rotary import cache_gradients
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Value
 
@@ -198,27 +200,63 @@ def _between(node: Node, mask: Value, parts: _Heads) -> Value:
     return op.And(before, op.GreaterOrEqual(places, op.Unsqueeze(starts, op.ints(1, 2, 3))))
 
 
-@register_body("RotaryEmbedding", domain=DOMAIN)
+@register_gradient("RotaryEmbedding", domain=DOMAIN)
+def rotary_embedding_rule(node: Node, dy: Value) -> Gradients:
+    """y = R x: dx = Rᵀ dy, a rotation by the opposite angles; cosines and sines as in ONNX's RotaryEmbedding."""
+    op, positions = node.op, node.input_required(1)
+    refuse(node, bool(node.attribute("is_packed_batching", 0)), "a packed batch")
+    caches = node.input_required(2), node.input_required(3)
+    attributes = {name: attribute.value for name, attribute in node.ir.attributes.items()}
+    given = dy.with_shape(dy.shape or node.x.shape), positions, caches[0], -caches[1]
+    (dx,) = op.several("RotaryEmbedding", *given, outputs=1, domain=DOMAIN, **attributes)
+    dx.ir.dtype = dy.dtype
+    dx.with_shape(node.x.shape)
+    if not any(map(node.wants, caches)):
+        return dx, None, None, None
+    x, change = _divided(node, node.x), _divided(node, dy)
+    every = op.Expand(_every_position(node), op.Concat(op.dimension(x, 0), op.ints(1), axis=0))  # [b, s]
+    interleaved = bool(node.attribute("interleaved", 0))
+    return dx, None, *cache_gradients(x, change, every, caches, 1 if node.rank() == 4 else 2, interleaved)
+
+
+def _is_float(node: ir.Node) -> bool:
+    """Whether it is in single precision, the only one that ONNX Runtime has it for on the processor."""
+    return node.inputs[0] is not None and node.inputs[0].dtype == ir.DataType.FLOAT
+
+
+@register_fused("RotaryEmbedding", domain=DOMAIN, has_kernel=_is_float)
 def rotary_embedding(node: Node) -> list[Value | None]:
     """y = pairs of x, turned by the angles of their positions; x is [b, s, heads n] or [b, heads, s, n].
 
     Raises:
         GradientError: Several sequences of different lengths are packed in one.
     """
-    op, x, positions = node.op, node.x, node.input_required(1)
+    op, x, divided = node.op, node.x, node.rank() == 4
     refuse(node, bool(node.attribute("is_packed_batching", 0)), "a packed batch")
     caches = node.input_required(2), node.input_required(3)
-    divided, width = node.rank() == 4, op.dimension(caches[0], 1)
-    places = 2 if divided else 1
-    if node.rank(positions) == 1:
-        zero, one = op.constant(0, np.int64), op.constant(1, np.int64)
-        positions = op.Add(positions, op.Range(zero, op.Reshape(op.dimension(x, places), op.ints()), one))
-        positions = op.Unsqueeze(positions, op.ints(0))
-    heads = int(node.attribute("num_heads", 0))
-    size = op.ints(-1) if node.attribute("rotary_embedding_dim", 0) else op.Add(width, width)
-    whole = x if divided else op.Reshape(x, op.Concat(op.ints(0, 0, heads or -1), size, axis=0))
-    y = turned_at(whole, positions, caches, 1 if divided else 2, bool(node.attribute("interleaved", 0)))
+    interleaved = bool(node.attribute("interleaved", 0))
+    y = turned_at(_divided(node, x), _every_position(node), caches, 1 if divided else 2, interleaved)
     return [(y if divided else op.Reshape(y, op.Shape(x))).with_shape(x.shape)]
+
+
+def _every_position(node: Node) -> Value:
+    """Which rows of the caches a rotary embedding takes, [b, s], or [1, s] where only the first is given."""
+    op, positions = node.op, node.input_required(1)
+    if node.rank(positions) > 1:
+        return positions
+    length = op.dimension(node.x, 2 if node.rank() == 4 else 1)
+    counted = op.Range(op.constant(0, np.int64), op.Reshape(length, op.ints()), op.constant(1, np.int64))
+    return op.Unsqueeze(op.Add(positions, counted), op.ints(0))
+
+
+def _divided(node: Node, value: Value) -> Value:
+    """A value of the shape of a rotary embedding's x, with an axis of the heads."""
+    if node.rank() == 4:
+        return value
+    op, heads = node.op, int(node.attribute("num_heads", 0))
+    width = op.dimension(node.input_required(2), 1)
+    size = op.ints(-1) if node.attribute("rotary_embedding_dim", 0) else op.Add(width, width)
+    return op.Reshape(value, op.Concat(op.ints(0, 0, heads or -1), size, axis=0))
 
 
 def turned_at(x: Value, positions: Value, caches: tuple[Value, Value], heads: int, interleaved: bool) -> Value:

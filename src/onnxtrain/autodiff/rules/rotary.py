@@ -20,24 +20,42 @@ def rotary_embedding(node: Node, dy: Value) -> Gradients:
     dx = op.RotaryEmbedding(dy, cosines, -sines, positions, **attributes)
     if not node.wants(cosines) and not node.wants(sines):
         return dx, None, None, None
-    heads = 1 if node.rank() == 4 else 2
-    a, b = _pairs(node, node.x, cosines)
-    da, db = _pairs(node, dy, cosines)
-    changes = (op.ReduceSum(change, op.ints(heads), keepdims=0) for change in (a * da + b * db, a * db - b * da))
-    dcosines, dsines = (
-        _gathered_back(change, cache, positions) for change, cache in zip(changes, (cosines, sines), strict=True)
+    divided = node.rank() == 4
+    x, dy = (
+        part if divided else op.Reshape(part, op.ints(0, 0, int(node.attribute("num_heads")), -1))
+        for part in (node.x, dy)
     )
+    interleaved = bool(node.attribute("interleaved", 0))
+    dcosines, dsines = cache_gradients(x, dy, positions, (cosines, sines), 1 if divided else 2, interleaved)
     return dx, dcosines, dsines, None
 
 
-def _pairs(node: Node, x: Value, cosines: Value) -> tuple[Value, Value]:
-    """What is turned, in two halves: [b, heads, s, n] where x has heads, else [b, s, heads, n]."""
-    op = node.op
-    if node.rank() == 3:
-        x = op.Reshape(x, op.ints(0, 0, int(node.attribute("num_heads")), -1))
+def cache_gradients(
+    x: Value, dy: Value, positions: Value | None, caches: tuple[Value, Value], heads: int, interleaved: bool
+) -> tuple[Value, Value]:
+    """The gradients of cosines and sines.
+
+    Args:
+        x: What was turned; ``heads`` is the axis of the heads, 1 or 2, and the other of these that of the positions.
+        dy: The gradient of the result, of x's shape.
+        positions: Which rows of the caches were taken, [b, s]; ``None`` where the caches are [b, s, n] themselves.
+        caches: Cosines and sines.
+        heads: The axis.
+        interleaved: Whether pairs are neighbours, not of both halves.
+    """
+    op = x.op
+    (a, b), (da, db) = (_pairs(part, caches[0], interleaved) for part in (x, dy))
+    changes = (op.ReduceSum(change, op.ints(heads), keepdims=0) for change in (a * da + b * db, a * db - b * da))
+    dcosines, dsines = (_gathered_back(change, cache, positions) for change, cache in zip(changes, caches, strict=True))
+    return dcosines, dsines
+
+
+def _pairs(x: Value, cosines: Value, interleaved: bool) -> tuple[Value, Value]:
+    """What is turned of x, which has four axes, in two halves."""
+    op = x.op
     half = op.dimension(cosines, -1)
     last = op.ints(-1)
-    if node.attribute("interleaved", 0):
+    if interleaved:
         width = op.Add(half, half)
         return op.Slice(x, op.ints(0), width, last, op.ints(2)), op.Slice(x, op.ints(1), width, last, op.ints(2))
     return op.Slice(x, op.ints(0), half, last), op.Slice(x, half, op.Add(half, half), last)
