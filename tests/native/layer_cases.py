@@ -164,6 +164,11 @@ def recurrent(rng: np.random.Generator) -> Case:
     if backward:
         names, outputs = call.gradient_inputs, [n for n in call.gradient_outputs if n != "dlinear" or call.keeps_linear]
         feeds |= {name: np.nan_to_num(wanted[name]).astype(dtype) for name in ("Y", *call.kept_names)}
+    node = f"{operator}Gradient" if backward else operator
+    if backward and operator != "GRU" and rng.random() < 0.3:
+        node, names = "RecurrentProductsGradient", ["X", "W", "sequence_lens", "initial_h", "Y", "dgates"]
+        feeds["dgates"] = np.nan_to_num(wanted["dgates"]).astype(dtype)
+        outputs, attributes = ["dX", "dW", "dR", "dB"], {"direction": attributes["direction"]}
     given = call.all_inputs(names, feeds)
     expected = (
         None if backward and operator == "GRU" and not call.keeps_linear else lambda: [wanted[n] for n in outputs]
@@ -183,4 +188,4 @@ def recurrent(rng: np.random.Generator) -> Case:
         huge = pick(rng, 2**31, 2**40)
         given |= {"X": np.zeros((huge, 0, 0), dtype), "W": np.zeros((directions, given["W"].shape[1], 0), dtype)}
         expected = None
-    return Case(f"{operator}Gradient" if backward else operator, given, attributes, len(outputs), expected)
+    return Case(node, given, attributes, len(outputs), expected)
