@@ -248,7 +248,7 @@ BOOK: tuple[Workaround, ...] = (
         _ONNX_IR,
         "Reading a model drops its sparse initializers.",
         "They are made dense before.",
-        ("model/file.py",),
+        ("model/working.py",),
     ),
     Workaround(
         "merged random nodes",

@@ -47,8 +47,9 @@ def batches(delay=0.0, fail_at=None, reuse=False):
 
 @pytest.fixture(autouse=True)
 def _no_thread_is_left():
+    before = threading.enumerate()
     yield
-    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("onnxtrain")]
+    left = [thread.name for thread in set(threading.enumerate()) - set(before) if thread.name.startswith("onnxtrain")]
     assert left == []
 
 

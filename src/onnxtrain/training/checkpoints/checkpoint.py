@@ -61,6 +61,7 @@ class CheckpointStore:
         OptionError: keep is below 1.
 
     >>> import tempfile
+    >>> import numpy as np
     >>> store = CheckpointStore(tempfile.mkdtemp(), keep=2)
     >>> for step in (10, 20, 30):
     ...     _ = store.save(step, {"weight": np.full(3, step)}, {"epoch": 0})
