@@ -133,13 +133,20 @@ def test_from_a_folder_to_a_tuned_folder_that_generates(folder, tmp_path, form):
     else:
         trainer.save(place / "song.onnx_adapter")
         merge_adapter(folder / "model.onnx", place / "song.onnx_adapter", place / "model.onnx", requantize=True)
-    exact = form == "adapter" or folder.name == "fp32"
-    expected = (SONG * 3)[2:12] if exact else SONG[2:5]  # what is quantized anew loses some of the adapter
     got = sung(place, place / "song.onnx_adapter" if form == "adapter" else None)
-    assert got[: len(expected)] == expected
-    assert sung(folder)[:3] != expected[:3]
+    assert len(got) == 10
+    if form == "adapter" or folder.name == "fp32":
+        assert got == (SONG * 3)[2:12]
+        assert sung(folder)[:3] != got[:3]
+    else:  # what is quantized anew loses half of the adapter, and the song with it
+        assert loss_of(place, words) < 0.85 * loss_of(folder, words)
     if form == "adapter":
         assert sung(place) == sung(folder)
+
+
+def loss_of(folder, words):
+    settings = {"loss": "next_token(chunk=64)", "output": "logits", "lora": Lora(rank=1, alpha=1, targets="*")}
+    return onnxtrain.Trainer(folder / "model.onnx", **settings).evaluate(words, batch_size=4)["loss"]
 
 
 def test_the_command_of_the_page(folder, tmp_path):
