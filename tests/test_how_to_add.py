@@ -55,9 +55,9 @@ def copy(tmp_path: Path) -> Path:
     ignored = shutil.ignore_patterns("__pycache__", "lib")
     for folder in ("src", "native", "tools", "docs", "benchmarks"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
-    for folder in ("autodiff", "lowering", "operators", "native", "training"):
+    for folder in ("autodiff", "lowering", "operators", "native", "training", "zoo"):
         shutil.copytree(ROOT / "tests" / folder, tmp_path / "tests" / folder, ignore=ignored)
-    for file in ("pyproject.toml", "tests/conftest.py", "tests/test_public_names.py"):
+    for file in ("pyproject.toml", "tests/conftest.py", "tests/sampling.py", "tests/test_public_names.py"):
         shutil.copy(ROOT / file, tmp_path / file)
     return tmp_path
 
