@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from onnxtrain.autodiff import registry
+from onnxtrain.autodiff import fused, registry
 from onnxtrain.cli import main
 from onnxtrain.cli.app import COMMANDS, build
 from onnxtrain.operators import OPTIMIZERS
@@ -61,6 +61,7 @@ def test_a_block_runs_alone(page, block, tmp_path, monkeypatch):
     for package in re.findall(r"^(?:import|from) (torch|transformers|sklearn|flwr)", block, re.MULTILINE):
         pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(fused, "_operators", dict(fused._operators))  # what a page registers is gone afterwards
     try:
         with warnings.catch_warnings():
             if "import torch" in block:
