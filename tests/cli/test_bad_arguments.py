@@ -219,6 +219,11 @@ USAGE = [
         ("fit", "model.onnx", "--data", "train.npz"),
     ),
     Mistake("no model", r"inspect needs MODEL \(the ONNX model\); see onnxtrain inspect --help", ("inspect",)),
+    Mistake(
+        "too many files",
+        r"onnxtrain inspect has no place for 'b\.onnx' and 'c\.onnx', behind all that it takes; see .* --help",
+        ("inspect", "a.onnx", "b.onnx", "c.onnx"),
+    ),
     Mistake("not a number", r'--epochs.*"many".* into int.*[Ss]ee onnxtrain fit --help', fit("--epochs", "many")),
     Mistake("flag without value", r"--data.*[Ss]ee onnxtrain fit --help", ("fit", "model.onnx", "--data")),
     Mistake("evaluate unknown loss", "no loss 'l7'", ("evaluate", "model.onnx", "--data", "test.npz", "--loss", "l7")),

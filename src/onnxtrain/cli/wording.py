@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import re
 
-from cyclopts import Argument, CycloptsError, MissingArgumentError
+from cyclopts import Argument, CycloptsError, MissingArgumentError, UnusedCliTokensError
 
 RENAMED = {"output": "prediction"}
 """Arguments whose flag has another name: ``--output`` is the file that a command writes."""
@@ -46,6 +46,9 @@ def usage(error: CycloptsError) -> str:
     command = " ".join(["onnxtrain", *(error.command_chain or ())])
     if isinstance(error, MissingArgumentError) and error.keyword is None and error.argument is not None:
         return f"{command} needs {_explained(error.argument)}; see {command} --help."
+    if isinstance(error, UnusedCliTokensError):
+        listed = " and ".join(map(repr, error.unused_tokens or ()))
+        return f"{command} has no place for {listed}, behind all that it takes; see {command} --help."
     sentence = " ".join(str(error).split()).rstrip(".")  # some messages end with a full stop, others do not
     link = " See" if sentence.endswith("?") else "; see"
     return f"{sentence}{link} {command} --help."
