@@ -204,4 +204,7 @@ def constant_number(value: ir.Value | None) -> float | None:
     return float(np.asarray(tensor.numpy()).reshape(()))
 
 
-_FLOATING = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+"""The floating types of 16 bits."""
+
+_FLOATING = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, *HALVES})

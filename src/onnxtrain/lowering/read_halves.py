@@ -7,10 +7,9 @@ import onnx_ir as ir
 from onnxtrain.autodiff.fused import VERSION
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.replace import substitute_and_rename
+from onnxtrain.graph.value import HALVES
 from onnxtrain.lowering.fuse_linear import OPERATOR, LayerFinder
 from onnxtrain.lowering.patterns import remove_unread
-
-_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def read_halves(model: ir.Model) -> None:
@@ -66,4 +65,4 @@ def _stored(weight: ir.Value | None) -> ir.Value | None:
     if (cast.domain, cast.op_type) != ("", "Cast"):
         return None
     stored = cast.inputs[0]
-    return stored if stored is not None and stored.dtype in _HALVES else None
+    return stored if stored is not None and stored.dtype in HALVES else None

@@ -12,10 +12,11 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.errors import DataError, ModelError
+from onnxtrain.graph.value import HALVES
 from onnxtrain.model.file import ModelFile
 from onnxtrain.training.weights.ties import choose_copies, with_copies
 from onnxtrain.training.weights.untie import untied
-from onnxtrain.training.working_copy.widening import HALVES, rounded_to
+from onnxtrain.training.working_copy.widening import rounded_to
 
 
 @dataclass(frozen=True)

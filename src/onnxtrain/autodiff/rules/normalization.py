@@ -14,9 +14,7 @@ from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.graph import Builder, Value
-from onnxtrain.graph.value import dimensions
-
-_NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+from onnxtrain.graph.value import HALVES, dimensions
 
 
 @register_gradient("BatchNormalization")
@@ -185,7 +183,7 @@ def layer_normalization_gradient(node: Node) -> Sequence[Value]:
 
 def _wide(value: Value) -> Value:
     """Half precision is computed with in single precision, as the operators themselves do."""
-    return value.op.cast(value, ir.DataType.FLOAT) if value.dtype in _NARROW else value
+    return value.op.cast(value, ir.DataType.FLOAT) if value.dtype in HALVES else value
 
 
 def _normalized_axes(node: Node) -> range:

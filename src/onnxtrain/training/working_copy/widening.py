@@ -15,11 +15,10 @@ import onnx_ir as ir
 
 from onnxtrain.errors import OptionError
 from onnxtrain.graph.clone import subgraphs
+from onnxtrain.graph.value import HALVES
 from onnxtrain.training.weights.parameters import Initializer
 from onnxtrain.training.weights.stored import Stored
 from onnxtrain.training.weights.widened import WidenedTensor
-
-HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 Halves = dict[str, ir.TensorProtocol]
 """Tensors in half precision by the names of their initializers."""
