@@ -12,6 +12,7 @@ import argparse
 import json
 import re
 import shutil
+import socket
 import sys
 import tempfile
 import threading
@@ -37,6 +38,9 @@ HEADER_ROOM = 65536
 """Bytes that the names and shapes in a file of weights may take."""
 
 MOST_EXAMPLES = 10**9
+LINGER = 5.0
+"""Seconds in which the rest of a refused request may come."""
+
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 Weights = Mapping[str, np.ndarray]
 
@@ -209,6 +213,7 @@ class Handler(SimpleHTTPRequestHandler):
             status, kind, content = HTTPStatus.OK, "application/octet-stream", save(dict(weights))
         except RefusedError as error:
             number, status, kind, content = -1, error.status, "text/plain; charset=utf-8", str(error).encode()
+        refused = status != HTTPStatus.OK
         try:
             self.send_response(status)
             self.send_header("Content-Type", kind)
@@ -216,9 +221,23 @@ class Handler(SimpleHTTPRequestHandler):
             self.send_header("Round", str(number))
             self.end_headers()
             self.wfile.write(content)
+            if refused:
+                self._read_rest()
         except OSError:
             pass  # the page was closed
         self.close_connection = True
+
+    def _read_rest(self) -> None:
+        """Read what still comes of a refused request: closing before would reset the connection, and lose the answer.
+
+        The page knows by the end of the answer that it is refused, and closes its side.
+        """
+        self.connection.shutdown(socket.SHUT_WR)
+        end = time.monotonic() + LINGER
+        while (rest := end - time.monotonic()) > 0:
+            self.connection.settimeout(rest)
+            if not self.connection.recv(65536):
+                return
 
     def _check_origin(self) -> None:
         """Refuse other sites' pages, also those that have made a name of theirs point here."""

@@ -9,8 +9,9 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -48,13 +49,10 @@ def serving(program, folder, pages=3, timeout=60.0):
     threading.Thread(target=server.serve_forever, daemon=True).start()
 
     def ask(method, path, body=None, **headers):
-        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
-        connection.request(method, path, body, headers)
-        reply = connection.getresponse()
-        try:
+        with closing(http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)) as connection:
+            connection.request(method, path, body, headers)
+            reply = connection.getresponse()
             return reply.status, reply.read(), int(reply.getheader("Round", -1))
-        finally:
-            connection.close()
 
     try:
         yield aggregator, ask
@@ -142,8 +140,38 @@ def test_what_cannot_be_averaged_is_refused(program, tmp_path):
             found = ask("POST", path, body)
             assert found[0] == status, (name, found)
             assert re.search(reason, found[1].decode()), (name, found)
-        assert ask("POST", GOOD, iter([save(weights())]))[:2] == (411, b"The request needs a Content-Length.")
         assert aggregator.current()[0] == 0
+
+
+LENGTHS = {
+    "unsaid": ({}, 411, b"The request needs a Content-Length."),
+    "too long": ({"Content-Length": "1000000"}, 413, b"1000000 bytes were sent; the weights take at most 65572."),
+}
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_a_refusal_arrives_while_the_request_is_still_sent(length, program, tmp_path):
+    headers, status, reason = LENGTHS[length]
+
+    def slowly():
+        for _ in range(10):
+            yield bytes(100_000)
+            time.sleep(0.05)  # the answer is on its way by now
+
+    with serving(program, tmp_path) as (_, ask):
+        assert ask("POST", GOOD, slowly(), **headers)[:2] == (status, reason)
+
+
+def test_who_never_ends_a_request_is_left(program, tmp_path, monkeypatch):
+    monkeypatch.setattr(program, "LINGER", 0.2)
+
+    def endless():
+        while True:
+            yield bytes(1000)
+            time.sleep(0.01)
+
+    with serving(program, tmp_path) as (_, ask), pytest.raises(OSError):
+        ask("POST", GOOD, endless())
 
 
 @pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Origin": "http://evil.example"}, {"Origin": "null"}])
