@@ -67,11 +67,54 @@ const std::int32_t* lengths_of(const Inputs& given, std::size_t index, std::int6
   return lengths;
 }
 
-// A call with the inputs that both nodes have, checked.
-struct Reading {
+// A call, and its sizes as the runtime counts them.
+struct Sizes {
   Recurrent call = {};
+  std::int64_t steps = 0, batch = 0, inputs = 0, hidden = 0, directions = 0, gates = 0;
+
+  // Tells the call what is known by now.
+  void fill_in(Cell cell, const RecurrentAttributes& attributes) {
+    call.cell = cell;
+    std::copy(std::begin(attributes.settings), std::end(attributes.settings), std::begin(call.settings));
+    call.reversed = attributes.reversed;
+    call.steps = static_cast<std::size_t>(steps);
+    call.batch = static_cast<std::size_t>(batch);
+    call.inputs = static_cast<std::size_t>(inputs);
+    call.hidden = static_cast<std::size_t>(hidden);
+    call.directions = attributes.directions;
+  }
+
+  Shape states_shape() const { return {directions, batch, hidden}; }
+  Shape sequence_shape() const { return {steps, directions, batch, hidden}; }
+  Shape gates_shape() const { return {steps, batch, directions, gates}; }
+  // Of what is kept beside the gates.
+  Shape kept_shape() const { return call.cell == kLstm ? sequence_shape() : Shape{steps, batch, directions, hidden}; }
+};
+
+void require(const Inputs& given, std::size_t index, const Shape& shape) {
+  if (!is_given(given, index)) return;
+  given.require_same_type(index, 0);
+  given.require_shape(index, shape);
+}
+
+// Null for one that is left out.
+const void* data(const Inputs& given, std::size_t index) {
+  return is_given(given, index) ? given[index].data : nullptr;
+}
+
+// What an input holds that cannot be left out.
+void* needed(const Inputs& given, const Signature& signature, std::size_t index, const Shape& shape) {
+  if (!is_given(given, index)) {
+    throw std::invalid_argument("input " + std::to_string(index) + " (" + signature.inputs[index] +
+                                ") is missing, and is required.");
+  }
+  require(given, index, shape);
+  return given[index].data;
+}
+
+// A call with the inputs that an operator and its gradient have, checked.
+struct Reading : Sizes {
   ElementType type;
-  std::int64_t steps, batch, inputs, hidden, directions, gates;
 
   Reading(const Inputs& given, const RecurrentAttributes& attributes) : type(given.element_type(0)) {
     const Places places(attributes.cell);
@@ -96,14 +139,7 @@ struct Reading {
       call.initial_cells = data(given, places.initial_cells);
       call.peepholes = data(given, places.peepholes);
     }
-    call.cell = attributes.cell;
-    std::copy(std::begin(attributes.settings), std::end(attributes.settings), std::begin(call.settings));
-    call.reversed = attributes.reversed;
-    call.steps = static_cast<std::size_t>(steps);
-    call.batch = static_cast<std::size_t>(batch);
-    call.inputs = static_cast<std::size_t>(inputs);
-    call.hidden = static_cast<std::size_t>(hidden);
-    call.directions = attributes.directions;
+    fill_in(attributes.cell, attributes);
     call.x = given[places.x].data;
     call.w = given[places.w].data;
     call.r = given[places.r].data;
@@ -111,22 +147,6 @@ struct Reading {
     call.initial_state = data(given, places.initial_state);
     call.lengths = lengths_of(given, places.lengths, batch, steps);
   }
-
-  void require(const Inputs& given, std::size_t index, const Shape& shape) const {
-    if (!is_given(given, index)) return;
-    given.require_same_type(index, 0);
-    given.require_shape(index, shape);
-  }
-
-  static const void* data(const Inputs& given, std::size_t index) {
-    return is_given(given, index) ? given[index].data : nullptr;
-  }
-
-  Shape states_shape() const { return {directions, batch, hidden}; }
-  Shape sequence_shape() const { return {steps, directions, batch, hidden}; }
-  Shape gates_shape() const { return {steps, batch, directions, gates}; }
-  // Of what is kept beside the gates.
-  Shape kept_shape() const { return call.cell == kLstm ? sequence_shape() : Shape{steps, batch, directions, hidden}; }
 };
 
 // The buffers of outputs, of which the node has the first `count`.
@@ -187,7 +207,7 @@ const Signature RnnGradientNode::kSignature = {
     "RNNGradient", listed({kInputs, {"Y", "gates", "dY", "dY_h"}}), 3, 6, {-1}, {{7, 0}}, kTypes};
 
 const Signature RecurrentProductsGradientNode::kSignature = {
-    "RecurrentProductsGradient", {"X", "W", "sequence_lens", "initial_h", "Y", "dgates"}, 6, 4, {-1}, {},
+    "RecurrentProductsGradient", {"X", "W", "sequence_lens", "initial_h", "Y", "dgates", "dlinear"}, 6, 4, {-1}, {},
     {ort::kTypeUndefined, ort::kTypeUndefined, ort::kTypeInt32}};
 
 RecurrentAttributes::RecurrentAttributes(const Attributes& attributes, Cell cell_) : cell(cell_) {
@@ -248,27 +268,20 @@ void RecurrentGradientNode::compute(const Call& call) const {
   Reading reading(given, attributes_);
   const Places places(attributes_.cell);
   Recurrent& recurrent = reading.call;
-  const auto kept = [&](std::size_t index, const Shape& shape) {
-    if (!is_given(given, index)) {
-      throw std::invalid_argument("input " + std::to_string(index) + " (" + signature_.inputs[index] +
-                                  ") is missing, and is required.");
-    }
-    reading.require(given, index, shape);
-    return given[index].data;
-  };
+  const auto kept = [&](std::size_t index, const Shape& shape) { return needed(given, signature_, index, shape); };
   recurrent.y = kept(places.y(), reading.sequence_shape());
   recurrent.gates = kept(places.gates(), reading.gates_shape());
   const bool lstm = attributes_.cell == kLstm, after = attributes_.cell == kGruAfter;
   if (lstm) recurrent.cells = kept(places.kept(), reading.kept_shape());
   if (after) recurrent.linear = kept(places.kept(), reading.kept_shape());
   const std::size_t arriving = attributes_.cell == kRnn ? places.kept() : places.kept() + 1;
-  reading.require(given, arriving, reading.sequence_shape());
-  recurrent.dy = Reading::data(given, arriving);
+  require(given, arriving, reading.sequence_shape());
+  recurrent.dy = data(given, arriving);
   for (std::size_t index : {1, 2}) {
-    if (index == 1 || lstm) reading.require(given, arriving + index, reading.states_shape());
+    if (index == 1 || lstm) require(given, arriving + index, reading.states_shape());
   }
-  recurrent.dlast_state = Reading::data(given, arriving + 1);
-  if (lstm) recurrent.dlast_cells = Reading::data(given, arriving + 2);
+  recurrent.dlast_state = data(given, arriving + 1);
+  if (lstm) recurrent.dlast_cells = data(given, arriving + 2);
 
   Outputs outputs(call, reading.type, outputs_);
   recurrent.dgates = outputs.needed(0, reading.gates_shape());
@@ -293,45 +306,49 @@ void RecurrentGradientNode::compute(const Call& call) const {
 void RecurrentProductsGradientNode::compute(const Call& call) const {
   const Inputs given(kSignature, call);
   const ElementType type = given.element_type(0);
-  const Shape &x = given[0].shape, &w = given[1].shape, &y = given[4].shape;
-  if (x.size() != 3 || w.size() != 3 || y.size() != 4) {
-    throw std::invalid_argument("inputs 0 (X), 1 (W) and 4 (Y) have shapes " + text_of(x) + ", " + text_of(w) + " and " +
-                                text_of(y) + ", and must have 3, 3 and 4 axes.");
+  enum Place : std::size_t { kX, kW, kLengths, kFirst, kY, kDgates, kDlinear };
+  const Shape &x = given[kX].shape, &w = given[kW].shape, &y = given[kY].shape, &dgates = given[kDgates].shape;
+  const bool has_x = is_given(given, kX), has_w = is_given(given, kW), has_y = is_given(given, kY);
+  if ((has_x && x.size() != 3) || (has_w && w.size() != 3) || (has_y && y.size() != 4) || dgates.size() != 4) {
+    throw std::invalid_argument("inputs 0 (X), 1 (W), 4 (Y) and 5 (dgates) have shapes " + text_of(x) + ", " + text_of(w) +
+                                ", " + text_of(y) + " and " + text_of(dgates) +
+                                ", and must have 3, 3, 4 and 4 axes; the first three may have shape [0], where no result "
+                                "reads them.");
   }
-  const auto directions = static_cast<std::int64_t>(attributes_.directions);
-  const std::int64_t steps = x[0], batch = x[1], inputs = x[2], gates = w[1], hidden = y[3];
-  for (const std::size_t index : {1, 4, 5}) given.require_same_type(index, 0);
-  given.require_shape(1, {directions, gates, inputs});
-  given.require_shape(4, {steps, directions, batch, hidden});
-  given.require_shape(5, {steps, batch, directions, gates});
-  const Shape states = {directions, batch, hidden};
-  if (is_given(given, 3)) {
-    given.require_same_type(3, 0);
-    given.require_shape(3, states);
+  Sizes sizes;
+  const bool after = is_given(given, kDlinear);
+  sizes.directions = static_cast<std::int64_t>(attributes_.directions);
+  sizes.steps = dgates[0], sizes.batch = dgates[1], sizes.gates = dgates[3];
+  sizes.inputs = has_x ? x[2] : has_w ? w[2] : 0;
+  const std::int64_t gates = sizes.gates, hidden = has_y ? y[3] : after ? gates / 3 : gates;
+  sizes.hidden = hidden;
+  const Cell cell = after ? kGruAfter : gates == hidden ? kRnn : kLstm;
+  if (gates != checked_product(static_cast<std::int64_t>(gate_count(cell)), hidden)) {
+    throw std::invalid_argument(
+        "input 5 (dgates) has shape " + text_of(dgates) + ", and must have as many gates as Y has units, " +
+        std::to_string(hidden) + (after ? ", three times, since dlinear is given." : ", or four times as many."));
   }
-  Recurrent recurrent = {};
-  recurrent.cell = gates == hidden ? kRnn : kLstm;
-  if (gates != hidden && gates != checked_product<std::int64_t>(4, hidden)) {
-    throw std::invalid_argument("input 1 (W) has shape " + text_of(w) + ", and must have as many rows as Y has units, " +
-                                std::to_string(hidden) + ", or four times as many.");
-  }
-  recurrent.reversed = attributes_.reversed;
-  recurrent.steps = static_cast<std::size_t>(steps);
-  recurrent.batch = static_cast<std::size_t>(batch);
-  recurrent.inputs = static_cast<std::size_t>(inputs);
-  recurrent.hidden = static_cast<std::size_t>(hidden);
-  recurrent.directions = attributes_.directions;
-  recurrent.x = given[0].data;
-  recurrent.w = given[1].data;
-  recurrent.lengths = lengths_of(given, 2, batch, steps);
-  recurrent.initial_state = Reading::data(given, 3);
-  recurrent.y = given[4].data;
-  recurrent.dgates = given[5].data;
+  sizes.fill_in(cell, attributes_);
+  require(given, kDgates, sizes.gates_shape());
+  require(given, kX, {sizes.steps, sizes.batch, sizes.inputs});
+  require(given, kW, {sizes.directions, gates, sizes.inputs});
+  require(given, kY, sizes.sequence_shape());
+  require(given, kFirst, sizes.states_shape());
+  require(given, kDlinear, sizes.kept_shape());
+  Recurrent& recurrent = sizes.call;
+  recurrent.lengths = lengths_of(given, kLengths, sizes.batch, sizes.steps);
+  recurrent.initial_state = data(given, kFirst);
+  recurrent.dgates = given[kDgates].data;
+  recurrent.dlinear = after ? given[kDlinear].data : nullptr;
   const Outputs outputs(call, type, outputs_);
-  recurrent.dx = outputs.wanted(0, {steps, batch, inputs});
-  recurrent.dw = outputs.wanted(1, {directions, gates, inputs});
-  recurrent.dr = outputs.wanted(2, {directions, gates, hidden});
-  recurrent.db = outputs.wanted(3, {directions, 2 * gates});
+  recurrent.dx = outputs.wanted(0, {sizes.steps, sizes.batch, sizes.inputs});
+  recurrent.dw = outputs.wanted(1, {sizes.directions, gates, sizes.inputs});
+  recurrent.dr = outputs.wanted(2, {sizes.directions, gates, hidden});
+  recurrent.db = outputs.wanted(3, {sizes.directions, checked_product<std::int64_t>(2, gates)});
+  // Each result reads one of them.
+  if (recurrent.dx != nullptr) recurrent.w = needed(given, kSignature, kW, w);
+  if (recurrent.dw != nullptr) recurrent.x = needed(given, kSignature, kX, x);
+  if (recurrent.dr != nullptr) recurrent.y = needed(given, kSignature, kY, y);
   run_recurrent_products(type, recurrent, call.parallel_for());
 }
 

@@ -47,8 +47,9 @@ class RecurrentGradientNode : public FusedNode {
   std::size_t outputs_;  // that the node has
 };
 
-// From X, W, sequence_lens?, initial_h?, Y and the gradients of what enters the gates, of an LSTM or RNN: the gradients of
-// X, W, R and B, which are products over all steps. The attribute is `direction`.
+// From X?, W?, sequence_lens?, initial_h?, Y? and the gradients of what enters the gates, of an LSTM or RNN or, with
+// dlinear, of a GRU with linear_before_reset: the gradients of X (which reads W), W (which reads X), R (which reads Y) and
+// B, which are products over all steps. The attribute is `direction`.
 class RecurrentProductsGradientNode final : public FusedNode {
  public:
   static const Signature kSignature;

@@ -37,8 +37,8 @@ struct Recurrent {
 };
 
 void run_recurrent(ElementType type, const Recurrent& call, const ParallelFor& parallel_for);
-// From x, w, y, initial_state, lengths and dgates, those of an LSTM or RNN, all of dx, dw, dr and db that are wanted. The
-// above does so, too, for those that are given there.
+// From x, w, y, initial_state, lengths, dgates and dlinear, but not of a GRU whose reset gate comes first, all of dx, dw,
+// dr and db that are wanted. The below does so, too, for those that are given there.
 void run_recurrent_products(ElementType type, const Recurrent& call, const ParallelFor& parallel_for);
 void run_recurrent_gradient(ElementType type, const Recurrent& call, const ParallelFor& parallel_for);
 

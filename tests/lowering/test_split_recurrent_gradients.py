@@ -1,4 +1,4 @@
-"""The products over all steps of a recurrent layer's gradient are a node of their own."""
+"""The products over all steps of a recurrent layer's gradient are nodes of their own."""
 
 from __future__ import annotations
 
@@ -18,14 +18,18 @@ needs_kernels = pytest.mark.skipif(not kernels_available(), reason="the native k
 
 
 def lowered(operators: str, xs: str, direction: str = "forward") -> ir.Model:
-    """Layers one upon the other, the sum of the sine of the last one's Y, and a Gradient node."""
+    """Layers one upon the other, the sum of the sine of the last one's Y, and a Gradient node.
+
+    GRU+ is one with linear_before_reset.
+    """
     directions = 2 if direction == "bidirectional" else 1
     nodes, shapes, value, size = [], {"x": (STEPS, BATCH, SIZE)}, "x", SIZE
-    for index, operator in enumerate(operators.split()):
+    for index, name in enumerate(operators.split()):
+        operator, more = name.rstrip("+"), {"linear_before_reset": 1} if name == "GRU+" else {}
         gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[operator] * HIDDEN
         shapes |= {f"w{index}": (directions, gates, size), f"r{index}": (directions, gates, HIDDEN)}
         layer = [value, f"w{index}", f"r{index}"]
-        nodes.append(helper.make_node(operator, layer, [f"y{index}"], hidden_size=HIDDEN, direction=direction))
+        nodes.append(helper.make_node(operator, layer, [f"y{index}"], hidden_size=HIDDEN, direction=direction, **more))
         nodes.append(helper.make_node("Transpose", [f"y{index}"], [f"t{index}"], perm=[0, 2, 1, 3]))
         nodes.append(helper.make_node("Reshape", [f"t{index}", "shape"], [f"z{index}"]))
         value, size = f"z{index}", directions * HIDDEN
@@ -68,14 +72,26 @@ def outputs(model: ir.Model, operator: str) -> list[list[bool]]:
 @needs_kernels
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize(
-    ("operators", "xs"), [("LSTM", "w0 r0"), ("LSTM RNN", "x w0 r0 w1 r1"), ("RNN LSTM GRU", "w0 r2"), ("LSTM", "x")]
+    ("operators", "xs"),
+    [
+        ("LSTM", "w0 r0"),
+        ("LSTM RNN", "x w0 r0 w1 r1"),
+        ("RNN LSTM GRU", "w0 r2"),
+        ("GRU+ LSTM", "w0 r0"),
+        ("GRU+", "x w0 r0"),
+        ("LSTM", "x"),
+    ],
 )
 def test_the_same_bits(operators, xs, direction, monkeypatch):
     split = lowered(operators, xs, direction)
     monkeypatch.setattr(pipeline, "split_recurrent_gradients", lambda model: None)
     whole = lowered(operators, xs, direction)
-    count = sum(name != "GRU" for name in operators.split())
-    assert len(outputs(split, "RecurrentProductsGradient")) == count
+    layers = [name != "GRU" for name in operators.split()]
+    gradients = sum(
+        len(set(xs.split()) & {f"w{i}", f"r{i}", "x" if i == 0 else ""}) for i in range(len(layers)) if layers[i]
+    )
+    to_layers_below = sum(layers[1:])
+    assert len(outputs(split, "RecurrentProductsGradient")) == gradients + to_layers_below
     assert not outputs(whole, "RecurrentProductsGradient")
     for a, b in zip(run(split), run(whole), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -84,7 +100,15 @@ def test_the_same_bits(operators, xs, direction, monkeypatch):
 def test_results_that_move():
     model = lowered("LSTM LSTM", "w0 r1")
     assert outputs(model, "LSTMGradient") == [[True], [True]]
-    assert outputs(model, "RecurrentProductsGradient") == [[True, False, True], [False, True]]
+    # dR and dX of the second layer, dW of the first.
+    assert outputs(model, "RecurrentProductsGradient") == [[False, False, True], [True], [False, True]]
+
+
+def test_what_a_node_does_not_read_it_does_not_hold():
+    nodes = [node for node in lowered("LSTM LSTM", "w1 r1 w0").graph if node.op_type == "RecurrentProductsGradient"]
+    names = ["X", "W", "sequence_lens", "initial_h", "Y", "dgates"]
+    read = [[name for name, x in zip(names, node.inputs, strict=True) if x.shape != (0,)] for node in nodes]
+    assert read == [["Y", "dgates"], ["W", "dgates"], ["X", "dgates"], ["X", "dgates"]]
 
 
 def test_a_gru_stays():

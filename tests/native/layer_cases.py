@@ -165,9 +165,10 @@ def recurrent(rng: np.random.Generator) -> Case:
         names, outputs = call.gradient_inputs, [n for n in call.gradient_outputs if n != "dlinear" or call.keeps_linear]
         feeds |= {name: np.nan_to_num(wanted[name]).astype(dtype) for name in ("Y", *call.kept_names)}
     node = f"{operator}Gradient" if backward else operator
-    if backward and operator != "GRU" and rng.random() < 0.3:
-        node, names = "RecurrentProductsGradient", ["X", "W", "sequence_lens", "initial_h", "Y", "dgates"]
-        feeds["dgates"] = np.nan_to_num(wanted["dgates"]).astype(dtype)
+    if backward and (operator != "GRU" or call.keeps_linear) and rng.random() < 0.3:
+        spaces = ["dgates"] + ["dlinear"] * call.keeps_linear
+        node, names = "RecurrentProductsGradient", ["X", "W", "sequence_lens", "initial_h", "Y", *spaces]
+        feeds |= {name: np.nan_to_num(wanted[name]).astype(dtype) for name in spaces}
         outputs, attributes = ["dX", "dW", "dR", "dB"], {"direction": attributes["direction"]}
     given = call.all_inputs(names, feeds)
     expected = (

@@ -169,44 +169,67 @@ def test_rows_of_a_batch_give_the_same_bits_alone(call):
             np.testing.assert_array_equal(value[there], expected[there], err_msg=name)
 
 
-def products(call, feeds, kept, dgates, wanted=("dX", "dW", "dR", "dB"), threads=1):
-    names, outputs = ["X", "W", "sequence_lens", "initial_h", "Y", "dgates"], ["dX", "dW", "dR", "dB"]
-    given = call.all_inputs(names, feeds | kept | {"dgates": dgates})
+NOTHING = np.zeros(0, np.float32)
+
+
+def products(call, feeds, kept, wanted=("dX", "dW", "dR", "dB"), threads=1):
+    names = ["X", "W", "sequence_lens", "initial_h", "Y", "dgates"] + ["dlinear"] * call.keeps_linear
+    outputs = ["dX", "dW", "dR", "dB"]
+    given = call.all_inputs(names, feeds | kept)
     direction = {key: value for key, value in call.attributes.items() if key == "direction"}
     return run_node(PATH, "RecurrentProductsGradient", names, outputs, given, direction, threads, list(wanted))
 
 
-@pytest.mark.parametrize("call", [form for form in FORMS if form.operator != "GRU"], ids=str)
+@pytest.mark.parametrize("call", [form for form in FORMS if form.operator != "GRU" or form.keeps_linear], ids=str)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_products_over_all_steps_apart(call, dtype):
     feeds = call.draw(dtype)
     found = forward(PATH, call, feeds)
     kept = {name: found[name] for name in ("Y", *call.kept_names)}
     whole = gradient(PATH, call, feeds, kept)
-    (dgates,) = gradient(PATH, call, feeds, kept, wanted=["dgates"]).values()
+    spaces = ["dgates"] + ["dlinear"] * call.keeps_linear
+    kept |= gradient(PATH, call, feeds, kept, wanted=spaces)
     for threads in (1, 3):
-        for name, value in products(call, feeds, kept, dgates, threads=threads).items():
+        for name, value in products(call, feeds, kept, threads=threads).items():
             np.testing.assert_array_equal(value, whole[name], err_msg=name)
-    for name in ("dX", "dR"):
-        np.testing.assert_array_equal(products(call, feeds, kept, dgates, [name])[name], whole[name])
+    reads = {"dX": ["W"], "dW": ["X"], "dR": ["Y", "initial_h", "sequence_lens"], "dB": []}
+    for name, read in reads.items():
+        given = {"X": NOTHING.astype(dtype)}  # and nothing else that this result does not read
+        given |= {key: array for key, array in (feeds | kept).items() if key in (*read, *spaces)}
+        np.testing.assert_array_equal(products(call, given, {}, [name])[name], whole[name], err_msg=name)
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"X": ones(3, 4)}, "inputs 0 (X), 1 (W) and 4 (Y) have shapes [3, 4], [1, 20, 4] and [2, 1, 3, 5], and must"),
-        ({"W": ones(1, 15, 4), "dgates": ones(2, 3, 1, 15)}, "input 1 (W) has shape [1, 15, 4], and must have as many"),
+        (
+            {"X": ones(3, 4)},
+            "inputs 0 (X), 1 (W), 4 (Y) and 5 (dgates) have shapes [3, 4], [1, 20, 4], [2, 1, 3, 5] and [2, 3, 1, 20], "
+            "and must have 3, 3, 4 and 4 axes",
+        ),
+        ({"dgates": ones(2, 3, 20)}, "inputs 0 (X), 1 (W), 4 (Y) and 5 (dgates) have shapes"),
+        ({"dgates": ones(2, 3, 1, 15)}, "input 5 (dgates) has shape [2, 3, 1, 15], and must have as many"),
+        (
+            {"W": ones(1, 15, 4), "dgates": ones(2, 3, 1, 15), "dlinear": ones(2, 3, 1, 4)},
+            "input 6 (dlinear) has shape [2, 3, 1, 4], and must have shape [2, 3, 1, 5].",
+        ),
         ({"W": ones(2, 20, 4)}, "input 1 (W) has shape [2, 20, 4], and must have shape [1, 20, 4]."),
+        ({"W": ones(1, 20, 3)}, "input 1 (W) has shape [1, 20, 3], and must have shape [1, 20, 4]."),
+        ({"X": ones(2, 2, 4)}, "input 0 (X) has shape [2, 2, 4], and must have shape [2, 3, 4]."),
         ({"Y": ones(2, 1, 2, 5)}, "input 4 (Y) has shape [2, 1, 2, 5], and must have shape [2, 1, 3, 5]."),
-        ({"dgates": ones(2, 3, 20)}, "input 5 (dgates) has shape [2, 3, 20], and must have shape [2, 3, 1, 20]."),
+        ({"dgates": ones(2, 3, 2, 20)}, "input 5 (dgates) has shape [2, 3, 2, 20], and must have shape [2, 3, 1, 20]."),
         ({"initial_h": ones(1, 2, 5)}, "input 3 (initial_h) has shape [1, 2, 5], and must have shape [1, 3, 5]."),
         ({"sequence_lens": np.array([1, 3, 0], np.int32)}, "input 2 (sequence_lens) has 3, and must have numbers from"),
+        ({"X": NOTHING}, "input 0 (X) is missing, and is required."),
+        ({"W": NOTHING}, "input 1 (W) is missing, and is required."),
+        ({"Y": NOTHING}, "input 4 (Y) is missing, and is required."),
     ],
 )
 def test_products_of_what_does_not_fit_are_refused(changes, sentence):
     feeds = {"X": ones(2, 3, 4), "W": ones(1, 20, 4), "Y": ones(2, 1, 3, 5), "dgates": ones(2, 3, 1, 20)} | changes
+    call = Recurrent("GRU", attributes={"linear_before_reset": 1}) if "dlinear" in changes else PLAIN
     with pytest.raises(REFUSED, match="RecurrentProductsGradient: " + re.escape(sentence)):
-        products(PLAIN, feeds, {}, feeds["dgates"])
+        products(call, feeds, {})
 
 
 @pytest.mark.parametrize("call", FORMS, ids=str)

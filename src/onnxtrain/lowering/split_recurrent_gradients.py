@@ -1,28 +1,35 @@
-"""The products of a recurrent layer's gradient in a node of their own.
+"""The products of a recurrent layer's gradient in nodes of their own.
 
-The gradient of an LSTM goes back in time, and reads the cells and the gradient of Y; then the gradients of X and of the
-weights are products over all steps, which read neither. In one node all of them are in memory at once.
+The gradient of a layer goes back in time, and reads the cells of an LSTM and the gradient of Y; then the gradients of X
+and of the weights are products over all steps, which read neither, and each but a part of the rest. In one node all of
+it is in memory at once.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import emit
-from onnxtrain.autodiff.rules.fused_recurrent import INPUTS
+from onnxtrain.autodiff.node import Node
+from onnxtrain.autodiff.rules.fused_recurrent import INPUTS, keeps_linear
 from onnxtrain.graph import Builder
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.replace import take_over
 
 OPERATOR = "RecurrentProductsGradient"
-_FIRST, _LAST = 1, 4  # places of dX, dW, dR and dB among the results
+_RESULTS = ("dX", "dW", "dR", "dB")
+_READ = {"dX": ("W",), "dW": ("X",), "dR": ("sequence_lens", "initial_h", "Y"), "dB": ()}
+_NODES = (("dR",), ("dX",), ("dW", "dB"))
+"""What each node computes, in order. Y is released after the first, if no other layer reads it; W is updated last."""
 
 
 def split_recurrent_gradients(model: ir.Model) -> None:
-    """Let a node behind ``LSTMGradient`` and ``RNNGradient`` compute dX, dW, dR and dB from dgates, in place.
+    """Let nodes behind that of a recurrent layer's gradient compute dX, dW, dR and dB from dgates, in place.
 
-    The runtime releases before it what it does not read: the cells of an LSTM, the gradient of Y. A GRU stays as it
-    is, since its products read more than dgates.
+    The runtime releases before them what they do not read: the cells of an LSTM, the gradient of Y; and between them Y,
+    and a gradient of weights once these are updated. A GRU whose reset gate comes before the product stays as it is, since
+    its products read more than the gradients of gates.
 
     Requires: a sorted graph whose fused operators are those that kernels run, with types and shapes. Ensures: a sorted
     graph.
@@ -31,36 +38,49 @@ def split_recurrent_gradients(model: ir.Model) -> None:
     main = Builder(graph, graph.opset_imports[""])
     nodes = list(graph)
     for node, following in zip(nodes, [*nodes[1:], None], strict=True):
-        if node.domain != ONNXTRAIN_DOMAIN or node.op_type not in ("LSTMGradient", "RNNGradient"):
+        op = main if following is None else main.before(following)
+        if node.domain == ONNXTRAIN_DOMAIN and _is_split(Node(node, op)):
+            _split(graph, op, node)
+
+
+def _is_split(node: Node) -> bool:
+    return node.operator in ("LSTMGradient", "RNNGradient") or (node.operator == "GRUGradient" and keeps_linear(node))
+
+
+def _split(graph: ir.Graph, op: Builder, node: ir.Node) -> None:
+    y = INPUTS[node.op_type.removesuffix("Gradient")]
+    inputs = {"X": 0, "W": 1, "sequence_lens": 4, "initial_h": 5, "Y": y}
+    spaces = 2 if node.op_type == "GRUGradient" else 1  # dgates, and dlinear of a GRU
+    moved = {
+        name: value
+        for name, value in zip(_RESULTS, node.outputs[spaces:], strict=False)
+        if value.uses() or value.is_graph_output()
+    }
+    for results in _NODES:
+        wanted = [name if name in results and name in moved else None for name in _RESULTS]
+        while wanted and wanted[-1] is None:
+            wanted.pop()
+        if not wanted:
             continue
-        moved = [value if _is_read(value) else None for value in node.outputs[_FIRST : _LAST + 1]]
-        while moved and moved[-1] is None:
-            moved.pop()
-        if moved:
-            _split(graph, main if following is None else main.before(following), node, moved)
-
-
-def _split(graph: ir.Graph, op: Builder, node: ir.Node, moved: list[ir.Value | None]) -> None:
-    x, w, *_ = node.inputs
-    lengths, first, y = node.inputs[4], node.inputs[5], node.inputs[INPUTS[node.op_type.removesuffix("Gradient")]]
-    values = [x, w, lengths, first, y, node.outputs[0]]
-    assert None not in values
-    results = emit(
-        op,
-        OPERATOR,
-        *(op.wrap(value) for value in values if value is not None),
-        like=[None if value is None else op.wrap(value) for value in moved],
-        direction=node.attributes["direction"].as_string() if "direction" in node.attributes else None,
-    )
-    pairs = {old: new.ir for old, new in zip(moved, results, strict=True) if old is not None}
-    take_over(graph, pairs)
-    for old, new in zip(moved, results, strict=True):
-        if old is None:
-            new.ir.name = ""
-    for old in node.outputs[_FIRST : _LAST + 1]:
-        old.name = ""
-    node.resize_outputs(1 + max(index for index, value in enumerate(node.outputs) if index == 0 or _is_read(value)))
-
-
-def _is_read(value: ir.Value) -> bool:
-    return bool(value.uses()) or value.is_graph_output()
+        read = {given for name in wanted if name is not None for given in _READ[name]}
+        values = [node.inputs[place] if name in read else None for name, place in inputs.items()]
+        dtype = node.outputs[0].dtype
+        assert dtype is not None
+        nothing = [np.zeros(0, np.int32 if name == "sequence_lens" else dtype.numpy()) for name in inputs]
+        found = emit(
+            op,
+            OPERATOR,
+            *(op.constant(none) if x is None else op.wrap(x) for x, none in zip(values, nothing, strict=True)),
+            *(op.wrap(value) for value in node.outputs[:spaces]),
+            like=[None if name is None else op.wrap(moved[name]) for name in wanted],
+            direction=node.attributes["direction"].as_string() if "direction" in node.attributes else None,
+        )
+        take_over(graph, {moved[name]: new.ir for name, new in zip(wanted, found, strict=True) if name is not None})
+        for name, new in zip(wanted, found, strict=True):
+            if name is None:
+                new.ir.name = ""
+    if moved:
+        for old in node.outputs[spaces : spaces + len(_RESULTS)]:
+            old.name = ""
+        used = [index for index, value in enumerate(node.outputs) if value.uses() or value.is_graph_output()]
+        node.resize_outputs(1 + max(used))
