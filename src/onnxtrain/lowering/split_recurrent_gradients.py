@@ -28,8 +28,8 @@ def split_recurrent_gradients(model: ir.Model) -> None:
     """Let nodes behind that of a recurrent layer's gradient compute dX, dW, dR and dB from dgates, in place.
 
     The runtime releases before them what they do not read: the cells of an LSTM, the gradient of Y; and between them Y,
-    and a gradient of weights once these are updated. A GRU whose reset gate comes before the product stays as it is, since
-    its products read more than the gradients of gates.
+    and a gradient of weights once these are updated. A GRU whose reset gate comes before the product stays as it is,
+    since its products read more than the gradients of gates.
 
     Requires: a sorted graph whose fused operators are those that kernels run, with types and shapes. Ensures: a sorted
     graph.
