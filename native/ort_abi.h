@@ -19,6 +19,7 @@ struct OrtKernelContext;
 struct OrtShapeInferContext;
 struct OrtTensorTypeAndShapeInfo;
 struct OrtValue;
+struct OrtAllocator;
 
 // The table itself. It is indexed, never copied, so its length does not matter here.
 struct OrtApi {
@@ -143,6 +144,12 @@ using KernelContext_GetOutput =
 using KernelContext_GetGPUComputeStream = Function<193, OrtStatus*(const OrtKernelContext*, void** stream)>;
 using KernelContext_ParallelFor = Function<274, OrtStatus*(const OrtKernelContext*, void (*)(void*, std::size_t),
                                                            std::size_t total, std::size_t batches, void* data)>;
+
+// The allocator of a kernel's provider, which belongs to who asked for it.
+using KernelInfoGetAllocator = Function<278, OrtStatus*(const OrtKernelInfo*, int memory_type, OrtAllocator**)>;
+using ReleaseAllocator = Function<132, void(OrtAllocator*)>;
+using AllocatorAlloc = Function<75, OrtStatus*(OrtAllocator*, std::size_t bytes, void**)>;
+using AllocatorFree = Function<76, OrtStatus*(OrtAllocator*, void*)>;
 
 using GetTensorMutableData = Function<51, OrtStatus*(OrtValue*, void**)>;
 using GetTensorTypeAndShape = Function<65, OrtStatus*(const OrtValue*, OrtTensorTypeAndShapeInfo**)>;

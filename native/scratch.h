@@ -14,12 +14,21 @@
 
 namespace onnxtrain {
 
+// Where memory comes from.
+class Memory {
+ public:
+  virtual ~Memory() = default;
+  virtual void* take(std::size_t bytes) const = 0;  // null, or throws, where it cannot be had
+  virtual void give_back(void* data) const = 0;
+};
+
 // Memory that begins at a cache line, not initialized.
 class Buffer {
  public:
   // Aligned here, not by the allocator: that of glibc (before 2.38) does not find what it aligned and freed for the next
-  // buffer of the same size, and grows.
-  explicit Buffer(std::size_t bytes) : data_(::operator new(checked_sum(bytes, kAlignment), std::nothrow)) {
+  // buffer of the same size, and grows. Without `memory` from the heap.
+  explicit Buffer(std::size_t bytes, const Memory* memory = nullptr)
+      : data_(taken(checked_sum(bytes, kAlignment), memory), Free{memory}) {
     if (data_ == nullptr) {
       throw std::runtime_error("its " + std::to_string(bytes) +
                                " bytes of scratch memory cannot be had: free memory, or use smaller tensors.");
@@ -35,8 +44,12 @@ class Buffer {
  private:
   static constexpr std::size_t kAlignment = 64;
   struct Free {
-    void operator()(void* data) const { ::operator delete(data); }
+    const Memory* memory;
+    void operator()(void* data) const { memory == nullptr ? ::operator delete(data) : memory->give_back(data); }
   };
+  static void* taken(std::size_t bytes, const Memory* memory) {
+    return memory == nullptr ? ::operator new(bytes, std::nothrow) : memory->take(bytes);
+  }
   std::unique_ptr<void, Free> data_;
 };
 

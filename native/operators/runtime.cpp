@@ -21,6 +21,25 @@ bool succeeded(const OrtApi* api, OrtStatus* status) {
   return false;
 }
 
+class ArenaMemory final : public Memory {
+ public:
+  ArenaMemory(const OrtApi* api, OrtAllocator* allocator) : api_(api), allocator_(allocator) {}
+  ~ArenaMemory() override { ort::ReleaseAllocator::call(api_, allocator_); }
+  ArenaMemory(const ArenaMemory&) = delete;
+  ArenaMemory& operator=(const ArenaMemory&) = delete;
+
+  void* take(std::size_t bytes) const override {
+    void* data = nullptr;
+    require(api_, ort::AllocatorAlloc::call(api_, allocator_, bytes, &data));
+    return data;
+  }
+  void give_back(void* data) const override { succeeded(api_, ort::AllocatorFree::call(api_, allocator_, data)); }
+
+ private:
+  const OrtApi* api_;
+  OrtAllocator* allocator_;
+};
+
 }  // namespace
 
 void use_version(const OrtApi* api, const char* version) {
@@ -173,6 +192,12 @@ void* Call::stream() const {
   void* stream = nullptr;
   require(api_, ort::KernelContext_GetGPUComputeStream::call(api_, context_, &stream));
   return stream;
+}
+
+std::unique_ptr<const Memory> Attributes::memory() const {
+  OrtAllocator* allocator = nullptr;
+  if (!succeeded(api_, ort::KernelInfoGetAllocator::call(api_, info_, ort::kMemoryDefault, &allocator))) return nullptr;
+  return std::make_unique<ArenaMemory>(api_, allocator);
 }
 
 ParallelFor Call::parallel_for() const {

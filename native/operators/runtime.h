@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -10,6 +11,7 @@
 #include "attributes.h"
 #include "ort_abi.h"
 #include "parallel.h"
+#include "scratch.h"
 
 namespace onnxtrain {
 
@@ -46,6 +48,10 @@ class Attributes final : public AttributeSource {
 
   std::size_t input_count() const;
   std::size_t output_count() const;
+
+  // The runtime's own, from which tensors come: what a node takes for itself lies where tensors have lain, and will lie.
+  // Null where it gives none.
+  std::unique_ptr<const Memory> memory() const;
 
  private:
   bool has_number(const char* name, float* value) const;

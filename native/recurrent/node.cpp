@@ -249,6 +249,7 @@ void RecurrentNode::compute(const Call& call) const {
   const Inputs given(signature_, call);
   Reading reading(given, attributes_);
   Recurrent& recurrent = reading.call;
+  recurrent.memory = memory_.get();
   Outputs outputs(call, reading.type, outputs_);
   std::size_t next = 0;
   recurrent.y = outputs.needed(next++, reading.sequence_shape());
@@ -268,6 +269,7 @@ void RecurrentGradientNode::compute(const Call& call) const {
   Reading reading(given, attributes_);
   const Places places(attributes_.cell);
   Recurrent& recurrent = reading.call;
+  recurrent.memory = memory_.get();
   const auto kept = [&](std::size_t index, const Shape& shape) { return needed(given, signature_, index, shape); };
   recurrent.y = kept(places.y(), reading.sequence_shape());
   recurrent.gates = kept(places.gates(), reading.gates_shape());
@@ -330,7 +332,8 @@ void RecurrentProductsGradientNode::compute(const Call& call) const {
   }
   sizes.fill_in(cell, attributes_);
   require(given, kDgates, sizes.gates_shape());
-  require(given, kX, {sizes.steps, sizes.batch, sizes.inputs});
+  const Shape steps_first = {sizes.steps, sizes.batch, sizes.inputs};
+  require(given, kX, batch_first_ ? Shape{sizes.batch, sizes.steps, sizes.inputs} : steps_first);
   require(given, kW, {sizes.directions, gates, sizes.inputs});
   require(given, kY, sizes.sequence_shape());
   require(given, kFirst, sizes.states_shape());
@@ -341,7 +344,7 @@ void RecurrentProductsGradientNode::compute(const Call& call) const {
   recurrent.dgates = given[kDgates].data;
   recurrent.dlinear = after ? given[kDlinear].data : nullptr;
   const Outputs outputs(call, type, outputs_);
-  recurrent.dx = outputs.wanted(0, {sizes.steps, sizes.batch, sizes.inputs});
+  recurrent.dx = outputs.wanted(0, steps_first);
   recurrent.dw = outputs.wanted(1, {sizes.directions, gates, sizes.inputs});
   recurrent.dr = outputs.wanted(2, {sizes.directions, gates, hidden});
   recurrent.db = outputs.wanted(3, {sizes.directions, checked_product<std::int64_t>(2, gates)});
@@ -349,7 +352,8 @@ void RecurrentProductsGradientNode::compute(const Call& call) const {
   if (recurrent.dx != nullptr) recurrent.w = needed(given, kSignature, kW, w);
   if (recurrent.dw != nullptr) recurrent.x = needed(given, kSignature, kX, x);
   if (recurrent.dr != nullptr) recurrent.y = needed(given, kSignature, kY, y);
-  run_recurrent_products(type, recurrent, call.parallel_for());
+  recurrent.memory = memory_.get();
+  run_recurrent_products(type, recurrent, batch_first_, call.parallel_for());
 }
 
 }  // namespace onnxtrain

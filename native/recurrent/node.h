@@ -4,6 +4,8 @@
 // An input of shape [0] stands for one that is left out.
 #pragma once
 
+#include <memory>
+
 #include "operators/fused_node.h"
 #include "recurrent/recurrent.h"
 
@@ -24,13 +26,15 @@ struct RecurrentAttributes {
 class RecurrentNode : public FusedNode {
  public:
   RecurrentNode(const Attributes& attributes, Cell cell, const Signature& signature)
-      : attributes_(attributes, cell), signature_(signature), outputs_(attributes.output_count()) {}
+      : attributes_(attributes, cell), signature_(signature), outputs_(attributes.output_count()),
+        memory_(attributes.memory()) {}
   void compute(const Call& call) const override;
 
  private:
   RecurrentAttributes attributes_;
   const Signature& signature_;
   std::size_t outputs_;  // that the node has
+  std::unique_ptr<const Memory> memory_;
 };
 
 // From those and Y, gates, cells or linear, dY?, dY_h?, dY_c?: the gradients of X, W, R, B, initial_h, initial_c, P, and
@@ -38,29 +42,35 @@ class RecurrentNode : public FusedNode {
 class RecurrentGradientNode : public FusedNode {
  public:
   RecurrentGradientNode(const Attributes& attributes, Cell cell, const Signature& signature)
-      : attributes_(attributes, cell), signature_(signature), outputs_(attributes.output_count()) {}
+      : attributes_(attributes, cell), signature_(signature), outputs_(attributes.output_count()),
+        memory_(attributes.memory()) {}
   void compute(const Call& call) const override;
 
  private:
   RecurrentAttributes attributes_;
   const Signature& signature_;
   std::size_t outputs_;  // that the node has
+  std::unique_ptr<const Memory> memory_;
 };
 
 // From X?, W?, sequence_lens?, initial_h?, Y? and the gradients of what enters the gates, of an LSTM or RNN or, with
 // dlinear, of a GRU with linear_before_reset: the gradients of X (which reads W), W (which reads X), R (which reads Y) and
-// B, which are products over all steps. The attribute is `direction`.
+// B, which are products over all steps. The attributes are `direction` and `batch_first` (0): whether X is [batch, steps,
+// inputs].
 class RecurrentProductsGradientNode final : public FusedNode {
  public:
   static const Signature kSignature;
 
   explicit RecurrentProductsGradientNode(const Attributes& attributes)
-      : attributes_(attributes, kRnn), outputs_(attributes.output_count()) {}
+      : attributes_(attributes, kRnn), batch_first_(attributes.integer("batch_first", 0) != 0),
+        outputs_(attributes.output_count()), memory_(attributes.memory()) {}
   void compute(const Call& call) const override;
 
  private:
   RecurrentAttributes attributes_;
+  bool batch_first_;
   std::size_t outputs_;  // that the node has
+  std::unique_ptr<const Memory> memory_;
 };
 
 template <typename Base, Cell cell>

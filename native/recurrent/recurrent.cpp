@@ -238,7 +238,7 @@ class Sequence {
     const std::size_t size = rounded_up(
         checked_product(layout_.gates, kernels_.packed_size(call_.hidden, most_units)), std::size_t{64} / sizeof(T));
     scratch_size_ = rounded_up(kernels_.scratch(most_units), std::size_t{64} / sizeof(T));
-    panels_ = std::make_unique<Buffer>(bytes_of<T>(workers, size));
+    panels_ = std::make_unique<Buffer>(bytes_of<T>(workers, size), call_.memory);
     scratch_ = std::make_unique<Buffer>(bytes_of<T>(workers, row_parts_, scratch_size_));
     factors_.resize(workers);
     if (layout_.state_size == 0) return;
@@ -299,8 +299,28 @@ class Sequence {
   std::vector<Factors> factors_;
 };
 
+// The rows of x [batch, steps, inputs] in the order of steps.
 template <typename T>
-void multiply_all_steps(const Recurrent& call, const ParallelFor& parallel_for) {
+void turn(const Recurrent& call, T* turned, const ParallelFor& parallel_for) {
+  const auto* x = static_cast<const T*>(call.x);
+  for_each_range(parallel_for, call.steps, items_per_task(call.batch * call.inputs), [&](std::size_t first, std::size_t last) {
+    for (std::size_t t = first; t < last; ++t) {
+      for (std::size_t n = 0; n < call.batch; ++n) {
+        copy_out(x + (n * call.steps + t) * call.inputs, call.inputs, turned + (t * call.batch + n) * call.inputs);
+      }
+    }
+  });
+}
+
+template <typename T>
+void multiply_all_steps(const Recurrent& given, bool batch_first, const ParallelFor& parallel_for) {
+  Recurrent call = given;
+  const bool turns = batch_first && call.dw != nullptr;
+  const Buffer turned(turns ? bytes_of<T>(call.steps, call.batch, call.inputs) : 0, turns ? call.memory : nullptr);
+  if (turns) {
+    turn(call, turned.as<T>(), parallel_for);
+    call.x = turned.as<T>();
+  }
   const Layout<T> layout(call);
   AllSteps<T> all_steps(layout, parallel_for);
   if (call.dr != nullptr) all_steps.find_states_before();
@@ -309,8 +329,8 @@ void multiply_all_steps(const Recurrent& call, const ParallelFor& parallel_for) 
 
 }  // namespace
 
-void run_recurrent_products(ElementType type, const Recurrent& call, const ParallelFor& parallel_for) {
-  (type == kFloat ? multiply_all_steps<float> : multiply_all_steps<double>)(call, parallel_for);
+void run_recurrent_products(ElementType type, const Recurrent& call, bool batch_first, const ParallelFor& parallel_for) {
+  (type == kFloat ? multiply_all_steps<float> : multiply_all_steps<double>)(call, batch_first, parallel_for);
 }
 
 void run_recurrent(ElementType type, const Recurrent& call, const ParallelFor& parallel_for) {

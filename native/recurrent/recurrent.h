@@ -8,6 +8,7 @@
 #include "kernels/kernel_table.h"
 #include "parallel.h"
 #include "recurrent/table.h"
+#include "scratch.h"
 
 namespace onnxtrain {
 
@@ -22,6 +23,7 @@ struct Recurrent {
   CellSettings settings[2];
   bool reversed;  // whether the first direction goes back in time; the second always does
   std::size_t steps, batch, inputs, hidden, directions;
+  const Memory* memory;  // of what takes as much as a tensor; null: the heap
 
   const void *x, *w, *r;
   const void *b, *initial_state, *initial_cells, *peepholes;  // null: left out
@@ -38,8 +40,9 @@ struct Recurrent {
 
 void run_recurrent(ElementType type, const Recurrent& call, const ParallelFor& parallel_for);
 // From x, w, y, initial_state, lengths, dgates and dlinear, but not of a GRU whose reset gate comes first, all of dx, dw,
-// dr and db that are wanted. The below does so, too, for those that are given there.
-void run_recurrent_products(ElementType type, const Recurrent& call, const ParallelFor& parallel_for);
+// dr and db that are wanted. The below does so, too, for those that are given there. With `batch_first`, x is [batch,
+// steps, inputs].
+void run_recurrent_products(ElementType type, const Recurrent& call, bool batch_first, const ParallelFor& parallel_for);
 void run_recurrent_gradient(ElementType type, const Recurrent& call, const ParallelFor& parallel_for);
 
 }  // namespace onnxtrain

@@ -16,6 +16,7 @@ from onnxtrain.autodiff.rules.fused_recurrent import INPUTS, keeps_linear
 from onnxtrain.graph import Builder
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.replace import take_over
+from onnxtrain.lowering.transposition import order_of
 
 OPERATOR = "RecurrentProductsGradient"
 _RESULTS = ("dX", "dW", "dR", "dB")
@@ -63,17 +64,21 @@ def _split(graph: ir.Graph, op: Builder, node: ir.Node) -> None:
         if not wanted:
             continue
         read = {given for name in wanted if name is not None for given in _READ[name]}
-        values = [node.inputs[place] if name in read else None for name, place in inputs.items()]
+        values = {name: node.inputs[place] if name in read else None for name, place in inputs.items()}
+        batch_first = _batch_first(values["X"])
+        if batch_first is not None:
+            values["X"] = batch_first
         dtype = node.outputs[0].dtype
         assert dtype is not None
         nothing = [np.zeros(0, np.int32 if name == "sequence_lens" else dtype.numpy()) for name in inputs]
         found = emit(
             op,
             OPERATOR,
-            *(op.constant(none) if x is None else op.wrap(x) for x, none in zip(values, nothing, strict=True)),
+            *(op.constant(none) if x is None else op.wrap(x) for x, none in zip(values.values(), nothing, strict=True)),
             *(op.wrap(value) for value in node.outputs[:spaces]),
             like=[None if name is None else op.wrap(moved[name]) for name in wanted],
             direction=node.attributes["direction"].as_string() if "direction" in node.attributes else None,
+            batch_first=None if batch_first is None else 1,
         )
         take_over(graph, {moved[name]: new.ir for name, new in zip(wanted, found, strict=True) if name is not None})
         for name, new in zip(wanted, found, strict=True):
@@ -84,3 +89,15 @@ def _split(graph: ir.Graph, op: Builder, node: ir.Node) -> None:
             old.name = ""
         used = [index for index, value in enumerate(node.outputs) if value.uses() or value.is_graph_output()]
         node.resize_outputs(1 + max(used))
+
+
+def _batch_first(x: ir.Value | None) -> ir.Value | None:
+    """What X [steps, batch, inputs] is a transposition of, if it is one of an input of the graph.
+
+    That is there in any case, so that X need not be kept from the forward pass.
+    """
+    node = None if x is None else x.producer()
+    if node is None or node.domain or node.op_type != "Transpose" or order_of(node, 3) != (1, 0, 2):
+        return None
+    source = node.inputs[0]
+    return source if source is not None and source.is_graph_input() else None
