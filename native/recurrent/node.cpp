@@ -255,12 +255,14 @@ void RecurrentNode::compute(const Call& call) const {
   recurrent.y = outputs.needed(next++, reading.sequence_shape());
   recurrent.last_state = outputs.wanted(next++, reading.states_shape());
   if (attributes_.cell == kLstm) recurrent.last_cells = outputs.wanted(next++, reading.states_shape());
-  recurrent.gates = outputs.needed(next++, reading.gates_shape());
+  const std::size_t gates = next++;
+  // Before the gates, which take more (Call::output).
   if (attributes_.cell == kLstm) {
     recurrent.cells = outputs.needed(next, reading.kept_shape());
   } else if (attributes_.cell == kGruAfter) {
     recurrent.linear = outputs.needed(next, reading.kept_shape());
   }
+  recurrent.gates = outputs.needed(gates, reading.gates_shape());
   run_recurrent(reading.type, recurrent, call.parallel_for());
 }
 

@@ -17,13 +17,16 @@ STEPS, BATCH, SIZE, HIDDEN = 4, 3, 2, 5
 needs_kernels = pytest.mark.skipif(not kernels_available(), reason="the native kernels are not installed")
 
 
-def lowered(operators: str, xs: str, direction: str = "forward") -> ir.Model:
+def lowered(operators: str, xs: str, direction: str = "forward", *, batch_first: bool = False) -> ir.Model:
     """Layers one upon the other, the sum of the sine of the last one's Y, and a Gradient node.
 
     GRU+ is one with linear_before_reset.
     """
     directions = 2 if direction == "bidirectional" else 1
     nodes, shapes, value, size = [], {"x": (STEPS, BATCH, SIZE)}, "x", SIZE
+    if batch_first:
+        shapes, value = {"x": (BATCH, STEPS, SIZE)}, "turned"
+        nodes.append(helper.make_node("Transpose", ["x"], ["turned"], perm=[1, 0, 2]))
     for index, name in enumerate(operators.split()):
         operator, more = name.rstrip("+"), {"linear_before_reset": 1} if name == "GRU+" else {}
         gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[operator] * HIDDEN
@@ -115,3 +118,19 @@ def test_a_gru_stays():
     model = lowered("GRU", "x w0 r0")
     assert not outputs(model, "RecurrentProductsGradient")
     assert outputs(model, "GRUGradient") == [[True, False, True, True, True]]
+
+
+@needs_kernels
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+def test_x_that_is_turned_is_turned_again(direction, monkeypatch):
+    """Batches of sequences: X is not kept from the forward pass, for they are there in any case."""
+
+    def turned() -> ir.Model:
+        return lowered("LSTM", "w0 r0", direction, batch_first=True)
+
+    split = turned()
+    (of_w,) = [node for node in split.graph if node.op_type == "RecurrentProductsGradient" and len(node.outputs) == 2]
+    assert of_w.inputs[0] is split.graph.inputs[0]
+    monkeypatch.setattr(pipeline, "split_recurrent_gradients", lambda model: None)
+    for a, b in zip(run(split), run(turned()), strict=True):
+        np.testing.assert_array_equal(a, b)
