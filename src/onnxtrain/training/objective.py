@@ -362,7 +362,7 @@ class Objective:
         factor = self.targets.loss.weight
         if self.others or factor == 1.0:
             return terms
-        return [replace(terms[0], loss=(terms[0].loss * factor).with_shape(()))]
+        return [terms[0]._replace(loss=(terms[0].loss * factor).with_shape(()))]
 
 
 def of_model(model: ir.Model) -> Objective:
