@@ -28,6 +28,8 @@ _DEFERRED = {
         "onnx.compose",
         "onnx.gen_proto",
         "onnx.utils",
+        "socket",
+        "zipfile",
     ),
     "onnx_ir": ("onnx_ir._symbolic_shapes", "onnx_ir.schemas", "packaging.version", "sympy"),
 }

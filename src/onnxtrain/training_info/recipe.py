@@ -107,7 +107,7 @@ class Averaging:
     warmup: bool = False
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Recipe:
     """All that a training model is made from.
 
