@@ -2,7 +2,7 @@
 
 onnx-ir imports sympy for arithmetic with symbolic sizes: a third of a training process's memory before its first
 step, and half of its start. onnx imports what joins and cuts models and what generates its own sources, which bring
-the standard library's archives, processes and command lines, and Protocol Buffers as text and as JSON.
+the standard library's archives, processes, networks and command lines, and Protocol Buffers as text and as JSON.
 
 While this package imports one of them for the first time, and no longer, deferred modules are where Python looks for
 what it puts off. What imports that then, onnx or onnx-ir, has a module that imports the real one when its first
@@ -29,7 +29,6 @@ _DEFERRED = {
         "onnx.gen_proto",
         "onnx.utils",
         "socket",
-        "zipfile",
     ),
     "onnx_ir": ("onnx_ir._symbolic_shapes", "onnx_ir.schemas", "packaging.version", "sympy"),
 }
