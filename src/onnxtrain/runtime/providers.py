@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,8 @@ _MEMORY: Mapping[str, str] = {
 """The memory of providers that do not work in the processor's, by the names that ONNX Runtime has for it."""
 
 
-class Device(NamedTuple):
+@dataclass(frozen=True)
+class Device:
     """Memory that is not the processor's.
 
     Attributes:
