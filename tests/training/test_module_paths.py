@@ -87,3 +87,18 @@ def test_files_of_both_exporters(dynamo, tmp_path):
     shapes = {tensor.name: list(tensor.dims) for tensor in onnx.load(path).graph.initializer}
     assert sorted(map(tuple, (shapes[name] for name in found))) == [(3,), (4, 3)]
     assert len(chosen(onnx.load(path), train="body.2.*")) == 2
+
+
+def test_lines_of_the_program_stay_in_the_file_and_are_nowhere_else(tmp_path):
+    model = exported(newer=True)
+    for node in model.graph.node:
+        node.metadata_props.add(key="pkg.torch.onnx.stack_trace", value="File model.py, line 7")
+    trainer = onnxtrain.Trainer(model, loss="mean_squared_error")
+    written = trainer.training_model()
+    assert {entry.key for node in written.graph.node for entry in node.metadata_props} == {"pkg.torch.onnx.name_scopes"}
+    assert b"model.py" not in onnxtrain.lower(written).SerializeToString()
+    trainer.save(tmp_path / "tuned.onnx")
+    saved = onnx.load(tmp_path / "tuned.onnx")
+    assert [list(node.metadata_props) for node in saved.graph.node] == [
+        list(node.metadata_props) for node in model.graph.node
+    ]

@@ -130,19 +130,18 @@ def _check_ports(label: str, proto: ModelProto) -> None:
 def _check_external(
     label: str, proto: ModelProto, folder: Path | None, moved: Mapping[str, str]
 ) -> tuple[dict[str, ExternalData], list[ExternalData]]:
-    everywhere = []
-    for tensor in all_tensors(proto):
+    initializers, others = [], []
+    for index, tensor in enumerate(all_tensors(proto)):
         if tensor.data_location == TensorProto.EXTERNAL:
             try:
-                everywhere.append(locate(tensor, folder, moved))
+                found = locate(tensor, folder, moved)
             except ModelError as error:
                 raise ModelError(f"{label} cannot be used: {_lower(str(error))}") from error
-    located = {
-        tensor.name: locate(tensor, folder, moved)
-        for tensor in proto.graph.initializer
-        if tensor.data_location == TensorProto.EXTERNAL
-    }
-    return located, everywhere
+            if index < len(proto.graph.initializer):  # these come first
+                initializers.append((tensor.name, found))
+            else:
+                others.append(found)
+    return dict(initializers), [*(found for _, found in initializers), *others]
 
 
 def _lower(sentence: str) -> str:

@@ -23,6 +23,7 @@ from onnxtrain.training.losses.prediction import named_output
 from onnxtrain.training.losses.targets import wrapped
 from onnxtrain.training.objective import Objective, graph_values
 from onnxtrain.training.specification import Specification
+from onnxtrain.training.weights.module_paths import forget_traces
 from onnxtrain.training.weights.parameters import Initializer, parameter_table
 from onnxtrain.training.weights.ties import Copy, choose_copies, compute_copies
 from onnxtrain.training.working_copy.adaptation import Adapted
@@ -62,6 +63,7 @@ def prepare(
     modes = specification.modes if modes is None else modes
     copies = choose_copies(file, specification.tie) if copies is None else copies
     model = file.training_model()
+    forget_traces(model)
     leave_out_pasts(model)
     halves = widen(model)
     model = infer_shapes(model)

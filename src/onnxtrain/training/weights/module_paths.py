@@ -10,6 +10,7 @@ import ast
 
 import onnx_ir as ir
 
+from onnxtrain.graph.clone import all_nodes
 from onnxtrain.training.weights.names import Origin, origin_of
 from onnxtrain.training.weights.readers import Functions, arrivals, role_of
 
@@ -40,6 +41,20 @@ def module_paths(value: ir.Value, functions: Functions | None = None) -> tuple[s
             role = "bias" if (node.op_type, index) in _BIASES else role_of(node.op_type, index) or "weight"
             found[f"{module}.{role}"] = None
     return tuple(found)
+
+
+def forget_traces(model: ir.Model) -> None:
+    """Take out of a working copy what exporters write of a node's origin beyond what :func:`module_paths` reads, in place.
+
+    PyTorch's writes the lines of the program that made it, which can be most of the bytes of a graph.
+    """
+    for part in (model.graph, *model.functions.values()):
+        for node in all_nodes(part):
+            if node.metadata_props:
+                scopes = node.metadata_props.get(_SCOPES)
+                node.metadata_props.clear()
+                if scopes is not None:
+                    node.metadata_props[_SCOPES] = scopes
 
 
 def node_names(value: ir.Value, functions: Functions | None = None) -> tuple[str, ...]:
