@@ -5,28 +5,27 @@ from __future__ import annotations
 import os
 import posixpath
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, numpy_helper
 
 from onnxtrain.errors import ModelError
 from onnxtrain.model.checks import check_model
-from onnxtrain.model.external import Change, DataFiles, DataTensor, ExternalData, raw_array
+from onnxtrain.model.external import DataFiles, DataTensor, ExternalData, raw_array
 from onnxtrain.model.hidden import Hidden, fill, fill_tensor, lift, with_hidden
 from onnxtrain.model.large import LargeData, Origin
 from onnxtrain.model.leftovers import clear_leftovers
+from onnxtrain.model.new_values import NewValues, check_shared
 from onnxtrain.model.places import place_of
 from onnxtrain.model.reading import parse_file, places_by_name, read_file, serialised
 from onnxtrain.model.saving import DataFile, refuse_node, save_model
 from onnxtrain.model.skeleton import default_opset, is_large, without_data
 from onnxtrain.model.sparse_tensors import dense_array
 from onnxtrain.model.whole import with_external_data
-from onnxtrain.model.wire import Path as Way
-from onnxtrain.model.wire import Template, raw_bytes
+from onnxtrain.model.wire import Template
 from onnxtrain.model.working import understood, working_copy
 from onnxtrain.model.writing import check_writable
 
@@ -368,44 +367,30 @@ class ModelFile:
         if any(sparse.values.name in values for sparse in self.proto.graph.sparse_initializer):
             self.dense().save(path, values, metadata)
             return
-        inline: dict[int, npt.NDArray[np.generic]] = {}
-        late: dict[int, str] = {}  # inside the model, but made when they are written
-        large = self._template.large()
-        inner: dict[Way, tuple[TensorProto, npt.NDArray[np.generic]]] = {}
-        changes: dict[str, list[Change]] = {}
-        for name in values:
-            tensor = self.declared(name)
-            if name in self._external:
-                data = self._external[name]
-                change = Change(data.offset, data.length, partial(_stored_bytes, tensor, values, name))
-                changes.setdefault(data.file, []).append(change)
-                continue
-            position = self._positions.get(name)
-            if position in large and name not in self._hidden:
-                late[position] = name
-                continue
-            array = values[name]
-            _check_value(tensor, array)
-            if name in self._hidden:
-                hidden = self._hidden[name]
-                inner[hidden.path] = (tensor, hidden.stored(array))
-            else:
-                inline[self._positions[name]] = array
-        self._check_shared(values)
+        new = NewValues(
+            values,
+            self.declared,
+            positions=self._positions,
+            external=self._external,
+            hidden=self._hidden,
+            large=self._template.large(),
+        )
+        check_shared(self._external, values)
         self.check_writable(path)
 
         def raw_data(index: int) -> bytes | memoryview:
-            if index in late:
-                return _stored_bytes(self.declared(late[index]), values, late[index])
-            return self._raw_data(index)
+            made = new.late(index)
+            return self._raw_data(index) if made is None else made
 
         def render(moved: Mapping[str, str]) -> Iterator[bytes | memoryview]:
             locations = {location: moved[posixpath.normpath(location)] for location in self._locations if moved}
             initializers = list(self.proto.graph.initializer)
-            yield from self._template.render(initializers, inline, raw_data, locations, inner)
+            yield from self._template.render(initializers, new.inline, raw_data, locations, new.inner)
             yield added
 
-        files = {file: DataFile(self._path_of(file), size, changes.get(file, ())) for file, size in self._sizes.items()}
+        files = {
+            file: DataFile(self._path_of(file), size, new.changes.get(file, ())) for file, size in self._sizes.items()
+        }
         over_itself = self._is_own(Path(path))
         keep = [] if over_itself else [item.source for item in files.values()]
         moved = save_model(path, files, render, sources=self._data_files, keep=keep)
@@ -445,40 +430,3 @@ class ModelFile:
     def _raw_data(self, index: int) -> bytes:
         tensor: TensorProto = self.proto.graph.initializer[index]
         return bytes(self._large.read(tensor.name)) if tensor.name in self._large else bytes(tensor.raw_data)
-
-    def _check_shared(self, values: Mapping[str, npt.NDArray[np.generic]]) -> None:
-        """Exporters may let equal initializers share their external bytes: they can only change together."""
-        order = sorted(self._external, key=lambda name: (self._external[name].file, self._external[name].offset))
-        widest = order[0] if order else ""  # of those before, the one that reaches furthest
-        for name in order[1:]:
-            first, second = self._external[widest], self._external[name]
-            apart = first.file != second.file or second.offset >= first.offset + first.length
-            same = (first.offset, first.length) == (second.offset, second.length)
-            changed = widest in values or name in values
-            if changed and not apart and not (same and _are_equal(values.get(widest), values.get(name))):
-                raise ModelError(
-                    f"The initializers {widest!r} and {name!r} share bytes of {first.file!r}, so that they "
-                    "cannot be given different values; save the model with its weights inside, and train that."
-                )
-            if apart or second.offset + second.length > first.offset + first.length:
-                widest = name
-
-
-def _check_value(tensor: TensorProto, array: npt.NDArray[np.generic]) -> None:
-    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-    shape = tuple(tensor.dims)
-    if array.dtype != dtype or array.shape != shape:
-        raise ModelError(
-            f"The new value of {tensor.name!r} is {array.dtype}{list(array.shape)}, "
-            f"but the model has {dtype}{list(shape)}; type and shape must stay the same."
-        )
-
-
-def _stored_bytes(tensor: TensorProto, values: Mapping[str, npt.NDArray[np.generic]], name: str) -> bytes | memoryview:
-    array = values[name]
-    _check_value(tensor, array)
-    return raw_bytes(array, tensor.data_type)
-
-
-def _are_equal(one: npt.NDArray[np.generic] | None, other: npt.NDArray[np.generic] | None) -> bool:
-    return one is not None and other is not None and one.tobytes() == other.tobytes()

@@ -44,9 +44,9 @@ def module_paths(value: ir.Value, functions: Functions | None = None) -> tuple[s
 
 
 def forget_traces(model: ir.Model) -> None:
-    """Take out of a working copy what exporters write of a node's origin beyond what :func:`module_paths` reads, in place.
+    """Take the metadata of nodes that :func:`module_paths` does not read out of a working copy, in place.
 
-    PyTorch's writes the lines of the program that made it, which can be most of the bytes of a graph.
+    PyTorch's exporter writes the lines of the program that each node was made from: most of the bytes of a graph.
     """
     for part in (model.graph, *model.functions.values()):
         for node in all_nodes(part):
