@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/padding.h"
+#include "products/ahead.h"
 #include "products/few_bits_kernels.h"
 #include "products/halves_kernels.h"
 #include "products/packing.h"
@@ -58,43 +59,6 @@ inline void add_rows(const T* rows, std::size_t stride, std::size_t depth, std::
       sums[i + lane] = accumulate ? sums[i + lane] + total[lane] : total[lane];
     }
   }
-}
-
-// Lines of a matrix in memory, a stride apart, in bytes.
-struct Lines {
-  const char* first;
-  std::size_t count, length;
-  std::ptrdiff_t stride;
-};
-
-// Lines that are read after the current ones, to be fetched part by part in between: while a product is computed, memory
-// would have nothing to do.
-class Ahead {
- public:
-  Ahead() = default;
-  Ahead(const Lines& lines, std::size_t parts)
-      : lines_(lines), part_((lines.count * lines.length + parts - 1) / parts) {}
-
-  // The next part, for a tile of so many elements of the depth; `otherwise` again and again where all was fetched.
-  Stream next(const void* otherwise, std::size_t depth) {
-    if (lines_.count == 0 || part_ == 0) return {static_cast<const char*>(otherwise)};
-    const Stream result = {lines_.first + at_, (part_ + depth - 1) / depth, lines_.length - at_, lines_.length,
-                           lines_.stride - static_cast<std::ptrdiff_t>(lines_.length)};
-    for (at_ += part_; lines_.count != 0 && at_ >= lines_.length; at_ -= lines_.length, --lines_.count) {
-      lines_.first += lines_.stride;
-    }
-    return result;
-  }
-
- private:
-  Lines lines_ = {};
-  std::size_t part_ = 0, at_ = 0;  // `at_` within the first line
-};
-
-template <typename T>
-Lines lines_of(const T* first, std::size_t count, std::size_t length, std::ptrdiff_t stride) {
-  return {reinterpret_cast<const char*>(first), count, length * sizeof(T),
-          stride * static_cast<std::ptrdiff_t>(sizeof(T))};
 }
 
 // A block of the depth, with the panels of the right matrix and the rows of the left as the tiles read them.
@@ -158,18 +122,9 @@ void multiply_panel(const Product<T>& p, ProductBlock<T>& block, const Panels<T>
 // How a panel of the right matrix lies in memory, from element `begin` of the depth on.
 template <typename T>
 Lines panel_lines(const Product<T>& p, std::size_t begin, std::size_t depth, std::size_t column, std::size_t columns) {
-  const auto part_of = [&](const void* data, std::size_t bits, std::size_t line_bytes, bool transposed) {
-    const std::size_t line = transposed ? p.first_column + column : begin;
-    const std::size_t element = transposed ? begin : p.first_column + column;
-    const char* first = static_cast<const char*>(data) + line * line_bytes + element * bits / 8;
-    return Lines{first, transposed ? columns : depth, (transposed ? depth : columns) * bits / 8,
-                 static_cast<std::ptrdiff_t>(line_bytes)};
-  };
-  if (p.few_bits != nullptr) {
-    const FewBits<T>& w = *p.few_bits;
-    return part_of(w.integers, w.bits, w.blocks * w.block * w.bits / 8, w.transposed);
-  }
-  if (p.halves != nullptr) return part_of(p.halves->words, 16, p.halves->line * 2, p.halves->transposed);
+  const MatrixPart part = {begin, depth, p.first_column + column, columns};
+  if (p.few_bits != nullptr) return part.lines(*p.few_bits);
+  if (p.halves != nullptr) return part.lines(p.halves->words, 16, p.halves->line * 2, p.halves->transposed);
   const T* first = p.right.data + static_cast<std::ptrdiff_t>(begin) * p.right.row +
                    static_cast<std::ptrdiff_t>(column) * p.right.column;
   return p.right.column == 1 ? lines_of(first, depth, columns, p.right.row)
