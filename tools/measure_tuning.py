@@ -85,7 +85,7 @@ def changed(text: str, name: str, factor: float) -> str:
 def build(source: Path, library: Path) -> Path:
     """The library of a source tree; what did not change is not compiled again."""
     made = source / "build"
-    for command in (["cmake", "-S", source, "-B", made], ["cmake", "--build", made, "--parallel"]):
+    for command in (["cmake", "-S", source, "-B", made], ["cmake", "--build", made, "--parallel", os.cpu_count()]):
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
         if done.returncode != 0:
             sys.exit(done.stdout + done.stderr)
