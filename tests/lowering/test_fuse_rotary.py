@@ -147,7 +147,7 @@ def test_others_stay(nodes, shape, reason):
     ],
     ids=["of two frequencies", "times unequal factors"],
 )
-def test_tables_of_unequal_halves_stay(computed):
+def test_tables_of_halves_that_may_differ_stay(computed):
     given = model(computed + " " + PLAIN, {"unequal": tables(same=False)["c"]})
     assert "RotaryEmbedding" not in operators(passed(given, fuse_rotary))
 

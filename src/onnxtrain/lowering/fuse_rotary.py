@@ -208,9 +208,14 @@ def _is_doubled(value: ir.Value | None) -> bool:
     if node.op_type in _UNARY:
         return _is_doubled(node.inputs[0])
     if node.op_type in _BINARY:
-        along = [item for item in node.inputs if item is None or (dimensions(item) or (1,))[-1] != 1]
+        along = [item for item in node.inputs if item is None or dimensions(item) is None or _width(item) != 1]
         return bool(along) and all(map(_is_doubled, along))
     return node.op_type in _ROWS and _leaves_rows(node, sizes[-1]) and _is_doubled(node.inputs[0])
+
+
+def _width(value: ir.Value) -> Dimension:
+    """The size of the last axis; 1 of a scalar."""
+    return (dimensions(value) or (1,))[-1]
 
 
 def _leaves_rows(node: ir.Node, size: int) -> bool:
