@@ -15,8 +15,8 @@ OPERATOR = "MatMulNBitsGradient"
 OPERATORS = ["MatMulNBits", OPERATOR]
 REFUSED = (Fail, InvalidArgument, InvalidGraph, RuntimeException)
 
-# Rows, K and N around the edges of vectors, panels (64 columns at most), strips (192 rows), blocks of the depth (256) and
-# parts (768).
+# Rows, K and N around the edges of vectors, panels (64 columns at most), strips (192 rows), blocks of the
+# depth (256) and parts (768).
 SIZES = [
     (1, 1, 1),
     (3, 65, 7),
