@@ -18,6 +18,7 @@ from onnxtrain.lowering.fuse_activations import fuse_activations
 from onnxtrain.lowering.fuse_attention import fuse_attention
 from onnxtrain.lowering.fuse_linear import fuse_linear
 from onnxtrain.lowering.fuse_norms import fuse_norms
+from onnxtrain.lowering.fuse_rotary import fuse_rotary
 from onnxtrain.lowering.fuse_updates import fuse_updates
 from onnxtrain.lowering.gradient_nodes import Derivative, build_gradients
 from onnxtrain.lowering.join_scans import join_scans
@@ -88,6 +89,7 @@ def lower_graph(
     if kernels:
         fuse_activations(model)  # Gelu: one node for five
         fuse_norms(model)  # RMS norm: one node for seven
+        fuse_rotary(model)  # rotary embedding: one node for seven
         fuse_attention(model)  # scores, mask, softmax and product: one node
         fuse_linear(model, frozen=rounds)  # product, transposition and bias: one node
         if recurrent:
