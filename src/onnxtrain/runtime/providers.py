@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,8 +27,7 @@ _MEMORY: Mapping[str, str] = {
 """The memory of providers that do not work in the processor's, by the names that ONNX Runtime has for it."""
 
 
-@dataclass(frozen=True)
-class Device:
+class Device(NamedTuple):
     """Memory that is not the processor's.
 
     Attributes:
