@@ -2,14 +2,17 @@
 
     python tools/measure_tuning.py [NAME...] [--factors 0.5 1 2] [--rounds 15]
 
-For every figure a copy of native/ is built with it changed, in a temporary folder, and nodes that depend on it
-run on the libraries in turns, one thread. Printed is the time of each node as a ratio to that of the library as it
-is: below 1 the changed figure is faster. A first build takes a minute, a changed one less.
+For every figure a copy of native/ is built with it changed, in a temporary folder, and what depends on it
+(tuning_cases.py) runs on the libraries in turns: nodes, and steps of small trainings; those by which work is shared on
+two threads. Printed is the time of each as a ratio to that of the library as it is: below 1 the changed figure is
+faster. The first build takes a minute, one of a changed figure some seconds.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import re
 import shutil
 import statistics
@@ -17,84 +20,56 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import numpy as np
 import onnxruntime
-from onnx import TensorProto, helper
+
+from onnxtrain.errors import OnnxTrainError
+from onnxtrain.lowering.description import IN_PLACE_KEY
+from tuning_cases import CASES, Case, Work
 
 ROOT = Path(__file__).resolve().parents[1]
-Shape = tuple[int, ...]
 DEFINITION = r"(?P<before>\b{name}\s*(?:=\s*|\())(?P<value>std::size_t\{{1\}} << \d+|[\d.]+(?: \* [\d.]+)*)"
-
-CONVOLUTIONS = {
-    "3x3, 64 channels of 28": ("Conv", [(8, 64, 28, 28), (64, 64, 3, 3)], {"pads": [1] * 4, "kernel_shape": [3, 3]}),
-    "3x3, 256 channels of 7": ("Conv", [(8, 256, 7, 7), (256, 256, 3, 3)], {"pads": [1] * 4, "kernel_shape": [3, 3]}),
-    "5x5, 16 channels of 14": ("Conv", [(32, 16, 14, 14), (32, 16, 5, 5)], {"pads": [2] * 4, "kernel_shape": [5, 5]}),
-}
-WINOGRAD = {name: case for name, case in CONVOLUTIONS.items() if name.startswith("3x3")}
-POINTWISE = {
-    "1x1, 96 channels of 28": ("Conv", [(8, 96, 28, 28), (24, 96, 1, 1)], {"kernel_shape": [1, 1]}),
-    "1x1, 320 channels of 7": ("Conv", [(8, 320, 7, 7), (1280, 320, 1, 1)], {"kernel_shape": [1, 1]}),
-}
-DEPTHWISE = {
-    f"depthwise, {channels} channels of {size}": (
-        "Conv",
-        [(8, channels, size, size), (channels, 1, 3, 3)],
-        {"pads": [1] * 4, "kernel_shape": [3, 3], "group": channels},
-    )
-    for channels, size in ((96, 56), (960, 7))
-}
-PRODUCTS = {
-    f"{rows} x {depth} x {columns}": ("Linear", [(rows, depth), (depth, columns)], {})
-    for rows, depth, columns in ((32, 784, 256), (512, 256, 1024), (1024, 768, 768))
-}
-ATTENTION = {
-    f"{heads} heads of {length}": ("Attention", [(2, length, heads, 64)] * 3, {"scale": 0.125})
-    for heads, length in ((4, 128), (12, 512))
-}
-NODES: dict[str, dict[str, tuple[str, list[Shape], dict[str, object]]]] = {
-    **dict.fromkeys(("kScoreShare", "kMostScoreRows", "kLeastQueries"), ATTENTION),
-    **dict.fromkeys(("kProductDepth", "kCopiedRowsShare", "kColumnsShare", "kLeastRows", "kLeastColumns"), PRODUCTS),
-    **dict.fromkeys(("kLeastProducts", "kArranging", "kReading", "kFewTiles"), PRODUCTS),
-    "kStripRows": {**PRODUCTS, **CONVOLUTIONS},
-    "kAccumulationDepth": CONVOLUTIONS,
-    **dict.fromkeys(("kBlockBytes", "kLargeWeights", "kLeastPositions", "kPackedElements"), CONVOLUTIONS),
-    **dict.fromkeys(("kChunkDepth", "kTileCost", "kRunCost", "kClassesWorthIt"), CONVOLUTIONS),
-    **dict.fromkeys(("kWinogradWeight", "kWinogradTile", "kWinogradWorthIt"), WINOGRAD),
-    **dict.fromkeys(("kWinogradBlock", "kWinogradStrip", "kWinogradPack", "kWinogradDepth"), WINOGRAD),
-    "kPixelShare": POINTWISE,
-    **dict.fromkeys(("kSideBySideBytes", "kSideBySideProducts"), DEPTHWISE),
-}
 
 
 def main() -> None:
     """Measure what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NODES)}; default all")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(CASES)}; default all")
     parser.add_argument("--factors", nargs="+", type=float, default=[0.5, 2.0])
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
-    unknown = set(options.names) - set(NODES)
+    unknown = set(options.names) - set(CASES)
     if unknown:
-        sys.exit(f"There is no case for {', '.join(sorted(unknown))}: choose of {', '.join(NODES)}.")
+        sys.exit(f"There is no case for {', '.join(sorted(unknown))}: choose of {', '.join(CASES)}.")
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "source"
         shutil.copytree(ROOT / "native", source / "native")
         shutil.copy(ROOT / "CMakeLists.txt", source)
         plain = build(source, Path(folder) / "plain.so")
         header = source / "native" / "tuning.h"
-        text = header.read_text()
-        print("| figure | factor | node | time, of the plain library's |\n|---|---:|---|---:|")
-        for name in options.names or NODES:
+        text, made = header.read_text(), header.stat().st_mtime_ns
+        print("| figure | factor | case | time, of the plain library's |\n|---|---:|---|---:|")
+        before: list[Path] = []
+        for name in options.names or CASES:
+            of_figure = users(source, name)
             for factor in options.factors:
                 header.write_text(changed(text, name, factor))
+                os.utime(header, ns=(made, made))  # only what names a figure is compiled again
+                for file in (*before, *of_figure):
+                    file.touch()
+                before = of_figure
                 library = build(source, Path(folder) / f"{name}-{factor}.so")
-                for label, ratio in compare(plain, library, NODES[name], options.rounds).items():
+                for label, ratio in compare(plain, library, CASES[name], options.rounds).items():
                     print(f"| `{name}` | {factor:g} | {label} | {ratio:.3f} |", flush=True)
                 library.unlink()
-            header.write_text(text)
+
+
+def users(source: Path, name: str) -> list[Path]:
+    """The files of a source tree that name a figure."""
+    files = (file for file in (source / "native").rglob("*") if file.suffix in (".h", ".cpp"))
+    return [file for file in files if file.name != "tuning.h" and re.search(rf"\b{name}\b", file.read_text())]
 
 
 def changed(text: str, name: str, factor: float) -> str:
@@ -110,7 +85,7 @@ def changed(text: str, name: str, factor: float) -> str:
 def build(source: Path, library: Path) -> Path:
     """The library of a source tree; what did not change is not compiled again."""
     made = source / "build"
-    for command in (["cmake", "-S", source, "-B", made], ["cmake", "--build", made, "--parallel"]):
+    for command in (["cmake", "-S", source, "-B", made], ["cmake", "--build", made, "--parallel", os.cpu_count()]):
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
         if done.returncode != 0:
             sys.exit(done.stdout + done.stderr)
@@ -118,34 +93,38 @@ def build(source: Path, library: Path) -> Path:
     return library
 
 
-def runner(library: Path, operator: str, shapes: list[Shape], attributes: dict[str, object]) -> Callable[[], object]:
-    """One node on one library."""
-    names = ["x", "w", "b"][: len(shapes)]
-    outputs = ["y", "more"] if operator == "Attention" else ["y"]
-    graph = helper.make_graph(
-        [helper.make_node(operator, names, outputs, domain="onnxtrain", **attributes)],
-        "node",
-        [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in zip(names, shapes, strict=True)],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
-    )
-    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("onnxtrain", 1)]
+def runner(library: Path, work: Work) -> Callable[[], object]:
+    """A graph on one library."""
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
+    options.intra_op_num_threads = work.threads
     options.register_custom_ops_library(str(library))
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    rng = np.random.default_rng(0)
-    feeds = {name: rng.standard_normal(shape, np.float32) for name, shape in zip(names, shapes, strict=True)}
-    return lambda: session.run(None, feeds)
+    session = onnxruntime.InferenceSession(work.model.SerializeToString(), options, ["CPUExecutionProvider"])
+    binding, values = (
+        session.io_binding(),
+        {n: onnxruntime.OrtValue.ortvalue_from_numpy(a) for n, a in work.feeds.items()},
+    )
+    for name, value in values.items():
+        binding.bind_ortvalue_input(name, value)
+    metadata = session.get_modelmeta().custom_metadata_map
+    in_place = {f"{state}_new": values[state] for state in json.loads(metadata.get(IN_PLACE_KEY, "[]"))}
+    for output in session.get_outputs():
+        if output.name in in_place:
+            binding.bind_ortvalue_output(output.name, in_place[output.name])
+        else:
+            binding.bind_output(output.name, "cpu")
+    return lambda: session.run_with_iobinding(binding)
 
 
-def compare(
-    plain: Path, other: Path, nodes: dict[str, tuple[str, list[Shape], dict[str, object]]], rounds: int
-) -> dict[str, float]:
-    """The median over rounds of the ratio of times, by node."""
+def compare(plain: Path, other: Path, cases: Mapping[str, Case], rounds: int) -> dict[str, float]:
+    """The median over rounds of the ratio of times, by case; without those that this machine cannot run."""
     ratios = {}
-    for label, node in nodes.items():
-        steps = [runner(library, *node) for library in (plain, other)]
+    for label, make in cases.items():
+        try:
+            work = make()
+        except OnnxTrainError as error:
+            print(f"{label} is not measured here: {error}", file=sys.stderr)
+            continue
+        steps = [runner(library, work) for library in (plain, other)]
         for step in steps:
             step()
         of_rounds = []

@@ -150,8 +150,9 @@ void multiply_point(const WinogradProducts<T>& task, const T* source, const T* c
       const T* starts[kMaxTileRows];
       for (std::size_t r = 0; r < rows; ++r) starts[r] = source + (row + r) * task.row_stride + begin;
       const Tile<T> tile = {starts, task.ones, depth, columns + begin * width, part > 0, sums + row * width, width,
-                            0, {at(next_source, done * source_step), at(next_columns, done * columns_step)},
-                            {source_step, columns_step}};
+                            0,
+                            {{at(next_source, done * source_step), source_step},
+                             {at(next_columns, done * columns_step), columns_step}}};
       multiply_of<T, Fetching::kStreams>(rows, vectors)(tile);
     }
   }

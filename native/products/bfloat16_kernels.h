@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "kernels/padding.h"
+#include "products/ahead.h"
 #include "products/bfloat16_words.h"
 #include "products/matrix_tile.h"
 #include "tuning.h"
@@ -42,6 +43,7 @@ struct PairTile {
   bool accumulate;  // adds to what is in `sums`
   float* sums;      // rows `sums_stride` apart
   std::size_t sums_stride;
+  Stream ahead;  // what is read after this product, to be fetched meanwhile
 };
 
 template <std::size_t rows, std::size_t vectors>
@@ -56,10 +58,12 @@ void multiply_pairs(const PairTile& tile) {
     }
   }
   const std::uint16_t* columns = tile.columns;
+  Stream ahead = tile.ahead;
   for (std::size_t k = 0; k < tile.pairs; ++k, columns += 2 * vectors * lanes) {
     Vector<Pair> right[vectors];
 #pragma GCC unroll 4
     for (std::size_t v = 0; v < vectors; ++v) right[v] = load_pairs(columns + 2 * v * lanes);
+    ahead.fetch();
 #pragma GCC unroll 8
     for (std::size_t r = 0; r < rows; ++r) {
       Pair pair;
@@ -116,92 +120,116 @@ inline void interleave(const std::uint16_t* first, const std::uint16_t* second, 
   }
 }
 
-// A block of a matrix whose lines are rows.
-inline void pack_pairs(const Bfloat16Product& p, std::size_t begin, std::size_t depth, const Panels<float>& panels) {
-  const std::size_t width = padded<float>(p.columns), pairs = (depth + 1) / 2;
-  std::uint16_t *first = p.scratch + width * p.block, *second = first + width;
-  fill_zero_words(first + p.columns, width - p.columns);
-  fill_zero_words(second + p.columns, width - p.columns);
-  for (std::size_t k = 0; k < pairs; ++k) {
-    read_words(p.right, begin + 2 * k, p.first_column, p.columns, first);
-    if (2 * k + 1 < depth) {
-      read_words(p.right, begin + 2 * k + 1, p.first_column, p.columns, second);
+// A panel of the right matrix, for a block of the depth.
+struct PairPanel {
+  std::size_t begin, depth;
+  std::size_t column, columns, width;  // of the part; there are zeros from `columns` to `width`
+  std::uint16_t* packed;
+  std::uint16_t* lines;  // room for some that are made words
+
+  std::size_t pairs() const { return (depth + 1) / 2; }
+};
+
+// Of a matrix whose lines are rows.
+inline void pack_pairs(const Bfloat16Product& p, const PairPanel& panel) {
+  std::uint16_t *first = panel.lines, *second = first + panel.width;
+  fill_zero_words(first + panel.columns, panel.width - panel.columns);
+  fill_zero_words(second + panel.columns, panel.width - panel.columns);
+  for (std::size_t k = 0; k < panel.pairs(); ++k) {
+    read_words(p.right, panel.begin + 2 * k, p.first_column + panel.column, panel.columns, first);
+    if (2 * k + 1 < panel.depth) {
+      read_words(p.right, panel.begin + 2 * k + 1, p.first_column + panel.column, panel.columns, second);
     } else {
-      fill_zero_words(second, p.columns);
+      fill_zero_words(second, panel.columns);
     }
-    for (std::size_t panel = 0; panel < panels.count(); ++panel) {
-      const std::size_t column = panels.begin(panel);
-      std::uint16_t* to = p.scratch + 2 * (column * pairs + k * panels.width(panel));
-      interleave(first + column, second + column, panels.width(panel), to);
-    }
+    interleave(first, second, panel.width, panel.packed + 2 * k * panel.width);
   }
 }
 
-// A block of a matrix whose lines are columns.
-inline void pack_transposed_pairs(const Bfloat16Product& p, std::size_t begin, std::size_t depth,
-                                  const Panels<float>& panels) {
+// Of a matrix whose lines are columns.
+inline void pack_transposed_pairs(const Bfloat16Product& p, const PairPanel& panel) {
   constexpr std::size_t lanes = kLanes<Pair>;
-  const std::size_t pairs = (depth + 1) / 2, stride = 2 * padded<Pair>(pairs);
-  std::uint16_t* lines = p.scratch + padded<float>(p.columns) * p.block;
-  for (std::size_t panel = 0; panel < panels.count(); ++panel) {
-    const std::size_t column = panels.begin(panel), width = panels.width(panel);
-    for (std::size_t j = 0; j < width; j += lanes) {
-      std::uint16_t* to = p.scratch + 2 * (column * pairs + j);
-      for (std::size_t i = 0; i < lanes; ++i) {
-        std::uint16_t* line = lines + i * stride;
-        const std::size_t read = column + j + i < p.columns ? depth : 0;
-        if (read != 0) read_words(p.right, p.first_column + column + j + i, begin, depth, line);
-        fill_zero_words(line + read, stride - read);
-      }
-      for (std::size_t k = 0; k < pairs; k += lanes) {
-        Vector<Pair> square[lanes];
+  const std::size_t pairs = panel.pairs(), stride = 2 * padded<Pair>(pairs);
+  for (std::size_t j = 0; j < panel.width; j += lanes) {
+    std::uint16_t* to = panel.packed + 2 * j;
+    for (std::size_t i = 0; i < lanes; ++i) {
+      std::uint16_t* line = panel.lines + i * stride;
+      const std::size_t read = j + i < panel.columns ? panel.depth : 0;
+      if (read != 0) read_words(p.right, p.first_column + panel.column + j + i, panel.begin, panel.depth, line);
+      fill_zero_words(line + read, stride - read);
+    }
+    for (std::size_t k = 0; k < pairs; k += lanes) {
+      Vector<Pair> square[lanes];
 #pragma GCC unroll 16
-        for (std::size_t i = 0; i < lanes; ++i) square[i] = load_pairs(lines + i * stride + 2 * k);
-        transpose_in_registers<Pair>(square);
-        const std::size_t rows = std::min(pairs - k, lanes);
-        for (std::size_t i = 0; i < rows; ++i) store_pairs(to + 2 * (k + i) * width, square[i]);
-      }
+      for (std::size_t i = 0; i < lanes; ++i) square[i] = load_pairs(panel.lines + i * stride + 2 * k);
+      transpose_in_registers<Pair>(square);
+      const std::size_t rows = std::min(pairs - k, lanes);
+      for (std::size_t i = 0; i < rows; ++i) store_pairs(to + 2 * (k + i) * panel.width, square[i]);
     }
   }
 }
 
-// Rows [begin, end) of a panel, for the block of the depth that begins at `at`.
-inline void multiply_panel(const Bfloat16Product& p, std::size_t at, std::size_t pairs, const Panels<float>& panels,
-                           std::size_t panel, std::size_t begin, std::size_t end) {
+// How a panel lies in memory.
+inline Lines panel_lines(const Bfloat16Product& p, const PairPanel& panel) {
+  const MatrixPart part = {panel.begin, panel.depth, p.first_column + panel.column, panel.columns};
+  if (p.right.few_bits != nullptr) return part.lines(*p.right.few_bits);
+  const std::size_t bytes = p.right.stored == Stored::kFloat ? 4 : 2;
+  return part.lines(p.right.data, 8 * bytes, p.right.line * bytes, p.right.transposed);
+}
+
+// Rows [begin, end) of a panel; meanwhile others are fetched.
+inline void multiply_panel(const Bfloat16Product& p, const PairPanel& panel, std::size_t begin, std::size_t end,
+                           const Lines& next) {
   alignas(kVectorBytes) float buffer[kMaxTileRows * kMaxTileVectors * kLanes<float>];
-  const std::size_t width = panels.width(panel), column = panels.begin(panel);
-  const std::size_t valid = std::min(p.columns - column, width);
-  const bool first = at == 0, accumulate = !first || p.bias != nullptr, whole = valid == width;
-  const Parts tiles(end - begin, tile_rows(panels.vectors(panel)));
+  const std::size_t width = panel.width, vectors = width / kLanes<float>, valid = panel.columns;
+  const bool first = panel.begin == 0, accumulate = !first || p.bias != nullptr, whole = valid == width;
+  const Parts tiles(end - begin, tile_rows(vectors));
+  Ahead ahead(next, tiles.count);
   for (std::size_t t = 0; t < tiles.count; ++t) {
     const std::size_t row = begin + tiles.begin(t), rows = tiles.size(t);
-    float* target = p.target + row * p.target_row + column;
+    float* target = p.target + row * p.target_row + panel.column;
     for (std::size_t r = 0; r < rows; ++r) {
       float* line = target + r * p.target_row;
-      if (first && p.bias != nullptr) copy(p.bias + column, valid, line);
+      if (first && p.bias != nullptr) copy(p.bias + panel.column, valid, line);
       if (!whole && accumulate) copy(line, valid, buffer + r * width);
     }
-    const PairTile tile = {p.left + row * p.left_stride + at, p.left_stride, pairs, p.scratch + 2 * column * pairs,
-                           accumulate, whole ? target : buffer, whole ? p.target_row : width};
-    multiply_pairs_of(rows, panels.vectors(panel))(tile);
+    PairTile tile = {p.left + row * p.left_stride + panel.begin, p.left_stride, panel.pairs(), panel.packed, accumulate,
+                     whole ? target : buffer, whole ? p.target_row : width, {}};
+    if (panel.depth != 0) tile.ahead = ahead.next(panel.packed, panel.pairs());
+    multiply_pairs_of(rows, vectors)(tile);
     for (std::size_t r = 0; r < rows && !whole; ++r) copy(buffer + r * width, valid, target + r * p.target_row);
   }
 }
 
+// Block by block of the depth, strips of rows, each with all panels, which are arranged for the first.
 inline void multiply_bfloat16(const Bfloat16Product& p) {
   const Panels<float> panels(p.columns);
   const Parts strips(p.rows, tuning::kStripRows);
+  const auto panel_of = [&](std::size_t begin, std::size_t panel) {
+    const std::size_t depth = std::min(p.depth - begin, p.block), column = panels.begin(panel);
+    const std::size_t width = panels.width(panel);
+    std::uint16_t* packed = strips.count == 1 ? p.scratch : p.scratch + 2 * column * ((depth + 1) / 2);
+    return PairPanel{begin,  depth, column, std::min(p.columns - column, width), width, packed,
+                     p.scratch + padded<float>(p.columns) * p.block};
+  };
   std::size_t begin = 0;
   do {
-    const std::size_t depth = std::min(p.depth - begin, p.block), pairs = (depth + 1) / 2;
-    (p.right.transposed ? pack_transposed_pairs : pack_pairs)(p, begin, depth, panels);
+    const std::size_t next = begin + std::min(p.depth - begin, p.block);
     for (std::size_t strip = 0; strip < strips.count; ++strip) {
       const std::size_t first = strips.begin(strip), end = first + strips.size(strip);
-      for (std::size_t panel = 0; panel < panels.count(); ++panel) {
-        multiply_panel(p, begin, pairs, panels, panel, first, end);
+      for (std::size_t index = 0; index < panels.count(); ++index) {
+        const PairPanel panel = panel_of(begin, index);
+        if (strip == 0) (p.right.transposed ? pack_transposed_pairs : pack_pairs)(p, panel);
+        Lines lines = {};
+        if (strip == 0 && index + 1 < panels.count()) {
+          lines = panel_lines(p, panel_of(begin, index + 1));
+        } else if (strip + 1 == strips.count && index + 1 == panels.count() && next < p.depth) {
+          lines = panel_lines(p, panel_of(next, 0));
+        }
+        multiply_panel(p, panel, first, end, lines);
       }
     }
-    begin += depth;
+    begin = next;
   } while (begin < p.depth);
 }
 

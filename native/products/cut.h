@@ -35,7 +35,9 @@ struct Cut {
     std::size_t soonest = std::numeric_limits<std::size_t>::max();
     for (std::size_t r = fewest_rows; r <= most_rows; ++r) {
       const std::size_t enough = std::clamp(divided_up(threads, r), fewest_columns, most_columns);
-      for (const std::size_t c : {fewest_columns, enough}) {
+      const std::size_t rounds = divided_up(r * fewest_columns, threads);  // each core does so many parts
+      const std::size_t even = std::clamp(rounds * threads / r, fewest_columns, most_columns);
+      for (const std::size_t c : {fewest_columns, enough, even}) {
         const std::size_t height = divided_up(row_count, r), width = divided_up(column_count, c);
         const std::size_t arranging =
             tuning::kArranging * width + (copied_rows ? tuning::kArranging : tuning::kReading) * height;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <type_traits>
 
@@ -26,6 +27,20 @@ inline T zero_point(const FewBits<T>& w, std::size_t row, std::size_t block) {
   return T(integer_at<bits>(w.packed_zeros + row * row_bytes, block));
 }
 
+// As many integers as a vector has lanes, from the beginning of a byte: two of them in each 64 bits.
+template <std::size_t bits>
+inline Vector<float> integers_at(const std::uint8_t* packed) {
+  constexpr std::uint64_t kMask = (1u << bits) - 1;
+  std::uint64_t word = 0;
+  __builtin_memcpy(&word, packed, kLanes<float> * bits / 8);
+  Vector<std::uint64_t> places;
+#pragma GCC unroll 8
+  for (std::size_t i = 0; i < kLanes<std::uint64_t>; ++i) places[i] = 2 * bits * i;
+  const Vector<std::uint64_t> pairs = broadcast(word) >> places;
+  const Vector<std::uint64_t> apart = (pairs & kMask) | (pairs << (32 - bits) & kMask << 32);
+  return __builtin_convertvector((Vector<std::int32_t>)apart, Vector<float>);
+}
+
 // Elements [column, column + count) of a row.
 template <typename T, std::size_t bits>
 void dequantize(const FewBits<T>& w, std::size_t row, std::size_t column, std::size_t count, T* target) {
@@ -39,6 +54,12 @@ void dequantize(const FewBits<T>& w, std::size_t row, std::size_t column, std::s
     std::size_t i = 0;
     if (first % kPerByte == 0) {
       const std::uint8_t* bytes = packed + first / kPerByte;
+      if constexpr (sizeof(T) == sizeof(float) && bits < 8 && std::endian::native == std::endian::little) {
+        constexpr std::size_t lanes = kLanes<T>;
+        for (; i + lanes <= taken; i += lanes, bytes += lanes / kPerByte) {
+          store(target + i, (integers_at<bits>(bytes) - broadcast(zero)) * broadcast(scale));
+        }
+      }
       for (std::size_t byte = 0; i + kPerByte <= taken; ++byte, i += kPerByte) {
 #pragma GCC unroll 4
         for (std::size_t j = 0; j < kPerByte; ++j) {

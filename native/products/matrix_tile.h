@@ -22,6 +22,27 @@ inline constexpr std::size_t tile_rows(std::size_t vectors) {
 
 inline constexpr std::size_t kMaxTileColumnBytes = kMaxTileVectors * kVectorBytes;
 
+// What memory fetches while something is multiplied: so many bytes of a line for each element of the depth, and behind its
+// end those of the next line.
+struct Stream {
+  const char* at = nullptr;
+  std::size_t step = 0;
+  std::size_t left = static_cast<std::size_t>(-1);  // of the line, in bytes; by default the line does not end
+  std::size_t line = 0;                             // its length
+  std::ptrdiff_t between = 0;                       // from its end to the next one
+
+  void fetch() {
+    __builtin_prefetch(at);
+    at += step;
+    if (left > step) {
+      left -= step;
+    } else {
+      at += between;
+      left += line - step;
+    }
+  }
+};
+
 // What a tile has memory fetch while it multiplies.
 enum class Fetching {
   kNothing,
@@ -39,9 +60,7 @@ struct Tile {
   T* sums;           // [rows][vectors * lanes], rows `sums_stride` apart
   std::size_t sums_stride;
   std::size_t columns_stride = 0;  // 0: side by side
-  // What is read after this product, to be fetched meanwhile: two streams, so many bytes for each element of the depth.
-  const char* ahead[2] = {nullptr, nullptr};
-  std::size_t ahead_step[2] = {0, 0};
+  Stream ahead[2] = {};  // what is read after this product, to be fetched meanwhile
 };
 
 template <typename T, std::size_t rows, std::size_t vectors, Fetching fetching>
@@ -59,7 +78,7 @@ void multiply(const Tile<T>& tile) {
   }
   const T* columns = tile.columns;
   const std::size_t stride = tile.columns_stride == 0 ? vectors * lanes : tile.columns_stride;
-  const char *first = tile.ahead[0], *second = tile.ahead[1];
+  Stream first = tile.ahead[0], second = tile.ahead[1];
   for (const std::ptrdiff_t *offset = tile.offsets, *end = offset + tile.depth; offset != end; ++offset) {
     Vector<T> right[vectors];
 #pragma GCC unroll 4
@@ -72,10 +91,8 @@ void multiply(const Tile<T>& tile) {
     }
     columns += stride;
     if constexpr (fetching == Fetching::kStreams) {
-      __builtin_prefetch(first);
-      __builtin_prefetch(second);
-      first += tile.ahead_step[0];
-      second += tile.ahead_step[1];
+      first.fetch();
+      second.fetch();
     }
 #pragma GCC unroll 8
     for (std::size_t r = 0; r < rows; ++r) {

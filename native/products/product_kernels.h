@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/padding.h"
+#include "products/ahead.h"
 #include "products/few_bits_kernels.h"
 #include "products/halves_kernels.h"
 #include "products/packing.h"
@@ -24,26 +25,18 @@ std::size_t product_scratch(std::size_t rows, std::size_t columns) {
   return padded<T>(columns) + copy_stride<T>(rows);
 }
 
-// Rows of the right matrix, `depth` of them, as panels from `first` on; the last is filled up with zeros.
+// Rows of the right matrix, `depth` of them, as a panel, filled up with zeros.
 template <typename T>
-void pack_rows(const T* source, std::ptrdiff_t stride, std::size_t depth, std::size_t columns, std::size_t first,
-               T* packed) {
-  const Panels<T> panels(columns);
-  for (std::size_t panel = first; panel < panels.count(); ++panel) {
-    const std::size_t column = panels.begin(panel), width = panels.width(panel);
-    const std::size_t valid = columns - column < width ? columns - column : width;
-    const T* from = source + column;
-    T* to = packed + column * depth;
-    if (valid == kMaxTileVectors * kLanes<T>) {
-      for (std::size_t k = 0; k < depth; ++k, from += stride, to += width) {
+void pack_rows(const T* from, std::ptrdiff_t stride, std::size_t depth, std::size_t columns, std::size_t width, T* to) {
+  if (columns == kMaxTileVectors * kLanes<T>) {
+    for (std::size_t k = 0; k < depth; ++k, from += stride, to += width) {
 #pragma GCC unroll 4
-        for (std::size_t v = 0; v < kMaxTileVectors; ++v) store(to + v * kLanes<T>, load(from + v * kLanes<T>));
-      }
-    } else {
-      for (std::size_t k = 0; k < depth; ++k, from += stride, to += width) {
-        copy(from, valid, to);
-        fill_zero(to + valid, width - valid);
-      }
+      for (std::size_t v = 0; v < kMaxTileVectors; ++v) store(to + v * kLanes<T>, load(from + v * kLanes<T>));
+    }
+  } else {
+    for (std::size_t k = 0; k < depth; ++k, from += stride, to += width) {
+      copy(from, columns, to);
+      fill_zero(to + columns, width - columns);
     }
   }
 }
@@ -68,41 +61,20 @@ inline void add_rows(const T* rows, std::size_t stride, std::size_t depth, std::
   }
 }
 
-// Rows that are read after the current ones, to be fetched part by part in between: while a product is computed, memory
-// would have nothing to do.
-template <typename T>
-struct Ahead {
-  const T* row = nullptr;
-  std::size_t rows = 0, size = 0;
-  std::ptrdiff_t stride = 0;
-  std::size_t part = 0;  // elements at a time
-  std::size_t at = 0;    // within the row
-
-  Ahead() = default;
-  Ahead(const T* first, std::size_t count, std::size_t size_, std::ptrdiff_t stride_, std::size_t parts)
-      : row(first), rows(count), size(size_), stride(stride_), part((rows * size + parts - 1) / parts) {}
-
-  // Where the next part begins; `otherwise` where all was fetched.
-  const T* next(const T* otherwise) {
-    if (rows == 0 || part == 0) return otherwise;
-    const T* result = row + at;
-    for (at += part; rows != 0 && at >= size; at -= size, --rows) row += stride;
-    return result;
-  }
-};
-
 // A block of the depth, with the panels of the right matrix and the rows of the left as the tiles read them.
 template <typename T>
 struct ProductBlock {
-  std::size_t depth;
-  bool first;
-  const T* panels;
+  std::size_t begin, depth;
+  T* panels;
+  bool one_at_a_time;  // whether each panel takes the place of the one before
   const T* columns;  // null: the panels have all; else these where they lie, but for a panel that is not full
   bool copied;  // whether the left matrix is, block by block
   const T* left;
   std::ptrdiff_t left_row;
   const std::ptrdiff_t* left_offsets;
-  Ahead<T> ahead[2];
+  Ahead ahead[2];  // of the right matrix and of the left
+
+  T* panel_at(std::size_t column) const { return one_at_a_time ? panels : panels + column * depth; }
 };
 
 // Rows [begin, end) of a panel.
@@ -112,7 +84,7 @@ void multiply_panel(const Product<T>& p, ProductBlock<T>& block, const Panels<T>
   alignas(kVectorBytes) T buffer[kMaxTileRows * kMaxTileVectors * kLanes<T>];
   const std::size_t vectors = panels.vectors(panel), width = panels.width(panel), column = panels.begin(panel);
   const std::size_t valid = p.columns - column < width ? p.columns - column : width;
-  const bool accumulate = !block.first || p.bias != nullptr;
+  const bool first = block.begin == 0, accumulate = !first || p.bias != nullptr;
   const Parts tiles(end - begin, tile_rows(vectors));
   for (std::size_t t = 0; t < tiles.count; ++t) {
     const std::size_t row = begin + tiles.begin(t), rows = tiles.size(t);
@@ -121,7 +93,7 @@ void multiply_panel(const Product<T>& p, ProductBlock<T>& block, const Panels<T>
     for (std::size_t r = 0; r < rows; ++r) {
       starts[r] = block.left + static_cast<std::ptrdiff_t>(row + r) * block.left_row;
       T* line = target + static_cast<std::ptrdiff_t>(r) * p.target_row;
-      if (block.first && p.bias != nullptr) copy(p.bias + column, valid, line);
+      if (first && p.bias != nullptr) copy(p.bias + column, valid, line);
       if (valid != width && accumulate) copy(line, valid, buffer + r * width);
     }
     const bool whole = valid == width;
@@ -134,12 +106,11 @@ void multiply_panel(const Product<T>& p, ProductBlock<T>& block, const Panels<T>
     }
     const bool in_place = whole && block.columns != nullptr;
     Tile<T> tile = {starts, block.left_offsets, block.depth,
-                                   in_place ? block.columns + column : block.panels + column * block.depth, accumulate,
+                                   in_place ? block.columns + column : block.panel_at(column), accumulate,
                                    whole ? target : buffer, whole ? static_cast<std::size_t>(p.target_row) : width,
                                    in_place ? static_cast<std::size_t>(p.right.row) : width};
-    for (int i = 0; i < 2; ++i) {
-      tile.ahead[i] = reinterpret_cast<const char*>(block.ahead[i].next(tile.columns));
-      tile.ahead_step[i] = block.ahead[i].part * sizeof(T) / (block.depth + 1);
+    if (block.depth != 0) {
+      for (int i = 0; i < 2; ++i) tile.ahead[i] = block.ahead[i].next(tile.columns, block.depth);
     }
     multiply_of<T, Fetching::kStreams>(rows, vectors)(tile);
     for (std::size_t r = 0; r < rows && !whole; ++r) {
@@ -148,33 +119,52 @@ void multiply_panel(const Product<T>& p, ProductBlock<T>& block, const Panels<T>
   }
 }
 
-// Arranges what a block of the depth reads, and adds it up where that is wanted.
+// How a panel of the right matrix lies in memory, from element `begin` of the depth on.
 template <typename T>
-ProductBlock<T> arranged(const Product<T>& p, std::size_t begin, const Panels<T>& panels) {
-  const auto at = static_cast<std::ptrdiff_t>(begin);
-  T* packed = p.scratch;
-  ProductBlock<T> block = {};
-  block.depth = p.depth - begin < p.block ? p.depth - begin : p.block;
-  block.first = begin == 0;
-  block.panels = packed;
-  const T* right = p.is_as_given() ? p.right.data + at * p.right.row : nullptr;
+Lines panel_lines(const Product<T>& p, std::size_t begin, std::size_t depth, std::size_t column, std::size_t columns) {
+  const MatrixPart part = {begin, depth, p.first_column + column, columns};
+  if (p.few_bits != nullptr) return part.lines(*p.few_bits);
+  if (p.halves != nullptr) return part.lines(p.halves->words, 16, p.halves->line * 2, p.halves->transposed);
+  const T* first = p.right.data + static_cast<std::ptrdiff_t>(begin) * p.right.row +
+                   static_cast<std::ptrdiff_t>(column) * p.right.column;
+  return p.right.column == 1 ? lines_of(first, depth, columns, p.right.row)
+                             : lines_of(first, columns, depth, p.right.column);
+}
+
+// Arranges a panel of the right matrix, and adds it up where that is wanted.
+template <typename T>
+void arrange_panel(const Product<T>& p, const ProductBlock<T>& block, std::size_t column, std::size_t width) {
+  const std::size_t columns = p.columns - column < width ? p.columns - column : width;
+  T* packed = block.panel_at(column);
   if (p.few_bits != nullptr) {
-    pack_few_bits(*p.few_bits, begin, block.depth, p.first_column, p.columns, packed);
+    pack_few_bits(*p.few_bits, block.begin, block.depth, p.first_column + column, columns, packed);
   } else if (p.halves != nullptr) {
-    pack_halves(*p.halves, begin, block.depth, p.first_column, p.columns, packed);
-  } else if (p.right.column == 1) {
-    const bool few = p.rows <= tuning::kFewTiles * kMaxTileRows && p.columns > 0 && p.right_sums == nullptr;
-    if (few) block.columns = right;
-    pack_rows(right, p.right.row, block.depth, p.columns, few ? panels.count() - 1 : 0, packed);
+    pack_halves(*p.halves, block.begin, block.depth, p.first_column + column, columns, packed);
   } else {
-    pack<T>({right, p.right_end, p.right.column, p.ones, p.columns, block.depth, 0, block.depth, 0, panels.count(),
-             packed});
+    const T* right = p.right.data + static_cast<std::ptrdiff_t>(block.begin) * p.right.row +
+                     static_cast<std::ptrdiff_t>(column) * p.right.column;
+    if (p.right.column == 1) {
+      pack_rows(right, p.right.row, block.depth, columns, width, packed);
+    } else {
+      pack<T>({right, p.right_end, p.right.column, p.ones, columns, block.depth, 0, block.depth, 0, 1, packed});
+    }
   }
-  for (std::size_t panel = 0; panel < panels.count() && p.right_sums != nullptr; ++panel) {
-    const std::size_t column = panels.begin(panel), left = p.columns - column, width = panels.width(panel);
-    add_rows(packed + column * block.depth, width, block.depth, left < width ? left : width, !block.first,
-             p.right_sums + column);
+  if (p.right_sums != nullptr) {
+    add_rows(packed, width, block.depth, columns, block.begin != 0, p.right_sums + column);
   }
+}
+
+// A block whose left matrix is arranged, and added up where that is wanted.
+template <typename T>
+ProductBlock<T> arranged(const Product<T>& p, std::size_t begin) {
+  const auto at = static_cast<std::ptrdiff_t>(begin);
+  ProductBlock<T> block = {};
+  block.begin = begin;
+  block.depth = p.depth - begin < p.block ? p.depth - begin : p.block;
+  block.panels = p.scratch;
+  block.one_at_a_time = p.rows <= tuning::kStripRows;
+  const bool few = p.rows <= tuning::kFewTiles * kMaxTileRows && p.columns > 0 && p.right_sums == nullptr;
+  if (few && p.is_as_given() && p.right.column == 1) block.columns = p.right.data + at * p.right.row;
   block.copied = p.left.row == 1;
   if (!block.copied) {
     block.left = p.left.data + at;
@@ -183,42 +173,61 @@ ProductBlock<T> arranged(const Product<T>& p, std::size_t begin, const Panels<T>
     return block;
   }
   const std::size_t stride = p.copy_stride;
-  T* copies = packed + padded<T>(p.columns) * p.block;
+  T* copies = p.scratch + padded<T>(p.columns) * p.block;
   for (std::size_t k = 0; k < block.depth; ++k) {
     copy(p.left.data + (at + static_cast<std::ptrdiff_t>(k)) * p.left.column, p.rows, copies + k * stride);
   }
-  if (p.left_sums != nullptr) add_rows(copies, stride, block.depth, p.rows, !block.first, p.left_sums);
+  if (p.left_sums != nullptr) add_rows(copies, stride, block.depth, p.rows, begin != 0, p.left_sums);
   block.left = copies;
   block.left_row = 1;
   block.left_offsets = p.copied;
   return block;
 }
 
-// Strips of rows, each with all panels; meanwhile what the next strip reads is fetched or, where rows are copied, what
-// the next block copies.
+// Strips of rows, each with all panels, which are arranged for the first; meanwhile what is read next is fetched: the next
+// panel, and of the left matrix the next strip or, where rows are copied, what the next block copies.
 template <typename T>
-void multiply_block(const Product<T>& p, ProductBlock<T>& block, std::size_t begin, const Panels<T>& panels) {
-  const std::size_t next = begin + block.depth, next_depth = p.depth - next < p.block ? p.depth - next : p.block;
-  const auto tiles = [&](std::size_t rows) { return panels.count() * Parts(rows, tile_rows(kMaxTileVectors)).count; };
-  if (block.copied && p.is_as_given() && next_depth != 0 && p.rows * p.columns != 0) {
+void multiply_block(const Product<T>& p, ProductBlock<T>& block, const Panels<T>& panels) {
+  const std::size_t next = block.begin + block.depth, next_depth = p.depth - next < p.block ? p.depth - next : p.block;
+  const auto tiles = [&](std::size_t rows) { return Parts(rows, tile_rows(kMaxTileVectors)).count; };
+  const auto valid = [&](std::size_t panel) {
+    const std::size_t left = p.columns - panels.begin(panel), width = panels.width(panel);
+    return left < width ? left : width;
+  };
+  if (block.copied && next_depth != 0 && p.rows * p.columns != 0) {
     const auto at = static_cast<std::ptrdiff_t>(next);
-    block.ahead[0] = {p.left.data + at * p.left.column, next_depth, p.rows, p.left.column, tiles(p.rows)};
-    block.ahead[1] = {p.right.data + at * p.right.row, next_depth, p.columns, p.right.row, tiles(p.rows)};
+    block.ahead[1] = {lines_of(p.left.data + at * p.left.column, next_depth, p.rows, p.left.column),
+                      panels.count() * tiles(p.rows)};
   }
   const Parts strips(p.rows, tuning::kStripRows);
+  if (strips.count == 0 && p.right_sums != nullptr) {
+    for (std::size_t panel = 0; panel < panels.count(); ++panel) {
+      arrange_panel(p, block, panels.begin(panel), panels.width(panel));
+    }
+  }
   for (std::size_t strip = 0; strip < strips.count; ++strip) {
     const std::size_t first = strips.begin(strip), last = first + strips.size(strip);
     const bool more = strip + 1 < strips.count;
     const std::size_t depth = more ? block.depth : next_depth;
-    if (!block.copied) block.ahead[0] = block.ahead[1] = {};
-    if (!block.copied && depth != 0 && p.columns != 0) {
-      const std::size_t rows = strips.size(more ? strip + 1 : 0), half = rows / 2, parts = tiles(last - first);
+    if (!block.copied) {
       const T* from = more ? block.left + static_cast<std::ptrdiff_t>(last) * p.left.row : block.left + block.depth;
-      const T* from_half = from + static_cast<std::ptrdiff_t>(half) * p.left.row;
-      block.ahead[0] = {from, half, depth, p.left.row, parts};
-      block.ahead[1] = {from_half, rows - half, depth, p.left.row, parts};
+      const std::size_t rows = strips.size(more ? strip + 1 : 0);
+      block.ahead[1] = depth != 0 && p.columns != 0
+                           ? Ahead(lines_of(from, rows, depth, p.left.row), panels.count() * tiles(last - first))
+                           : Ahead();
     }
-    for (std::size_t panel = 0; panel < panels.count(); ++panel) multiply_panel(p, block, panels, panel, first, last);
+    for (std::size_t panel = 0; panel < panels.count(); ++panel) {
+      const bool in_place = block.columns != nullptr && valid(panel) == panels.width(panel);
+      if (strip == 0 && !in_place) arrange_panel(p, block, panels.begin(panel), panels.width(panel));
+      block.ahead[0] = {};
+      if (strip == 0 && panel + 1 < panels.count() && block.columns == nullptr) {
+        block.ahead[0] = {panel_lines(p, block.begin, block.depth, panels.begin(panel + 1), valid(panel + 1)),
+                          tiles(last - first)};
+      } else if (!more && panel + 1 == panels.count() && next_depth != 0 && block.columns == nullptr) {
+        block.ahead[0] = {panel_lines(p, next, next_depth, 0, valid(0)), tiles(last - first)};
+      }
+      multiply_panel(p, block, panels, panel, first, last);
+    }
   }
 }
 
@@ -227,8 +236,8 @@ void multiply_matrices(const Product<T>& p) {
   const Panels<T> panels(p.columns);
   std::size_t begin = 0;
   do {
-    ProductBlock<T> block = arranged(p, begin, panels);
-    multiply_block(p, block, begin, panels);
+    ProductBlock<T> block = arranged(p, begin);
+    multiply_block(p, block, panels);
     begin += block.depth;
   } while (begin < p.depth);
 }

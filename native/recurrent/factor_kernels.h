@@ -29,7 +29,7 @@ void pack_factor(const FactorSource<T>& from) {
       const T* corner = from.source + static_cast<std::ptrdiff_t>(begin) * from.row +
                         static_cast<std::ptrdiff_t>(first) * from.column;
       if (from.column == 1) {
-        pack_rows(corner, from.row, depth, columns, 0, block + first * depth);
+        pack_rows(corner, from.row, depth, columns, width, block + first * depth);
       } else {
         pack<T>({corner, from.end, from.column, from.ones, columns, depth, 0, depth, 0, 1, block + first * depth});
       }

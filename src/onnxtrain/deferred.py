@@ -2,12 +2,12 @@
 
 onnx-ir imports sympy for arithmetic with symbolic sizes: a third of a training process's memory before its first
 step, and half of its start. onnx imports what joins and cuts models and what generates its own sources, which bring
-the standard library's archives, processes and command lines.
+the standard library's archives, processes, networks and command lines, and Protocol Buffers as text and as JSON.
 
-While this package imports onnx or onnx-ir for the first time, and no longer, deferred modules are where Python looks
-for these. What imports them then, onnx or onnx-ir, has a module that imports the real one when its first attribute is
-read. Nobody else sees any of it: `sys.modules` has real modules only, so that everybody's `import` gets the real one.
-What was imported before stays as it is (workarounds: sympy at every start).
+While this package imports one of them for the first time, and no longer, deferred modules are where Python looks for
+what it puts off. What imports that then, onnx or onnx-ir, has a module that imports the real one when its first
+attribute is read. Nobody else sees any of it: `sys.modules` has real modules only, so that everybody's `import` gets
+the real one. What was imported before stays as it is (workarounds: sympy at every start).
 """
 
 from __future__ import annotations
@@ -22,8 +22,15 @@ from types import ModuleType
 from typing import Any
 
 _DEFERRED = {
-    "onnx": ("onnx.compose", "onnx.gen_proto", "onnx.utils"),
-    "onnx_ir": ("onnx_ir._symbolic_shapes", "sympy"),
+    "onnx": (
+        "google.protobuf.json_format",
+        "google.protobuf.text_format",
+        "onnx.compose",
+        "onnx.gen_proto",
+        "onnx.utils",
+        "socket",
+    ),
+    "onnx_ir": ("onnx_ir._symbolic_shapes", "onnx_ir.schemas", "packaging.version", "sympy"),
 }
 """What is put off while a package is imported."""
 
@@ -40,7 +47,7 @@ class _DeferredModule(ModuleType):
 
 
 class _Finder:
-    """Finds onnx and onnx-ir when this package asks for them; in ``sys.meta_path`` until both are there."""
+    """Finds these packages when this one asks for them; in ``sys.meta_path`` until all are there."""
 
     def __init__(self) -> None:
         self._waiting = {name: modules for name, modules in _DEFERRED.items() if name not in sys.modules}
@@ -55,7 +62,7 @@ class _Finder:
             return None
         spec = PathFinder.find_spec(name, path)
         if spec is not None and spec.loader is not None:
-            _with_deferred(spec.loader, spec.submodule_search_locations or [], modules)
+            _with_deferred(spec.loader, modules)
         return spec
 
 
@@ -70,32 +77,41 @@ def _is_asked_by_this_package() -> bool:
     return False
 
 
-def _with_deferred(loader: Any, locations: Sequence[str], modules: Sequence[str]) -> None:
+def _with_deferred(loader: Any, modules: Sequence[str]) -> None:
     """Let a loader execute its module once while there are deferred ones for others."""
     execute = loader.exec_module
 
     def execute_once(module: ModuleType) -> None:
         del loader.exec_module
-        with _deferred_modules(modules, locations):
+        with _deferred_modules(modules):
             execute(module)
 
     loader.exec_module = execute_once
 
 
 @contextmanager
-def _deferred_modules(names: Sequence[str], locations: Sequence[str]) -> Iterator[None]:
+def _deferred_modules(names: Sequence[str]) -> Iterator[None]:
     made: dict[str, ModuleType] = {}
     for name in names:
-        spec = PathFinder.find_spec(name, locations if "." in name else None)
+        parent = _parent(name)
+        spec = PathFinder.find_spec(name, parent.__path__ if parent else None)
         if name not in sys.modules and spec is not None:
             sys.modules[name] = made[name] = _DeferredModule(name)
             made[name].__spec__ = spec
+            if parent:
+                setattr(parent, name.rpartition(".")[2], made[name])
     try:
         yield
     finally:
         for name, module in made.items():
             if sys.modules.get(name) is module:
                 del sys.modules[name]
+
+
+def _parent(name: str) -> ModuleType | None:
+    """The package that a module is in, where it is in one."""
+    parent = name.rpartition(".")[0]
+    return importlib.import_module(parent) if parent else None
 
 
 def defer_imports() -> None:

@@ -1,15 +1,11 @@
 """RMS norms as exporters write them become one node of ONNX Runtime's, where nobody looks inside."""
 
 import numpy as np
-import onnx_ir as ir
-import onnxruntime
 import pytest
 from onnx import parser
+from ways import assert_same_results, operators, operators_of_step, passed, trained_both_ways
 
-import onnxtrain
-from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.lowering.fuse_norms import fuse_norms
-from onnxtrain.runtime.options import RuntimeOptions
 
 WAYS = {
     "as PyTorch writes it": "q = Pow(x, two) m = ReduceMean(q, last) a = Add(m, eps) s = Sqrt(a) r = Reciprocal(s) "
@@ -34,27 +30,13 @@ def model(nodes, kind="float", more=""):
     )
 
 
-def fused(proto):
-    working = infer_shapes(ir.from_proto(proto))
-    fuse_norms(working)
-    return ir.to_proto(working)
-
-
-def operators(proto):
-    return [node.op_type for node in proto.graph.node]
-
-
 @pytest.mark.parametrize("kind", ["float", "double"])
 @pytest.mark.parametrize("nodes", WAYS.values(), ids=WAYS)
 def test_pattern_becomes_one_node(nodes, kind):
     given = model(nodes, kind)
-    found = fused(given)
+    found = passed(given, fuse_norms)
     assert operators(found) == ["SimplifiedLayerNormalization"]
-    x = X.astype(np.float32 if kind == "float" else np.float64)
-    before, after = (
-        onnxruntime.InferenceSession(proto.SerializeToString()).run(None, {"x": x})[0] for proto in (given, found)
-    )
-    np.testing.assert_allclose(after, before, atol=1e-6)
+    assert_same_results(given, found, {"x": X.astype(np.float32 if kind == "float" else np.float64)})
 
 
 FIRST = "q = Mul(x, x) m = ReduceMean(q, last) a = Add(m, eps) s = Sqrt(a) "
@@ -74,28 +56,20 @@ FIRST = "q = Mul(x, x) m = ReduceMean(q, last) a = Add(m, eps) s = Sqrt(a) "
     ],
 )
 def test_others_stay(nodes, reason):
-    assert operators(fused(model(nodes))) == operators(model(nodes)), reason
+    assert operators(passed(model(nodes), fuse_norms)) == operators(model(nodes)), reason
 
 
 def test_an_output_inside_stays():
     given = model(WAYS["as PyTorch writes it"], more=", float[2, n, 4] n")
-    assert operators(fused(given)) == operators(given)
+    assert operators(passed(given, fuse_norms)) == operators(given)
 
 
 @pytest.mark.parametrize("nodes", WAYS.values(), ids=WAYS)
 def test_training_is_as_without_kernels(nodes):
-    losses = []
-    for kernels in (True, False):
-        trainer = onnxtrain.Trainer(
-            model(nodes.replace("y = ", "z = ") + " y = Add(z, g)"),
-            loss="mean_squared_error",
-            optimizer=onnxtrain.SGD(0.1),
-            train="g",
-            options=RuntimeOptions(kernels=kernels),
-        )
-        x = X.astype(np.float32)
-        losses.append([trainer.train_step(x, np.ones_like(x)) for _ in range(4)])
-        operators_left = {node.op_type for node in trainer.session._steps[0].step.model.graph}
-        assert ("RMSNormalizationGradient" in operators_left) == kernels
-    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
-    assert losses[0][-1] < losses[0][0]
+    x = X.astype(np.float32)
+    proto = model(nodes.replace("y = ", "z = ") + " y = Add(z, g)")
+    (plain_losses, plain), (losses, trainer) = trained_both_ways(proto, "g", x, np.ones_like(x))
+    np.testing.assert_allclose(losses, plain_losses, rtol=1e-5)
+    assert losses[-1] < losses[0]
+    assert "RMSNormalizationGradient" in operators_of_step(trainer)
+    assert "RMSNormalizationGradient" not in operators_of_step(plain)

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.lowering import pipeline
+from onnxtrain.lowering import pipeline, split_recurrent_gradients
 from onnxtrain.runtime.native import custom_ops_library, kernels_available
 
 TRAINING = "ai.onnx.preview.training"
@@ -87,7 +87,7 @@ def outputs(model: ir.Model, operator: str) -> list[list[bool]]:
 )
 def test_the_same_bits(operators, xs, direction, monkeypatch):
     split = lowered(operators, xs, direction)
-    monkeypatch.setattr(pipeline, "split_recurrent_gradients", lambda model: None)
+    monkeypatch.setattr(split_recurrent_gradients, "split_recurrent_gradients", lambda model: None)
     whole = lowered(operators, xs, direction)
     layers = [name != "GRU" for name in operators.split()]
     gradients = sum(

@@ -1,15 +1,51 @@
-"""One training with native kernels and one in standard operators."""
+"""A model before and after a pass; one training with native kernels and one in standard operators."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnx
+import onnx_ir as ir
+import onnxruntime
 
 import onnxtrain
+from onnxtrain.graph.shapes import infer_shapes
 
 ONE_THREAD_WITH_KERNELS = onnxtrain.RuntimeOptions(threads=1, kernels=True)
+
+
+def passed(proto: onnx.ModelProto, change: Callable[[ir.Model], None]) -> onnx.ModelProto:
+    """What a pass makes of a model whose shapes are known; names stay unique, and outputs keep theirs."""
+    working = infer_shapes(ir.from_proto(proto))
+    change(working)
+    names = [output.name for node in working.graph for output in node.outputs]
+    assert len(set(names)) == len(names)
+    result = ir.to_proto(working)
+    given, left = ([output.name for output in each.graph.output] for each in (proto, result))
+    assert given == left
+    return result
+
+
+def operators(proto: onnx.ModelProto) -> list[str]:
+    """The operators of a model's nodes, in order."""
+    return [node.op_type for node in proto.graph.node]
+
+
+def assert_same_results(
+    proto: onnx.ModelProto, other: onnx.ModelProto, feeds: Mapping[str, np.ndarray], atol: float = 1e-6
+) -> None:
+    """Two models give the same first output in ONNX Runtime."""
+    before, after = (
+        onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)[0]
+        for model in (proto, other)
+    )
+    np.testing.assert_allclose(after, before, atol=atol)
+
+
+def operators_of_step(trainer: onnxtrain.Trainer) -> list[str]:
+    """The operators of the nodes that a trainer's session was made of."""
+    return [node.op_type for node in trainer.session._steps[0].step.model.graph]
 
 
 def trained_both_ways(

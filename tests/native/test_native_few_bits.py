@@ -15,8 +15,19 @@ OPERATOR = "MatMulNBitsGradient"
 OPERATORS = ["MatMulNBits", OPERATOR]
 REFUSED = (Fail, InvalidArgument, InvalidGraph, RuntimeException)
 
-# Rows, K and N around the edges of vectors, panels (64 columns at most), blocks of the depth (256) and parts (768).
-SIZES = [(1, 1, 1), (3, 65, 7), (8, 300, 257), (17, 1000, 40), (70, 16, 520), (0, 4, 5), (4, 0, 5), (4, 5, 0)]
+# Rows, K and N around the edges of vectors, panels (64 columns at most), strips (192 rows), blocks of the
+# depth (256) and parts (768).
+SIZES = [
+    (1, 1, 1),
+    (3, 65, 7),
+    (8, 300, 257),
+    (17, 1000, 40),
+    (70, 16, 520),
+    (200, 300, 130),
+    (0, 4, 5),
+    (4, 0, 5),
+    (4, 5, 0),
+]
 
 
 def draw(sizes, bits, block, kind, dtype, operator=OPERATOR):

@@ -21,7 +21,7 @@ from onnxtrain import operators
 from onnxtrain.graph.domains import TRAINING_DOMAIN
 from onnxtrain.operators import OPTIMIZERS, Optimizer
 from onnxtrain.operators.documentation import pages
-from onnxtrain.operators.registry import discover, find
+from onnxtrain.operators.registry import Optimizers, find
 
 DOCS = Path(__file__).parents[2] / "docs" / "operators"
 
@@ -90,7 +90,7 @@ def test_docstring_examples(name):
 
 
 def test_one_more_file_is_one_more_optimizer(tmp_path, monkeypatch):
-    (tmp_path / "half_step.py").write_text(
+    (tmp_path / "halving.py").write_text(
         '''
 from dataclasses import dataclass
 from onnxtrain.operators.optimizer import Optimizer
@@ -114,14 +114,36 @@ class Halving(Optimizer):
     package = ModuleType("more_optimizers")
     package.__path__ = [str(tmp_path)]
     monkeypatch.setitem(sys.modules, "more_optimizers", package)
-    before = dict(OPTIMIZERS)
     try:
-        discover(package)
-        entry = OPTIMIZERS["Halving"]
-        assert find("mine", "Halving") is entry.schema
+        optimizers = Optimizers("more_optimizers")
+        assert list(optimizers) == ["Halving"]
+        assert "Doubling" not in optimizers
+        entry = optimizers["Halving"]
         np.testing.assert_array_equal(entry.reference(1.0, 0, [3.0], [2.0])[0], [2.0])
+        assert entry.settings(lr=0.5).learning_rate == 0.5
         assert entry.settings().node_attributes() == {}
     finally:
-        OPTIMIZERS.clear()
-        OPTIMIZERS.update(before)
-        sys.modules.pop("more_optimizers.half_step", None)
+        sys.modules.pop("more_optimizers.halving", None)
+
+
+def test_an_optimizer_is_read_from_its_file_when_it_is_asked_for():
+    """By any name, its module included; and the module's name is the operator's."""
+    program = """
+import sys
+def files():
+    ours = {"adagrad", "adam", "adamw", "lamb", "lion", "momentum", "rmsprop", "sgd", "ssgd"}
+    return sorted(ours & {name.rpartition(".")[2] for name in sys.modules if name.startswith("onnxtrain.operators.")})
+import onnxtrain
+from onnxtrain import operators
+assert files() == [], files()
+assert onnxtrain.Lion(lr=0.5).learning_rate == 0.5 and files() == ["lion"], files()
+assert operators.registry.find("ai.onnx.preview.training", "Adam").name == "Adam" and files() == ["adam", "lion"]
+import onnxtrain.operators.lamb
+assert operators.lamb is operators.OPTIMIZERS["LAMB"].reference and operators.LAMB(lr=0.1).learning_rate == 0.1
+from onnxtrain.operators import ssgd, Momentum
+assert ssgd is operators.OPTIMIZERS["SSGD"].reference and Momentum(lr=1.0).learning_rate == 1.0
+assert "Conv" not in operators.OPTIMIZERS and not hasattr(operators, "Conv")
+assert len(operators.OPTIMIZERS) >= len(files()) == 9
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -11,6 +11,7 @@ from onnx import numpy_helper, parser
 import onnxtrain
 from onnxtrain.errors import OptionError
 from onnxtrain.losses import SoftmaxCrossEntropy
+from onnxtrain.runtime.native import kernels_available
 
 K, V, N, T = 6, 11, 3, 5
 RNG = np.random.default_rng(0)
@@ -138,6 +139,33 @@ def test_adapters_beside_the_head():
     whole, chunks = (trained(model("product"), f"next_token(chunk={size})", lora=lora, seed=3) for size in ("none", 4))
     assert len(whole[1]) == 4
     assert_same(chunks, whole, rtol=1e-5, atol=1e-6)
+
+
+def dequantized(given):
+    """The model of few bits with its head as a matrix of floats."""
+    tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in given.graph.initializer}
+    integers = np.stack([tensors["four"] & 15, tensors["four"] >> 4], -1).reshape(V, 16)
+    made = model("product")
+    for tensor in made.graph.initializer:
+        if tensor.name == "head":
+            head = (integers[:, :K].T - np.float32(8)) * np.float32(0.1)
+            tensor.CopyFrom(numpy_helper.from_array(head.astype(np.float32), "head"))
+    return made
+
+
+@pytest.mark.skipif(not kernels_available(), reason="the native kernels are not installed")
+def test_a_head_of_few_bits_is_read_as_it_is_stored():
+    trainer = onnxtrain.Trainer(model("few bits"), loss="next_token(chunk=4)", optimizer="sgd(lr=0.5)")
+    trainer.train_step(X.astype(np.float32), LABELS)
+    (scan,) = (node for node in trainer.session._steps[0].step.model.graph if node.op_type == "Scan")
+    reading = [node for node in scan.attributes["body"].as_graph() if any(v.name == "four" for v in node.inputs)]
+    assert [(node.domain, node.op_type) for node in reading] == [
+        ("onnxtrain", "MatMulNBits"),
+        ("onnxtrain", "MatMulNBitsGradient"),
+    ]
+    given = model("few bits")
+    floats, bits = (trained(each, "next_token(chunk=4)", train="w0") for each in (dequantized(given), given))
+    assert_same(bits, floats, rtol=1e-5, atol=1e-6)
 
 
 def test_evaluation_and_batches_that_are_filled_up():

@@ -15,8 +15,9 @@ from onnxtrain.errors import GradientError, OptionError
 from onnxtrain.lowering import lower as lowering
 from onnxtrain.model.file import ModelFile
 from onnxtrain.runtime.session import TrainingSession
+from onnxtrain.training.options import Options
 from onnxtrain.training.preparation import prepare
-from onnxtrain.training.specification import Masks, Options, Specification
+from onnxtrain.training.specification import Masks, Specification
 from onnxtrain.training_info.build import build_entries
 
 LOSS = "softmax_cross_entropy"

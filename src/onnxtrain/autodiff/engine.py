@@ -24,7 +24,7 @@ from onnxtrain.graph.limits import TooLargeError
 from onnxtrain.graph.value import is_float
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Backward:
     """What an engine has emitted so far.
 

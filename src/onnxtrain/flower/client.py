@@ -14,9 +14,9 @@ from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.training.fitting import fit
 from onnxtrain.training.learner import Learner
 from onnxtrain.training.losses.loss_choice import LossLike
+from onnxtrain.training.options import Options
 from onnxtrain.training.private import DP, fit_privately, in_micro_batches
 from onnxtrain.training.proximal import near
-from onnxtrain.training.specification import Options
 from onnxtrain.training.trainer import Trainer
 
 Data = Any

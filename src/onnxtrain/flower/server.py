@@ -15,7 +15,7 @@ from onnxtrain.flower.records import flower, to_record
 from onnxtrain.flower.secure import run_securely
 from onnxtrain.model.writing import check_writable
 from onnxtrain.training.losses.loss_choice import LossLike
-from onnxtrain.training.specification import Options
+from onnxtrain.training.options import Options
 from onnxtrain.training.trainer import Trainer
 
 

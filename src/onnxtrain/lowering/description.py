@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import onnx_ir as ir
 
@@ -29,8 +28,7 @@ VERSION = 1
 """The version of the description; it grows when a program that reads the present one would do something wrong."""
 
 
-@dataclass(frozen=True)
-class Description:
+class Description(NamedTuple):
     """What the inputs and outputs of a step graph are for.
 
     Attributes:
@@ -76,11 +74,11 @@ class Description:
         """The description without the inputs that a graph does not have."""
         kept = set(names)
         feeds = {name: role for name, role in self.feeds.items() if name in kept}
-        return dataclasses.replace(self, feeds=feeds, states={n: r for n, r in self.states.items() if n in kept})
+        return self._replace(feeds=feeds, states={n: r for n, r in self.states.items() if n in kept})
 
     def to_json(self) -> str:
         """As the metadata has it."""
-        return json.dumps(dataclasses.asdict(self))
+        return json.dumps(self._asdict())
 
     @classmethod
     def read(cls, metadata: Mapping[str, str]) -> Description:
@@ -97,7 +95,7 @@ class Description:
                 f"The step graph has version {found['version']} and this onnxtrain reads version {VERSION}; "
                 "use the onnxtrain that wrote it."
             )
-        return cls(**{field.name: found[field.name] for field in dataclasses.fields(cls)})
+        return cls(**{field: found[field] for field in cls._fields})
 
 
 def _variables(node: ir.Node) -> Iterator[ir.Value]:

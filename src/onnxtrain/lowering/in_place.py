@@ -43,7 +43,6 @@ _POINTWISE |= _operators(
 )
 _POINTWISE |= _operators("Round Selu Sigmoid Sign Sin Softplus Softsign Swish Tanh ThresholdedRelu")
 
-_IN_PLACE_KERNELS = frozenset({*OPTIMIZERS, *(f"Fused{name}" for name in OPTIMIZERS)})
 _OPERATOR_DOMAINS = frozenset({"", MACHINE_LEARNING_DOMAIN, TRAINING_DOMAIN, ONNXTRAIN_DOMAIN, MICROSOFT_DOMAIN})
 """What has another domain is a function, whose body may do anything."""
 
@@ -140,7 +139,7 @@ class _Writer:
     def may_read(self, reading: Reading) -> bool:
         """Whether one of these nodes may read the buffer that is written."""
         node = reading.node
-        if node.op_type in _IN_PLACE_KERNELS:
+        if node.op_type.removeprefix("Fused") in OPTIMIZERS:
             return node is self._new.producer() and reading.operand is self._value
         if _is_in_order(node):
             return True  # those who read its result are asked

@@ -88,7 +88,10 @@ def lower(
         raise TrainingInfoError(f"There is no entry {entry}; the training model has {count}.")
     place = found or str(folder)
     check_external_data(model, place)
-    step = lower_entry(join(model, entry or 0, folder=place), kernels=kernels, portable=portable)
+    joined = join(model, entry or 0, folder=place)
+    description = Description.of(joined)
+    step = lower_entry(joined, kernels=kernels, portable=portable)
+    _write_metadata(step, description)
     return with_external_data(ir.to_proto(infer_shapes(step.model)), place)  # strangers like to see shapes
 
 
@@ -105,7 +108,6 @@ def lower_entry(
     """
     graph = entry.model.graph
     _choose_outputs(graph, entry.results, entry.updates | entry.passed)
-    description = Description.of(entry)
     lower_graph(entry.model, kernels=kernels, portable=portable, updates=updates)
     if kernels and entry.announced:
         announce_gradients(graph, [[f"{state}_new" for state in group] for group in entry.announced])
@@ -118,12 +120,17 @@ def lower_entry(
         for name in entry.states
         if name in names or name in entry.updates
     }
-    entry.model.metadata_props[STATES_KEY] = json.dumps({k: v for k, v in states.items() if v is not None})
     feeds = tuple(str(value.name) for value in graph.inputs if value.name not in states)
-    in_place = in_place_states(graph, states)
-    entry.model.metadata_props[IN_PLACE_KEY] = json.dumps([name for name in states if name in in_place])
-    entry.model.metadata_props[STEP_KEY] = description.only(feeds + tuple(states)).to_json()
-    return StepGraph(entry.model, states, feeds, tuple(entry.results), frozenset(in_place))
+    in_place = frozenset(in_place_states(graph, states))
+    return StepGraph(entry.model, states, feeds, tuple(entry.results), in_place)
+
+
+def _write_metadata(step: StepGraph, description: Description) -> None:
+    """Say in the graph what those who train with it need to know."""
+    said = step.model.metadata_props
+    said[STATES_KEY] = json.dumps({state: new for state, new in step.states.items() if new is not None})
+    said[IN_PLACE_KEY] = json.dumps([name for name in step.states if name in step.in_place])
+    said[STEP_KEY] = description.only(step.feeds + tuple(step.states)).to_json()
 
 
 def _choose_outputs(graph: ir.Graph, returned: Sequence[str], updates: Mapping[str, str]) -> None:

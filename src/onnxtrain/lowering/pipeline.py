@@ -18,14 +18,12 @@ from onnxtrain.lowering.fuse_activations import fuse_activations
 from onnxtrain.lowering.fuse_attention import fuse_attention
 from onnxtrain.lowering.fuse_linear import fuse_linear
 from onnxtrain.lowering.fuse_norms import fuse_norms
-from onnxtrain.lowering.fuse_recurrent import fuse_recurrent
+from onnxtrain.lowering.fuse_rotary import fuse_rotary
 from onnxtrain.lowering.fuse_updates import fuse_updates
 from onnxtrain.lowering.gradient_nodes import Derivative, build_gradients
 from onnxtrain.lowering.join_scans import join_scans
-from onnxtrain.lowering.keep_updates import keep_updates
 from onnxtrain.lowering.mask_softmax_gradients import mask_softmax_gradients
 from onnxtrain.lowering.multiply_in_bfloat16 import multiply_in_bfloat16
-from onnxtrain.lowering.optimizer_nodes import lower_optimizers
 from onnxtrain.lowering.read_halves import read_halves
 from onnxtrain.lowering.read_last_state import read_last_state
 from onnxtrain.lowering.recompute import check_patterns, recompute
@@ -33,14 +31,11 @@ from onnxtrain.lowering.resolve_fused import resolve_fused
 from onnxtrain.lowering.reuse_activations import reuse_activations
 from onnxtrain.lowering.round_states import check_states, round_states
 from onnxtrain.lowering.split_cross_entropy import split_cross_entropy
-from onnxtrain.lowering.split_recurrent_gradients import split_recurrent_gradients
 from onnxtrain.lowering.spread_updates import spread_updates
 from onnxtrain.lowering.synchronize_batch_norm import synchronize_batch_norm
 from onnxtrain.lowering.use_convolution_kernels import use_convolution_kernels
 from onnxtrain.lowering.use_few_bits_kernels import use_few_bits_kernels
-from onnxtrain.lowering.webgpu import fit_webgpu
 from onnxtrain.lowering.webgpu_bodies import Portable
-from onnxtrain.lowering.write_activation_defaults import write_activation_defaults
 
 
 def lower_graph(
@@ -54,7 +49,8 @@ def lower_graph(
     """The list of passes: from a graph with Gradient and optimizer nodes to one that a session runs, in place.
 
     Step graphs, gradients, evaluation and the ONNX backend all go through it. What is not in a graph costs nothing:
-    without Gradient nodes there is nothing to recompute, without optimizers nothing to update.
+    without Gradient nodes there is nothing to recompute, without optimizers nothing to update, and passes for recurrent
+    layers, and for graphs that any runtime runs, are imported where there are such.
 
     Requires: a sorted graph; its outputs are what is wanted. Ensures: a sorted graph of standard operators that any
     runtime runs; with ``kernels`` also of operators that the native library has.
@@ -82,15 +78,23 @@ def lower_graph(
             "operators does not; leave compute out for a graph that any runtime runs."
         )
     check_patterns(graph, options.recompute)
-    write_activation_defaults(model)  # of recurrent layers: ONNX Runtime has others
+    recurrent = any(node.op_type in ("GRU", "LSTM", "RNN") for node in all_nodes(graph))
+    if recurrent:
+        from onnxtrain.lowering.fuse_recurrent import fuse_recurrent
+        from onnxtrain.lowering.split_recurrent_gradients import split_recurrent_gradients
+        from onnxtrain.lowering.write_activation_defaults import write_activation_defaults
+
+        write_activation_defaults(model)  # of recurrent layers: ONNX Runtime has others
     count_dropout(model)  # masks from counters that are states: a step taken again draws the same
     if kernels:
         fuse_activations(model)  # Gelu: one node for five
         fuse_norms(model)  # RMS norm: one node for seven
+        fuse_rotary(model)  # rotary embedding: one node for seven
         fuse_attention(model)  # scores, mask, softmax and product: one node
         fuse_linear(model, frozen=rounds)  # product, transposition and bias: one node
-        read_last_state(model)  # of a recurrent layer: its gradient is one step
-        fuse_recurrent(model)  # LSTM, GRU, RNN that keep what their gradients read
+        if recurrent:
+            read_last_state(model)  # of a recurrent layer: its gradient is one step
+            fuse_recurrent(model)  # LSTM, GRU, RNN that keep what their gradients read
     backward = Backward()
     for gradient in build_gradients(model, derivative):  # a Gradient node becomes the nodes that compute it
         mask_softmax_gradients(model, gradient)  # rows without a key have a gradient of zero
@@ -103,7 +107,8 @@ def lower_graph(
     recompute(graph, backward, options.recompute)  # activations computed again instead of kept
     if kernels:
         reuse_activations(graph, backward)  # activations that their gradient gives once more
-        split_recurrent_gradients(model)  # what their products do not read is released before them
+        if recurrent:
+            split_recurrent_gradients(model)  # what their products do not read is released before them
         split_cross_entropy(graph)  # the loss in parts that have kernels
         use_convolution_kernels(model)
         use_few_bits_kernels(model)
@@ -116,6 +121,9 @@ def lower_graph(
         check_states(graph)  # those in 8 bits are inside
         round_states(graph)  # what no update has taken in
     else:
+        from onnxtrain.lowering.keep_updates import keep_updates
+        from onnxtrain.lowering.optimizer_nodes import lower_optimizers
+
         check_states(graph)  # none in 8 bits
         kept = keep_updates(model, updates)  # what the provider has kernels of
         lower_optimizers(model, kept)  # optimizers become their bodies
@@ -127,6 +135,8 @@ def lower_graph(
         for domain in (TRAINING_DOMAIN, ONNXTRAIN_DOMAIN):
             _forget_domain(model, domain)
         if portable is not None:
+            from onnxtrain.lowering.webgpu import fit_webgpu
+
             fit_webgpu(model)  # nothing that the provider lacks
     return model
 

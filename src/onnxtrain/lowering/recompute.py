@@ -36,7 +36,7 @@ _FUSED_ANYWAY = frozenset({"MatMul"})
 LAYERS = "layers"
 """The word that stands for all nodes of numbered layers, each layer computed again by itself."""
 
-_LAYER = re.compile(r"(?:^|[/._])(?:layers?|blocks?|h)[/._]?\d+(?=$|[/._])")
+_LAYER = r"(?:^|[/._])(?:layers?|blocks?|h)[/._]?\d+(?=$|[/._])"
 """A numbered layer in the name of a node, as exporters write it: ``/model/layers.3/mlp``, ``layer0.norm1``."""
 
 SHAPES_ONLY = frozenset({"Shape", "Size"})
@@ -53,7 +53,7 @@ def check_patterns(graph: ir.Graph, patterns: Sequence[str]) -> None:
         return
     names = [node.name for node in graph if node.name and not (node.op_type == "Gradient" and node.domain)]
     for pattern in patterns:
-        if pattern == LAYERS and not any(map(_LAYER.search, names)):
+        if pattern == LAYERS and not any(map(re.compile(_LAYER).search, names)):
             raise GradientError(
                 "recompute='layers', but no node has a name with a numbered layer, such as 'layers.3'; name nodes by "
                 f"patterns; the model has {', '.join(map(repr, names[:8])) or 'no node with a name'}."
@@ -105,7 +105,7 @@ def _choose(forward: Sequence[ir.Node], patterns: Sequence[str]) -> set[ir.Node]
 
 def _layer_of(node: ir.Node) -> str:
     """What the name of a node says up to the number of its layer; "" where it says none."""
-    found = _LAYER.search(node.name or "")
+    found = re.search(_LAYER, node.name or "")
     return "" if found is None else (node.name or "")[: found.end()]
 
 

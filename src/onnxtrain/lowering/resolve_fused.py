@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.engine import Backward
 from onnxtrain.autodiff.expand import expand_registered
-from onnxtrain.autodiff.fused import find_fused, fused_operators, has_kernel
+from onnxtrain.autodiff.fused import find_fused, has_kernel
 from onnxtrain.autodiff.registry import find_registered_body
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder
@@ -26,7 +26,6 @@ def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool, portabl
         kernels: Whether the model is for a session that loads the native kernels.
         portable: The provider that the graph is for, where it is not the processor.
     """
-    fused_operators()  # loads the rules
     kept, renamed = False, dict[ir.Value, ir.Value]()
     emitted = set(backward.nodes)
     opset = model.graph.opset_imports.get("", 1)

@@ -12,7 +12,7 @@ processes add up, so that dy is of their sum, is for the caller to see to.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import onnx_ir as ir
 
@@ -28,13 +28,12 @@ _EPSILON, _MOMENTUM = 1e-5, 0.9
 """What attributes of BatchNormalization are where they are left out."""
 
 
-@dataclass(frozen=True)
-class _Whole:
+class _Whole(NamedTuple):
     """The statistics of the batch of all processes, in double precision: [C], [C] and [1]."""
 
     mean: Value
     variance: Value
-    count: Value
+    rows: Value
 
 
 def synchronize_batch_norm(model: ir.Model, backward: Backward) -> None:
@@ -119,7 +118,7 @@ def _differentiate(graph: ir.Graph, op: Builder, node: ir.Node, whole: _Whole) -
     op.scope = node.name or _GRADIENT
     epsilon = _number(node, "epsilon", _EPSILON)
     dy, x, scale = (op.wrap(_x(node, index)) for index in range(3))
-    mean, variance, count = (op.wrap(value.ir) for value in (whole.mean, whole.variance, whole.count))
+    mean, variance, count = (op.wrap(value.ir) for value in (whole.mean, whole.variance, whole.rows))
     single = [op.cast(value, scale.dtype).with_shape(scale.shape) for value in (mean, variance)]
     inputs = (dy, x, scale, *single)
     alone, dscale, dbias = emit(op, _GRADIENT, *inputs, like=[x, scale, scale], epsilon=epsilon)

@@ -19,17 +19,24 @@ def use_few_bits_kernels(model: ir.Model) -> None:
 
     y = x wᵀ + bias. ONNX Runtime arranges the weights anew when a session is created, and so holds them twice, or makes
     a whole weight of floats for the time of a product. Left alone are nodes whose columns are in groups by index, that
-    are to compute in fewer bits (``accuracy_level``), and those of half precision.
+    are to compute in fewer bits (``accuracy_level``), and those of half precision. Bodies of operators
+    are gone through, too, where a loss computes its logits in chunks.
 
     Requires: a sorted graph, types. Ensures: a sorted graph.
     """
-    graph = model.graph
-    main = Builder(graph, graph.opset_imports.get("", 1))
+    main = Builder(model.graph, model.graph.opset_imports.get("", 1))
+    for graph in (model.graph, *model.graph.subgraphs()):
+        assert isinstance(graph, ir.Graph)
+        _use_in(graph, main)
+
+
+def _use_in(graph: ir.Graph, main: Builder) -> None:
+    """The same in the main graph, or in a body."""
     for node in list(graph):
         size = _size(node)
         if size is None:
             continue
-        op = main.before(node)
+        op = main.before(node) if graph is main.graph else Builder(graph, main.opset, before=node, outer=main)
         given = [None if value is None else op.wrap(value) for value in (*node.inputs, *(None,) * 6)[:6]]
         x, packed, scales, zeros, _, bias = given
         assert x is not None

@@ -231,7 +231,7 @@ def _weights(graph: GraphProto, path: Path, *, literal: bool) -> Iterator[tuple[
                     yield node.output[0], (*at, (_ATTRIBUTE, index), (_TENSOR, 0)), attribute.t, False
         for weight in attribute_weights(node):
             label = node.name or node.output[-1]
-            yield f"{label}.{weight.tensor.name}", (*at, (_ATTRIBUTE, weight.index)), weight.tensor, weight.mirrored
+            yield f"{label}.{weight.tensor.name}", (*at, (_ATTRIBUTE, weight.place)), weight.tensor, weight.mirrored
         for index, attribute in enumerate(node.attribute):
             if attribute.HasField("g"):
                 yield from _weights(attribute.g, (*at, (_ATTRIBUTE, index), (_BODY, 0)), literal=literal)

@@ -20,7 +20,7 @@ from onnxtrain.model.locks import try_lock
 from onnxtrain.model.references import Users
 
 _MARKER = "onnxtrain"
-_TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<token>[0-9a-f]{8})\.tmp", re.DOTALL)
+_TEMPORARY = r"\.(?P<name>.+)\.(?P<token>[0-9a-f]{8})\.tmp"
 _MAXIMUM_BYTES = 1 << 24
 """No marker is larger."""
 
@@ -102,7 +102,7 @@ def clear_leftovers(folder: Path, names: Collection[str] = ()) -> None:
     by_token: dict[str, list[str]] = {}
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
-            match = _TEMPORARY.fullmatch(name)
+            match = re.fullmatch(_TEMPORARY, name, re.DOTALL)
             if match:
                 by_token.setdefault(match["token"], []).append(name)
     for token, found in by_token.items():

@@ -8,8 +8,7 @@ node; in the file they stay where they are. What a node computes is what ONNX Ru
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
@@ -20,17 +19,16 @@ _CLASSIFIER_ENDINGS = ("NONE", "LOGISTIC", "SOFTMAX")
 """Post transforms that standard operators give; PROBIT and SOFTMAX_ZERO are none."""
 
 
-@dataclass(frozen=True)
-class AttributeWeight:
+class AttributeWeight(NamedTuple):
     """A list of numbers among a node's attributes that is a weight.
 
     Attributes:
-        index: Which attribute it is.
+        place: Which attribute it is.
         tensor: Its values as an initializer, under the attribute's name; of a mirrored one the second half.
         mirrored: Whether its first half is the negative of the second: a classifier of two classes with one score.
     """
 
-    index: int
+    place: int
     tensor: TensorProto
     mirrored: bool = False
 

@@ -24,7 +24,7 @@ except ImportError:  # not on Windows
 _POLL_SECONDS = 0.05
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class _Held:
     """A folder that this process has locked: through which descriptor, and how often it asked."""
 

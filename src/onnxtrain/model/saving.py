@@ -22,7 +22,7 @@ from onnxtrain.model.writing import AtomicFiles, folder_lock
 _PATIENCE = 10.0
 """Seconds to wait for another save in the same folder; a training must not be lost, so that then both go on."""
 
-_NUMBERED = re.compile(r"(?P<stem>.+)\.[0-9a-f]{8}(?P<ending>(?:\.[^.]*)?)", re.DOTALL)
+_NUMBERED = r"(?P<stem>.+)\.[0-9a-f]{8}(?P<ending>(?:\.[^.]*)?)"
 """A data file that was saved over before: ``NAME.<hex>.ENDING``."""
 
 _BEGINNING = 4096
@@ -205,7 +205,7 @@ class _Names(NamedTuple):
 def _numbered(location: str, token: str) -> str:
     """``model.data`` becomes ``model.<token>.data``; an earlier number is replaced."""
     before, slash, name = location.rpartition("/")
-    match = _NUMBERED.fullmatch(name)
+    match = re.fullmatch(_NUMBERED, name, re.DOTALL)
     stem, ending = (match["stem"], match["ending"]) if match else os.path.splitext(name)
     while len(os.fsencode(f"{stem}.{token}{ending}")) > _LONGEST:
         stem, ending = (stem[:-1], ending) if stem else ("", ending[:-1])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # type: ignore[import-untyped]
+from google.protobuf import descriptor_pool, message_factory  # type: ignore[import-untyped]
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import ModelProto
 
-_PACKAGE = "onnxtrain.strict"
+_VERSION_3 = b"\x62\x06proto3"
 
 
 def is_text(data: bytes) -> bool:
@@ -26,26 +26,13 @@ def is_text(data: bytes) -> bool:
 
 @functools.cache
 def _strict_model() -> Any:
-    """The message of a model in version 3 of protocol buffers, which reads the same bytes and checks text."""
-    file = descriptor_pb2.FileDescriptorProto()
-    ModelProto.DESCRIPTOR.file.CopyToProto(file)
-    own = f".{file.package}."
-    file.name, file.package, file.syntax = "onnxtrain/strict.proto", _PACKAGE, "proto3"
-    file.ClearField("options")
-    for message in file.message_type:
-        _make_strict(message, own)
-    pool = descriptor_pool.DescriptorPool()
-    pool.AddSerializedFile(file.SerializeToString())
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.ModelProto"))
+    """The message of a model in version 3 of protocol buffers, which reads the same bytes and checks text.
 
-
-def _make_strict(message: Any, own: str) -> None:
-    for field in message.field:
-        field.ClearField("default_value")
-        if field.type_name.startswith(own):
-            field.type_name = f".{_PACKAGE}.{field.type_name.removeprefix(own)}"
-    for inner in message.nested_type:
-        _make_strict(inner, own)
+    ONNX writes its messages such that they are valid in both versions; that of a description is its field 12.
+    """
+    pool = descriptor_pool.DescriptorPool()  # beside the usual one, so that names may be the same
+    pool.AddSerializedFile(ModelProto.DESCRIPTOR.file.serialized_pb + _VERSION_3)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(ModelProto.DESCRIPTOR.full_name))
 
 
 def first_line(error: BaseException) -> str:

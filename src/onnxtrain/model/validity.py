@@ -96,13 +96,11 @@ def why_not_taken(model: str | os.PathLike[str] | ModelProto) -> str | None:
     return None
 
 
-_PREFIX = re.compile(
-    r"^\[ONNXRuntimeError\] : \d+ : \w+ : (Load model from .*? failed:)?(This is an invalid model\. )?"
-)
-_UNKNOWN = re.compile(r"not a registered function/op|No opset import for domain|external data|bad_alloc|memory")
+_PREFIX = r"^\[ONNXRuntimeError\] : \d+ : \w+ : (Load model from .*? failed:)?(This is an invalid model\. )?"
+_UNKNOWN = r"not a registered function/op|No opset import for domain|external data|bad_alloc|memory"
 
 
 def _reason(text: str) -> str | None:
     """The first sentence of what ONNX Runtime says; ``None`` where it says nothing about the model's validity."""
-    reason = _PREFIX.sub("", " ".join(text.split())).rstrip(". ")
-    return None if not reason or _UNKNOWN.search(reason) else reason[:400]
+    reason = re.sub(_PREFIX, "", " ".join(text.split())).rstrip(". ")
+    return None if not reason or re.search(_UNKNOWN, reason) else reason[:400]

@@ -6,15 +6,17 @@ operator's name in lower case) and the class of its settings (:class:`Adam`). Ev
 
 from __future__ import annotations
 
+import importlib
 import sys
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from onnxtrain.operators.body import emit
 from onnxtrain.operators.nodes import infer_optimizer_types
 from onnxtrain.operators.optimizer import Optimizer
-from onnxtrain.operators.registry import OPTIMIZERS, discover
+from onnxtrain.operators.registry import OPTIMIZERS
 
-if TYPE_CHECKING:  # below, they are found by reflection
+if TYPE_CHECKING:  # below, they are found by their names
     from onnxtrain.operators.adagrad import Adagrad, adagrad
     from onnxtrain.operators.adam import Adam, adam
     from onnxtrain.operators.adamw import AdamW, adamw
@@ -50,8 +52,28 @@ __all__ = [
     "ssgd",
 ]
 
-discover(sys.modules[__name__])
-# The functions take the names of the modules that define them, so they cannot be looked up lazily.
-for _entry in OPTIMIZERS.values():
-    globals()[_entry.schema.name] = _entry.settings
-    globals()[_entry.schema.name.lower()] = _entry.reference
+
+class _Package(ModuleType):
+    """Binds the operator over arrays, instead of the module that has it, to the name of both."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        entry = OPTIMIZERS.read(value) if isinstance(value, ModuleType) else None
+        if entry is not None:
+            super().__setattr__(name, entry.reference)
+            super().__setattr__(entry.schema.name, entry.settings)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def __getattr__(name: str) -> Any:
+    if name.lower() in OPTIMIZERS.files:
+        importlib.import_module(f"{__name__}.{name.lower()}")
+        if name in globals():
+            return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

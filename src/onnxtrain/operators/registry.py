@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
-from collections.abc import Callable
-from types import ModuleType
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from onnxtrain.graph.domains import is_default_domain
 from onnxtrain.operators.aliases import accept_aliases
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.operators.schema import OptimizerSchema
@@ -29,23 +31,69 @@ class Entry(NamedTuple):
     reference: Callable[..., tuple[np.ndarray, ...]]
 
 
-OPTIMIZERS: dict[str, Entry] = {}
-"""All optimizers by the name of their operator; filled when the package is imported."""
+class Optimizers(Mapping[str, Entry]):
+    """The optimizers by the name of their operator, each read from its file when it is asked for.
 
+    Args:
+        package: Name of the package of the files. An operator's file has its name in lower case.
+    """
 
-def discover(package: ModuleType) -> None:
-    """Import the modules of a package, and register those that are optimizers."""
-    for info in pkgutil.iter_modules(package.__path__):
-        if info.name.startswith("_"):
-            continue
-        module: Any = importlib.import_module(f"{package.__name__}.{info.name}")
+    def __init__(self, package: str) -> None:
+        self._package = package
+        self._entries: dict[str, Entry] = {}
+        self._lock = threading.Lock()
+
+    @functools.cached_property
+    def files(self) -> frozenset[str]:
+        """The names of all files, those that have no optimizer too."""
+        path = importlib.import_module(self._package).__path__
+        return frozenset(info.name for info in pkgutil.iter_modules(path) if not info.name.startswith("_"))
+
+    def __getitem__(self, name: str) -> Entry:
+        entry = self._find(name)
+        if entry is None:
+            raise KeyError(name)
+        return entry
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self._find(name) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        for file in sorted(self.files):
+            entry = self._load(file)
+            if entry is not None:
+                yield entry.schema.name
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def _find(self, name: str) -> Entry | None:
+        entry = self._entries.get(name) or self._load(name.lower())
+        return entry if entry is not None and entry.schema.name == name else None
+
+    def _load(self, file: str) -> Entry | None:
+        return self.read(importlib.import_module(f"{self._package}.{file}")) if file in self.files else None
+
+    def read(self, module: Any) -> Entry | None:
+        """The optimizer that a module has; ``None`` where it has none."""
         schema = vars(module).get("SCHEMA")
-        if isinstance(schema, OptimizerSchema):
-            accept_aliases(getattr(module, schema.name))
-            OPTIMIZERS[schema.name] = Entry(schema, getattr(module, schema.name), getattr(module, schema.name.lower()))
+        if not isinstance(schema, OptimizerSchema):
+            return None
+        with self._lock:
+            if schema.name not in self._entries:
+                settings = getattr(module, schema.name)
+                accept_aliases(settings)
+                self._entries[schema.name] = Entry(schema, settings, getattr(module, schema.name.lower()))
+        return self._entries[schema.name]
+
+
+OPTIMIZERS = Optimizers(__name__.rpartition(".")[0])
+"""All optimizers."""
 
 
 def find(domain: str, name: str) -> OptimizerSchema | None:
     """The schema of an optimizer operator, or ``None`` where it is none."""
+    if is_default_domain(domain):
+        return None
     entry = OPTIMIZERS.get(name)
     return entry.schema if entry is not None and entry.schema.domain == domain else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,8 +15,7 @@ Attributes = Mapping[str, float | str]
 """Attribute values by name; numbers are float32 values (as a file stores them), held in float64."""
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(NamedTuple):
     """The numbers that an attribute is meant to have.
 
     Attributes:
@@ -32,11 +30,11 @@ class Interval:
     low_included: bool = True
     high_included: bool = False
 
-    def __contains__(self, number: float) -> bool:
+    def __contains__(self, number: Any) -> bool:  # a tuple's own takes any object
         if not math.isfinite(number):
             return False
         above = number >= self.low if self.low_included else number > self.low
-        return above and (number <= self.high if self.high_included else number < self.high)
+        return bool(above and (number <= self.high if self.high_included else number < self.high))
 
     def __str__(self) -> str:
         parts = []

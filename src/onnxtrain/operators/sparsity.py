@@ -8,6 +8,7 @@ momentum. The update is scaled, not the gradient: under Adam a constant scale of
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,8 +19,7 @@ from onnxtrain.operators.measures import Measure, measure
 SMALLEST_MEAN = float(np.finfo(np.float64).tiny)
 
 
-@dataclass(frozen=True)
-class Layer:
+class Layer(NamedTuple):
     """The weights w of a layer (one variable) in relative form: 1 / f'(z) = factor * h.
 
     Attributes:

@@ -26,8 +26,8 @@ from onnxtrain.training.data import split_validation
 from onnxtrain.training.learner import Source
 from onnxtrain.training.losses import BinaryCrossEntropy, SoftmaxCrossEntropy
 from onnxtrain.training.losses.loss_choice import LossLike
+from onnxtrain.training.options import Options
 from onnxtrain.training.schedules import Schedule
-from onnxtrain.training.specification import Options
 from onnxtrain.training.trainer import Trainer
 from onnxtrain.training.weights.masks import choose_tensors
 

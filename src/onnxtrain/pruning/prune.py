@@ -19,8 +19,8 @@ from onnxtrain.pruning.thresholds import Scope
 from onnxtrain.training.callbacks.progress import Display
 from onnxtrain.training.learner import Source
 from onnxtrain.training.losses.loss_choice import LossLike
+from onnxtrain.training.options import Options
 from onnxtrain.training.schedules import Schedule
-from onnxtrain.training.specification import Options
 
 __all__ = ["DEFAULT_OPTIMIZER", "PruningWarning", "prune"]
 

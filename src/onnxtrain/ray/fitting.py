@@ -21,8 +21,8 @@ from onnxtrain.ray.collective import Collective, ray
 from onnxtrain.training.callbacks.base import Callback, TrainingState
 from onnxtrain.training.data import Batch, IterableDataset
 from onnxtrain.training.losses.loss_choice import LossLike
+from onnxtrain.training.options import Options
 from onnxtrain.training.schedules import Schedule
-from onnxtrain.training.specification import Options
 from onnxtrain.training.trainer import Trainer
 
 _MODEL = "model.onnx"

@@ -24,8 +24,8 @@ from onnxtrain.training.inference.head import Head
 from onnxtrain.training.losses.loss_choice import LossLike
 from onnxtrain.training.optimizers import choose_optimizer
 from onnxtrain.training.schedules import Schedule
-from onnxtrain.training.specification import Patterns
 from onnxtrain.training.trainer import Trainer
+from onnxtrain.training.weights.parameters import Patterns
 
 with contextlib.suppress(ImportError):  # then no estimator can be made
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted, check_random_state, validate_data

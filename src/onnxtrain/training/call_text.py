@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-_CALL: Final = re.compile(r"\s*(?P<name>[a-z_][a-z_0-9]*)\s*(?:\((?P<arguments>.*)\)\s*)?", re.DOTALL)
-_NAMED: Final = re.compile(r"(?P<name>[a-z_][a-z_0-9]*)\s*=(?P<value>.*)", re.DOTALL)
+_CALL: Final = r"\s*(?P<name>[a-z_][a-z_0-9]*)\s*(?:\((?P<arguments>.*)\)\s*)?"
+_NAMED: Final = r"(?P<name>[a-z_][a-z_0-9]*)\s*=(?P<value>.*)"
 
 
 class Call(NamedTuple):
@@ -39,14 +39,14 @@ def read_call(text: str) -> Call | None:
     >>> read_call("cross(0.1, weights=(1, 2))")
     Call(name='cross', positional=('0.1',), named={'weights': '(1, 2)'})
     """
-    match = _CALL.fullmatch(text)
+    match = re.fullmatch(_CALL, text, re.DOTALL)
     parts = None if match is None else _split(match["arguments"] or "")
     if match is None or parts is None:
         return None
     positional: list[str] = []
     named: dict[str, str] = {}
     for part in parts:
-        pair = _NAMED.fullmatch(part)
+        pair = re.fullmatch(_NAMED, part, re.DOTALL)
         if pair is None and not named:
             positional.append(part)
         elif pair is None or pair["name"] in named:

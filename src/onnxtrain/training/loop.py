@@ -17,8 +17,9 @@ from onnxtrain.training.callbacks.stopping import Stopping
 from onnxtrain.training.checkpoints.fingerprint import differences
 from onnxtrain.training.data import Batch, Dataset, IterableDataset
 from onnxtrain.training.data.augmentation import Augment, augmented
+from onnxtrain.training.data.base import share
 from onnxtrain.training.data.prefetch import Prefetch
-from onnxtrain.training.data.shares import share, undivided
+from onnxtrain.training.data.shares import undivided
 from onnxtrain.training.description import JSON, describe_masks, describe_weights
 from onnxtrain.training.learner import Learner
 from onnxtrain.training.metrics.base import MeanAccumulator, Measure

@@ -38,7 +38,7 @@ from onnxtrain.training_info.recipe import LossTerms, Names, Recipe, UpdateRule,
 from onnxtrain.training_info.rounding import Rounding
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Objective:
     """A model with the loss that it is trained on. Its graph is never changed: what builds on it takes a copy.
 
@@ -362,7 +362,7 @@ class Objective:
         factor = self.targets.loss.weight
         if self.others or factor == 1.0:
             return terms
-        return [replace(terms[0], loss=(terms[0].loss * factor).with_shape(()))]
+        return [terms[0]._replace(loss=(terms[0].loss * factor).with_shape(()))]
 
 
 def of_model(model: ir.Model) -> Objective:

@@ -43,7 +43,7 @@ class ProximalObjective(Objective):
             distance = op.ReduceSumSquare(parameter - op.constant(self.anchors[name], parameter.dtype), keepdims=0)
             distances.append(op.cast(distance, terms.loss.dtype).with_shape(()))
         pull = op.sum_of(distances) * (self.mu / 2)
-        return dataclasses.replace(terms, loss=(terms.loss + pull).with_shape(()))
+        return terms._replace(loss=(terms.loss + pull).with_shape(()))
 
 
 def near(learner: Learner, mu: float) -> Learner:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Self, TypedDict, Unpack, get_args
+from typing import TYPE_CHECKING, Self, Unpack, get_args
 
 import numpy as np
 import onnx
@@ -25,51 +25,14 @@ from onnxtrain.training.losses.loss_choice import LossLike, resolve_losses
 from onnxtrain.training.optimizers import choose_optimizer
 from onnxtrain.training.weights.ema import EMA, choose_ema
 from onnxtrain.training.weights.groups import Group, listed_groups
+from onnxtrain.training.weights.parameters import Patterns
 from onnxtrain.training.weights.untie import untied
 from onnxtrain.training.working_copy.adaptation import Adaptation
 from onnxtrain.training.working_copy.training_modes import Modes
 from onnxtrain.training_info.recipe import Clipping
 
-Patterns = str | Sequence[str]
-"""Glob patterns of names: one, or several."""
-
-
-class Options(TypedDict, total=False):
-    """The options of a training, as :class:`onnxtrain.Trainer` describes them, for functions that pass them on.
-
-    A test holds that ``Trainer``, ``training_model``, ``prune`` and the flags of the command line have these options
-    and no others, with the defaults of :class:`Specification`.
-    """
-
-    train: Patterns | None
-    freeze: Patterns | None
-    groups: Sequence[Group]
-    output: str | None
-    targets: TargetKind | None
-    batch_norm: str
-    dropout: bool
-    untie: bool | Patterns
-    tie: bool | Patterns
-    clip_value: float | None
-    clip_norm: float | None
-    masks: Mapping[str, np.ndarray] | None
-    sparsify: Patterns | None
-    accumulate: int
-    ema: float | EMA | None
-    state_dtype: str | None
-    compute: Compute
-    master_weights: bool
-    straight_through: bool
-    qat: bool
-    recompute: Patterns
-    free_batch: bool
-    lora: Adaptation | None
-    seed: int
-    threads: int | None
-    options: RuntimeOptions | None
-    parallel: Communicator | None
-    shard_states: bool
-    shard_gradients: bool
+if TYPE_CHECKING:
+    from onnxtrain.training.options import Options
 
 
 class Masks(Mapping[str, np.ndarray]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -44,8 +45,7 @@ def free_names(graph: ir.Graph, names: Sequence[str]) -> list[str]:
     return found
 
 
-@dataclass(frozen=True)
-class LossTerms:
+class LossTerms(NamedTuple):
     """A loss under construction, all of it 0-d of the prediction's type.
 
     Attributes:
@@ -58,7 +58,7 @@ class LossTerms:
     loss: Value
     weight: Value
     sums: bool = False
-    parts: Mapping[str, Value] = field(default_factory=dict)
+    parts: Mapping[str, Value] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Averaging:
     warmup: bool = False
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Recipe:
     """All that a training model is made from.
 

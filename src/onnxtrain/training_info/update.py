@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 import onnx_ir as ir
 
 from onnxtrain.graph import Builder, Value
-from onnxtrain.operators import SGD
 from onnxtrain.operators.arithmetic import Tensor
 from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.operators.registry import OPTIMIZERS
 from onnxtrain.training_info.recipe import Averaging, UpdateRule
 
 Variables = Mapping[str, tuple[Value, ...]]
@@ -72,7 +72,7 @@ def average_node(
     if averaging.warmup:
         decay = op.Min(decay, (done + 2.0) / (done + 11.0))
     decay = op.Where(op.binary("Less", done, float(max(averaging.start, 1))), op.scalar(0.0, done), decay)
-    schema = SGD.schema
+    schema = OPTIMIZERS["SGD"].schema
     given = [*averages.values(), *(xs[name] for name in averages)]
     news = op.several(
         schema.name,

@@ -7,7 +7,7 @@ With x of shape (N, C, d...) and labels of shape (N, d...), every label has a co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import onnx_ir as ir
 
@@ -17,17 +17,16 @@ from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.graph import Value
 
 
-@dataclass(frozen=True)
-class _Labels:
+class _Labels(NamedTuple):
     """What the labels of a node say, each tensor of shape (N, 1, d...).
 
     Attributes:
-        index: The classes; 0 for an ignored label.
+        classes: The classes; 0 for an ignored label.
         counted: 1, or 0 for an ignored label; ``None`` where none is ignored.
         weight: The weights; ``None`` where all are one.
     """
 
-    index: Value
+    classes: Value
     counted: Value | None
     weight: Value | None
 
@@ -73,14 +72,14 @@ def _weights_gradient(node: Node, dy: Value, labels: _Labels, log_probability: V
     if weights is None:
         return None
     share, total = _per_label(node, dy, labels)
-    term = -op.GatherElements(log_probability, labels.index, axis=1)
+    term = -op.GatherElements(log_probability, labels.classes, axis=1)
     if total is not None:
         term = term - node.y
     term = term * share if labels.counted is None else term * share * labels.counted
     flat = op.ints(-1)
     return op.ScatterElements(
         op.zeros_like(weights),
-        op.Reshape(labels.index, flat),
+        op.Reshape(labels.classes, flat),
         op.Reshape(term, flat),
         axis=0,
         reduction="add",
@@ -97,7 +96,7 @@ def softmax_cross_entropy(node: Node, dy: Value, dlog: Value | None = None) -> G
     op, x = node.op, node.x
     labels = _read_labels(node)
     log_probability = node.output_required(1, x.dtype, x.shape)
-    index = op.cast(labels.index, ir.DataType.INT64).with_shape(labels.index.shape)
+    index = op.cast(labels.classes, ir.DataType.INT64).with_shape(labels.classes.shape)
     coefficient = _coefficient(node, dy, labels)
     (dx,) = emit(op, "SoftmaxCrossEntropyGradient", coefficient, log_probability, index, like=[x])
     if dlog is not None and not _is_zero(dlog):
@@ -119,8 +118,8 @@ def negative_log_likelihood(node: Node, dy: Value) -> Gradients:
     """y = reduce of -w_t x_t: dx = -onehot(t) w_t dy / normaliser."""
     op, x = node.op, node.x
     labels = _read_labels(node)
-    minus = op.Expand(-_coefficient(node, dy, labels), op.shape_of(labels.index))
-    dx = op.ScatterElements(op.zeros_like(x), labels.index, minus, axis=1)
+    minus = op.Expand(-_coefficient(node, dy, labels), op.shape_of(labels.classes))
+    dx = op.ScatterElements(op.zeros_like(x), labels.classes, minus, axis=1)
     return dx, None, _weights_gradient(node, dy, labels, x)
 
 

@@ -237,18 +237,22 @@ def multiplied(operator: str, x: Value, size: PackedWeight, packed: Value, scale
     """
     op, wide = x.op, _wide(x)
     by_block = (size.outputs, size.blocks)
-    packed = op.reshape(packed, (*by_block, size.block * size.bits // 8))
-    scales = op.reshape(op.cast(scales, wide), by_block)
+    packed = _of_shape(packed, (*by_block, size.block * size.bits // 8))
+    scales = _of_shape(op.cast(scales, wide), by_block)
     packed_zeros, floating_zeros = None, None
     if zeros is not None and zeros.is_float:
-        floating_zeros = op.reshape(op.cast(zeros, wide), by_block)
+        floating_zeros = _of_shape(op.cast(zeros, wide), by_block)
         packed_zeros = op.constant([], np.uint8)  # ONNX Runtime 1.20 crashes where an input in the middle is left out
     elif zeros is not None:
-        packed_zeros = op.reshape(zeros, (size.outputs, -(-size.blocks * size.bits // 8)))
+        packed_zeros = _of_shape(zeros, (size.outputs, -(-size.blocks * size.bits // 8)))
     x = op.cast(x, wide)
     (y,) = emit(op, operator, x, packed, scales, packed_zeros, floating_zeros, like=[None], **size.attributes)
     y.ir.dtype = x.dtype
     return y
+
+
+def _of_shape(value: Value, shape: tuple[int, ...]) -> Value:
+    return value if value.shape == shape else value.op.reshape(value, shape)
 
 
 def _wide(value: Value) -> ir.DataType:

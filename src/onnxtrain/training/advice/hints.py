@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -24,8 +24,7 @@ _KEEP_BATCH_NORM = (
 _KEEP_DROPOUT = "torch.onnx.export(model.train(), ...) keeps it"
 
 
-@dataclass(frozen=True)
-class Hint:
+class Hint(NamedTuple):
     """A sentence or two.
 
     Attributes:

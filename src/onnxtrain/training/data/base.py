@@ -49,6 +49,13 @@ Divide = Callable[[int, int], slice]
 """Which rows to take of a batch, from its number in the epoch and how many it has."""
 
 
+def share(batch: Batch, rows: slice, whole: int | None = None) -> Batch:
+    """Some examples of a batch, of ``whole`` in all processes; what is one number for all of them stays."""
+    start, stop, _ = rows.indices(batch.size)
+    inputs = {name: array[rows] if array.ndim else array for name, array in batch.inputs.items()}
+    return Batch(inputs, None if batch.targets is None else batch.targets[rows], max(0, stop - start), whole)
+
+
 class Dataset(ABC):
     """Examples that can be read in batches, as often as wanted.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from onnxtrain.training.data.array_dataset import ArrayDataset
-from onnxtrain.training.data.base import Batch, Dataset, Divide
+from onnxtrain.training.data.base import Batch, Dataset, Divide, share
 from onnxtrain.training.data.conversion import Array
 from onnxtrain.training.data.target_checks import TargetCheck
 
@@ -70,10 +70,3 @@ class Shares(Dataset):
     ) -> None:
         """Check the whole data."""
         self.dataset.validate(classes=classes, ignore_index=ignore_index, check=check, checks=checks)
-
-
-def share(batch: Batch, rows: slice, whole: int | None = None) -> Batch:
-    """Some examples of a batch, of ``whole`` in all processes; what is one number for all of them stays."""
-    start, stop, _ = rows.indices(batch.size)
-    inputs = {name: array[rows] if array.ndim else array for name, array in batch.inputs.items()}
-    return Batch(inputs, None if batch.targets is None else batch.targets[rows], max(0, stop - start), whole)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -31,8 +30,7 @@ class TargetCheck(Protocol):
         """
 
 
-@dataclass(frozen=True)
-class LabelCheck:
+class LabelCheck(NamedTuple):
     """Labels are from 0 to ``classes - 1``; at least 0 where the number of classes is not known."""
 
     classes: int | None
@@ -43,8 +41,7 @@ class LabelCheck:
         check_labels(targets, self.classes, self.ignore_index, what=what, examples=examples)
 
 
-@dataclass(frozen=True)
-class BinaryCheck:
+class BinaryCheck(NamedTuple):
     """Numbers are from 0 to 1; ``loss`` names who needs them."""
 
     loss: str
@@ -54,8 +51,7 @@ class BinaryCheck:
         _check_between_0_and_1(targets, what, examples, self.loss)
 
 
-@dataclass(frozen=True)
-class DistributionCheck:
+class DistributionCheck(NamedTuple):
     """Numbers are from 0 to 1 and sum to 1 along the class axis; ``loss`` names who needs them."""
 
     loss: str

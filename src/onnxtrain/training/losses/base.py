@@ -186,7 +186,7 @@ def reduced(op: Builder, loss: Loss, terms: LossTerms) -> LossTerms:
     """The terms of a loss that was built as a mean, with its reduction."""
     if loss.reduction == "mean":
         return terms
-    return replace(terms, loss=(terms.loss * terms.weight).with_shape(()), sums=True)
+    return terms._replace(loss=(terms.loss * terms.weight).with_shape(()), sums=True)
 
 
 def class_axis(rank: int) -> int:

@@ -85,6 +85,10 @@ class ClassLoss(ReducedLoss):
             )
         return axis % rank
 
+    def only_class_axis(self, prediction: Value) -> int | None:
+        """The class axis that labels have to have: 1 where there is no other; ``None`` where they tell it."""
+        return 1 if self.axis is None and prediction.rank == 2 else None
+
     def weight_by_class(self, prediction: Value, axis: int) -> tuple[float, ...] | None:
         """One weight per class.
 

@@ -13,8 +13,9 @@ from onnxtrain.errors import OptionError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.value import is_float
 from onnxtrain.training.losses.base import Loss, LossByExample, TargetForm
+from onnxtrain.training.losses.class_loss import ClassLoss
 from onnxtrain.training.losses.prediction import before_activation, sums_to_one
-from onnxtrain.training.losses.targets import Targets, target_input
+from onnxtrain.training.losses.targets import Targets, target_input, wrapped
 from onnxtrain.training.metrics.base import Collector, Measure
 from onnxtrain.training_info.recipe import LossTerms
 
@@ -62,6 +63,8 @@ def head_of(model: ir.Model, output: ir.Value, declared: Loss, form: TargetForm,
     """An output with a loss for targets of a form, which the step graph calls by this name."""
     graph = model.graph
     inner, axis = before_activation(output, declared.with_form(form))
+    if axis is None and form.kind == "indices" and isinstance(declared, ClassLoss):
+        axis = declared.only_class_axis(wrapped(inner))
     if axis is not None and form.axis is None:
         form = replace(form, axis=axis)
     loss = declared.with_form(form)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -70,4 +70,4 @@ class NextToken(SoftmaxCrossEntropy):
 
     def reading(self, prediction: Value, target: Value) -> Reading:
         """Scores of words, each for the place behind it."""
-        return replace(super().reading(prediction, target), later=1)
+        return super().reading(prediction, target)._replace(later=1)

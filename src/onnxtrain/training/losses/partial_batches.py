@@ -18,8 +18,7 @@ from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.declared import forget_shapes
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import dimensions
-from onnxtrain.training.data import Batch
-from onnxtrain.training.data.shares import share
+from onnxtrain.training.data.base import Batch, share
 from onnxtrain.training.losses.base import Loss, LossByExample, TargetKind
 from onnxtrain.training.losses.targets import Targets, wrapped
 from onnxtrain.training_info.recipe import LossTerms

@@ -194,7 +194,7 @@ class Targets:
     def reading(self) -> Reading:
         """How predictions and targets are to be read, as the loss says."""
         reading = self._whole_loss.reading(wrapped(self.prediction), wrapped(self.value))
-        return replace(reading, probabilities=self.from_probabilities)
+        return reading._replace(probabilities=self.from_probabilities)
 
 
 def target_input(loss: Loss, prediction: ir.Value, kind: TargetKind, name: str) -> ir.Value:

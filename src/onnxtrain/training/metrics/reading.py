@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from onnxtrain.training.metrics.base import PredictionKind
 
@@ -11,8 +10,7 @@ if TYPE_CHECKING:
     from onnxtrain.training.metrics.error_rates import CharacterErrorRate
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """How the predictions and targets of a loss are to be read.
 
     Attributes:

@@ -14,9 +14,9 @@ class Origin(Enum):
     EXPORTER = "made by an exporter"
 
 
-_VARIABLE = re.compile(r"/(ReadVariableOp|read)(_\d+)?$")  # of TensorFlow
+_VARIABLE = r"/(ReadVariableOp|read)(_\d+)?$"  # of TensorFlow
 
-_MADE = re.compile(
+_MADE = (
     r"^/"  # the TorchScript exporter's paths, and those of onnxruntime-genai
     r"|^onnx::|^\d+$"  # its folded tensors, and its numbers of old
     # torch.fx
@@ -25,33 +25,32 @@ _MADE = re.compile(
     r"|(^|/)constants?/"
     r"|cst\d*$"  # skl2onnx
     r"|(^|\.)tmp(_\d+)*$"  # Paddle
-    r"|_output_\d+$",
-    re.IGNORECASE,
+    r"|_output_\d+$"
 )
 
-_MODULE = re.compile(r"^\w+(\.\w+)+$")
+_MODULE = r"^\w+(\.\w+)+$"
 
-_LITERAL = re.compile(
+_LITERAL = (
     r"^/.*Constant(_\d+)?_output_\d+$"
     r"|^(c_)?_?(lifted_)?tensor(_constant)?_?\d+$"
     r"|(^|/)constants/"
 )
 
-_TABLE = re.compile(
+_TABLE = (
     r"^(\w+_)?(cos|sin|cosine|sine)s?(_?(cache|cached|table|emb|embed|embedding|pos))?(_\d+)?$"
     r"|^(\w+_)?inv_(freqs?|timescales?)(_\d+)?$"
     r"|^(\w+_)?freqs_(cis|cos|sin|complex)(_\d+)?$"
     r"|^(\w+_)?(alibi(_slopes|_bias)?|coords_table)$"
 )
 
-_MASK = re.compile(r"^(\w+_)?masks?(_\d+)?$")
+_MASK = r"^(\w+_)?masks?(_\d+)?$"
 
-_BUFFERS = re.compile(
+_BUFFERS = (
     r"^(?!(\w+_)?log_)(\w+_)?(eps|epsilon|mean|std|var|variance|masked_bias|embed_scale|norm_factor|scaling|softmax_scale|inv_scale"
     r"|scale_factor|zero_point|momentum|num|count|(min|max|fill|pad|padding)(_val|_value)?)(_\d+)?$"
 )
 
-_LEARNED = re.compile(
+_LEARNED = (
     r"^(\w+_)?(logit_scale|logit_bias|temperature|temp|tau|alpha|beta|gamma|slope|rezero|resweight|gate|gain)(_?\d+)?$"
 )
 
@@ -64,11 +63,11 @@ def origin_of(name: str) -> Origin:
         ['MODULE', 'WORD', 'EXPORTER']
     """
     bare = name.removesuffix(":0")
-    if _VARIABLE.search(bare):
+    if re.search(_VARIABLE, bare):
         return Origin.MODULE
-    if _MADE.search(bare):
+    if re.search(_MADE, bare, re.IGNORECASE):
         return Origin.EXPORTER
-    return Origin.MODULE if _MODULE.match(bare) else Origin.WORD
+    return Origin.MODULE if re.match(_MODULE, bare) else Origin.WORD
 
 
 def last_word(name: str) -> str:
@@ -79,24 +78,24 @@ def last_word(name: str) -> str:
 
 def is_literal(name: str) -> bool:
     """Whether it is the name that an exporter gives to a tensor written in the code, which nobody trained."""
-    return _LITERAL.search(name) is not None
+    return re.search(_LITERAL, name) is not None
 
 
 def is_table(name: str) -> bool:
     """Whether a tensor is called like a table of positions: cosines, sines, inverse frequencies."""
-    return _TABLE.match(last_word(name)) is not None
+    return re.match(_TABLE, last_word(name)) is not None
 
 
 def is_mask(name: str) -> bool:
     """Whether a tensor is called like a mask."""
-    return _MASK.match(last_word(name)) is not None
+    return re.match(_MASK, last_word(name)) is not None
 
 
 def is_buffer(name: str) -> bool:
     """Whether a scalar is called like one that modules hold but do not train: an epsilon, a scale of attention."""
-    return _BUFFERS.match(last_word(name)) is not None
+    return re.match(_BUFFERS, last_word(name)) is not None
 
 
 def is_learned(name: str) -> bool:
     """Whether a scalar is called like one that modules learn: a temperature, a slope, a gate."""
-    return _LEARNED.match(last_word(name)) is not None
+    return re.match(_LEARNED, last_word(name)) is not None

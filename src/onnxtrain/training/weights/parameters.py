@@ -19,6 +19,9 @@ from onnxtrain.training.weights.readers import Functions, Reader, arrivals, read
 from onnxtrain.training.weights.scalars import is_scalar, scalar_reason
 from onnxtrain.training.weights.tables import mask_reason, table_reason
 
+Patterns = str | Sequence[str]
+"""Glob patterns of names: one, or several."""
+
 
 @dataclass(frozen=True)
 class Initializer:

@@ -1,0 +1,273 @@
+"""What each figure of native/tuning.h is measured by: single nodes, and steps of trainings of a layer or two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+import onnxtrain
+
+Shape = tuple[int, ...]
+
+
+class Work(NamedTuple):
+    """What a session runs.
+
+    Attributes:
+        model: Its graph.
+        feeds: What it reads.
+        threads: How many share the work.
+    """
+
+    model: onnx.ModelProto
+    feeds: Mapping[str, np.ndarray]
+    threads: int = 1
+
+
+Case = Callable[[], Work]
+
+
+def node(operator: str, shapes: list[Shape], **attributes: Any) -> Case:
+    """A node of the library alone, on one thread."""
+
+    def make() -> Work:
+        names = ["x", "w", "b"][: len(shapes)]
+        outputs = ["y", "more"] if operator == "Attention" else ["y"]
+        graph = helper.make_graph(
+            [helper.make_node(operator, names, outputs, domain="onnxtrain", **attributes)],
+            "node",
+            [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in zip(names, shapes, strict=True)],
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
+        )
+        opsets = [helper.make_opsetid("", 18), helper.make_opsetid("onnxtrain", 1)]
+        random = np.random.default_rng(0)
+        feeds = {name: random.standard_normal(shape, np.float32) for name, shape in zip(names, shapes, strict=True)}
+        return Work(helper.make_model(graph, opset_imports=opsets, ir_version=8), feeds)
+
+    return make
+
+
+def step(text: str, *, threads: int = 1, weights: Mapping[str, Shape], **options: Any) -> Case:
+    """A training step of a graph in ONNX's text form, with weights of these shapes; its output is made small."""
+
+    def make() -> Work:
+        model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> layer {text}')
+        model.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT
+        random = np.random.default_rng(0)
+        for name, shape in weights.items():
+            values = 0.05 * random.standard_normal(shape, np.float32)
+            model.graph.initializer.append(numpy_helper.from_array(np.abs(values), name))
+        trainer = onnxtrain.Trainer(
+            model,
+            loss=lambda op, prediction, target: op.ReduceMean(prediction * prediction, keepdims=0),
+            **{"optimizer": onnxtrain.Momentum(0.01), **options},
+        )
+        lowered = onnxtrain.lower(trainer.training_model(), kernels=True)
+        states = trainer.session.state
+        feeds = {}
+        for value in lowered.graph.input:
+            kind = value.type.tensor_type
+            shape = tuple(dim.dim_value for dim in kind.shape.dim)
+            if value.name in states:
+                feeds[value.name] = np.array(states[value.name])
+            elif kind.elem_type == TensorProto.INT64:
+                feeds[value.name] = random.integers(0, 1000, shape)
+            else:
+                feeds[value.name] = np.asarray(np.abs(random.standard_normal(shape, np.float32)), np.float32)
+        return Work(lowered, feeds, threads)
+
+    return make
+
+
+THREADS = 2
+"""Of the cases of figures by which work is shared."""
+
+CONVOLUTIONS = {
+    "3x3, 64 channels of 28": node("Conv", [(8, 64, 28, 28), (64, 64, 3, 3)], pads=[1] * 4, kernel_shape=[3, 3]),
+    "3x3, 256 channels of 7": node("Conv", [(8, 256, 7, 7), (256, 256, 3, 3)], pads=[1] * 4, kernel_shape=[3, 3]),
+    "5x5, 16 channels of 14": node("Conv", [(32, 16, 14, 14), (32, 16, 5, 5)], pads=[2] * 4, kernel_shape=[5, 5]),
+}
+WINOGRAD = {name: case for name, case in CONVOLUTIONS.items() if name.startswith("3x3")}
+POINTWISE = {
+    "1x1, 96 channels of 28": node("Conv", [(8, 96, 28, 28), (24, 96, 1, 1)], kernel_shape=[1, 1]),
+    "1x1, 320 channels of 7": node("Conv", [(8, 320, 7, 7), (1280, 320, 1, 1)], kernel_shape=[1, 1]),
+}
+DEPTHWISE = {
+    f"depthwise, {channels} channels of {size}": node(
+        "Conv",
+        [(8, channels, size, size), (channels, 1, 3, 3)],
+        pads=[1] * 4,
+        kernel_shape=[3, 3],
+        group=channels,
+    )
+    for channels, size in ((96, 56), (960, 7))
+}
+PRODUCTS = {
+    f"{rows} x {depth} x {columns}": node("Linear", [(rows, depth), (depth, columns)])
+    for rows, depth, columns in ((32, 784, 256), (512, 256, 1024), (1024, 768, 768))
+}
+ATTENTION = {
+    f"{heads} heads of {length}": node("Attention", [(2, length, heads, 64)] * 3, scale=0.125)
+    for heads, length in ((4, 128), (12, 512))
+}
+
+
+def _convolution(channels: int, size: int, made: int, kernel: int, *, stride: int = 1, group: int = 1) -> Case:
+    pads = ", ".join([str(kernel // 2)] * 4)
+    return step(
+        f"(float[16, {channels}, {size}, {size}] x) => (y) {{"
+        f" h = Mul(x, s) y = Conv <pads = [{pads}], strides = [{stride}, {stride}], group = {group}> (h, w) }}",
+        weights={"s": (1,), "w": (made, channels // group, kernel, kernel)},
+        threads=THREADS,
+    )
+
+
+CONVOLUTION_STEPS = {
+    "step of 3x3, 64 channels of 28": _convolution(64, 28, 64, 3),
+    "step of 5x5, 16 channels of 14": _convolution(16, 14, 32, 5),
+    "step of 3x3, 512 channels of 7": _convolution(512, 7, 512, 3),
+    "step of 3x3, 64 channels of 28, strides of 2": _convolution(64, 28, 128, 3, stride=2),
+}
+PLANE_STEPS = {
+    "step of 3x3, 96 channels of 28, each by itself": _convolution(96, 28, 96, 3, group=96),
+    "step of 5x5, 8 groups of 4 channels of 14": _convolution(32, 14, 32, 5, group=8),
+    "step of 3x3, one channel of 28": _convolution(1, 28, 8, 3),
+}
+TRANSPOSED_STEPS = {
+    f"step of a transposed 4x4, {channels} channels of {size}": step(
+        f"(float[16, {channels}, {size}, {size}] x) => (y) {{ h = Mul(x, s)"
+        " y = ConvTranspose <pads = [1, 1, 1, 1], strides = [2, 2]> (h, w) }",
+        weights={"s": (1,), "w": (channels, channels // 2, 4, 4)},
+    )
+    for channels, size in ((64, 14), (16, 28))
+}
+
+
+def _update(optimizer: onnxtrain.Optimizer, **options: Any) -> dict[str, Case]:
+    large = step(
+        "(float[1, 1024] x) => (y) { y = MatMul(x, w) }", weights={"w": (1024, 4096)}, optimizer=optimizer, **options
+    )
+    names = [f"w{number}" for number in range(40)]
+    values = ["x", *(f"h{number}" for number in range(len(names) - 1)), "y"]
+    products = " ".join(f"{values[i + 1]} = MatMul({values[i]}, {name})" for i, name in enumerate(names))
+    many = step(
+        f"(float[1, 64] x) => (y) {{ {products} }}",
+        weights=dict.fromkeys(names, (64, 64)),
+        optimizer=optimizer,
+        **options,
+    )
+    kind = type(optimizer).__name__ + (", clipped," if options else "")
+    return {f"{kind} of four million weights": large, f"{kind} of 40 small weights": many}
+
+
+NORMS = {
+    "step of LayerNormalization, 512 rows of 768": step(
+        "(float[512, 768] x) => (y) { h = Mul(x, t) y = LayerNormalization <axis = -1> (h, s, b) }",
+        weights={"t": (1,), "s": (768,), "b": (768,)},
+        threads=THREADS,
+    ),
+    "step of BatchNormalization, 256 channels of 7": step(
+        "(float[16, 256, 7, 7] x) => (y) { h = Mul(x, t) y = BatchNormalization (h, s, b, m, v) }",
+        weights={"t": (1,), **dict.fromkeys("sbmv", (256,))},
+        batch_norm="train",
+        threads=THREADS,
+    ),
+}
+SOFTMAX = {
+    "step of Softmax over the channels, 21 of 56": step(
+        "(float[4, 21, 56, 56] x) => (y) { h = Mul(x, t) y = Softmax <axis = 1> (h) }", weights={"t": (1,)}
+    )
+}
+POOLING = {
+    f"step of MaxPool {size}x{size}, 32 channels of 56": step(
+        "(float[8, 32, 56, 56] x) => (y) { h = Mul(x, t)"
+        f" y = MaxPool <kernel_shape = [{size}, {size}], strides = [2, 2]> (h) }}",
+        weights={"t": (1,)},
+    )
+    for size in (2, 3)
+}
+GATHER = {
+    "step of an embedding, 4,096 of 256 numbers": step(
+        "(int64[32, 128] x) => (y) { y = Gather(w, x) }", weights={"w": (1000, 256)}
+    )
+}
+
+
+def _recurrent(units: int, batch: int) -> Case:
+    return step(
+        f"(float[16, {batch}, {units}] x) => (y) {{ y = LSTM <hidden_size = {units}> (x, w, r) }}",
+        weights={"w": (1, 4 * units, units), "r": (1, 4 * units, units)},
+        threads=THREADS,
+    )
+
+
+RECURRENT = {
+    f"step of an LSTM of {units} units, batch of {batch}": _recurrent(units, batch)
+    for units, batch in ((64, 32), (256, 8), (256, 32), (1024, 8))
+}
+SHARED = {
+    "step of a product, two threads": step(
+        "(float[64, 256] x) => (y) { h = MatMul(x, v) r = Relu(h) y = MatMul(r, w) }",
+        weights={"v": (256, 256), "w": (256, 256)},
+        threads=THREADS,
+    ),
+    "Gelu of 512 rows of 768, two threads": step(
+        "(float[512, 768] x) => (y) {"
+        " h = Mul(x, t) e = Div(h, q) f = Erf(e) g = Add(f, o) i = Mul(h, g) y = Mul(i, p) }",
+        weights={"t": (1,), "q": (1,), "o": (1,), "p": (1,)},
+        train="t",
+        threads=THREADS,
+    ),
+}
+BFLOAT16 = {
+    f"step of a product in bfloat16, {rows} rows": step(
+        f"(float[{rows}, 768] x) => (y) {{ h = MatMul(x, v) y = MatMul(h, w) }}",
+        weights={"v": (768, 768), "w": (768, 768)},
+        compute="bfloat16",
+    )
+    for rows in (128, 1024)
+}
+"""Of processors with AVX512-BF16."""
+
+ADAM = _update(onnxtrain.Adam(0.001))
+
+CASES: dict[str, dict[str, Case]] = {
+    "kTaskElements": SHARED | NORMS,
+    "kPatience": SHARED,
+    "kNormalizationBlocks": NORMS,
+    "kAheadBytes": ADAM,
+    **dict.fromkeys(("kClearedElements", "kAddedElements"), TRANSPOSED_STEPS | CONVOLUTION_STEPS),
+    "kPreparedElements": _update(onnxtrain.Adam(0.001), clip_norm=1.0),
+    "kMeasuredElements": _update(onnxtrain.SSGD(0.001)) | _update(onnxtrain.LAMB(0.001)),
+    "kGatheredElements": NORMS,
+    "kSoftmaxColumns": SOFTMAX,
+    **dict.fromkeys(("kPooledWindows", "kPooledTogether"), POOLING),
+    "kGatherColumns": GATHER,
+    **dict.fromkeys(("kProductDepth", "kCopiedRowsShare", "kColumnsShare", "kLeastRows", "kLeastColumns"), PRODUCTS),
+    "kBfloat16Depth": BFLOAT16,
+    "kLeastProducts": PRODUCTS | SHARED,
+    **dict.fromkeys(("kArranging", "kReading", "kFewTiles"), PRODUCTS),
+    "kStripRows": {**PRODUCTS, **CONVOLUTIONS},
+    "kAccumulationDepth": CONVOLUTIONS,
+    **dict.fromkeys(
+        ("kScoreShare", "kMostScoreRows", "kLeastScoreRows", "kLeastQueries", "kAttentionTasks"), ATTENTION
+    ),
+    **dict.fromkeys(("kLeastStepProducts", "kLeastUnits", "kNearFactorsShare", "kLeastBatchRows"), RECURRENT),
+    **dict.fromkeys(("kFactorDepth", "kFarFactors", "kColumnsAheadBytes", "kLooks"), RECURRENT),
+    **dict.fromkeys(("kProductTasks", "kGradientSumBytes", "kGradientPositions"), CONVOLUTION_STEPS),
+    "kPlaneTasks": PLANE_STEPS,
+    **dict.fromkeys(("kBlockBytes", "kLargeWeights", "kLeastPositions", "kPackedElements"), CONVOLUTIONS),
+    **dict.fromkeys(("kChunkDepth", "kTileCost", "kRunCost", "kClassesWorthIt", "kCostedRows"), CONVOLUTIONS),
+    "kLeastPositionsOfLarge": CONVOLUTIONS,
+    **dict.fromkeys(("kLineAdditions", "kTileStart", "kSpreadingWorthIt"), TRANSPOSED_STEPS | CONVOLUTION_STEPS),
+    **dict.fromkeys(("kWinogradWeight", "kWinogradTile", "kWinogradWorthIt"), WINOGRAD),
+    **dict.fromkeys(("kWinogradBlock", "kWinogradStrip", "kWinogradPack", "kWinogradDepth"), WINOGRAD),
+    "kPixelShare": POINTWISE,
+    "kShiftedBytes": PLANE_STEPS,
+    **dict.fromkeys(("kSideBySideBytes", "kSideBySideProducts", "kPositionsAtOnce"), DEPTHWISE | PLANE_STEPS),
+}
+"""The cases of each figure, by its name."""
