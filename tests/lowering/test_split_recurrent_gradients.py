@@ -131,6 +131,6 @@ def test_x_that_is_turned_is_turned_again(direction, monkeypatch):
     split = turned()
     (of_w,) = [node for node in split.graph if node.op_type == "RecurrentProductsGradient" and len(node.outputs) == 2]
     assert of_w.inputs[0] is split.graph.inputs[0]
-    monkeypatch.setattr(pipeline, "split_recurrent_gradients", lambda model: None)
+    monkeypatch.setattr(split_recurrent_gradients, "split_recurrent_gradients", lambda model: None)
     for a, b in zip(run(split), run(turned()), strict=True):
         np.testing.assert_array_equal(a, b)
