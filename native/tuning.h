@@ -58,16 +58,16 @@ inline constexpr std::size_t kGatherColumns = 32;
 // Products of matrices. -----------------------------------------------------------------------------------------------
 
 // Elements of the depth at a time: of a product of matrices, and of one whose sums wait in memory. Both are read from
-// the second cache by then.
-inline constexpr std::size_t kProductDepth = 256, kAccumulationDepth = 512;
+// the second cache by then. (A depth of 256 took 1.05 to 1.1 times as long with 1,024 columns: sums are read and written
+// twice as often.)
+inline constexpr std::size_t kProductDepth = 512, kAccumulationDepth = 512;
 
-// The same of a product of bfloat16: as many bytes.
+// The same of a product of bfloat16: as many elements, half as many bytes.
 inline constexpr std::size_t kBfloat16Depth = 512;
 
-// What a part of a product has at most, in 1024ths of the second cache: its rows where they are copied, its columns. (At
-// a depth of 256 floats 512 rows and 768 columns of the EPYC's; both together are more than it, but are not read
-// together.)
-inline constexpr std::size_t kCopiedRowsShare = 512, kColumnsShare = 768;
+// The columns that a part of a product has at most, in 1024ths of the second cache: all of it, at a depth of 512 floats
+// 512 columns of the EPYC's. What does not stay in it is read in order from the third.
+inline constexpr std::size_t kColumnsShare = 1024;
 
 // What a part has at least: rows, columns, and multiplications, which are worth the while of a thread.
 inline constexpr std::size_t kLeastRows = 48, kLeastColumns = 64, kLeastProducts = std::size_t{1} << 19;
@@ -78,8 +78,9 @@ inline constexpr std::size_t kArranging = 24, kReading = 8;
 // With at most so many tiles of rows, arranging the columns takes longer than reading them where they are.
 inline constexpr std::size_t kFewTiles = 2;
 
-// Rows that are multiplied with all panels before the next ones: what is read of them stays in the second cache.
-inline constexpr std::size_t kStripRows = 192;
+// Rows that are multiplied with all panels before the next ones, so that what is read of them stays in the second cache: of
+// a product of matrices with more rows than the second figure, and of others.
+inline constexpr std::size_t kProductStripRows = 96, kStripRows = 192;
 
 // Attention. ----------------------------------------------------------------------------------------------------------
 

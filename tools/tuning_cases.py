@@ -247,7 +247,7 @@ CASES: dict[str, dict[str, Case]] = {
     "kSoftmaxColumns": SOFTMAX,
     **dict.fromkeys(("kPooledWindows", "kPooledTogether"), POOLING),
     "kGatherColumns": GATHER,
-    **dict.fromkeys(("kProductDepth", "kCopiedRowsShare", "kColumnsShare", "kLeastRows", "kLeastColumns"), PRODUCTS),
+    **dict.fromkeys(("kProductDepth", "kProductStripRows", "kColumnsShare", "kLeastRows", "kLeastColumns"), PRODUCTS),
     "kBfloat16Depth": BFLOAT16,
     "kLeastProducts": PRODUCTS | SHARED,
     **dict.fromkeys(("kArranging", "kReading", "kFewTiles"), PRODUCTS),

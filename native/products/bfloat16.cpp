@@ -39,7 +39,7 @@ void multiply(const Left& left, Bfloat16Product whole, const ParallelFor& parall
   const Buffer words(checked_product(whole.rows, whole.left_stride, sizeof(std::uint16_t)));
   round_left(kernels, left, whole, words.as<std::uint16_t>(), parallel_for);
   whole.left = words.as<std::uint16_t>();
-  const Cut cut(whole.rows, whole.columns, whole.depth, false);
+  const Cut cut(whole.rows, whole.columns, whole.depth, tuning::kBfloat16Depth * sizeof(std::uint16_t), false);
   const std::size_t most_columns = divided_up(divided_up(whole.columns, kUnit), cut.columns) * kUnit;
   const std::size_t depth = std::max<std::size_t>(whole.depth, 1);
   whole.block = rounded_up(divided_up(depth, divided_up(depth, tuning::kBfloat16Depth)), 2);

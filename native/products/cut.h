@@ -18,7 +18,8 @@ namespace onnxtrain {
 struct Cut {
   std::size_t rows = 1, columns = 1;  // numbers of parts
 
-  Cut(std::size_t row_count, std::size_t column_count, std::size_t depth, bool copied_rows) {
+  // `column_bytes`: of a block of a column, of which a part's lie in the second cache.
+  Cut(std::size_t row_count, std::size_t column_count, std::size_t depth, std::size_t column_bytes, bool copied_rows) {
     static const std::size_t cores = std::max(1u, std::thread::hardware_concurrency());
     const std::size_t products = saturating_product(row_count, column_count, depth);
     const std::size_t threads = std::clamp<std::size_t>(products / tuning::kLeastProducts, 1, cores);
@@ -26,11 +27,8 @@ struct Cut {
       const std::size_t fewest = std::max<std::size_t>(1, divided_up(count, most));
       return std::pair(fewest, std::max(fewest, std::min(fewest + threads, count / least)));
     };
-    constexpr std::size_t kBytes = tuning::kProductDepth * sizeof(float);  // of a row or a column
-    const std::size_t most_copied_rows = share_of_second_cache(tuning::kCopiedRowsShare) / kBytes;
-    const std::size_t most_columns_of_part = share_of_second_cache(tuning::kColumnsShare) / kBytes;
-    const auto [fewest_rows, most_rows] =
-        limits(row_count, copied_rows ? most_copied_rows : row_count + 1, tuning::kLeastRows);
+    const std::size_t most_columns_of_part = share_of_second_cache(tuning::kColumnsShare) / column_bytes;
+    const auto [fewest_rows, most_rows] = limits(row_count, row_count + 1, tuning::kLeastRows);
     const auto [fewest_columns, most_columns] = limits(column_count, most_columns_of_part, tuning::kLeastColumns);
     std::size_t soonest = std::numeric_limits<std::size_t>::max();
     for (std::size_t r = fewest_rows; r <= most_rows; ++r) {

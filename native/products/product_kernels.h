@@ -68,8 +68,9 @@ struct ProductBlock {
   T* panels;
   bool one_at_a_time;  // whether each panel takes the place of the one before
   const T* columns;  // null: the panels have all; else these where they lie, but for a panel that is not full
-  bool copied;  // whether the left matrix is, block by block
-  const T* left;
+  bool copied;  // whether the left matrix is, strip by strip
+  const T* left;  // row `left_first` of it
+  std::size_t left_first;
   std::ptrdiff_t left_row;
   const std::ptrdiff_t* left_offsets;
   Ahead ahead[2];  // of the right matrix and of the left
@@ -91,7 +92,7 @@ void multiply_panel(const Product<T>& p, ProductBlock<T>& block, const Panels<T>
     T* target = p.target + static_cast<std::ptrdiff_t>(row) * p.target_row + column;
     const T* starts[kMaxTileRows];
     for (std::size_t r = 0; r < rows; ++r) {
-      starts[r] = block.left + static_cast<std::ptrdiff_t>(row + r) * block.left_row;
+      starts[r] = block.left + static_cast<std::ptrdiff_t>(row - block.left_first + r) * block.left_row;
       T* line = target + static_cast<std::ptrdiff_t>(r) * p.target_row;
       if (first && p.bias != nullptr) copy(p.bias + column, valid, line);
       if (valid != width && accumulate) copy(line, valid, buffer + r * width);
@@ -154,7 +155,12 @@ void arrange_panel(const Product<T>& p, const ProductBlock<T>& block, std::size_
   }
 }
 
-// A block whose left matrix is arranged, and added up where that is wanted.
+// Rows of a strip: all, where they are few, so that each panel is multiplied once.
+inline std::size_t strip_rows(std::size_t rows) {
+  return rows <= tuning::kStripRows ? tuning::kStripRows : tuning::kProductStripRows;
+}
+
+// A block whose left matrix is read where it lies, until a strip of it is copied.
 template <typename T>
 ProductBlock<T> arranged(const Product<T>& p, std::size_t begin) {
   const auto at = static_cast<std::ptrdiff_t>(begin);
@@ -166,26 +172,31 @@ ProductBlock<T> arranged(const Product<T>& p, std::size_t begin) {
   const bool few = p.rows <= tuning::kFewTiles * kMaxTileRows && p.columns > 0 && p.right_sums == nullptr;
   if (few && p.is_as_given() && p.right.column == 1) block.columns = p.right.data + at * p.right.row;
   block.copied = p.left.row == 1;
-  if (!block.copied) {
-    block.left = p.left.data + at;
-    block.left_row = p.left.row;
-    block.left_offsets = p.ones;
-    return block;
-  }
-  const std::size_t stride = p.copy_stride;
-  T* copies = p.scratch + padded<T>(p.columns) * p.block;
-  for (std::size_t k = 0; k < block.depth; ++k) {
-    copy(p.left.data + (at + static_cast<std::ptrdiff_t>(k)) * p.left.column, p.rows, copies + k * stride);
-  }
-  if (p.left_sums != nullptr) add_rows(copies, stride, block.depth, p.rows, begin != 0, p.left_sums);
-  block.left = copies;
-  block.left_row = 1;
-  block.left_offsets = p.copied;
+  block.left = p.left.data + at * p.left.column;
+  block.left_row = p.left.row;
+  block.left_offsets = p.ones;
   return block;
 }
 
+// Copies rows [first, last) of a left matrix whose columns are lines of memory, and adds them up where that is wanted.
+template <typename T>
+void copy_strip(const Product<T>& p, ProductBlock<T>& block, std::size_t first, std::size_t last) {
+  const T* from = p.left.data + static_cast<std::ptrdiff_t>(block.begin) * p.left.column + first;
+  T* copies = p.scratch + padded<T>(p.columns) * p.block;
+  for (std::size_t k = 0; k < block.depth; ++k) {
+    copy(from + static_cast<std::ptrdiff_t>(k) * p.left.column, last - first, copies + k * p.copy_stride);
+  }
+  if (p.left_sums != nullptr) {
+    add_rows(copies, p.copy_stride, block.depth, last - first, block.begin != 0, p.left_sums + first);
+  }
+  block.left = copies;
+  block.left_first = first;
+  block.left_row = 1;
+  block.left_offsets = p.copied;
+}
+
 // Strips of rows, each with all panels, which are arranged for the first; meanwhile what is read next is fetched: the next
-// panel, and of the left matrix the next strip or, where rows are copied, what the next block copies.
+// panel, and of the left matrix the next strip.
 template <typename T>
 void multiply_block(const Product<T>& p, ProductBlock<T>& block, const Panels<T>& panels) {
   const std::size_t next = block.begin + block.depth, next_depth = p.depth - next < p.block ? p.depth - next : p.block;
@@ -194,12 +205,7 @@ void multiply_block(const Product<T>& p, ProductBlock<T>& block, const Panels<T>
     const std::size_t left = p.columns - panels.begin(panel), width = panels.width(panel);
     return left < width ? left : width;
   };
-  if (block.copied && next_depth != 0 && p.rows * p.columns != 0) {
-    const auto at = static_cast<std::ptrdiff_t>(next);
-    block.ahead[1] = {lines_of(p.left.data + at * p.left.column, next_depth, p.rows, p.left.column),
-                      panels.count() * tiles(p.rows)};
-  }
-  const Parts strips(p.rows, tuning::kStripRows);
+  const Parts strips(p.rows, strip_rows(p.rows));
   if (strips.count == 0 && p.right_sums != nullptr) {
     for (std::size_t panel = 0; panel < panels.count(); ++panel) {
       arrange_panel(p, block, panels.begin(panel), panels.width(panel));
@@ -209,12 +215,14 @@ void multiply_block(const Product<T>& p, ProductBlock<T>& block, const Panels<T>
     const std::size_t first = strips.begin(strip), last = first + strips.size(strip);
     const bool more = strip + 1 < strips.count;
     const std::size_t depth = more ? block.depth : next_depth;
-    if (!block.copied) {
-      const T* from = more ? block.left + static_cast<std::ptrdiff_t>(last) * p.left.row : block.left + block.depth;
+    if (block.copied) copy_strip(p, block, first, last);
+    block.ahead[1] = {};
+    if (depth != 0 && p.columns != 0) {
+      const auto at = static_cast<std::ptrdiff_t>(more ? block.begin : next);
+      const T* from = p.left.data + at * p.left.column + static_cast<std::ptrdiff_t>(more ? last : 0) * p.left.row;
       const std::size_t rows = strips.size(more ? strip + 1 : 0);
-      block.ahead[1] = depth != 0 && p.columns != 0
-                           ? Ahead(lines_of(from, rows, depth, p.left.row), panels.count() * tiles(last - first))
-                           : Ahead();
+      block.ahead[1] = {block.copied ? lines_of(from, depth, rows, p.left.column) : lines_of(from, rows, depth, p.left.row),
+                        panels.count() * tiles(last - first)};
     }
     for (std::size_t panel = 0; panel < panels.count(); ++panel) {
       const bool in_place = block.columns != nullptr && valid(panel) == panels.width(panel);

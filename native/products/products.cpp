@@ -18,17 +18,20 @@ void multiply(const Product<T>& whole, const ParallelFor& parallel_for) {
   if ((whole.rows == 0 || whole.columns == 0) && !sums) return;
   constexpr std::size_t kUnit = 64 / sizeof(T), kRowUnit = 6;  // of columns, and of rows: those of a tile
   const ProductKernels<T>& kernels_for = kernels_of<T>(*kernels()->product);
-  const Cut cut(whole.rows, whole.columns, whole.depth, whole.left.row == 1);
+  const std::size_t depth = std::max<std::size_t>(whole.depth, 1);
+  const std::size_t block = divided_up(depth, divided_up(depth, tuning::kProductDepth));  // all of about the same size
+  const std::size_t column_bytes = std::max(block, tuning::kProductDepth / 2) * sizeof(float);
+  const Cut cut(whole.rows, whole.columns, whole.depth, column_bytes, whole.left.row == 1);
   const std::size_t most_rows = divided_up(divided_up(whole.rows, kRowUnit), cut.rows) * kRowUnit;
   const std::size_t most_columns = divided_up(divided_up(whole.columns, kUnit), cut.columns) * kUnit;
   Product<T> common = whole;
-  const std::size_t depth = std::max<std::size_t>(whole.depth, 1);
-  common.block = divided_up(depth, divided_up(depth, tuning::kProductDepth));  // all of about the same size
-  common.copy_stride = kernels_for.copy_stride(most_rows);
+  common.block = block;
+  const std::size_t strip = std::min(most_rows, tuning::kStripRows);
+  common.copy_stride = kernels_for.copy_stride(strip);
   const auto ones = multiples(1, common.block), copied = multiples(common.copy_stride, common.block);
   common.ones = ones.data();
   common.copied = copied.data();
-  const std::size_t copied_rows = whole.left.row == 1 ? most_rows : 0;  // others are read where they lie
+  const std::size_t copied_rows = whole.left.row == 1 ? strip : 0;  // others are read where they lie
   BufferPool pool(checked_product(kernels_for.scratch(copied_rows, most_columns), common.block, sizeof(T)));
   parallel_for(cut.rows * cut.columns, [&](std::size_t task) {
     const std::size_t row_part = task / cut.columns, column_part = task % cut.columns;
