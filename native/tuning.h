@@ -62,7 +62,10 @@ inline constexpr std::size_t kGatherColumns = 32;
 // twice as often.)
 inline constexpr std::size_t kProductDepth = 512, kAccumulationDepth = 512;
 
-// The same of a product of bfloat16: as many elements, half as many bytes.
+// Rows that are added up at a time, beside a product whose depth they are (the gradient of a bias). Bits.
+inline constexpr std::size_t kSumDepth = 256;
+
+// The depth at a time of a product of bfloat16: as many elements, half as many bytes.
 inline constexpr std::size_t kBfloat16Depth = 512;
 
 // The columns that a part of a product has at most, in 1024ths of the second cache: all of it, at a depth of 512 floats

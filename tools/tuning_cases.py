@@ -223,6 +223,12 @@ SHARED = {
         threads=THREADS,
     ),
 }
+LINEAR_STEPS = {
+    f"step of Gemm with a bias, {rows} rows": step(
+        f"(float[{rows}, 512] x) => (y) {{ y = Gemm(x, w, b) }}", weights={"w": (512, 512), "b": (512,)}
+    )
+    for rows in (128, 2048)
+}
 BFLOAT16 = {
     f"step of a product in bfloat16, {rows} rows": step(
         f"(float[{rows}, 768] x) => (y) {{ h = MatMul(x, v) y = MatMul(h, w) }}",
@@ -248,6 +254,7 @@ CASES: dict[str, dict[str, Case]] = {
     **dict.fromkeys(("kPooledWindows", "kPooledTogether"), POOLING),
     "kGatherColumns": GATHER,
     **dict.fromkeys(("kProductDepth", "kProductStripRows", "kColumnsShare", "kLeastRows", "kLeastColumns"), PRODUCTS),
+    "kSumDepth": LINEAR_STEPS,
     "kBfloat16Depth": BFLOAT16,
     "kLeastProducts": PRODUCTS | SHARED,
     **dict.fromkeys(("kArranging", "kReading", "kFewTiles"), PRODUCTS),

@@ -43,8 +43,8 @@ void pack_rows(const T* from, std::ptrdiff_t stride, std::size_t depth, std::siz
 
 // sums[i] (+)= the sum over `depth` rows, `stride` apart, of their element i. Rows end within a whole vector.
 template <typename T>
-inline void add_rows(const T* rows, std::size_t stride, std::size_t depth, std::size_t count, bool accumulate,
-                     T* sums) {
+inline void add_block(const T* rows, std::size_t stride, std::size_t depth, std::size_t count, bool accumulate,
+                      T* sums) {
   constexpr std::size_t lanes = kLanes<T>;
   for (std::size_t i = 0; i < count; i += lanes) {
     Vector<T> sum[4] = {};
@@ -59,6 +59,18 @@ inline void add_rows(const T* rows, std::size_t stride, std::size_t depth, std::
       sums[i + lane] = accumulate ? sums[i + lane] + total[lane] : total[lane];
     }
   }
+}
+
+// The same, so many rows at a time.
+template <typename T>
+void add_rows(const T* rows, std::size_t stride, std::size_t depth, std::size_t at_a_time, std::size_t count,
+              bool accumulate, T* sums) {
+  std::size_t done = 0;
+  do {
+    const std::size_t next = depth - done < at_a_time ? depth - done : at_a_time;
+    add_block(rows + done * stride, stride, next, count, accumulate || done != 0, sums);
+    done += next;
+  } while (done < depth);
 }
 
 // A block of the depth, with the panels of the right matrix and the rows of the left as the tiles read them.
@@ -151,7 +163,7 @@ void arrange_panel(const Product<T>& p, const ProductBlock<T>& block, std::size_
     }
   }
   if (p.right_sums != nullptr) {
-    add_rows(packed, width, block.depth, columns, block.begin != 0, p.right_sums + column);
+    add_rows(packed, width, block.depth, p.sum_block, columns, block.begin != 0, p.right_sums + column);
   }
 }
 
@@ -187,7 +199,7 @@ void copy_strip(const Product<T>& p, ProductBlock<T>& block, std::size_t first, 
     copy(from + static_cast<std::ptrdiff_t>(k) * p.left.column, last - first, copies + k * p.copy_stride);
   }
   if (p.left_sums != nullptr) {
-    add_rows(copies, p.copy_stride, block.depth, last - first, block.begin != 0, p.left_sums + first);
+    add_rows(copies, p.copy_stride, block.depth, p.sum_block, last - first, block.begin != 0, p.left_sums + first);
   }
   block.left = copies;
   block.left_first = first;

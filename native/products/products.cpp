@@ -19,13 +19,17 @@ void multiply(const Product<T>& whole, const ParallelFor& parallel_for) {
   constexpr std::size_t kUnit = 64 / sizeof(T), kRowUnit = 6;  // of columns, and of rows: those of a tile
   const ProductKernels<T>& kernels_for = kernels_of<T>(*kernels()->product);
   const std::size_t depth = std::max<std::size_t>(whole.depth, 1);
-  const std::size_t block = divided_up(depth, divided_up(depth, tuning::kProductDepth));  // all of about the same size
+  const auto evenly = [&](std::size_t most) { return divided_up(depth, divided_up(depth, most)); };
+  const std::size_t sum_block = evenly(tuning::kSumDepth);
+  const std::size_t sum_blocks = std::max<std::size_t>(1, tuning::kProductDepth / tuning::kSumDepth);
+  const std::size_t block = sums ? std::min(depth, sum_blocks * sum_block) : evenly(tuning::kProductDepth);
   const std::size_t column_bytes = std::max(block, tuning::kProductDepth / 2) * sizeof(float);
   const Cut cut(whole.rows, whole.columns, whole.depth, column_bytes, whole.left.row == 1);
   const std::size_t most_rows = divided_up(divided_up(whole.rows, kRowUnit), cut.rows) * kRowUnit;
   const std::size_t most_columns = divided_up(divided_up(whole.columns, kUnit), cut.columns) * kUnit;
   Product<T> common = whole;
   common.block = block;
+  common.sum_block = sum_block;
   const std::size_t strip = std::min(most_rows, tuning::kStripRows);
   common.copy_stride = kernels_for.copy_stride(strip);
   const auto ones = multiples(1, common.block), copied = multiples(common.copy_stride, common.block);

@@ -75,6 +75,7 @@ struct Product {
   bool is_as_given() const { return few_bits == nullptr && halves == nullptr; }  // the right matrix
 
   std::size_t block;  // depth at a time
+  std::size_t sum_block;  // of `left_sums` and `right_sums`; a block has whole ones
   std::size_t copy_stride;  // between rows of the copy of a strip of the left matrix
   // Multiples, `block` of them: of 1, and of `copy_stride`.
   const std::ptrdiff_t *ones, *copied;
