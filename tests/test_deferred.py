@@ -53,6 +53,16 @@ for package in (onnx, onnx_ir):
 assert not [finder for finder in sys.meta_path if type(finder).__module__.startswith("onnxtrain")]
 """
 
+OF_OTHERS = """
+from types import ModuleType
+from google.protobuf import json_format, text_format
+from packaging import version
+for module in (json_format, text_format, version):
+    assert type(module) is ModuleType and sys.modules[module.__name__] is module, module
+import google.protobuf, packaging
+assert not hasattr(packaging, "elsewhere") and google.protobuf.json_format is json_format
+"""
+
 ONE_SYMPY = """
 import sympy
 assert type(sympy) is ModuleType and sys.modules["sympy"] is sympy
@@ -94,6 +104,7 @@ assert isinstance(Symbol("a"), sympy.Expr) and sys.modules["sympy"].Integer(2) +
         BEFORE_TRAINING + ONE_SYMPY,
         TRAIN + CLEAN,
         TRAIN + CLEAN + ONE_SYMPY,
+        TRAIN + CLEAN + OF_OTHERS,
         BEFORE_TRAINING + "import sympy\n" + TRAIN.replace('assert "sympy.core"', '"sympy.core"') + ONE_SYMPY,
         IMPORTED_BY_ANOTHER,
         IMPORTED_BY_ANOTHER + TRAIN.replace('assert "sympy.core"', '"sympy.core"'),
@@ -103,6 +114,7 @@ assert isinstance(Symbol("a"), sympy.Expr) and sys.modules["sympy"].Integer(2) +
         "a user's sympy after import",
         "after training",
         "a user's sympy after training",
+        "others' modules after training",
         "a user's sympy before training",
         "not imported by onnxtrain",
         "not imported by onnxtrain, then training",

@@ -17,6 +17,7 @@ import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
@@ -98,8 +99,8 @@ def _deferred_modules(names: Sequence[str]) -> Iterator[None]:
         if name not in sys.modules and spec is not None:
             sys.modules[name] = made[name] = _DeferredModule(name)
             made[name].__spec__ = spec
-            if parent:
-                setattr(parent, name.rpartition(".")[2], made[name])
+            if parent and parent.__name__ not in _DEFERRED:  # onnx and onnx-ir bind theirs themselves
+                parent.__getattr__ = partial(_real_module, parent.__name__)  # type: ignore[method-assign]
     try:
         yield
     finally:
@@ -112,6 +113,14 @@ def _parent(name: str) -> ModuleType | None:
     """The package that a module is in, where it is in one."""
     parent = name.rpartition(".")[0]
     return importlib.import_module(parent) if parent else None
+
+
+def _real_module(package: str, attribute: str) -> ModuleType:
+    """A module of a package that others use, too, imported when it is looked up there: for everybody the real one."""
+    name = f"{package}.{attribute}"
+    if not any(name in modules for modules in _DEFERRED.values()):
+        raise AttributeError(f"module {package!r} has no attribute {attribute!r}")
+    return importlib.import_module(name)
 
 
 def defer_imports() -> None:

@@ -112,6 +112,16 @@ def test_tables_that_the_graph_computes(computed, positions, divided):
     assert_same_results(given, found, feeds(given))
 
 
+def test_tables_of_many_sums_are_looked_at_once_each():
+    """Each adds the one before to itself: by ways through them they are more than can be counted."""
+    sums = " ".join(f"a{number + 1} = Add(a{number}, a{number})" for number in range(60))
+    nodes = COMPUTED.replace("d = Concat", "a0 = Concat").replace("c0 =", f"{sums} d = Mul(a60, tiny) c0 =")
+    given = model(nodes + WAYS["as PyTorch writes it"], {"tiny": np.float32(0.5**60)})
+    found = operators(passed(given, fuse_rotary))
+    assert found.count("RotaryEmbedding") == 1
+    assert "Neg" not in found
+
+
 PLAIN = WAYS["as PyTorch writes it"]
 
 

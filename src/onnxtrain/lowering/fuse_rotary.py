@@ -190,27 +190,40 @@ def _layout(x: ir.Value, table: ir.Value) -> _Layout | None:
     return None
 
 
-def _is_doubled(value: ir.Value | None) -> bool:
+def _is_doubled(table: ir.Value | None) -> bool:
     """Whether the second half of each row, along the last axis, is known to be as the first."""
-    sizes = None if value is None else dimensions(value)
-    if value is None or not sizes or not isinstance(sizes[-1], int) or value.is_graph_input():
-        return False
+    waiting, seen = [table], set[ir.Value]()
+    while waiting:
+        value = waiting.pop()
+        sources = None if value is None else _doubled_where(value)
+        if value is None or sources is None:
+            return False
+        waiting += [source for source in sources if source not in seen]
+        seen.add(value)
+    return True
+
+
+def _doubled_where(value: ir.Value) -> list[ir.Value | None] | None:
+    """The values whose rows have equal halves where those of a value have; ``None`` where that is not known."""
+    sizes = dimensions(value)
+    if not sizes or not isinstance(sizes[-1], int) or value.is_graph_input():
+        return None
     tensor = constant_tensor(value)
     if tensor is not None:
         first, second = np.split(tensor.numpy(), 2, axis=-1)
-        return np.array_equal(first, second)
+        return [] if np.array_equal(first, second) else None
     node = value.producer()
     if node is None or node.domain:
-        return False
+        return None
     if node.op_type == "Concat":
         halves, axis = node.inputs, node.attributes["axis"].as_int()
-        return len(halves) == 2 and halves[0] is halves[1] and axis in (-1, len(sizes) - 1)
+        return [] if len(halves) == 2 and halves[0] is halves[1] and axis in (-1, len(sizes) - 1) else None
     if node.op_type in _UNARY:
-        return _is_doubled(node.inputs[0])
+        return [node.inputs[0]]
     if node.op_type in _BINARY:
         along = [item for item in node.inputs if item is None or dimensions(item) is None or _width(item) != 1]
-        return bool(along) and all(map(_is_doubled, along))
-    return node.op_type in _ROWS and _leaves_rows(node, sizes[-1]) and _is_doubled(node.inputs[0])
+        return along or None
+    return [node.inputs[0]] if node.op_type in _ROWS and _leaves_rows(node, sizes[-1]) else None
 
 
 def _width(value: ir.Value) -> Dimension:
