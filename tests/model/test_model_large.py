@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
+import onnxtrain
 from onnxtrain.errors import ModelError
 from onnxtrain.model.file import ModelFile
 from onnxtrain.pruning.sparse import save_sparse
@@ -182,3 +183,54 @@ def test_lent_data_is_looked_at_in_the_file_until_the_release(tmp_path: Path, mo
     np.testing.assert_array_equal(file.value("frozen"), expected["frozen"])
     with pytest.raises(ModelError, match=GONE):
         file.value("w")
+
+
+CHANGES = {
+    "cut off": lambda path: os.truncate(path, 100),
+    "empty": lambda path: path.write_bytes(b""),
+    "written anew": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+}
+
+
+USES = {
+    "read": lambda path: ModelFile.load(path, lent=True).value("layer1.weight"),
+    "release": lambda path: ModelFile.load(path, lent=True).release([]),
+    "train": lambda path: onnxtrain.Trainer(path, loss="softmax_cross_entropy", optimizer=onnxtrain.Adam()),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_file_that_is_written_into_while_it_is_lent_is_refused(
+    change: str, use: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = ModelFile.load
+
+    def load_and_change(*arguments: object, **options: object) -> ModelFile:
+        file = load(*arguments, **options)
+        CHANGES[change](path)
+        return file
+
+    monkeypatch.setattr("onnxtrain.model.reading._MAPPED_FROM", 0)
+    monkeypatch.setattr(ModelFile, "load", load_and_change)
+    path = saved(onnxtrain.examples.mlp((40, 50, 3)), tmp_path)
+    with pytest.raises(ModelError, match=r"^'.*m\.onnx' was changed while it was read; load the model from a file "):
+        USES[use](path)
+
+
+@pytest.mark.parametrize("change", ["removed", "replaced"])
+def test_a_file_that_is_removed_or_replaced_as_a_whole_stays_lent(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onnxtrain.model.reading._MAPPED_FROM", 0)
+    model = two_weights()
+    path = saved(model, tmp_path)
+    file = ModelFile.load(path, lent=True)
+    if change == "removed":
+        path.unlink()
+    else:
+        (tmp_path / "other").write_bytes(b"other")
+        (tmp_path / "other").replace(path)
+    np.testing.assert_array_equal(file.value("w"), numpy_helper.to_array(model.graph.initializer[0]))
+    file.release([])
+    np.testing.assert_array_equal(file.value("w"), numpy_helper.to_array(model.graph.initializer[0]))

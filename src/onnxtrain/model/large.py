@@ -36,6 +36,24 @@ class Origin(NamedTuple):
     stamp: Stamp
     places: Mapping[str, slice]
 
+    def check_lent(self) -> None:
+        """Look whether the mapped file is as it was read; reading behind its new end would end the process.
+
+        A file that was removed, or replaced by another, is still mapped as it was.
+
+        Raises:
+            ModelError: Somebody wrote into the file.
+        """
+        try:
+            stamp = stamp_of(os.stat(self.path))
+        except OSError:
+            return
+        if stamp[:2] == self.stamp[:2] and stamp != self.stamp:
+            raise ModelError(
+                f"{str(self.path)!r} was changed while it was read; load the model from a file that nobody writes "
+                "into, or replace files as a whole."
+            )
+
     def read(self, name: str) -> bytes:
         """The data of a tensor, from the file.
 
@@ -87,17 +105,27 @@ class LargeData:
         """The data of an initializer, from the file again where it was released.
 
         Raises:
-            ModelError: It was released, and the file is not what it was.
+            ModelError: It was released, or is lent, and the file is not what it was.
         """
         held = self._held[name]
         if held is not None:
+            self._check(held)
             return held
         assert self.origin is not None  # nothing else is released
         return self.origin.read(name)
 
     def release(self, names: Iterable[str]) -> None:
-        """Free the memory of what can be read from the file again; what stays is not lent any more."""
+        """Free the memory of what can be read from the file again; what stays is not lent any more.
+
+        Raises:
+            ModelError: What stays was lent, and the file is not what it was.
+        """
         for name in names:
             if name in self._held and self.origin is not None and name in self.origin.places:
                 self._held[name] = None
+        self._check(next((held for held in self._held.values() if held), None))
         self._held = {name: None if held is None else bytes(held) for name, held in self._held.items()}
+
+    def _check(self, held: bytes | memoryview | None) -> None:
+        if isinstance(held, memoryview) and isinstance(held.obj, mmap.mmap) and self.origin is not None:
+            self.origin.check_lent()
