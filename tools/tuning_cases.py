@@ -249,6 +249,7 @@ CASES: dict[str, dict[str, Case]] = {
     **dict.fromkeys(("kClearedElements", "kAddedElements"), TRANSPOSED_STEPS | CONVOLUTION_STEPS),
     "kPreparedElements": _update(onnxtrain.Adam(0.001), clip_norm=1.0),
     "kMeasuredElements": _update(onnxtrain.SSGD(0.001)) | _update(onnxtrain.LAMB(0.001)),
+    "kLoopElements": ADAM | _update(onnxtrain.SSGD(0.001)),
     "kGatheredElements": NORMS,
     "kSoftmaxColumns": SOFTMAX,
     **dict.fromkeys(("kPooledWindows", "kPooledTogether"), POOLING),
@@ -265,7 +266,9 @@ CASES: dict[str, dict[str, Case]] = {
     ),
     **dict.fromkeys(("kLeastStepProducts", "kLeastUnits", "kNearFactorsShare", "kLeastBatchRows"), RECURRENT),
     **dict.fromkeys(("kFactorDepth", "kFarFactors", "kColumnsAheadBytes", "kLooks"), RECURRENT),
-    **dict.fromkeys(("kProductTasks", "kGradientSumBytes", "kGradientPositions"), CONVOLUTION_STEPS),
+    **dict.fromkeys(
+        ("kProductTasks", "kGradientSumBytes", "kGradientPositions", "kFewestPositions"), CONVOLUTION_STEPS
+    ),
     "kPlaneTasks": PLANE_STEPS,
     **dict.fromkeys(("kBlockBytes", "kLargeWeights", "kLeastPositions", "kPackedElements"), CONVOLUTIONS),
     **dict.fromkeys(("kChunkDepth", "kTileCost", "kRunCost", "kClassesWorthIt", "kCostedRows"), CONVOLUTIONS),
