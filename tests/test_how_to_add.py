@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shlex
@@ -94,3 +95,16 @@ def test_the_native_code_compiles(title: str, sources: list[str], copy: Path) ->
     command = ["c++", *options, "-iquote", "native", "-iquote", ".", *(f"native/{source}" for source in sources)]
     done = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(not all(map(importlib.util.find_spec, ("ruff", "mypy"))), reason="needs the lint extra")
+def test_what_a_stranger_writes_is_clean(copy: Path) -> None:
+    files = set()
+    for title in ("A rule", "A pass", "An optimizer", "A kernel"):
+        follow(part(title), copy)
+        files |= {path for _, path, _ in BLOCK.findall(part(title)) if path.endswith(".py")}
+    for command in (["ruff", "check", *files], ["ruff", "format", "--check", *files], ["mypy"]):
+        done = subprocess.run(
+            [sys.executable, "-m", *command], cwd=copy, capture_output=True, text=True, check=False, timeout=300
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
