@@ -14,7 +14,8 @@ from onnx import ModelProto, TensorProto, numpy_helper
 
 from onnxtrain.errors import ModelError
 from onnxtrain.model.checks import check_model
-from onnxtrain.model.external import DataFiles, DataTensor, ExternalData, raw_array
+from onnxtrain.model.data_files import DataFiles, DataTensor, raw_array
+from onnxtrain.model.external import ExternalData
 from onnxtrain.model.hidden import Hidden, fill, fill_tensor, lift, with_hidden
 from onnxtrain.model.large import LargeData, Origin
 from onnxtrain.model.leftovers import clear_leftovers

@@ -19,7 +19,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN, ONNXTRAIN_DOMAIN
-from onnxtrain.model.external import DataFiles, locate
+from onnxtrain.model.data_files import DataFiles
+from onnxtrain.model.external import locate
 from onnxtrain.runtime.lifting import lift_large_constants, replace_tensors
 from onnxtrain.workarounds.sessions import hand_over, in_place, packed
 
