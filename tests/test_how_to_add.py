@@ -43,7 +43,9 @@ def follow(text: str, root: Path) -> None:
 
 def commands(text: str) -> list[list[str]]:
     """The lines that call Python or pytest and need no native library, as arguments of Python."""
-    found = [shlex.split(line) for line in re.findall(r"^    ((?:pytest|python -m) .*)$", text, re.MULTILINE)]
+    found = [
+        shlex.split(line) for line in re.findall(r"^    ((?:pytest|python -m|python tools/).*)$", text, re.MULTILINE)
+    ]
     return [
         ["-m", "pytest", *QUIET, *words[1:]] if words[0] == "pytest" else words[1:]
         for words in found
@@ -58,7 +60,14 @@ def copy(tmp_path: Path) -> Path:
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
     for folder in ("autodiff", "lowering", "operators", "native", "training", "zoo"):
         shutil.copytree(ROOT / "tests" / folder, tmp_path / "tests" / folder, ignore=ignored)
-    for file in ("pyproject.toml", "tests/conftest.py", "tests/sampling.py", "tests/test_public_names.py"):
+    tests = ("conftest", "sampling", "test_names_page", "test_public_names", "test_readme")
+    for file in (
+        "pyproject.toml",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "README.md",
+        *(f"tests/{name}.py" for name in tests),
+    ):
         shutil.copy(ROOT / file, tmp_path / file)
     return tmp_path
 
