@@ -10,6 +10,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxtrain
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 
 Shape = tuple[int, ...]
 
@@ -38,12 +39,12 @@ def node(operator: str, shapes: list[Shape], **attributes: Any) -> Case:
         names = ["x", "w", "b"][: len(shapes)]
         outputs = ["y", "more"] if operator == "Attention" else ["y"]
         graph = helper.make_graph(
-            [helper.make_node(operator, names, outputs, domain="onnxtrain", **attributes)],
+            [helper.make_node(operator, names, outputs, domain=ONNXTRAIN_DOMAIN, **attributes)],
             "node",
             [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in zip(names, shapes, strict=True)],
             [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
         )
-        opsets = [helper.make_opsetid("", 18), helper.make_opsetid("onnxtrain", 1)]
+        opsets = [helper.make_opsetid("", 18), helper.make_opsetid(ONNXTRAIN_DOMAIN, 1)]
         random = np.random.default_rng(0)
         feeds = {name: random.standard_normal(shape, np.float32) for name, shape in zip(names, shapes, strict=True)}
         return Work(helper.make_model(graph, opset_imports=opsets, ir_version=8), feeds)
