@@ -144,3 +144,58 @@ def test_training_imports_no_checkpoints_archives_or_processes():
 def test_modules_of_onnx_are_imported_when_they_are_used(begin):
     done = subprocess.run([sys.executable, "-c", begin + OF_ONNX], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+VERSION = """
+import sys
+import onnxtrain
+from onnxtrain.deferred import _Metadata
+from onnxtrain.training.trainer import Trainer
+import onnx
+assert "importlib.metadata" not in sys.modules, "onnx looked its version up"
+import importlib
+assert "metadata" not in vars(importlib)
+found = onnx.__version__
+import importlib.metadata
+assert type(importlib.metadata).__name__ == "module" and sys.modules["importlib.metadata"] is importlib.metadata
+assert found == importlib.metadata.version("onnx"), found
+"""
+
+OTHER_VERSIONS = """
+import sys
+from pathlib import Path
+from onnxtrain.deferred import _Metadata
+home = Path(sys.argv[1])
+sys.path.insert(0, str(home))
+def package(name, *folders):
+    (home / name).mkdir()
+    (home / name / "__init__.py").write_text("")
+    for folder, text in folders:
+        (home / folder).mkdir()
+        (home / folder / "METADATA").write_text(text)
+def told(name):
+    module = _Metadata("importlib.metadata")
+    found = module.version(name)
+    return found, "PackageNotFoundError" in vars(module)  # whether the real one was asked
+package("plain", ("plain-1.2.dist-info", "Metadata-Version: 2.1\\nName: plain\\nVersion: 1.2\\n"))
+package("other", ("other-1.2.dist-info", "Metadata-Version: 2.1\\nName: other\\nVersion: 1.2.post1\\n"))
+package("egg", ("egg.egg-info", ""))
+(home / "egg.egg-info" / "PKG-INFO").write_text("Metadata-Version: 2.1\\nName: egg\\nVersion: 3\\n")
+assert told("plain") == ("1.2", False), told("plain")
+assert told("other") == ("1.2.post1", True), told("other")
+assert told("egg") == ("3", True), told("egg")
+package("none")
+from importlib.metadata import PackageNotFoundError
+try:
+    told("none")
+except PackageNotFoundError:
+    pass
+else:
+    raise AssertionError
+"""
+
+
+@pytest.mark.parametrize("program", [VERSION, OTHER_VERSIONS], ids=["of onnx", "of any package"])
+def test_versions_are_those_that_the_standard_library_finds(program, tmp_path):
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

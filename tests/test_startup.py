@@ -37,7 +37,11 @@ UNUSED = {
         "adapters.attached cli edit parallel.mpi pruning report training.advice.inspection training.import_states "
         "training.quantize",
     ),
-    "the standard library for files and networks": ("", "argparse http json.tool socket subprocess tarfile"),
+    "the standard library for files and networks": (
+        "",
+        "argparse calendar concurrent.futures csv email http importlib.metadata json.tool socket subprocess "
+        "tarfile uuid zipfile",
+    ),
     "formats that are not asked for": (
         "",
         "google.protobuf.json_format google.protobuf.text_format onnx.compose onnx_ir.schemas packaging.version "

@@ -2,7 +2,8 @@
 
 onnx-ir imports sympy for arithmetic with symbolic sizes: a third of a training process's memory before its first
 step, and half of its start. onnx imports what joins and cuts models and what generates its own sources, which bring
-the standard library's archives, processes, networks and command lines, and Protocol Buffers as text and as JSON.
+the standard library's archives, processes, networks and command lines, and Protocol Buffers as text and as JSON; it
+looks its own version up with `importlib.metadata`, which brings archives and e-mail: a twentieth of the start.
 
 While this package imports one of them for the first time, and no longer, deferred modules are where Python looks for
 what it puts off. What imports that then, onnx or onnx-ir, has a module that imports the real one when its first
@@ -14,26 +15,35 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 _DEFERRED = {
     "onnx": (
+        "calendar",
         "google.protobuf.json_format",
         "google.protobuf.text_format",
+        "importlib.metadata",
         "onnx.compose",
         "onnx.gen_proto",
         "onnx.utils",
         "socket",
+        "uuid",
     ),
-    "onnx_ir": ("onnx_ir._symbolic_shapes", "onnx_ir.schemas", "packaging.version", "sympy"),
+    "onnx_ir": ("concurrent.futures", "onnx_ir._symbolic_shapes", "onnx_ir.schemas", "packaging.version", "sympy"),
+    "onnx_ir.passes.common": ("hashlib",),
 }
 """What is put off while a package is imported."""
+
+
+_METADATA = "importlib.metadata"
 
 
 class _DeferredModule(ModuleType):
@@ -47,6 +57,31 @@ class _DeferredModule(ModuleType):
         return getattr(module, name)
 
 
+class _Metadata(_DeferredModule):
+    """Stands for ``importlib.metadata`` until more is read of it than a version that is plain to see."""
+
+    def version(self, name: str) -> str:
+        """The version of an installed package, as its one folder of metadata says; else what the real module finds."""
+        pattern = re.compile(re.escape(name) + r"-([^-]+)\.dist-info")
+        spec = PathFinder.find_spec(name)
+        home = Path(spec.origin).parent.parent if spec is not None and spec.origin else Path()
+        try:
+            found = [entry for entry in home.iterdir() if pattern.fullmatch(entry.name)]
+            (folder,) = found
+            told = folder.name[len(name) + 1 : -len(".dist-info")]
+            with (folder / "METADATA").open(encoding="utf-8") as file:
+                lines = [line.rstrip() for line, _ in zip(file, range(_HEADERS), strict=False)]
+            if f"Version: {told}" in lines:
+                return told
+        except (OSError, ValueError):
+            pass
+        return str(self.__getattr__("version")(name))
+
+
+_HEADERS = 8
+"""Lines of a package's metadata among which its version is."""
+
+
 class _Finder:
     """Finds these packages when this one asks for them; in ``sys.meta_path`` until all are there."""
 
@@ -57,11 +92,13 @@ class _Finder:
         if name not in self._waiting:
             return None
         modules = self._waiting.pop(name)
+        if not _is_asked_by_this_package():
+            for inner in [other for other in self._waiting if other.startswith(f"{name}.")]:
+                del self._waiting[inner]
+            modules = ()
         if not self._waiting:
             sys.meta_path.remove(self)
-        if not _is_asked_by_this_package():
-            return None
-        spec = PathFinder.find_spec(name, path)
+        spec = PathFinder.find_spec(name, path) if modules else None
         if spec is not None and spec.loader is not None:
             _with_deferred(spec.loader, modules)
         return spec
@@ -97,9 +134,11 @@ def _deferred_modules(names: Sequence[str]) -> Iterator[None]:
         parent = _parent(name)
         spec = PathFinder.find_spec(name, parent.__path__ if parent else None)
         if name not in sys.modules and spec is not None:
-            sys.modules[name] = made[name] = _DeferredModule(name)
+            sys.modules[name] = made[name] = (_Metadata if name == _METADATA else _DeferredModule)(name)
             made[name].__spec__ = spec
-            if parent and parent.__name__ not in _DEFERRED:  # onnx and onnx-ir bind theirs themselves
+            if name == _METADATA:
+                importlib.metadata = made[name]
+            elif parent and parent.__name__ not in _DEFERRED:  # onnx and onnx-ir bind theirs themselves
                 parent.__getattr__ = partial(_real_module, parent.__name__)  # type: ignore[method-assign]
     try:
         yield
@@ -107,6 +146,8 @@ def _deferred_modules(names: Sequence[str]) -> Iterator[None]:
         for name, module in made.items():
             if sys.modules.get(name) is module:
                 del sys.modules[name]
+        if vars(importlib).get("metadata") is made.get(_METADATA, importlib):
+            del importlib.metadata
 
 
 def _parent(name: str) -> ModuleType | None:

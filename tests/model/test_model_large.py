@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +15,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import onnxtrain
 from onnxtrain.errors import ModelError
+from onnxtrain.model import background
 from onnxtrain.model.file import ModelFile
 from onnxtrain.pruning.sparse import save_sparse
 from onnxtrain.training.weights.untie import untied
@@ -171,8 +175,28 @@ def test_an_untied_model_releases_what_the_file_has(tmp_path: Path) -> None:
     np.testing.assert_array_equal(file.value("w_2"), np.arange(2000))
 
 
-def test_lent_data_is_looked_at_in_the_file_until_the_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any file is large enough to be mapped, and its large initializers to be read in the background."""
     monkeypatch.setattr("onnxtrain.model.reading._MAPPED_FROM", 0)
+
+
+@pytest.fixture
+def held_back(mapped: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """The thread that reads waits for this event."""
+    go, fill = threading.Event(), background._fill
+
+    def late(descriptor: int, run: background._Run) -> None:
+        assert go.wait(60)
+        fill(descriptor, run)
+
+    monkeypatch.setattr(background, "_fill", late)
+    yield go
+    go.set()
+
+
+@pytest.mark.usefixtures("mapped")
+def test_lent_data_is_there_until_the_release(tmp_path: Path) -> None:
     model = two_weights()
     path = saved(model, tmp_path)
     file = ModelFile.load(path, lent=True)
@@ -185,52 +209,141 @@ def test_lent_data_is_looked_at_in_the_file_until_the_release(tmp_path: Path, mo
         file.value("w")
 
 
-CHANGES = {
-    "cut off": lambda path: os.truncate(path, 100),
-    "empty": lambda path: path.write_bytes(b""),
-    "written anew": lambda path: path.write_bytes(bytes(path.stat().st_size)),
-}
-
-
-USES = {
-    "read": lambda path: ModelFile.load(path, lent=True).value("layer1.weight"),
-    "release": lambda path: ModelFile.load(path, lent=True).release([]),
-    "train": lambda path: onnxtrain.Trainer(path, loss="softmax_cross_entropy", optimizer=onnxtrain.Adam()),
-}
-
-
-@pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_file_that_is_written_into_while_it_is_lent_is_refused(
-    change: str, use: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    load = ModelFile.load
-
-    def load_and_change(*arguments: object, **options: object) -> ModelFile:
-        file = load(*arguments, **options)
-        CHANGES[change](path)
-        return file
-
-    monkeypatch.setattr("onnxtrain.model.reading._MAPPED_FROM", 0)
-    monkeypatch.setattr(ModelFile, "load", load_and_change)
-    path = saved(onnxtrain.examples.mlp((40, 50, 3)), tmp_path)
-    with pytest.raises(ModelError, match=r"^'.*m\.onnx' was changed while it was read; load the model from a file "):
-        USES[use](path)
-
-
-@pytest.mark.parametrize("change", ["removed", "replaced"])
-def test_a_file_that_is_removed_or_replaced_as_a_whole_stays_lent(
-    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("onnxtrain.model.reading._MAPPED_FROM", 0)
+def test_who_asks_for_lent_data_waits_for_it(held_back: threading.Event, tmp_path: Path) -> None:
     model = two_weights()
-    path = saved(model, tmp_path)
+    file = ModelFile.load(saved(model, tmp_path), lent=True)
+    working = file.training_model().graph.initializers["w"]  # needs no data
+    assert working.shape == (40, 50)
+    threading.Timer(0.2, held_back.set).start()
+    assert not held_back.is_set()
+    np.testing.assert_array_equal(file.value("w"), numpy_helper.to_array(model.graph.initializer[0]))
+    assert held_back.is_set()
+
+
+def test_a_copy_of_the_process_reads_by_itself(held_back: threading.Event, tmp_path: Path) -> None:
+    """After fork there is no thread in the copy."""
+    model = two_weights()
+    file = ModelFile.load(saved(model, tmp_path), lent=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 says that fork and threads do not go together
+        child = os.fork()
+    if not child:
+        held_back.set()
+        same = np.array_equal(file.value("w"), numpy_helper.to_array(model.graph.initializer[0]))
+        os._exit(0 if same else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda path: os.truncate(path, 5000), "it was changed while it was read; copy it again"),
+        (lambda path: os.utime(path, ns=(0, 1)), "it was changed while it was read; copy it again"),
+        (lambda path: path.unlink(), "No such file or directory; copy it again"),
+    ],
+    ids=["cut off", "touched", "removed"],
+)
+def test_a_file_that_changes_while_it_is_read(
+    change: Callable[[Path], None],
+    reason: str,
+    mapped: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = saved(two_weights(), tmp_path)
+    read = background._Work._read
+
+    def after_the_change(self: background._Work) -> None:
+        change(path)
+        read(self)
+
+    monkeypatch.setattr(background._Work, "_read", after_the_change)
     file = ModelFile.load(path, lent=True)
-    if change == "removed":
-        path.unlink()
-    else:
-        (tmp_path / "other").write_bytes(b"other")
-        (tmp_path / "other").replace(path)
-    np.testing.assert_array_equal(file.value("w"), numpy_helper.to_array(model.graph.initializer[0]))
-    file.release([])
-    np.testing.assert_array_equal(file.value("w"), numpy_helper.to_array(model.graph.initializer[0]))
+    for _ in range(2):
+        with pytest.raises(ModelError, match=rf"^'.*m\.onnx' cannot be read: {reason}\.$"):
+            file.value("w")
+
+
+@pytest.mark.usefixtures("mapped")
+@pytest.mark.parametrize(("count", "between"), [(3, 0), (1300, 0), (3, 1 << 18), (3, 100)])
+@pytest.mark.parametrize("most", [1 << 30, 5000])
+def test_all_parts_of_a_file_are_read(
+    count: int, between: int, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Near to each other or far apart, more than one call takes, and where the system gives less than was asked for."""
+    rng = np.random.default_rng(0)
+    tensors = []
+    for number in range(count):
+        tensors.append(numpy_helper.from_array(rng.standard_normal(1100).astype(np.float32), f"w{number}"))
+        tensors[-1].doc_string = "-" * between
+    preadv = os.preadv
+    calls = []
+
+    def short(descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
+        calls.append(len(buffers))
+        given, left = [], most
+        for buffer in buffers:
+            given.append(buffer[:left])
+            left -= len(given[-1])
+            if not left:
+                break
+        return preadv(descriptor, given, offset)
+
+    monkeypatch.setattr(os, "preadv", short)
+    file = ModelFile.load(saved(model_of(*tensors), tmp_path), lent=True)
+    for tensor in tensors:
+        np.testing.assert_array_equal(file.value(tensor.name), numpy_helper.to_array(tensor))
+    assert max(calls) <= 1024
+    if most > 5000:
+        assert len(calls) == {(1300, 0): 3, (3, 1 << 18): 3}.get((count, between), 1)
+
+
+@pytest.mark.usefixtures("mapped")
+def test_memory_of_an_initializer_is_taken_once(tmp_path: Path) -> None:
+    model = two_weights()
+    file = ModelFile.load(saved(model, tmp_path), lent=True)
+    before = file.value("w").copy()
+    assert file.take(before) is None  # an array of somebody's own
+    value = file.value("w")
+    assert file.take(value[1:]) is None
+    assert file.take(value.T) is None
+    taken = file.take(value)
+    assert taken is not None
+    assert taken.ctypes.data == value.ctypes.data
+    assert not taken.ctypes.data % 64
+    taken += 1
+    np.testing.assert_array_equal(taken, before + 1)
+    np.testing.assert_array_equal(file.value("w"), before)  # from the file
+    assert file.take(file.value("w")) is None
+
+
+@pytest.mark.usefixtures("mapped")
+def test_memory_that_others_look_at_is_not_taken(tmp_path: Path) -> None:
+    file = ModelFile.load(saved(two_weights(), tmp_path), lent=True)
+    row = file.value("w")[3]
+    assert file.take(file.value("w")) is None
+    del row
+    assert file.take(file.value("w")) is not None
+
+
+@pytest.mark.usefixtures("mapped")
+def test_a_training_goes_on_with_the_memory_that_was_read(tmp_path: Path) -> None:
+    """No copy; the same steps as from a model in memory; and the values of the file for whoever asks for them."""
+    model = onnxtrain.examples.mlp((20, 64, 64, 3))
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path)
+    x, y = np.random.default_rng(0).standard_normal((8, 20)).astype(np.float32), np.arange(8) % 3
+    losses = []
+    for source in (str(path), model):
+        trainer = onnxtrain.Trainer(source, loss="softmax_cross_entropy", optimizer=onnxtrain.SGD(0.1), threads=1)
+        losses.append([trainer.train_step(x, y) for _ in range(3)])
+        file = trainer.specification.model
+        if source is not model:
+            reading = file._large._background
+            assert reading is not None
+            large = [name for name, array in trainer.parameters.items() if array.nbytes >= 4096]
+            assert len(large) == 2
+            assert {reading._names[trainer.parameters[name].ctypes.data] for name in large} == set(large)
+        for tensor in model.graph.initializer:
+            np.testing.assert_array_equal(file.value(tensor.name), numpy_helper.to_array(tensor))
+    assert losses[0] == losses[1]

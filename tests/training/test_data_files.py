@@ -10,7 +10,8 @@ import pytest
 
 from onnxtrain.errors import DataError
 from onnxtrain.training.data import TensorSpec, files, open_dataset, split_validation
-from onnxtrain.training.data.files import is_mapped, read_arrays
+from onnxtrain.training.data.conversion import is_mapped
+from onnxtrain.training.data.files import read_arrays
 
 SPECS = [TensorSpec("image", np.dtype(np.float32), ("N", 3))]
 IMAGE = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)

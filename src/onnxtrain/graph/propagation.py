@@ -64,10 +64,23 @@ def _has_large_sizes(graph: GraphProto) -> bool:
         return True
     if sum(node.op_type == "Concat" for node in graph.node) >= _DOUBLINGS:
         return True
-    numbers = (number for node in graph.node for attribute in node.attribute for number in _numbers(attribute))
-    if any(number > LONGEST and number not in (_END, _END_32) for number in numbers):
+    if any(_is_large(attribute) for node in graph.node for attribute in node.attribute):
         return True
     return any(_has_large_sizes(body) for node in graph.node for body in _bodies(node))
+
+
+def _is_large(attribute: onnx.AttributeProto) -> bool:
+    """Whether an attribute has a number that no size is, but the end of what has no end."""
+    kind = attribute.type
+    if kind == _INT:  # the most are this
+        number = attribute.i
+        return number > LONGEST and number not in (_END, _END_32)
+    if kind in (_STRING, _TENSOR):
+        return False
+    return any(number > LONGEST and number not in (_END, _END_32) for number in _numbers(attribute))
+
+
+_INT, _STRING, _TENSOR = onnx.AttributeProto.INT, onnx.AttributeProto.STRING, onnx.AttributeProto.TENSOR
 
 
 def _numbers(attribute: onnx.AttributeProto) -> Iterator[float]:
@@ -89,7 +102,8 @@ def _holds_large_sizes(tensor: TensorProto) -> bool:
     if tensor.data_type not in _OF_SIZES or tensor.data_location == TensorProto.EXTERNAL:
         return False
     numbers = numpy_helper.to_array(tensor)
-    return bool(np.any((numbers > LONGEST) & (numbers != _END) & (numbers != _END_32)))
+    large = numbers > LONGEST
+    return bool(large.any()) and bool(np.any(large & (numbers != _END) & (numbers != _END_32)))
 
 
 _OF_SIZES = (TensorProto.INT64, TensorProto.INT32, TensorProto.FLOAT, TensorProto.DOUBLE)
@@ -109,7 +123,7 @@ def _hide_readers(graph: GraphProto, outside: set[str]) -> bool:
     }
     hidden = False
     for node in graph.node:
-        if any(name in long for name in node.input):
+        if long and any(name in long for name in node.input):
             node.domain, hidden = _HIDDEN, True
         for body in _bodies(node):
             hidden = _hide_readers(body, long) or hidden
@@ -126,25 +140,23 @@ _FOLLOWED: Final = _KEEPING | {"Add", "Concat", "Constant", "Mul", "Shape", "Siz
 _WITH_BODIES: Final = frozenset(("If", "Loop", "Scan", "SequenceMap"))
 
 
-def _large_makers(
-    graph: GraphProto, outside: Mapping[str, float] | None = None, around: float = 1.0
-) -> list[NodeProto]:
+def _large_makers(graph: GraphProto, outside: _Bounds | None = None, around: float = 1.0) -> list[NodeProto]:
     """The nodes that make a vector of a computed size, where that may be more than is followed.
 
     Of the operators that data propagation computes, only a few give larger numbers than they read: those bound what
     can come out of a sequence of them.
     """
-    bounds = dict(outside or {}) | {tensor.name: _bound(tensor) for tensor in graph.initializer}
+    bounds = _Bounds({tensor.name: tensor for tensor in graph.initializer}, outside)
     largest, found = 0.0, []
     for node in graph.node:
         operator = node.op_type
-        if operator in _WITH_BODIES:
-            largest = largest or _largest_size(graph, around)
-            for body in _bodies(node):
-                found += _large_makers(body, bounds, largest)
         if operator not in _FOLLOWED:
+            if operator in _WITH_BODIES:
+                largest = largest or _largest_size(graph, around)
+                for body in _bodies(node):
+                    found += _large_makers(body, bounds, largest)
             continue
-        read = [bounds.get(name, 0.0) for name in node.input]
+        read = [bounds[name] for name in node.input]
         bound = 0.0
         if operator == "Constant":
             bound = max(map(_bound_of_constant, node.attribute), default=0.0)
@@ -161,13 +173,34 @@ def _large_makers(
         elif operator in _KEEPING and read:
             bound = read[0]
         if bound:
-            bounds |= dict.fromkeys(node.output, bound)
+            bounds.update(dict.fromkeys(node.output, bound))
         at = _SIZES.get(operator, len(read))
         if at < len(read) and read[at]:
             if read[at] > LONGEST and not _has_several_sizes(graph, node.input[at]):
                 found.append(node)
             largest = max(largest or _largest_size(graph, around), min(read[at], LONGEST))
     return found
+
+
+class _Bounds(dict[str, float]):
+    """The largest number of each value, found out when it is asked for; 0 where nothing is known.
+
+    Args:
+        tensors: The initializers.
+        outside: The bounds of what surrounds the graph, where something does.
+    """
+
+    def __init__(self, tensors: Mapping[str, TensorProto], outside: _Bounds | None) -> None:
+        super().__init__()
+        self._tensors, self._outside = tensors, outside
+
+    def __missing__(self, name: str) -> float:
+        if name in self._tensors:
+            found = _bound(self._tensors[name])
+        else:
+            found = 0.0 if self._outside is None else self._outside[name]
+        self[name] = found
+        return found
 
 
 def _infos(graph: GraphProto) -> Iterator[onnx.ValueInfoProto]:
@@ -194,7 +227,13 @@ def _bound(tensor: TensorProto) -> float:
         return 0.0
     if math.prod(tensor.dims) > LONGEST:
         return math.inf
+    if tensor.data_type == TensorProto.INT64 and len(tensor.raw_data) == _BYTES:  # the most: one number
+        return float(abs(int.from_bytes(tensor.raw_data, "little", signed=True)))
     return float(np.max(np.abs(numpy_helper.to_array(tensor).astype(np.float64)), initial=0.0))
+
+
+_BYTES = 8
+"""Of a number of 64 bits."""
 
 
 def _bound_of_constant(attribute: onnx.AttributeProto) -> float:

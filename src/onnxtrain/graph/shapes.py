@@ -19,6 +19,7 @@ from onnxtrain.graph.limits import check_shapes
 from onnxtrain.graph.nesting import check_depth
 from onnxtrain.graph.propagation import infer_within_bounds
 from onnxtrain.graph.symbols import asks_again, resolve_symbols
+from onnxtrain.graph.value import Dimension, dimensions
 from onnxtrain.workarounds.inference import hide_computed_slices, is_taken_for_scalar
 
 _INFERENCES: list[Callable[[ir.Node], bool]] = []
@@ -72,6 +73,8 @@ def complete_shapes(model: ir.Model) -> ir.Model:
                 return infer_shapes(model)
     return model
 
+
+Shape = tuple[Dimension, ...]
 
 Sizes = dict[str, set[int]]
 """The sizes that axes of one symbol have."""
@@ -140,7 +143,9 @@ def _copy(graph: ir.Graph, inferred: onnx.GraphProto) -> Sizes:
                 value.type = ir.serde.deserialize_type_proto_for_type(other)
             tensor = other.tensor_type
             if tensor.HasField("shape") and not is_taken_for_scalar(node, tensor):
-                value.shape = _better(value.shape, ir.serde.deserialize_type_proto_for_shape(other), sizes)
+                shape = _sizes(tensor.shape)
+                if shape != (known := dimensions(value)):
+                    value.shape = _better(known, shape, sizes)
     for node, other_node in zip(graph, inferred.node, strict=False):
         for attribute in other_node.attribute:
             if attribute.type == onnx.AttributeProto.GRAPH and attribute.name in node.attributes:
@@ -149,15 +154,15 @@ def _copy(graph: ir.Graph, inferred: onnx.GraphProto) -> Sizes:
     return sizes
 
 
-def _better(old: ir.Shape | None, new: ir.Shape | None, sizes: Sizes) -> ir.Shape | None:
+def _sizes(shape: onnx.TensorShapeProto) -> Shape:
+    return tuple([size.dim_value if size.HasField("dim_value") else size.dim_param or None for size in shape.dim])
+
+
+def _better(old: Shape | None, new: Shape, sizes: Sizes) -> ir.Shape:
     """Per axis what says more: a size, then a symbol that the model itself gave, then a new symbol."""
-    if old is None or new is None or len(old) != len(new):
-        return old if new is None else new
+    if old is None or len(old) != len(new):
+        return ir.Shape(new)
     for a, b in zip(old, new, strict=True):
-        if isinstance(b, int) and not isinstance(a, int) and a.value is not None:
-            sizes.setdefault(a.value, set()).add(b)
-    chosen = [
-        b if isinstance(b, int) or (not isinstance(a, int) and a.value is None) else a
-        for a, b in zip(old, new, strict=True)
-    ]
-    return ir.Shape(chosen)
+        if isinstance(a, str) and isinstance(b, int):
+            sizes.setdefault(a, set()).add(b)
+    return ir.Shape([b if isinstance(b, int) or a is None else a for a, b in zip(old, new, strict=True)])

@@ -55,8 +55,12 @@ def asks_again(graph: ir.Graph) -> bool:
     return False
 
 
+def _is_made_up(size: Dimension) -> bool:
+    return isinstance(size, str) and size.startswith(MADE_UP)
+
+
 def _is_open(shape: tuple[Dimension, ...] | None) -> bool:
-    return shape is None or any(size is None or (isinstance(size, str) and size.startswith(MADE_UP)) for size in shape)
+    return shape is None or any(size is None or _is_made_up(size) for size in shape)
 
 
 def _filled_in(shape: tuple[Dimension, ...] | None, told: tuple[Dimension, ...] | None) -> ir.Shape | None:
@@ -107,7 +111,7 @@ class _Resolver:
             self._values[output] = follow(self, node)
         derive = _broadcast if is_elementwise(node.op_type) else _SHAPES.get(node.op_type)
         old = dimensions(output)
-        if derive is None or (old is not None and not any(isinstance(size, str) for size in old)):
+        if derive is None or (old is not None and not any(map(_is_made_up, old))):
             return
         new = derive(self, node)
         if new is None:
@@ -116,7 +120,7 @@ class _Resolver:
             output.shape = ir.Shape(new)
             return
         for before, now in zip(map(self._resolved, old), new, strict=False):
-            if now is not None and now != before and isinstance(before, str) and before.startswith(MADE_UP):
+            if now is not None and now != before and isinstance(before, str) and _is_made_up(before):
                 self.found[before] = now
 
     def write(self, graph: ir.Graph) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import posixpath
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -13,13 +14,15 @@ import onnx_ir as ir
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from onnxtrain.errors import ModelError
+from onnxtrain.model.background import BackgroundRead
 from onnxtrain.model.checks import check_model
 from onnxtrain.model.data_files import DataFiles, DataTensor, raw_array
 from onnxtrain.model.external import ExternalData
 from onnxtrain.model.hidden import Hidden, fill, fill_tensor, lift, with_hidden
-from onnxtrain.model.large import LargeData, Origin
+from onnxtrain.model.large import LargeData
 from onnxtrain.model.leftovers import clear_leftovers
 from onnxtrain.model.new_values import NewValues, check_shared
+from onnxtrain.model.origin import Origin
 from onnxtrain.model.places import place_of
 from onnxtrain.model.reading import parse_file, places_by_name, read_file, serialised
 from onnxtrain.model.saving import DataFile, refuse_node, save_model
@@ -113,8 +116,8 @@ class ModelFile:
         Args:
             model: A path, or a model in memory (which must not be changed afterwards).
             folder: Where the external data of a model in memory is; a file's is in its own folder.
-            lent: Whether large initializers stay in the file, which is mapped, until :meth:`release` is called: for
-                whoever does so soon, since nobody must change the file until then.
+            lent: For whoever calls :meth:`release` soon. Large initializers of a large file are read in the background,
+                and waited for when the first of them is asked for.
 
         Raises:
             ModelError: There is no such file, it is no ONNX model, or not one that can be used; the message
@@ -127,8 +130,10 @@ class ModelFile:
         path = Path(model)
         mapped, stamp = read_file(path)
         proto, template, places = parse_file(path, mapped)
+        origin = Origin(path, stamp, places)
+        background = BackgroundRead(origin) if lent and places and isinstance(mapped, mmap.mmap) else None
         template, hidden = with_hidden(proto, template, mapped)
-        large = LargeData(mapped, places, Origin(path, stamp, places), lent=lent)
+        large = LargeData(mapped, places, origin, lent=lent, background=background)
         return cls(proto, template, path, path.parent, large, hidden=hidden)
 
     def changed(self, proto: ModelProto) -> ModelFile:
@@ -190,6 +195,14 @@ class ModelFile:
         model made anew.
         """
         self._large.release(() if self.proto.graph.sparse_initializer else names)
+
+    def take(self, value: npt.NDArray[np.generic]) -> npt.NDArray[np.generic] | None:
+        """Release the initializer whose memory an array from :meth:`value` shows, and hand over that memory.
+
+        What is returned is the same array, and may be written. ``None`` where others look at that memory, and where the
+        array shows something else.
+        """
+        return None if self.proto.graph.sparse_initializer else self._large.take(value)
 
     @property
     def opset(self) -> int:

@@ -7,71 +7,12 @@ views, and each tensor's memory is free as soon as it is released.
 from __future__ import annotations
 
 import mmap
-import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import NamedTuple
 
-from onnxtrain.errors import ModelError
+import numpy as np
 
-Stamp = tuple[int, int, int, int]
-"""Tells whether a file is still the one that it was: device, inode, time of change, size."""
-
-
-def stamp_of(status: os.stat_result) -> Stamp:
-    """The stamp of a file's status."""
-    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
-
-
-class Origin(NamedTuple):
-    """Where data was read from, and can be read again while the file stays as it was.
-
-    Attributes:
-        path: The file.
-        stamp: Of the file when it was read.
-        places: Where in it the data of each tensor is.
-    """
-
-    path: Path
-    stamp: Stamp
-    places: Mapping[str, slice]
-
-    def check_lent(self) -> None:
-        """Look whether the mapped file is as it was read; reading behind its new end would end the process.
-
-        A file that was removed, or replaced by another, is still mapped as it was.
-
-        Raises:
-            ModelError: Somebody wrote into the file.
-        """
-        try:
-            stamp = stamp_of(os.stat(self.path))
-        except OSError:
-            return
-        if stamp[:2] == self.stamp[:2] and stamp != self.stamp:
-            raise ModelError(
-                f"{str(self.path)!r} was changed while it was read; load the model from a file that nobody writes "
-                "into, or replace files as a whole."
-            )
-
-    def read(self, name: str) -> bytes:
-        """The data of a tensor, from the file.
-
-        Raises:
-            ModelError: The file is gone, or was changed or replaced.
-        """
-        place = self.places[name]
-        try:
-            with self.path.open("rb") as file:
-                if stamp_of(os.fstat(file.fileno())) == self.stamp:
-                    file.seek(place.start)
-                    return file.read(place.stop - place.start)
-        except OSError:
-            pass
-        raise ModelError(
-            f"The first values of {name!r} are gone: training released them, and {str(self.path)!r} was changed since "
-            "it was read; load the model from a copy of the file that stays."
-        )
+from onnxtrain.model.background import BackgroundRead
+from onnxtrain.model.origin import Origin
 
 
 class LargeData:
@@ -82,6 +23,7 @@ class LargeData:
         places: Where in it the data of each large initializer is.
         origin: Where some or all of it can be read again.
         lent: Whether to look at the data where it is, until :meth:`release` is called, instead of copying it.
+        background: Reads the data of all places; then there is none in ``data``.
     """
 
     def __init__(
@@ -91,11 +33,13 @@ class LargeData:
         origin: Origin | None = None,
         *,
         lent: bool = False,
+        background: BackgroundRead | None = None,
     ):
         self.origin = origin
         source = memoryview(data) if lent else data
+        self._background = background
         self._held: dict[str, bytes | memoryview | None] = {
-            name: source[place] for name, place in (places or {}).items()
+            name: source[place] if background is None else None for name, place in (places or {}).items()
         }
 
     def __contains__(self, name: str) -> bool:
@@ -105,27 +49,28 @@ class LargeData:
         """The data of an initializer, from the file again where it was released.
 
         Raises:
-            ModelError: It was released, or is lent, and the file is not what it was.
+            ModelError: It was released, and the file is not what it was; or the file cannot be read.
         """
+        if self._background is not None and name in self._background:
+            return self._background[name]
         held = self._held[name]
         if held is not None:
-            self._check(held)
             return held
         assert self.origin is not None  # nothing else is released
         return self.origin.read(name)
 
     def release(self, names: Iterable[str]) -> None:
-        """Free the memory of what can be read from the file again; what stays is not lent any more.
-
-        Raises:
-            ModelError: What stays was lent, and the file is not what it was.
-        """
+        """Free the memory of what can be read from the file again; what stays is not lent any more."""
         for name in names:
+            if self._background is not None:
+                self._background.drop(name)
             if name in self._held and self.origin is not None and name in self.origin.places:
                 self._held[name] = None
-        self._check(next((held for held in self._held.values() if held), None))
         self._held = {name: None if held is None else bytes(held) for name, held in self._held.items()}
 
-    def _check(self, held: bytes | memoryview | None) -> None:
-        if isinstance(held, memoryview) and isinstance(held.obj, mmap.mmap) and self.origin is not None:
-            self.origin.check_lent()
+    def take(self, array: np.ndarray) -> np.ndarray | None:
+        """Release what an array shows, and hand over its memory: an array like it which may be written.
+
+        ``None`` where it shows nothing that can be handed over.
+        """
+        return None if self._background is None else self._background.take(array)

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError, EncodeError  # type: ignore[imp
 from onnx import ModelProto
 
 from onnxtrain.errors import ModelError
-from onnxtrain.model.large import Stamp, stamp_of
+from onnxtrain.model.origin import Stamp, stamp_of
 from onnxtrain.model.places import reason
 from onnxtrain.model.wire import CutOffError, Template, TooManyFieldsError, WireError
 

@@ -11,13 +11,13 @@ import numpy as np
 from onnxtrain.errors import OptionError
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.providers import Device, device_of
-from onnxtrain.runtime.states import StateBuffers
+from onnxtrain.runtime.states import StateBuffers, Take
 
 
-def new_states(values: Mapping[str, np.ndarray], options: RuntimeOptions) -> StateBuffers:
+def new_states(values: Mapping[str, np.ndarray], options: RuntimeOptions, take: Take | None = None) -> StateBuffers:
     """States with these first values, in the memory of the provider that does the steps."""
     device = device_of(options.provider_list())
-    return StateBuffers(values) if device is None else DeviceStates(values, device)
+    return StateBuffers(values, take) if device is None else DeviceStates(values, device)
 
 
 class DeviceStates(StateBuffers):

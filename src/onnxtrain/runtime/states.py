@@ -10,8 +10,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.errors import OptionError
+from onnxtrain.model.aligned import ALIGNMENT, aligned
 
-_ALIGNMENT = 64
+Take = Callable[[np.ndarray], "np.ndarray | None"]
 
 
 class StateBuffers(MutableMapping[str, np.ndarray]):
@@ -23,13 +24,19 @@ class StateBuffers(MutableMapping[str, np.ndarray]):
 
     A state that a step cannot update in place has two buffers that take turns. While somebody holds the array of such
     a state, or a view of it, they do not: the new value is copied to where the old one stood.
+
+    Args:
+        values: First values, which are copied.
+        take: Gives the memory of a value to whoever goes on with it, where it can be had: then it is not copied.
     """
 
     on_device = False
     """Whether they are in the memory of a device."""
 
-    def __init__(self, values: Mapping[str, np.ndarray]) -> None:
-        self._buffers: dict[str, list[np.ndarray]] = {name: [_aligned(value)] for name, value in values.items()}
+    def __init__(self, values: Mapping[str, np.ndarray], take: Take | None = None) -> None:
+        self._buffers: dict[str, list[np.ndarray]] = {
+            name: [_aligned(value) if take is None else _taken(value, take)] for name, value in values.items()
+        }
         self._turn: dict[str, int] = dict.fromkeys(values, 0)
         self.doubled: list[str] = []
         self._joined: dict[tuple[int | str, ...], np.ndarray] = {}
@@ -114,8 +121,8 @@ class StateBuffers(MutableMapping[str, np.ndarray]):
             return self._joined[parts, *names]
         if held or len({buffer.dtype for (buffer, *_) in buffers}) != 1:
             raise OptionError(f"The states {', '.join(held or names)} cannot be put one after the other.")
-        starts = np.cumsum([0] + [-(-buffer.nbytes // _ALIGNMENT) * _ALIGNMENT for (buffer,) in buffers])
-        unit = parts * _ALIGNMENT
+        starts = np.cumsum([0] + [-(-buffer.nbytes // ALIGNMENT) * ALIGNMENT for (buffer,) in buffers])
+        unit = parts * ALIGNMENT
         memory = _aligned(np.zeros(-(-starts[-1] // unit) * unit, np.uint8))
         for (old,), name, start in zip(buffers, names, starts[:-1].tolist(), strict=True):
             new = memory[start : start + old.nbytes].view(old.dtype).reshape(old.shape)
@@ -177,14 +184,17 @@ def _bind(bind: Callable[..., None], name: str, buffer: np.ndarray) -> None:
     bind(name, "cpu", 0, kind, list(buffer.shape), buffer.ctypes.data)
 
 
+def _taken(value: np.ndarray, take: Take) -> np.ndarray:
+    """The memory of a value, where it can be had and starts on a cache line, or a copy that does."""
+    taken = take(value)
+    return _aligned(value) if taken is None or taken.ctypes.data % ALIGNMENT else taken
+
+
 def _aligned(value: np.ndarray) -> np.ndarray:
-    """A writable copy that starts on a cache line, as vector loops like it."""
+    """A writable copy that starts on a cache line."""
     value = np.asarray(value)
-    # Of memory that is to be zero, as states of an optimizer are at first, the system gives none before it is written.
-    zero = value.size > 1 and not any(value.strides) and not any(value.flat[:1].tobytes())
-    raw = (np.zeros if zero else np.empty)(value.nbytes + _ALIGNMENT, dtype=np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
-    buffer = raw[start : start + value.nbytes].view(value.dtype).reshape(value.shape)
+    zero = value.size > 1 and not any(value.strides) and not any(value.flat[:1].tobytes())  # states are at first
+    buffer = aligned(value.nbytes, zero=zero).view(value.dtype).reshape(value.shape)
     if not zero:
         buffer[...] = value
     return buffer

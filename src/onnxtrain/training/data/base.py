@@ -18,9 +18,9 @@ from onnxtrain.training.data.conversion import (
     check_symbols,
     check_type,
     convert,
+    is_mapped,
     to_numpy,
 )
-from onnxtrain.training.data.files import is_mapped
 from onnxtrain.training.data.target_checks import LabelCheck, TargetCheck
 
 

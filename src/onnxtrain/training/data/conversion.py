@@ -26,6 +26,16 @@ _ACCEPTED: Final = {
 }
 
 
+def is_mapped(array: Array) -> bool:
+    """Whether an array, or one that it is a view of, lies in a memory-mapped file."""
+    base: Any = array
+    while base is not None:
+        if isinstance(base, np.memmap):
+            return True
+        base = getattr(base, "base", None)
+    return False
+
+
 @dataclass(frozen=True)
 class TensorSpec:
     """What a model needs of one array.

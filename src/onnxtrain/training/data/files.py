@@ -78,16 +78,6 @@ def check_regular(path: Path) -> None:
         raise DataError(f"'{path}' is a pipe, a device or a folder, no ordinary file; write arrays to a file.")
 
 
-def is_mapped(array: Array) -> bool:
-    """Whether an array, or one that it is a view of, lies in a memory-mapped file."""
-    base: Any = array
-    while base is not None:
-        if isinstance(base, np.memmap):
-            return True
-        base = getattr(base, "base", None)
-    return False
-
-
 def _read_folder(folder: Path) -> dict[str, Array]:
     arrays: dict[str, Array] = {}
     # An array name may contain a slash ("encoder/tokens"): it is a file in a folder of the folder.

@@ -87,6 +87,7 @@ class Steps:
                 if given
                 else first_values,  # one after the other
                 specification.options,
+                None if given else specification.model.take,
             )
             # It is the buffers that have the weights from now on.
             specification.model.release([*first_values, *(copy.name for copy in objective.copies)])
