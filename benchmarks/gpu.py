@@ -136,14 +136,14 @@ def update_speed(device: str, sizes: Sequence[int], rounds: int) -> str:
     from onnx import TensorProto, helper
 
     import onnxtrain
+    from onnxtrain.graph.domains import TRAINING_DOMAIN
 
     options = onnxtrain.RuntimeOptions(providers=[device], kernels=True)
     names = [f"{letter}{i}" for letter in "XGVH" for i in range(len(sizes))]
     outputs = [f"{letter}{i}_new" for letter in "XVH" for i in range(len(sizes))]
     lengths = dict(zip(names, [*sizes] * 4, strict=True))
-    domain = "ai.onnx.preview.training"
     graph = helper.make_graph(
-        [helper.make_node("Adam", ["R", "T", *names], outputs, domain=domain)],
+        [helper.make_node("Adam", ["R", "T", *names], outputs, domain=TRAINING_DOMAIN)],
         "update",
         [
             helper.make_tensor_value_info("R", TensorProto.FLOAT, []),
@@ -152,7 +152,7 @@ def update_speed(device: str, sizes: Sequence[int], rounds: int) -> str:
         ],
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, [lengths[name[:-4]]]) for name in outputs],
     )
-    imports = [helper.make_opsetid("", 18), helper.make_opsetid(domain, 1)]
+    imports = [helper.make_opsetid("", 18), helper.make_opsetid(TRAINING_DOMAIN, 1)]
     session = onnxruntime.InferenceSession(
         helper.make_model(graph, opset_imports=imports, ir_version=8).SerializeToString(),
         options.session_options(kernels=options.uses_kernels()),

@@ -1,6 +1,6 @@
 """Optimizer steps against the speed of memory and against PyTorch, NumPy and ONNX's reference evaluator.
 
-    python benchmarks/optimizers.py [--quick] [--threads N] [--output docs/benchmark_optimizers.md]
+    python benchmarks/optimizers.py [--quick] [--threads N] [--output docs/benchmarks/optimizers.md]
 
 Every case is a number of float32 parameters in a number of equal tensors. The limit is measured beside the peers: a
 plain vectorised loop that reads and writes the same bytes with the same threads. The peers take turns, with a pause in
@@ -27,6 +27,7 @@ import onnxruntime
 from onnx import TensorProto, helper
 
 from onnxtrain import kernels
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.operators import OPTIMIZERS as OPERATORS
 from onnxtrain.runtime import native
 
@@ -124,7 +125,7 @@ def model(case: Case, groups: int = 1, averaged: bool = False) -> onnx.ModelProt
                 "SGD",
                 ["average_rate", "T", *listed("A"), *listed("X", "_new")],
                 listed("A", "_new"),
-                domain="onnxtrain",
+                domain=ONNXTRAIN_DOMAIN,
                 weight_decay=-1.0,
             )
         ]
@@ -153,7 +154,7 @@ def model(case: Case, groups: int = 1, averaged: bool = False) -> onnx.ModelProt
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, [count]) for name in new_names],
         [helper.make_tensor("average_rate", TensorProto.DOUBLE, [], [-0.001])] if averaged else [],
     )
-    opsets = [helper.make_opsetid(name, 1) for name in sorted({domain, "onnxtrain"})]
+    opsets = [helper.make_opsetid(name, 1) for name in sorted({domain, ONNXTRAIN_DOMAIN})]
     opsets.append(helper.make_opsetid("", 17))
     return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
@@ -265,7 +266,11 @@ def numpy_step(case: Case, arrays: Arrays) -> Step:
 
 def onnx_reference(case: Case, arrays: Arrays) -> Step | None:
     """ONNX's reference evaluator; for small cases of the operators that it knows."""
-    if OPERATORS[case.optimizer.name].schema.domain == "onnxtrain" or case.parameters > 1_000_000 or case.tensors > 10:
+    if (
+        OPERATORS[case.optimizer.name].schema.domain == ONNXTRAIN_DOMAIN
+        or case.parameters > 1_000_000
+        or case.tensors > 10
+    ):
         return None
     from onnx.reference import ReferenceEvaluator
 

@@ -20,6 +20,7 @@ from harness import ForeignLoad, load_line, machine_line, table, write_report
 from onnx import TensorProto, helper
 
 import onnxtrain
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 
 SIZES = ((128, 768, 2048), (128, 768, 16000), (2048, 2048, 2048))
 QUICK = ((8, 64, 64),)
@@ -79,7 +80,7 @@ def product(sizes: tuple[int, int, int], stored: str, compute: str) -> Callable[
         dtype = np.float32 if stored == "float32" else ml_dtypes.bfloat16
         arrays, attributes = {"w": random.standard_normal((depth, columns)).astype(dtype)}, {}
     operator = "MatMulNBits" if stored == "4 bits" else "Linear"
-    node = helper.make_node(operator, ["x", *arrays], ["y"], domain="onnxtrain", compute=compute, **attributes)
+    node = helper.make_node(operator, ["x", *arrays], ["y"], domain=ONNXTRAIN_DOMAIN, compute=compute, **attributes)
     weights = [
         helper.make_tensor(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape, array.tobytes(), raw=True)
         for name, array in arrays.items()
@@ -88,7 +89,7 @@ def product(sizes: tuple[int, int, int], stored: str, compute: str) -> Callable[
         helper.make_tensor_value_info(name, TensorProto.FLOAT, [rows, size])
         for name, size in (("x", depth), ("y", columns))
     )
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("onnxtrain", 1)]
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(ONNXTRAIN_DOMAIN, 1)]
     model = helper.make_model(helper.make_graph([node], "product", [x], [y], weights), opset_imports=opsets)
     model.ir_version = 10
     options = onnxruntime.SessionOptions()

@@ -34,6 +34,9 @@ inline constexpr std::size_t kNormalizationBlocks = 64;
 // would see its next loads.
 inline constexpr std::ptrdiff_t kAheadBytes = 2048;
 
+// Elements that a loop over arrays takes between two looks ahead: fewer, and the compiler sees none worth vectorising.
+inline constexpr std::size_t kLoopElements = 64;
+
 // Elements that a thread clears, or adds up, at a time: of memory that it then leaves.
 inline constexpr std::size_t kClearedElements = 65536, kAddedElements = 8192;
 
@@ -129,6 +132,9 @@ inline constexpr std::size_t kProductTasks = 16, kPlaneTasks = 32;
 // order blocks are added up, depends on them. Bits.
 inline constexpr std::size_t kBlockBytes = 400 * 1024, kGradientSumBytes = 256 * 1024;
 inline constexpr std::size_t kGradientPositions = 1024;
+
+// Positions of a block at least, where its copy of the source is too large: fewer are not worth a copy. Bits.
+inline constexpr std::ptrdiff_t kFewestPositions = 64;
 
 // The pixels of all channels that a task gathers at a time, in 1024ths of the second cache.
 inline constexpr std::size_t kPixelShare = 256;

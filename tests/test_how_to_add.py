@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shlex
@@ -42,7 +43,9 @@ def follow(text: str, root: Path) -> None:
 
 def commands(text: str) -> list[list[str]]:
     """The lines that call Python or pytest and need no native library, as arguments of Python."""
-    found = [shlex.split(line) for line in re.findall(r"^    ((?:pytest|python -m) .*)$", text, re.MULTILINE)]
+    found = [
+        shlex.split(line) for line in re.findall(r"^    ((?:pytest|python -m|python tools/).*)$", text, re.MULTILINE)
+    ]
     return [
         ["-m", "pytest", *QUIET, *words[1:]] if words[0] == "pytest" else words[1:]
         for words in found
@@ -57,7 +60,14 @@ def copy(tmp_path: Path) -> Path:
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
     for folder in ("autodiff", "lowering", "operators", "native", "training", "zoo"):
         shutil.copytree(ROOT / "tests" / folder, tmp_path / "tests" / folder, ignore=ignored)
-    for file in ("pyproject.toml", "tests/conftest.py", "tests/sampling.py", "tests/test_public_names.py"):
+    tests = ("conftest", "sampling", "test_names_page", "test_public_names", "test_readme")
+    for file in (
+        "pyproject.toml",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "README.md",
+        *(f"tests/{name}.py" for name in tests),
+    ):
         shutil.copy(ROOT / file, tmp_path / file)
     return tmp_path
 
@@ -94,3 +104,16 @@ def test_the_native_code_compiles(title: str, sources: list[str], copy: Path) ->
     command = ["c++", *options, "-iquote", "native", "-iquote", ".", *(f"native/{source}" for source in sources)]
     done = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(not all(map(importlib.util.find_spec, ("ruff", "mypy"))), reason="needs the lint extra")
+def test_what_a_stranger_writes_is_clean(copy: Path) -> None:
+    files = set()
+    for title in ("A rule", "A pass", "An optimizer", "A kernel"):
+        follow(part(title), copy)
+        files |= {path for _, path, _ in BLOCK.findall(part(title)) if path.endswith(".py")}
+    for command in (["ruff", "check", *files], ["ruff", "format", "--check", *files], ["mypy"]):
+        done = subprocess.run(
+            [sys.executable, "-m", *command], cwd=copy, capture_output=True, text=True, check=False, timeout=300
+        )
+        assert done.returncode == 0, done.stdout + done.stderr

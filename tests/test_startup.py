@@ -27,7 +27,7 @@ UNUSED = {
     "other optimizers": ("onnxtrain.operators.", "adagrad adamw lamb lion momentum rmsprop sgd ssgd documentation"),
     "passes for other models and for graphs of other runtimes": (
         "onnxtrain.lowering.",
-        "fuse_recurrent keep_updates optimizer_nodes split_recurrent_gradients webgpu write_activation_defaults",
+        "fit_webgpu fuse_recurrent keep_updates lower_optimizers split_recurrent_gradients write_activation_defaults",
     ),
     "other losses": ("onnxtrain.training.losses.", "contrastive_losses ctc_loss custom_loss dice_loss elementwise"),
     "data sets": ("onnxtrain.training.data.", "array_dataset csv_file hashing map_dataset opening pictures shares"),

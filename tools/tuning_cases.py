@@ -10,6 +10,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxtrain
+from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 
 Shape = tuple[int, ...]
 
@@ -38,12 +39,12 @@ def node(operator: str, shapes: list[Shape], **attributes: Any) -> Case:
         names = ["x", "w", "b"][: len(shapes)]
         outputs = ["y", "more"] if operator == "Attention" else ["y"]
         graph = helper.make_graph(
-            [helper.make_node(operator, names, outputs, domain="onnxtrain", **attributes)],
+            [helper.make_node(operator, names, outputs, domain=ONNXTRAIN_DOMAIN, **attributes)],
             "node",
             [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in zip(names, shapes, strict=True)],
             [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
         )
-        opsets = [helper.make_opsetid("", 18), helper.make_opsetid("onnxtrain", 1)]
+        opsets = [helper.make_opsetid("", 18), helper.make_opsetid(ONNXTRAIN_DOMAIN, 1)]
         random = np.random.default_rng(0)
         feeds = {name: random.standard_normal(shape, np.float32) for name, shape in zip(names, shapes, strict=True)}
         return Work(helper.make_model(graph, opset_imports=opsets, ir_version=8), feeds)
@@ -249,6 +250,7 @@ CASES: dict[str, dict[str, Case]] = {
     **dict.fromkeys(("kClearedElements", "kAddedElements"), TRANSPOSED_STEPS | CONVOLUTION_STEPS),
     "kPreparedElements": _update(onnxtrain.Adam(0.001), clip_norm=1.0),
     "kMeasuredElements": _update(onnxtrain.SSGD(0.001)) | _update(onnxtrain.LAMB(0.001)),
+    "kLoopElements": ADAM | _update(onnxtrain.SSGD(0.001)),
     "kGatheredElements": NORMS,
     "kSoftmaxColumns": SOFTMAX,
     **dict.fromkeys(("kPooledWindows", "kPooledTogether"), POOLING),
@@ -265,7 +267,9 @@ CASES: dict[str, dict[str, Case]] = {
     ),
     **dict.fromkeys(("kLeastStepProducts", "kLeastUnits", "kNearFactorsShare", "kLeastBatchRows"), RECURRENT),
     **dict.fromkeys(("kFactorDepth", "kFarFactors", "kColumnsAheadBytes", "kLooks"), RECURRENT),
-    **dict.fromkeys(("kProductTasks", "kGradientSumBytes", "kGradientPositions"), CONVOLUTION_STEPS),
+    **dict.fromkeys(
+        ("kProductTasks", "kGradientSumBytes", "kGradientPositions", "kFewestPositions"), CONVOLUTION_STEPS
+    ),
     "kPlaneTasks": PLANE_STEPS,
     **dict.fromkeys(("kBlockBytes", "kLargeWeights", "kLeastPositions", "kPackedElements"), CONVOLUTIONS),
     **dict.fromkeys(("kChunkDepth", "kTileCost", "kRunCost", "kClassesWorthIt", "kCostedRows"), CONVOLUTIONS),

@@ -3,6 +3,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "tuning.h"
+
 namespace onnxtrain {
 namespace {
 
@@ -50,8 +52,7 @@ Blocks::Blocks(const Grid& grid, std::size_t batch, std::size_t channels, std::s
   const auto too_large = [&] {
     return saturating_product(covered(), channels) > elements || static_cast<std::size_t>(product(box)) > positions;
   };
-  constexpr std::ptrdiff_t kFewest = 64;  // positions: fewer are not worth a copy
-  while (too_large() && product(box) > kFewest) {
+  while (too_large() && product(box) > tuning::kFewestPositions) {
     int axis = 0;
     while (box[axis] == 1) ++axis;
     box[axis] = (box[axis] + 1) / 2;

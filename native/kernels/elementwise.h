@@ -29,16 +29,13 @@ inline void ask_for(const void* from) {
   }
 }
 
-// Elements of a block: fewer, and the compiler sees no loop worth vectorising.
-inline constexpr std::size_t kBlock = 64;
-
 // Calls block(i) for whole blocks from i on, and element(i) for what is left; both read `streams` there.
 template <typename T, std::size_t count_of_streams, typename Block, typename Element>
 inline void for_each_block(std::size_t count, const T* const (&streams)[count_of_streams], Block block,
                            Element element) {
   std::size_t i = 0;
-  for (; i + kBlock <= count; i += kBlock) {
-    for (const T* stream : streams) ask_for<kBlock * sizeof(T)>(stream + i);
+  for (; i + tuning::kLoopElements <= count; i += tuning::kLoopElements) {
+    for (const T* stream : streams) ask_for<tuning::kLoopElements * sizeof(T)>(stream + i);
     block(i);
   }
   for (; i < count; ++i) element(i);
@@ -49,7 +46,7 @@ template <typename T, std::size_t count_of_streams, typename Element>
 inline void for_each_element(std::size_t count, const T* const (&streams)[count_of_streams], Element element) {
   const auto block = [element](std::size_t i) {
     ONNXTRAIN_VECTORIZE
-    for (std::size_t j = i; j < i + kBlock; ++j) element(j);
+    for (std::size_t j = i; j < i + tuning::kLoopElements; ++j) element(j);
   };
   for_each_block<T>(count, streams, block, element);
 }

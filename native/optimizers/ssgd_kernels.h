@@ -192,7 +192,7 @@ void descend_simply(const SsgdScalars& scalars, std::size_t count, SsgdArrays<T>
   const SimpleDescent<T> descent(scalars);
   const auto vectors = [=](std::size_t i) {
 #pragma GCC unroll 8
-    for (std::size_t j = i; j < i + kBlock; j += kWideLanes) {
+    for (std::size_t j = i; j < i + tuning::kLoopElements; j += kWideLanes) {
       typename Few<T>::type x = few(arrays.X + j), v = {};
       if (with_momentum) v = few(arrays.V + j);
       descent.template take<measure, l1, with_momentum, regularized, capped>(x, few(arrays.G + j), v);

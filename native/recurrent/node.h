@@ -21,36 +21,34 @@ struct RecurrentAttributes {
   bool reversed = false;
 };
 
-// From X, W, R, B?, sequence_lens?, initial_h? and, for an LSTM, initial_c? and P?: Y, Y_h, Y_c of an LSTM, gates, and
-// the cells of an LSTM or what a GRU with linear_before_reset scales.
-class RecurrentNode : public FusedNode {
+// What the nodes of a layer, and of its gradient, know of it.
+class NodeOfCell : public FusedNode {
  public:
-  RecurrentNode(const Attributes& attributes, Cell cell, const Signature& signature)
+  NodeOfCell(const Attributes& attributes, Cell cell, const Signature& signature)
       : attributes_(attributes, cell), signature_(signature), outputs_(attributes.output_count()),
         memory_(attributes.memory()) {}
-  void compute(const Call& call) const override;
 
- private:
+ protected:
   RecurrentAttributes attributes_;
   const Signature& signature_;
   std::size_t outputs_;  // that the node has
   std::unique_ptr<const Memory> memory_;
 };
 
+// From X, W, R, B?, sequence_lens?, initial_h? and, for an LSTM, initial_c? and P?: Y, Y_h, Y_c of an LSTM, gates, and
+// the cells of an LSTM or what a GRU with linear_before_reset scales.
+class RecurrentNode : public NodeOfCell {
+ public:
+  using NodeOfCell::NodeOfCell;
+  void compute(const Call& call) const override;
+};
+
 // From those and Y, gates, cells or linear, dY?, dY_h?, dY_c?: the gradients of X, W, R, B, initial_h, initial_c, P, and
 // of what enters the gates.
-class RecurrentGradientNode : public FusedNode {
+class RecurrentGradientNode : public NodeOfCell {
  public:
-  RecurrentGradientNode(const Attributes& attributes, Cell cell, const Signature& signature)
-      : attributes_(attributes, cell), signature_(signature), outputs_(attributes.output_count()),
-        memory_(attributes.memory()) {}
+  using NodeOfCell::NodeOfCell;
   void compute(const Call& call) const override;
-
- private:
-  RecurrentAttributes attributes_;
-  const Signature& signature_;
-  std::size_t outputs_;  // that the node has
-  std::unique_ptr<const Memory> memory_;
 };
 
 // From X?, W?, sequence_lens?, initial_h?, Y? and the gradients of what enters the gates, of an LSTM or RNN or, with

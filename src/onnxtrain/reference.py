@@ -17,7 +17,7 @@ _PLACEMENT = ("scan_input_axes", "scan_input_directions", "scan_output_axes", "s
 
 
 class Scan(ForwardScan):
-    """Scan along any axis in either direction; ONNX's own takes the first axis forward only."""
+    """Scan along any axis in either direction; ONNX's own: the first, forward (workarounds: evaluated Scan)."""
 
     def __init__(self, onnx_node: onnx.NodeProto, run_params: dict[str, Any]) -> None:
         plain = onnx.NodeProto()
@@ -45,7 +45,7 @@ class Scan(ForwardScan):
 
 
 class Loop(StackingLoop):
-    """Loop as specified: ONNX's own joins scan outputs along an existing axis and needs a condition."""
+    """Loop as specified: a new axis, and a condition that may be left out (workarounds: evaluated Loop)."""
 
     def _run(  # type: ignore[override]
         self,
@@ -71,7 +71,7 @@ class Loop(StackingLoop):
 
 
 class SequenceInsert(OpRun):
-    """SequenceInsert at any place; ONNX's own puts an item for the end in front."""
+    """SequenceInsert at any place; ONNX's own puts one for the end in front (workarounds: evaluated SequenceInsert)."""
 
     def _run(self, items: list[np.ndarray], item: np.ndarray, place: np.ndarray | None = None) -> tuple[Any, ...]:
         made = list(items)
@@ -81,7 +81,7 @@ class SequenceInsert(OpRun):
 
 
 class SequenceMap(OpRun):
-    """SequenceMap over any number of sequences; ONNX's own knows no second one and no values from outside."""
+    """SequenceMap over any number of sequences, with values from outside (workarounds: evaluated SequenceMap)."""
 
     def need_context(self) -> bool:
         """Its body may read values of the surrounding graph."""
@@ -102,21 +102,21 @@ class SequenceMap(OpRun):
 
 
 class Optional(OpRun):
-    """Optional of a value that is there; ONNX's own makes a sequence of it."""
+    """Optional of a value that is there; ONNX's own makes a sequence of it (workarounds: evaluated Optional)."""
 
     def _run(self, value: Any, **options: Any) -> tuple[Any, ...]:
         return (value,)
 
 
 class Erf(OpRun):
-    """The error function in the type of its input; ONNX's own is single precision."""
+    """The error function in the type of its input; ONNX's own is single precision (workarounds: evaluated Erf)."""
 
     def _run(self, x: np.ndarray) -> tuple[Any, ...]:
         return (np.vectorize(math.erf, otypes=[x.dtype])(x),)
 
 
 class Gelu(OpRun):
-    """Gelu in the type of its input; ONNX's own is a function of Erf in single precision."""
+    """Gelu in the type of its input; ONNX's own is a function of Erf (workarounds: evaluated Erf)."""
 
     def _run(self, x: np.ndarray, approximate: str = "none") -> tuple[Any, ...]:
         if approximate == "tanh":
@@ -127,7 +127,7 @@ class Gelu(OpRun):
 
 
 class GridSample(SingleGridSample):
-    """GridSample at places in the type of the grid; ONNX's own rounds them to single precision."""
+    """GridSample at places in the type of the grid; ONNX's own rounds them (workarounds: evaluated GridSample)."""
 
     def _gs_denormalize_coordinates(self, n: Any, dims: Any, align_corners: bool) -> np.ndarray:
         pairs = zip(n, dims, strict=False)
@@ -135,7 +135,7 @@ class GridSample(SingleGridSample):
 
 
 class LpNormalization(OpRun):
-    """Division by the norm; ONNX's own forgets the absolute value for p = 1."""
+    """Division by the norm, of absolute values for p = 1 (workarounds: evaluated LpNormalization)."""
 
     def _run(self, x: np.ndarray, axis: int = -1, p: int = 2) -> tuple[Any, ...]:
         norm = np.linalg.norm(x, ord=p, axis=axis, keepdims=True)

@@ -17,7 +17,7 @@ from onnxtrain.errors import GradientError
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import is_float
-from onnxtrain.lowering.gradient_nodes import Derivative
+from onnxtrain.lowering.build_gradients import Derivative
 from onnxtrain.lowering.pipeline import lower_graph
 from onnxtrain.lowering.resolve_fused import resolve_fused
 from onnxtrain.reference import evaluator

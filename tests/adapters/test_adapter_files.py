@@ -11,12 +11,12 @@ from onnx import numpy_helper
 from safetensors.numpy import load_file, save_file
 
 import onnxtrain
-from adapters.decoder import batch, decoder, parsed
 from onnxtrain import Lora
 from onnxtrain.adapters import adaptable_layers, add_slots, convert_adapter, merge_adapter
 from onnxtrain.adapters.adapter import Adapter, Entry
 from onnxtrain.adapters.files import read_adapter, write_adapter
 from onnxtrain.errors import ModelError, OptionError
+from zoo.decoder import batch, decoder, parsed
 
 Q = "model.layers.0.self_attn.q_proj"
 

@@ -9,10 +9,10 @@ from onnx import helper
 
 import onnxtrain
 from adapters.base_files import tuned_beside
-from adapters.decoder import parsed
 from onnxtrain import Lora
 from onnxtrain.adapters import add_slots
 from onnxtrain.training.weights.widened import WidenedTensor
+from zoo.decoder import parsed
 
 WORDS, WIDTH, OUTPUTS = 32, 16, 6
 KINDS = {"float16": (onnx.TensorProto.FLOAT16, 2**-11), "bfloat16": (onnx.TensorProto.BFLOAT16, 2**-8)}

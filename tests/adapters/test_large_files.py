@@ -11,10 +11,10 @@ import onnx
 import pytest
 
 import onnxtrain
-from adapters.decoder import batch, decoder
 from onnxtrain.errors import ModelError
 from onnxtrain.model.file import ModelFile
 from onnxtrain.model.made_arrays import MadeArrays
+from zoo.decoder import batch, decoder
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "large_files.py"
 

@@ -10,9 +10,9 @@ import pytest
 from onnx import numpy_helper
 
 import onnxtrain
-from adapters.decoder import batch, decoder, parsed
 from onnxtrain import Lora
 from onnxtrain.errors import OptionError
+from zoo.decoder import batch, decoder, parsed
 
 LOSS = "softmax_cross_entropy"
 

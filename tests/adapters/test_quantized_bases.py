@@ -8,11 +8,11 @@ from onnx import numpy_helper
 
 import onnxtrain
 from adapters.base_files import tuned_beside
-from adapters.decoder import parsed
 from onnxtrain import Lora
 from onnxtrain.adapters import adaptable_layers, add_slots, merge_adapter
 from onnxtrain.adapters.values import packed, unpacked
 from onnxtrain.errors import OptionError
+from zoo.decoder import parsed
 
 INPUTS, OUTPUTS, BLOCK = 40, 6, 16
 

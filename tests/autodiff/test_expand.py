@@ -8,7 +8,7 @@ from onnxtrain.autodiff.path import Forward, Route
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import dimensions, is_float
 from onnxtrain.training.working_copy.pasts import leave_out_pasts
-from real.language_model import language_model
+from zoo.language_model import language_model
 
 
 @pytest.fixture

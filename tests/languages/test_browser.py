@@ -18,7 +18,7 @@ from step_files import CASES, STEPS, write
 import onnxtrain
 from onnxtrain.cli import main
 from onnxtrain.lowering.webgpu_convolutions import mend_convolutions
-from onnxtrain.workarounds import BOOK
+from onnxtrain.workarounds.book import BOOK
 
 PAGE = Path(__file__).parents[2] / "docs" / "step_graphs.md"
 
@@ -132,7 +132,7 @@ def test_convolutions_on_webgpu(tmp_path):
             assert is_right, name
         else:
             (entry,) = [entry for entry in BOOK if entry.name == "convolutions on WebGPU"]
-            assert not is_right, f"{name!r} is gone: say so in `gone` of {entry.name!r} in workarounds.py"
+            assert not is_right, f"{name!r} is gone: say so in `gone` of {entry.name!r} in workarounds/book.py"
 
 
 def test_the_page_learns_drawn_digits(tmp_path, capsys):

@@ -10,7 +10,7 @@ from onnx import parser
 from onnx.reference import ReferenceEvaluator
 
 from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.lowering.gradient_nodes import build_gradients
+from onnxtrain.lowering.build_gradients import build_gradients
 from onnxtrain.lowering.mask_softmax_gradients import mask_softmax_gradients
 from onnxtrain.lowering.pipeline import lower_graph
 

@@ -10,7 +10,7 @@ from onnx import helper, numpy_helper, parser
 from onnxtrain.autodiff.options import COMPUTE_KEY, GradientOptions
 from onnxtrain.errors import GradientError
 from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.lowering.gradient_nodes import Derivative
+from onnxtrain.lowering.build_gradients import Derivative
 from onnxtrain.lowering.multiply_in_bfloat16 import LEAST
 from onnxtrain.lowering.pipeline import lower_graph
 from onnxtrain.runtime.native import custom_ops_library

@@ -8,7 +8,7 @@ import pytest
 from onnx import helper, numpy_helper, parser
 
 from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.lowering.gradient_nodes import Derivative
+from onnxtrain.lowering.build_gradients import Derivative
 from onnxtrain.lowering.pipeline import lower_graph
 from onnxtrain.lowering.read_halves import read_halves
 from onnxtrain.runtime.native import custom_ops_library

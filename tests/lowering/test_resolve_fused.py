@@ -16,7 +16,7 @@ from onnxtrain.autodiff.fused import fused_operators
 from onnxtrain.autodiff.registry import find_registered_body
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.lowering.gradient_nodes import Derivative
+from onnxtrain.lowering.build_gradients import Derivative
 from onnxtrain.lowering.pipeline import lower_graph
 from onnxtrain.runtime.native import kernels_available
 

@@ -14,7 +14,7 @@ from onnx import helper
 import onnxtrain
 from native.rounding_reference import round_stochastic
 from onnxtrain.errors import OperatorError, OptionError
-from onnxtrain.lowering.lower import lower_graph
+from onnxtrain.lowering.pipeline import lower_graph
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.step import create_session
 

@@ -12,7 +12,7 @@ from onnx import helper
 from optimizer_sessions import element_type, session
 
 from onnxtrain.runtime.native import custom_ops_library
-from onnxtrain.workarounds import fetched, in_place, is_foreign
+from onnxtrain.workarounds.sessions import fetched, in_place, is_foreign
 
 
 def run(case: Case, path: str | None = None, threads: int = 2) -> list[np.ndarray | None]:

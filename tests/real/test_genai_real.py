@@ -4,10 +4,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from language_model import GROUPS, LAYERS, SIZE, WORDS, language_model
 from onnx import numpy_helper
 
 import onnxtrain
+from zoo.language_model import GROUPS, LAYERS, SIZE, WORDS, language_model
 
 pytestmark = pytest.mark.thorough  # it takes seconds
 

@@ -7,9 +7,9 @@ import pytest
 from onnx import helper, numpy_helper
 
 import onnxtrain
-from adapters import decoder
 from onnxtrain.errors import GradientError, OptionError
 from onnxtrain.runtime import native
+from zoo import decoder
 
 STEPS = 20
 

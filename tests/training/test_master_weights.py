@@ -13,12 +13,12 @@ import pytest
 from onnx import helper, numpy_helper
 
 import onnxtrain
-from adapters.decoder import batch, decoder
 from onnxtrain import examples
 from onnxtrain.errors import CheckpointError, OptionError
 from onnxtrain.operators.registry import OPTIMIZERS
 from onnxtrain.runtime.options import RuntimeOptions
 from zoo.arrays import assert_same, copied
+from zoo.decoder import batch, decoder
 
 LOSS = "softmax_cross_entropy"
 RNG = np.random.default_rng(3)

@@ -14,7 +14,7 @@ import pytest
 from onnx import ModelProto, TensorProto, parser
 
 import onnxtrain
-from onnxtrain import workarounds
+from onnxtrain.workarounds import sessions
 from workarounds.shown import fails, model, run_python, session, shows
 
 
@@ -54,7 +54,7 @@ def eliminated_dropout() -> bool:
     dropping = model("""g (float[100] x) => (float[100] y) <float r = {0.5}, bool t = {1}>
         { a = Abs(x)  b = Dropout(a, r, t)  y = Neg(b) }""")
     feeds = {"x": np.ones(100, np.float32)}
-    kept = session(dropping, disabled_optimizers=list(workarounds.DISABLED_OPTIMIZERS)).run(None, feeds)[0]
+    kept = session(dropping, disabled_optimizers=list(sessions.DISABLED_OPTIMIZERS)).run(None, feeds)[0]
     assert (kept == 0).any()  # the workaround works
     return bool((session(dropping).run(None, feeds)[0] == -1).all())
 
@@ -189,7 +189,7 @@ import re, sys
 from pathlib import Path
 import numpy as np, onnxruntime
 from onnx import TensorProto, parser
-from onnxtrain.workarounds import hand_over
+from onnxtrain.workarounds.sessions import hand_over
 import onnx_ir
 
 def anonymous():
@@ -230,7 +230,7 @@ def packed_elements() -> bool:
     shape = (3, 5)
     raw = np.arange(8, dtype=np.uint8)
     make = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type
-    assert tuple(make(workarounds.packed(raw, shape), TensorProto.INT4).shape()) == shape  # the workaround works
+    assert tuple(make(sessions.packed(raw, shape), TensorProto.INT4).shape()) == shape  # the workaround works
     return tuple(make(raw, TensorProto.INT4).shape()) == raw.shape
 
 

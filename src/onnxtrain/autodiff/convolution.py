@@ -23,10 +23,11 @@ channels x size; the last column is PyTorch's own, where it was measured undistu
     4 x 96 x 28 x 28, 7 x 7                     4.4                5.0                3.1
 
 Depthwise filters have a form of their own, since that of a convolution has a second derivative, a transposed
-convolution in groups, that ONNX's reference evaluator does not compute. There has been a form for few channels and
-kernels of one position: one product of all positions side by side. A step without kernels takes, without it, 0.93
-(LeNet-5), 0.99 (six convolutions), 0.99 (ResNet-18) and 1.00 (U-Net) of its time with it. A first layer of 3 channels,
-3 x 3, alone takes 2.4 times its own time.
+convolution in groups, that ONNX's reference evaluator does not compute (workarounds: evaluated ConvTranspose).
+
+There has been a form for few channels and kernels of one position: one product of all positions side by side. A step
+without kernels takes, without it, 0.93 (LeNet-5), 0.99 (six convolutions), 0.99 (ResNet-18) and 1.00 (U-Net) of its
+time with it. A first layer of 3 channels, 3 x 3, alone takes 2.4 times its own time.
 """
 
 from __future__ import annotations

@@ -31,6 +31,8 @@ _HIDDEN = "onnxtrain.hidden"
 def infer_within_bounds(proto: ModelProto) -> ModelProto:
     """What ONNX's inference with data propagation finds, without following vectors that are too long.
 
+    (workarounds: long vectors)
+
     Args:
         proto: The model; may be changed.
 

@@ -20,7 +20,7 @@ from onnxtrain.graph.nesting import check_depth
 from onnxtrain.graph.propagation import infer_within_bounds
 from onnxtrain.graph.symbols import asks_again, resolve_symbols
 from onnxtrain.graph.value import Dimension, dimensions
-from onnxtrain.workarounds import hide_computed_slices, is_taken_for_scalar
+from onnxtrain.workarounds.inference import hide_computed_slices, is_taken_for_scalar
 
 _INFERENCES: list[Callable[[ir.Node], bool]] = []
 _NAMERS: list[Callable[[ir.Node], list[ir.Value]]] = []

@@ -48,12 +48,14 @@ _OPERATOR_DOMAINS = frozenset({"", MACHINE_LEARNING_DOMAIN, TRAINING_DOMAIN, ONN
 
 
 def in_place_states(graph: ir.Graph, states: Mapping[str, str | None]) -> set[str]:
-    """The states whose new value may be written where the old one stands.
+    """The states whose new value may be written where the old one stands: behind the list of passes, the proof.
 
     The writer of the new value runs at some time; the old value must not be read after. It is safe where
     every node that reads the state, by itself or through what need not be stored, is the writer itself (and reads
     each element before it writes it) or an ancestor of the writer, which therefore has run before, and does not
     become one with it. Everything else needs a second buffer.
+
+    Requires: a graph that no pass changes any more. Ensures: it is as it was.
 
     Args:
         graph: The step graph, topologically sorted.

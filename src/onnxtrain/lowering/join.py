@@ -17,7 +17,10 @@ MINIMUM_OPSET = 18
 
 
 def join(model: onnx.ModelProto, index: int, *, folder: str = "") -> Entry:
-    """One entry of a training model as a working graph.
+    """One entry of a training model as a working graph: before the list of passes, join.
+
+    Requires: a training model that is valid. Ensures: one sorted graph of opset 18 or newer, whose states are inputs;
+    other tensors are initializers, and the model's options of gradients are its metadata.
 
     Args:
         model: A training model that passed :func:`onnxtrain.training_info.check.check_training_model`.

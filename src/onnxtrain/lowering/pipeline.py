@@ -12,6 +12,9 @@ from onnxtrain.errors import GradientError
 from onnxtrain.graph.clone import all_nodes
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN, TRAINING_DOMAIN
 from onnxtrain.graph.passes import clean, remove_unused
+from onnxtrain.lowering.build_gradients import Derivative, build_gradients
+from onnxtrain.lowering.check_patterns import check_patterns
+from onnxtrain.lowering.check_states import check_states
 from onnxtrain.lowering.count_dropout import count_dropout
 from onnxtrain.lowering.dequantize_again import dequantize_again
 from onnxtrain.lowering.fuse_activations import fuse_activations
@@ -20,16 +23,15 @@ from onnxtrain.lowering.fuse_linear import fuse_linear
 from onnxtrain.lowering.fuse_norms import fuse_norms
 from onnxtrain.lowering.fuse_rotary import fuse_rotary
 from onnxtrain.lowering.fuse_updates import fuse_updates
-from onnxtrain.lowering.gradient_nodes import Derivative, build_gradients
 from onnxtrain.lowering.join_scans import join_scans
 from onnxtrain.lowering.mask_softmax_gradients import mask_softmax_gradients
 from onnxtrain.lowering.multiply_in_bfloat16 import multiply_in_bfloat16
 from onnxtrain.lowering.read_halves import read_halves
 from onnxtrain.lowering.read_last_state import read_last_state
-from onnxtrain.lowering.recompute import check_patterns, recompute
+from onnxtrain.lowering.recompute import recompute
 from onnxtrain.lowering.resolve_fused import resolve_fused
 from onnxtrain.lowering.reuse_activations import reuse_activations
-from onnxtrain.lowering.round_states import check_states, round_states
+from onnxtrain.lowering.round_states import round_states
 from onnxtrain.lowering.split_cross_entropy import split_cross_entropy
 from onnxtrain.lowering.spread_updates import spread_updates
 from onnxtrain.lowering.synchronize_batch_norm import synchronize_batch_norm
@@ -122,7 +124,7 @@ def lower_graph(
         round_states(graph)  # what no update has taken in
     else:
         from onnxtrain.lowering.keep_updates import keep_updates
-        from onnxtrain.lowering.optimizer_nodes import lower_optimizers
+        from onnxtrain.lowering.lower_optimizers import lower_optimizers
 
         check_states(graph)  # none in 8 bits
         kept = keep_updates(model, updates)  # what the provider has kernels of
@@ -135,7 +137,7 @@ def lower_graph(
         for domain in (TRAINING_DOMAIN, ONNXTRAIN_DOMAIN):
             _forget_domain(model, domain)
         if portable is not None:
-            from onnxtrain.lowering.webgpu import fit_webgpu
+            from onnxtrain.lowering.fit_webgpu import fit_webgpu
 
             fit_webgpu(model)  # nothing that the provider lacks
     return model

@@ -12,20 +12,19 @@ otherwise than those it is made of. A Reshape before the reader keeps ONNX Runti
 from __future__ import annotations
 
 import fnmatch
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import onnx_ir as ir
 
 from onnxtrain.autodiff.engine import Backward
-from onnxtrain.errors import GradientError
 from onnxtrain.graph import Builder
 from onnxtrain.graph.clone import Values, captured_values, clone_nodes, subgraphs
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN, ONNXTRAIN_DOMAIN
 from onnxtrain.graph.replace import set_inputs
 from onnxtrain.graph.sharing import RANDOM
 from onnxtrain.graph.value import is_float
+from onnxtrain.lowering.numbered_layers import LAYERS, layer_of
 
 _ONCE = RANDOM | {"Dropout", "AllReduce"}
 """Operators that give something else the next time, or for which processes would have to meet again."""
@@ -33,36 +32,8 @@ _ONCE = RANDOM | {"Dropout", "AllReduce"}
 _FUSED_ANYWAY = frozenset({"MatMul"})
 """Operators with which ONNX Runtime fuses what they read, however many others read it, too."""
 
-LAYERS = "layers"
-"""The word that stands for all nodes of numbered layers, each layer computed again by itself."""
-
-_LAYER = r"(?:^|[/._])(?:layers?|blocks?|h)[/._]?\d+(?=$|[/._])"
-"""A numbered layer in the name of a node, as exporters write it: ``/model/layers.3/mlp``, ``layer0.norm1``."""
-
 SHAPES_ONLY = frozenset({"Shape", "Size"})
 """Operators that read no element of what they are given."""
-
-
-def check_patterns(graph: ir.Graph, patterns: Sequence[str]) -> None:
-    """Refuse patterns that match the name of no node, while the graph has all of its nodes: before any is fused.
-
-    Raises:
-        GradientError: There is such a pattern.
-    """
-    if not patterns:
-        return
-    names = [node.name for node in graph if node.name and not (node.op_type == "Gradient" and node.domain)]
-    for pattern in patterns:
-        if pattern == LAYERS and not any(map(re.compile(_LAYER).search, names)):
-            raise GradientError(
-                "recompute='layers', but no node has a name with a numbered layer, such as 'layers.3'; name nodes by "
-                f"patterns; the model has {', '.join(map(repr, names[:8])) or 'no node with a name'}."
-            )
-        if pattern != LAYERS and not any(fnmatch.fnmatchcase(name, pattern) for name in names):
-            shown = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
-            raise GradientError(
-                f"recompute={pattern!r} matches the name of no node; the model has {shown or 'no node with a name'}."
-            )
 
 
 def recompute(graph: ir.Graph, backward: Backward, patterns: Sequence[str]) -> None:
@@ -85,7 +56,7 @@ def recompute(graph: ir.Graph, backward: Backward, patterns: Sequence[str]) -> N
     order = {node: index for index, node in enumerate(graph)}
     late = _late(graph, carrying, backward.arriving)
     by_layer = LAYERS in patterns
-    for nodes in _neighbours(graph, {node: _layer_of(node) if by_layer else "" for node in chosen}):
+    for nodes in _neighbours(graph, {node: layer_of(node) if by_layer else "" for node in chosen}):
         segment = _Segment(graph, nodes, [node for node in graph if node in carrying], order)
         trigger = segment.trigger(late)
         if trigger is not None:
@@ -98,15 +69,9 @@ def _choose(forward: Sequence[ir.Node], patterns: Sequence[str]) -> set[ir.Node]
         node
         for node in forward
         if any(fnmatch.fnmatchcase(node.name or "", pattern) for pattern in patterns)
-        or (LAYERS in patterns and _layer_of(node))
+        or (LAYERS in patterns and layer_of(node))
     ]
     return {node for node in matching if any(map(is_float, node.outputs)) and not _draws(node)}
-
-
-def _layer_of(node: ir.Node) -> str:
-    """What the name of a node says up to the number of its layer; "" where it says none."""
-    found = re.search(_LAYER, node.name or "")
-    return "" if found is None else (node.name or "")[: found.end()]
 
 
 def _draws(node: ir.Node) -> bool:

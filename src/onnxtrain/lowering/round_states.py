@@ -23,27 +23,12 @@ from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.drawing import draw, upper_bits
 from onnxtrain.graph.replace import remove_nodes, take_over
-from onnxtrain.training_info.rounding import DECODE, ENCODE, OPERATOR
+from onnxtrain.training_info.rounding import OPERATOR
 
 _LARGEST = np.float32((2 - 2.0**-7) * 2.0**127)
 _TINY = np.float32(0.6 * 2.0**-133)
 _STEP = np.float32(0.6 * 2.0**-7)
 """Of a number of bfloat16, this part, or the tiny number, is nearer to u than to 0 or 2 u."""
-
-
-def check_states(graph: ir.Graph) -> None:
-    """Refuse states in 8 bits that are not inside the update of a kernel.
-
-    Raises:
-        OperatorError: There are such states.
-    """
-    for node in graph:
-        if node.domain == ONNXTRAIN_DOMAIN and node.op_type in (DECODE, ENCODE):
-            raise OperatorError(
-                f"{node.op_type}: states in 8 bits are decoded and encoded by the native kernels, inside the update of "
-                "their optimizer alone; take state_dtype='bfloat16', or leave it out, in graphs for any runtime and "
-                "where something else reads a state."
-            )
 
 
 def round_states(graph: ir.Graph) -> None:

@@ -1,40 +1,24 @@
-"""Tensors whose data lies in files beside the model: where, whether that is safe, and mapping them."""
+"""Tensors whose data lies in files beside the model: where, and whether that is safe."""
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import math
-import mmap
 import os
 import posixpath
 import re
 import stat
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
 
 from onnxtrain.errors import ModelError
 from onnxtrain.graph.limits import LARGEST_SHAPE
-from onnxtrain.model.places import reason
 
 _LARGEST_ELEMENT = 16
 """Bytes of the largest element, a complex one."""
-
-_BLOCK = 1 << 20
-"""Bytes that are read at once."""
-
-_HELD = 16
-"""How many data files of a model are held open."""
-
-_SMALL_FILE = 1 << 20
-"""Data files up to this size are read: each mapping costs a file descriptor, and models may have thousands."""
 
 
 class ExternalData(NamedTuple):
@@ -170,232 +154,7 @@ def _contained(label: str, location: str, folder: Path) -> Path:
     return path
 
 
-def raw_array(
-    tensor: TensorProto, buffer: mmap.mmap | memoryview | bytes, offset: int, length: int
-) -> npt.NDArray[np.generic]:
-    """The values of a tensor of this type and shape: a view of its raw data, where elements are not packed."""
-    if ir.DataType(tensor.data_type).bitwidth < 8:
-        raw = bytes(buffer[offset : offset + length])
-        packed = TensorProto(dims=tensor.dims, data_type=tensor.data_type, raw_data=raw)
-        return numpy_helper.to_array(packed)
-    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-    return np.frombuffer(buffer, dtype, length // dtype.itemsize, offset).reshape(list(tensor.dims))
-
-
-class DataFiles:
-    """Reads data files, and maps them, each once, as long as it is the same file.
-
-    A few are held open, so that they can still be read after another run has saved over the model and removed them.
-    """
-
-    def __init__(self) -> None:
-        self._maps: dict[Path, tuple[tuple[int, int, int], mmap.mmap | bytes]] = {}
-        self._held: dict[Path, int] = {}
-        weakref.finalize(self, _close, self._held)
-
-    def hold(self, paths: Iterable[Path]) -> None:
-        """Open data files, as far as there are not too many, and let go of those before."""
-        _close(self._held)
-        for path in list(dict.fromkeys(paths))[:_HELD]:
-            with contextlib.suppress(OSError):
-                self._held[path] = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-
-    @contextlib.contextmanager
-    def open(self, path: Path, size: int = 0) -> Iterator[BinaryIO]:
-        """Open a data file for reading.
-
-        Args:
-            path: The file.
-            size: How many bytes it has to have.
-
-        Raises:
-            ModelError: It cannot be read, or was cut off.
-        """
-        label = f"The data file {str(path)!r}"
-        try:
-            try:
-                file: BinaryIO = path.open("rb")
-            except FileNotFoundError:
-                if path not in self._held:
-                    raise
-                file = os.fdopen(os.dup(self._held[path]), "rb")
-                file.seek(0)
-        except OSError as error:
-            raise ModelError(f"{label} cannot be read: {reason(error, 'put it back')}.") from error
-        with file:
-            found = os.fstat(file.fileno()).st_size
-            if found < size:
-                raise ModelError(f"{label} has {found} bytes, but the model needs {size}; copy it again.")
-            yield file
-
-    def array(self, tensor: TensorProto, data: ExternalData) -> npt.NDArray[np.generic]:
-        """The tensor's values, read-only; pages are read when they are used.
-
-        Raises:
-            ModelError: The file cannot be read, or was cut off.
-        """
-        if data.length == 0:
-            return np.empty(list(tensor.dims), helper.tensor_dtype_to_np_dtype(tensor.data_type))
-        return raw_array(tensor, self._buffer(data), data.offset, data.length)
-
-    def read(self, data: ExternalData) -> bytes:
-        """The bytes of a tensor.
-
-        Raises:
-            ModelError: The file cannot be read, or was cut off.
-        """
-        with self.open(data.path, data.end) as file:
-            file.seek(data.offset)
-            return file.read(data.length)
-
-    def raw(self, data: ExternalData) -> npt.NDArray[np.uint8]:
-        """The bytes, read-only; pages are read when they are used.
-
-        Raises:
-            ModelError: The file cannot be read, or was cut off.
-        """
-        if data.length == 0:
-            return np.empty(0, np.uint8)
-        return np.frombuffer(self._buffer(data), np.uint8, data.length, data.offset)
-
-    def _buffer(self, data: ExternalData) -> mmap.mmap | bytes:
-        with self.open(data.path, data.end) as file:
-            status = os.fstat(file.fileno())
-            stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
-            known = self._maps.get(data.path)
-            if known is not None and known[0] == stamp:
-                return known[1]
-            try:
-                if status.st_size <= _SMALL_FILE:
-                    buffer: mmap.mmap | bytes = file.read()
-                else:
-                    buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            except OSError as error:
-                raise ModelError(
-                    f"The data file {str(data.path)!r} cannot be read: {reason(error, 'check the file')}."
-                ) from error
-        self._maps[data.path] = (stamp, buffer)
-        return buffer
-
-
-def _close(held: dict[Path, int]) -> None:
-    while held:
-        os.close(held.popitem()[1])
-
-
-class DataTensor(ir.ExternalTensor):
-    """An external tensor of a working copy, whose values come from wherever its data is when they are read.
-
-    Args:
-        tensor: The initializer.
-        data: Where its data is now.
-        read: Gives its values.
-        folder: Where the model is.
-    """
-
-    __slots__ = ("_read", "_where")
-
-    def __init__(
-        self,
-        tensor: TensorProto,
-        data: Callable[[], ExternalData],
-        read: Callable[[], npt.NDArray[np.generic]],
-        folder: str = "",
-    ) -> None:
-        found = data()
-        super().__init__(
-            found.location,
-            found.offset,
-            found.length,
-            ir.DataType(tensor.data_type),
-            shape=ir.Shape(tensor.dims),
-            name=tensor.name,
-            doc_string=tensor.doc_string or None,
-            base_dir=folder,
-        )
-        self._where, self._read = data, read
-
-    @property
-    def location(self) -> str:
-        """The data file, relative to the model's folder."""
-        return self._where().location
-
-    def numpy(self) -> npt.NDArray[np.generic]:
-        """The values; pages are read when they are used."""
-        return self._read()
-
-    def __array__(self, dtype: Any = None) -> npt.NDArray[np.generic]:
-        return np.asarray(self._read(), dtype)
-
-    def tobytes(self) -> bytes:
-        """The raw data."""
-        return bytes(ir.Tensor(self._read(), dtype=self.dtype, name=self.name).tobytes())
-
-
-class Change(NamedTuple):
-    """Bytes of a data file that become others.
-
-    Attributes:
-        offset: The first.
-        length: How many.
-        data: Gives the new ones.
-    """
-
-    offset: int
-    length: int
-    data: Callable[[], bytes | memoryview]
-
-
-def same_content(path: Path, other: BinaryIO) -> bool:
-    """Whether a file holds the bytes of an open one, in which nothing is moved."""
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        return size == os.fstat(other.fileno()).st_size and _same_bytes(file, other, 0, size)
-
-
-def _same_bytes(one: BinaryIO, other: BinaryIO, start: int, end: int) -> bool:
-    for position in range(start, end, _BLOCK):
-        size = min(_BLOCK, end - position)
-        if os.pread(one.fileno(), size, position) != os.pread(other.fileno(), size, position):
-            return False
-    return True
-
-
 def set_folder(model: ir.Model, folder: str | os.PathLike[str]) -> None:
     """Say where the external data of a working graph is: of initializers and constants, in functions too."""
     for graph in (model.graph, *(function.graph for function in model.functions.values())):
         ir.external_data.set_base_dir(graph, folder)
-
-
-def copy_with_changes(source: BinaryIO, target: BinaryIO, changes: Iterable[Change]) -> None:
-    """Stream an open data file into another one, with some bytes changed; what is a hole there is one here."""
-    position, end = 0, os.fstat(source.fileno()).st_size
-    for change in sorted(changes, key=lambda change: change.offset):
-        _copy(source, target, position, change.offset)
-        target.seek(change.offset)
-        target.write(change.data())
-        position = max(position, change.offset + change.length)
-    _copy(source, target, position, end)
-    target.truncate(max(position, end))
-
-
-def _copy(source: BinaryIO, target: BinaryIO, start: int, end: int) -> None:
-    """Copy bytes that are there between two places to the same places."""
-    while start < end:
-        first, last = _content(source, start, end)
-        source.seek(first)
-        target.seek(first)
-        for position in range(first, last, _BLOCK):
-            target.write(source.read(min(_BLOCK, last - position)))
-        start = last
-
-
-def _content(file: BinaryIO, start: int, end: int) -> tuple[int, int]:
-    """Where the next bytes begin and end that are no hole, up to ``end``; all are where the system cannot tell."""
-    if not hasattr(os, "SEEK_DATA"):
-        return start, end
-    try:
-        first = os.lseek(file.fileno(), start, os.SEEK_DATA)
-    except OSError as error:
-        return (end, end) if error.errno == errno.ENXIO else (start, end)
-    return min(first, end), min(os.lseek(file.fileno(), first, os.SEEK_HOLE), end)

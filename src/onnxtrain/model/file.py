@@ -16,7 +16,8 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from onnxtrain.errors import ModelError
 from onnxtrain.model.background import BackgroundRead
 from onnxtrain.model.checks import check_model
-from onnxtrain.model.external import DataFiles, DataTensor, ExternalData, raw_array
+from onnxtrain.model.data_files import DataFiles, DataTensor, raw_array
+from onnxtrain.model.external import ExternalData
 from onnxtrain.model.hidden import Hidden, fill, fill_tensor, lift, with_hidden
 from onnxtrain.model.large import LargeData
 from onnxtrain.model.leftovers import clear_leftovers
@@ -130,9 +131,9 @@ class ModelFile:
         mapped, stamp = read_file(path)
         proto, template, places = parse_file(path, mapped)
         origin = Origin(path, stamp, places)
-        background = BackgroundRead(origin) if lent and places and isinstance(mapped, mmap.mmap) else None
+        background = BackgroundRead.of(origin) if lent and places and isinstance(mapped, mmap.mmap) else None
         template, hidden = with_hidden(proto, template, mapped)
-        large = LargeData(mapped, places, origin, lent=lent, background=background)
+        large = LargeData(mapped, places, origin, lent=lent and isinstance(mapped, bytes), background=background)
         return cls(proto, template, path, path.parent, large, hidden=hidden)
 
     def changed(self, proto: ModelProto) -> ModelFile:

@@ -10,9 +10,11 @@ import numpy.typing as npt
 from onnx import TensorProto, helper
 
 from onnxtrain.errors import ModelError
-from onnxtrain.model.external import Change, ExternalData
+from onnxtrain.model.data_changes import Change
+from onnxtrain.model.external import ExternalData
 from onnxtrain.model.hidden import Hidden
-from onnxtrain.model.wire import Path, raw_bytes
+from onnxtrain.model.tensor_data import raw_bytes
+from onnxtrain.model.wire import Path
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 

@@ -1,4 +1,6 @@
-"""Rewrite what ONNX's opset converter gets wrong, before it runs (workarounds: converted ...).
+"""Rewrite what ONNX's opset converter gets wrong, before it runs.
+
+(workarounds: converted Hardmax, converted Resize, converted BatchNormalization)
 
 ========================  ======  ==================================================================
 operator                  before  what is wrong

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from onnxtrain.errors import ModelError
-from onnxtrain.model.external import Change, DataFiles, copy_with_changes, same_content
+from onnxtrain.model.data_changes import Change, copy_with_changes, same_content
+from onnxtrain.model.data_files import DataFiles
 from onnxtrain.model.leftovers import clear_leftovers
 from onnxtrain.model.places import place_of
 from onnxtrain.model.references import data_files_of

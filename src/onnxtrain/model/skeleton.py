@@ -71,7 +71,7 @@ def _node_tensors(holder: GraphProto | FunctionProto) -> Iterator[TensorProto]:
 
 
 def unify_default_domain(proto: ModelProto) -> None:
-    """Write ONNX's own domain as "" everywhere."""
+    """Write ONNX's own domain as "" everywhere (workarounds: two spellings of a domain)."""
     for holder in (proto, *proto.functions):
         versions = {item.domain: item.version for item in holder.opset_import if not is_default_domain(item.domain)}
         versions[""] = default_opset(holder.opset_import) or 0

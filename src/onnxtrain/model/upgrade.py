@@ -171,7 +171,8 @@ def _upgrade_graph(graph: GraphProto, imports: Iterable[OperatorSetIdProto], min
 def _protect(graph: GraphProto, opset: int) -> None:
     """Put a stand-in for each node that the converter would spoil or refuse.
 
-    It drops references to attributes of a function, and does not know operators that only ONNX Runtime has.
+    It drops references to attributes of a function (workarounds: references in converted functions), and does not know
+    operators that only ONNX Runtime has.
     """
     for node in graph.node:
         if _refers(node) or is_runtime_operator(node, opset):

@@ -19,8 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import onnx_ir as ir
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto
 
 from onnxtrain.model.fields import (
     BYTES,
@@ -36,8 +35,9 @@ from onnxtrain.model.fields import (
     read_varint,
     varints,
 )
+from onnxtrain.model.tensor_data import raw_bytes, typed_elements
 
-__all__ = ["CutOffError", "Template", "TooManyFieldsError", "WireError", "raw_bytes"]
+__all__ = ["CutOffError", "Template", "TooManyFieldsError", "WireError"]
 
 _RAW_DATA = 9
 _FLOAT_DATA, _INT32_DATA, _INT64_DATA, _DOUBLE_DATA, _UINT64_DATA = 4, 5, 7, 10, 11
@@ -85,9 +85,6 @@ _DATA: Mapping[int, tuple[int, ...]] = {
 _LIST: Mapping[int, tuple[int, ...]] = {7: (BYTES, FIXED32)}
 """The same of an attribute that is a list of floats."""
 
-_UNSIZED = (ir.DataType.UNDEFINED, ir.DataType.STRING)
-_PACKED = tuple(item.value for item in ir.DataType if item not in _UNSIZED and item.bitwidth < 8)
-"""Element types of which several share a byte."""
 
 _LARGE = 4096
 """Raw data from this size on is not part of the template: whoever has the model keeps it, once."""
@@ -403,7 +400,7 @@ def _replace(
     raw = [position for position, part in fields.items() if part.number == _RAW_DATA]
     if raw:
         return {raw[-1]: raw_bytes(array, tensor.data_type)}  # of several, the last one counts
-    elements = _typed_elements(tensor, array)
+    elements = typed_elements(tensor, array)
     payloads: dict[int, bytes | memoryview | None] = {}
     begin = 0
     for position, part in fields.items():
@@ -418,25 +415,3 @@ def _replace(
             payloads[position] = np.hstack([tags, some.view(np.uint8).reshape(count, -1)]).tobytes()
         begin += count
     return payloads
-
-
-def raw_bytes(array: npt.NDArray[np.generic], data_type: int) -> bytes | memoryview:
-    """An array as ONNX's raw data: little-endian, rows first, small numbers packed."""
-    if data_type in _PACKED:
-        return numpy_helper.from_array(array).raw_data
-    dtype = array.dtype.newbyteorder("<") if array.dtype.kind in "fciu" else array.dtype
-    return np.ascontiguousarray(array, dtype).reshape(-1).view(np.uint8).data
-
-
-def _typed_elements(tensor: TensorProto, array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-    """The numbers that the field for this element type holds (see ``TensorProto.data_type`` in onnx.proto)."""
-    flat = np.ascontiguousarray(array).reshape(-1)
-    if tensor.data_type in (TensorProto.FLOAT, TensorProto.COMPLEX64):
-        return flat.view(np.float32)
-    if tensor.data_type in (TensorProto.DOUBLE, TensorProto.COMPLEX128):
-        return flat.view(np.float64)
-    if flat.dtype.kind in "iu":
-        return flat.astype(np.int64)  # negative numbers are written with 64 bits
-    if flat.dtype.itemsize == 2:
-        return flat.view(np.uint16)
-    return flat.view(np.uint8)

@@ -19,9 +19,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN, ONNXTRAIN_DOMAIN
-from onnxtrain.model.external import DataFiles, locate
+from onnxtrain.model.data_files import DataFiles
+from onnxtrain.model.external import locate
 from onnxtrain.runtime.lifting import lift_large_constants, replace_tensors
-from onnxtrain.workarounds import hand_over, in_place, packed
+from onnxtrain.workarounds.sessions import hand_over, in_place, packed
 
 _LARGE = 1 << 16
 """Bytes from which on a tensor is handed over by address; smaller ones are in the model, where shapes are read."""

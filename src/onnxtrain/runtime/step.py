@@ -17,7 +17,7 @@ from onnxtrain.runtime.frozen import FrozenTensors
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.providers import CPU, name_of
 from onnxtrain.runtime.states import StateBuffers
-from onnxtrain.workarounds import (
+from onnxtrain.workarounds.sessions import (
     DISABLED_OPTIMIZERS,
     DISABLED_WITH_DEEP_BODIES,
     bind_foreign,

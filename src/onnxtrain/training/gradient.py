@@ -11,7 +11,8 @@ import onnx_ir as ir
 from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.errors import GradientError
 from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.lowering.gradient_nodes import Derivative, has_gradients
+from onnxtrain.lowering.build_gradients import Derivative
+from onnxtrain.lowering.patterns import gradient_nodes
 from onnxtrain.lowering.pipeline import lower_graph
 from onnxtrain.model.file import ModelFile
 from onnxtrain.model.validity import refuses_invalid
@@ -60,7 +61,7 @@ def gradient(
     working = infer_shapes(file.training_model())
     options = GradientOptions.of(straight_through, recompute)
     graph = working.graph
-    if has_gradients(graph):  # which y may depend on
+    if gradient_nodes(graph):  # which y may depend on
         infer_shapes(lower_graph(working))
     target = find_value(graph, _only_output(graph) if y is None else y, "y")
     if xs is None:

@@ -242,7 +242,7 @@ def multiplied(operator: str, x: Value, size: PackedWeight, packed: Value, scale
     packed_zeros, floating_zeros = None, None
     if zeros is not None and zeros.is_float:
         floating_zeros = _of_shape(op.cast(zeros, wide), by_block)
-        packed_zeros = op.constant([], np.uint8)  # ONNX Runtime 1.20 crashes where an input in the middle is left out
+        packed_zeros = op.constant([], np.uint8)  # (workarounds: optional inputs of custom operators)
     elif zeros is not None:
         packed_zeros = _of_shape(zeros, (size.outputs, -(-size.blocks * size.bits // 8)))
     x = op.cast(x, wide)

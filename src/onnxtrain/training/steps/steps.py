@@ -21,7 +21,7 @@ from onnxtrain.training.specification import Specification
 from onnxtrain.training_info.algorithm import FirstValues
 from onnxtrain.training_info.build import build_entries, build_unfilled
 from onnxtrain.training_info.entry import Entry
-from onnxtrain.workarounds import refuse_what_crashes
+from onnxtrain.workarounds.sessions import refuse_what_crashes
 
 if TYPE_CHECKING:
     from onnxtrain.training.callbacks.stopping import Stopping

@@ -9,8 +9,8 @@ and Q the largest integer (LSQ: Esser and others, ICLR 2020). Zero points stay. 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx_ir as ir
@@ -21,6 +21,7 @@ from onnxtrain.graph import Builder
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN
 from onnxtrain.graph.value import constant_tensor, dimensions
 from onnxtrain.training.weights.stored import Stored
+from onnxtrain.training.working_copy.quantized_weights import Factor, Layout, Scales, Weight, logarithm
 
 _WEIGHTS = {
     ("", "DequantizeLinear"): (0, 1, 2),
@@ -50,135 +51,6 @@ _SMALL = frozenset({ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT4, ir.Da
 _SMALL |= {ir.DataType.UINT16}
 
 
-@dataclass(frozen=True)
-class Layout:
-    """How scales lie along a tensor.
-
-    Attributes:
-        axis: The axis along which there are several.
-        block: Elements along it that share one; 0 where there is one scale for each index.
-    """
-
-    axis: int
-    block: int = 0
-
-    def along(self, scales: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-        """Scales, or zero points, in a shape that broadcasts to the tensor's."""
-        if scales.size == 1 and not self.block:
-            return scales.reshape(())
-        axis = self.axis % len(shape)
-        if self.block:
-            return np.repeat(scales, self.block, axis=axis).take(np.arange(shape[axis]), axis=axis)
-        return scales.reshape([-1 if place == axis else 1 for place in range(len(shape))])
-
-
-@dataclass(frozen=True)
-class _Factor:
-    """A scale: the exponential of a parameter, or what the file has."""
-
-    name: str
-    tensor: ir.TensorProtocol
-
-    def learned(self, trained: Collection[str]) -> bool:
-        """Whether it is made from a parameter."""
-        return logarithm(self.name) in trained
-
-
-@dataclass(frozen=True)
-class _Scales:
-    """Makes the scales that the file has of logarithms; that of a bias is the product of two.
-
-    Attributes:
-        dtype: Their type.
-        shape: Their shape.
-        constant: Scales that are not learned, to be multiplied with.
-    """
-
-    dtype: np.dtype
-    shape: tuple[int, ...]
-    constant: Sequence[np.ndarray] = ()
-
-    def __call__(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        factors = [*map(np.exp, arrays), *self.constant]
-        product = factors[0]
-        for factor in factors[1:]:
-            product = product * factor
-        return np.asarray(product, self.dtype).reshape(self.shape)
-
-
-@dataclass(frozen=True)
-class _Integers:
-    """Makes the integers of numbers, which come first, and of the logarithms of their scales.
-
-    Attributes:
-        layout: How scales lie.
-        dtype: The integers' type.
-        zeros: The zero points.
-        scales: Makes the scales.
-        numbers: The numbers, where they are not trained.
-    """
-
-    layout: Layout
-    dtype: ir.DataType
-    zeros: np.ndarray | None
-    scales: _Scales
-    numbers: Callable[[], np.ndarray] | None = None
-
-    def __call__(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        w, logarithms = (arrays[0], arrays[1:]) if self.numbers is None else (self.numbers(), arrays)
-        steps = np.round(w.astype(np.float32) / self.layout.along(self.scales(logarithms), w.shape)).astype(np.float64)
-        if self.zeros is not None:
-            steps = steps + self.layout.along(self.zeros, w.shape).astype(np.float64)
-        clipped: np.ndarray = np.clip(steps, float(self.dtype.min), float(self.dtype.max))
-        return clipped.astype(self.dtype.numpy())
-
-
-@dataclass(frozen=True)
-class _Weight:
-    """A weight of a working copy whose integers became a number.
-
-    Attributes:
-        name: Its name.
-        integers: What the file has.
-        numbers: Makes the number of it.
-        made: What those read who read the integers.
-        layout: How its scales lie.
-        zeros: Its zero points.
-        scale: Its scale.
-        factors: What the scale is the product of: itself, or those of the product that a bias is added to.
-    """
-
-    name: str
-    integers: ir.TensorProtocol
-    numbers: Callable[[], np.ndarray]
-    made: ir.Value
-    layout: Layout
-    zeros: np.ndarray | None
-    scale: _Factor
-    factors: tuple[_Factor, ...]
-
-    @property
-    def is_bias(self) -> bool:
-        """Whether it is a number itself, and its steps are those of a product."""
-        return self.integers.dtype == ir.DataType.INT32
-
-    def stored(self, trained: Collection[str]) -> list[Stored]:
-        """How it is written."""
-        learned = tuple(logarithm(factor.name) for factor in self.factors if factor.learned(trained))
-        constant = [np.asarray(factor.tensor.numpy()) for factor in self.factors if not factor.learned(trained)]
-        scales = _Scales(self.scale.tensor.dtype.numpy(), tuple(self.scale.tensor.shape.numpy()), constant)
-        own: tuple[str, ...] = (self.name,)
-        form = _Integers(self.layout, self.integers.dtype, self.zeros, scales)
-        if self.name not in trained:
-            if not (self.is_bias and learned):
-                return []
-            own, form = (), replace(form, numbers=self.numbers)
-        found = [Stored(self.name, (*own, *learned), form)]
-        if self.is_bias and learned:
-            found.append(Stored(self.scale.name, learned, scales))
-        return found
-
-
 @dataclass
 class QuantizedTraining:
     """What quantization-aware training made of a working copy.
@@ -189,7 +61,7 @@ class QuantizedTraining:
         made: What took their places.
     """
 
-    weights: list[_Weight] = field(default_factory=list)
+    weights: list[Weight] = field(default_factory=list)
     scales: dict[str, ir.TensorProtocol] = field(default_factory=dict)
     made: dict[str, ir.Value] = field(default_factory=dict)
 
@@ -218,14 +90,9 @@ class QuantizedTraining:
         found = [item for weight in self.weights for item in weight.stored(trained)]
         for name, tensor in self.scales.items():
             if logarithm(name) in trained:
-                scales = _Scales(tensor.dtype.numpy(), tuple(tensor.shape.numpy()))
+                scales = Scales(tensor.dtype.numpy(), tuple(tensor.shape.numpy()))
                 found.append(Stored(name, (logarithm(name),), scales))
         return found
-
-
-def logarithm(scale: str) -> str:
-    """The name of the parameter whose exponential is a scale."""
-    return f"{scale}.log"
 
 
 def train_quantized(model: ir.Model) -> QuantizedTraining:
@@ -290,8 +157,8 @@ def _train_weight(graph: ir.Graph, node: ir.Node, found: QuantizedTraining) -> N
     made.ir.dtype = tensor.dtype
     made.with_shape(tuple(shape))
     node.replace_input_with(place, made.ir)
-    factor = _Factor(str(scale.name), scales)
-    found.weights.append(_Weight(name, tensor, numbers, made.ir, layout, points, factor, (factor,)))
+    factor = Factor(str(scale.name), scales)
+    found.weights.append(Weight(name, tensor, numbers, made.ir, layout, points, factor, (factor,)))
 
 
 def _become_number(value: ir.Value, numbers: Callable[[], np.ndarray]) -> None:
@@ -318,15 +185,15 @@ def _train_bias(graph: ir.Graph, node: ir.Node, value: ir.Value, layout: Layout,
         along = layout.along(np.asarray(given.numpy()).astype(np.float64), shape)
         return np.asarray(np.asarray(tensor.numpy()) * along, np.float32)
 
-    own = _Factor(str(scale.name), given)
+    own = Factor(str(scale.name), given)
     factors = _factors_of_bias(node) or (own,)
     _become_number(value, numbers)
     node.outputs[0].replace_all_uses_with(value)
     graph.remove(node, safe=True)
-    found.weights.append(_Weight(str(value.name), tensor, numbers, value, layout, None, own, factors))
+    found.weights.append(Weight(str(value.name), tensor, numbers, value, layout, None, own, factors))
 
 
-def _factors_of_bias(node: ir.Node) -> tuple[_Factor, ...]:
+def _factors_of_bias(node: ir.Node) -> tuple[Factor, ...]:
     """The scales of the factors of the product that a bias is added to: theirs is the scale of the bias."""
     readers = [(reader, place) for reader, place in node.outputs[0].uses()]
     if len(readers) != 1 or readers[0][1] != 2 or readers[0][0].op_type not in ("Conv", "Gemm"):
@@ -337,7 +204,7 @@ def _factors_of_bias(node: ir.Node) -> tuple[_Factor, ...]:
         scale = producer.inputs[1] if producer is not None and producer.op_type == "DequantizeLinear" else None
         if scale is None or scale.const_value is None:
             return ()
-        found.append(_Factor(str(scale.name), scale.const_value))
+        found.append(Factor(str(scale.name), scale.const_value))
     return tuple(found)
 
 

@@ -41,7 +41,7 @@ def lower_optimizers(model: ir.Model, kept: Collection[ir.Node] = ()) -> ir.Mode
     if not any(True for _ in _optimizer_nodes(model, model.graph)):
         _drop_unused_domains(model)
         return model
-    check_optimizers(model)
+    _check_optimizers(model)
     model.graph.opset_imports.setdefault("", OPSET_WITHOUT_IMPORT)
     infer_shapes(model)
     opset, lowered = model.graph.opset_imports[""], 0
@@ -59,7 +59,7 @@ def lower_optimizers(model: ir.Model, kept: Collection[ir.Node] = ()) -> ir.Mode
     return infer_shapes(model)
 
 
-def check_optimizers(model: ir.Model) -> None:
+def _check_optimizers(model: ir.Model) -> None:
     """Check every optimizer node of a model: counts, grouping, attributes, and what types and shapes tell.
 
     Raises:

@@ -76,11 +76,6 @@ def _append(model: ir.Model, derivative: Derivative, options: GradientOptions) -
     return engine.backward
 
 
-def has_gradients(graph: ir.Graph) -> bool:
-    """Whether a graph has Gradient nodes."""
-    return any(map(_is_gradient, graph))
-
-
 def _is_gradient(node: ir.Node) -> bool:
     return node.domain == TRAINING_DOMAIN and node.op_type == "Gradient"
 

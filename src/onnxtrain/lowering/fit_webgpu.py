@@ -42,7 +42,7 @@ def fit_webgpu(model: ir.Model) -> None:
         assert isinstance(part, ir.Graph)
         _normalize_by_hand(part, model.graph.opset_imports[""])
         mend_convolutions(part, model.graph.opset_imports[""])
-    use_single_precision(model)
+    _use_single_precision(model)
 
 
 def _normalize_by_hand(graph: ir.Graph, opset: int) -> None:
@@ -75,7 +75,7 @@ def _normalize_by_hand(graph: ir.Graph, opset: int) -> None:
         remove_nodes(graph, [node])
 
 
-def use_single_precision(model: ir.Model) -> None:
+def _use_single_precision(model: ir.Model) -> None:
     """Make every float64 of a step graph float32, in place.
 
     The bodies of optimizers compute in float64 what depends on learning rate and update count only. In float32 a step

@@ -1,23 +1,14 @@
 """A book of other people's bugs: what is wrong in the packages that onnxtrain stands on, and what it does instead.
 
-Each entry of :data:`BOOK` names one bug, the versions in which it was seen, and the code that works around it. Small
-workarounds are here; where the workaround is a form that a rule chooses, the entry says where.
+Each entry of :data:`BOOK` names one bug, the versions in which it was seen, and the code that works around it: in the
+modules beside this one, or, where the workaround is a form that a rule or a pass chooses, there.
 ``tests/workarounds/`` shows every bug in the installed version and fails when it is gone: then its workaround
 can go, too, as soon as no supported version has the bug.
 """
 
 from __future__ import annotations
 
-import ctypes
-import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
-
-import numpy as np
-import onnx
-import onnx_ir as ir
-
-from onnxtrain.errors import StepError
+from typing import NamedTuple
 
 
 class Workaround(NamedTuple):
@@ -54,7 +45,7 @@ BOOK: tuple[Workaround, ...] = (
         _RUNTIME,
         "The optimizer EliminateDropout removes a Dropout whose mask nobody reads, also in training mode.",
         "Sessions are opened without this optimizer.",
-        ("workarounds.py", "runtime/step.py"),
+        ("workarounds/sessions.py", "runtime/step.py"),
     ),
     Workaround(
         "quantized biases",
@@ -63,7 +54,7 @@ BOOK: tuple[Workaround, ...] = (
         "WeightBiasQuantization takes a Conv of another domain for ONNX's: where it stands between dequantized and "
         "quantized values and its bias is constant, it writes a Mul of that domain, which nobody knows.",
         "Sessions are opened without this optimizer.",
-        ("workarounds.py", "runtime/step.py"),
+        ("workarounds/sessions.py", "runtime/step.py"),
     ),
     Workaround(
         "branches that move twice",
@@ -73,7 +64,7 @@ BOOK: tuple[Workaround, ...] = (
         "first. A node with a body that was two branches deep keeps references to what was freed: opening the session "
         "may end the process.",
         "Sessions of graphs with such a node are opened without this optimizer.",
-        ("workarounds.py", "graph/nesting.py", "runtime/step.py"),
+        ("workarounds/sessions.py", "graph/nesting.py", "runtime/step.py"),
     ),
     Workaround(
         "ellipses of different ranks",
@@ -81,7 +72,7 @@ BOOK: tuple[Workaround, ...] = (
         ("1.31.1", "1.31.1"),
         "Opening a session with an Einsum whose ellipses stand for different numbers of axes ends the process.",
         "Such nodes are refused by name; gradients have letters instead of ellipses where ranks are known.",
-        ("workarounds.py", "runtime/step.py", "autodiff/rules/einsum.py"),
+        ("workarounds/sessions.py", "runtime/step.py", "autodiff/rules/einsum.py"),
         gone="1.32.0",
     ),
     Workaround(
@@ -91,7 +82,7 @@ BOOK: tuple[Workaround, ...] = (
         "An array of a type that NumPy has from elsewhere (bfloat16, float8) cannot be bound as an input, and a result "
         "of such a type cannot be read as an array.",
         "The bytes are bound and read as unsigned integers of that size.",
-        ("workarounds.py", "runtime/step.py"),
+        ("workarounds/sessions.py", "runtime/step.py"),
     ),
     Workaround(
         "convolutions on WebGPU",
@@ -148,8 +139,8 @@ BOOK: tuple[Workaround, ...] = (
         "onnxruntime",
         ("1.20.1", "1.20.1"),
         "A custom operator with an optional input that is left out between others ends the process.",
-        "ClipGradient always has a lower bound.",
-        ("autodiff/rules/elementwise.py", "autodiff/rules/fused_recurrent.py"),
+        "Operators of this project have all inputs: an empty one, or a bound that bounds nothing, stands for none.",
+        ("autodiff/rules/elementwise.py", "autodiff/rules/fused_recurrent.py", "autodiff/rules/matmul_nbits.py"),
         gone="1.32.0",
     ),
     Workaround(
@@ -166,7 +157,7 @@ BOOK: tuple[Workaround, ...] = (
         _RUNTIME,
         "Tensors given to add_external_initializers are copied, for as long as the session lives.",
         "They are given as shared initializers, too, on whose memory the session then works.",
-        ("workarounds.py", "runtime/frozen.py"),
+        ("workarounds/sessions.py", "runtime/frozen.py"),
     ),
     Workaround(
         "packed elements",
@@ -174,7 +165,7 @@ BOOK: tuple[Workaround, ...] = (
         _RUNTIME,
         "The Python interface takes the shape of a tensor of 4-bit elements from an array, which has two in one item.",
         "The array claims one byte for each element.",
-        ("workarounds.py", "runtime/frozen.py"),
+        ("workarounds/sessions.py", "runtime/frozen.py"),
     ),
     Workaround(
         "numbers of recurrent activations",
@@ -192,7 +183,7 @@ BOOK: tuple[Workaround, ...] = (
         "Data propagation takes bounds of a Slice that it does not know for absent ones, and the whole input for the "
         "result: shapes made of it are wrong.",
         "Inference sees a Compress in place of such a Slice.",
-        ("workarounds.py", "graph/shapes.py"),
+        ("workarounds/inference.py", "graph/shapes.py"),
     ),
     Workaround(
         "the matrix of Attention",
@@ -200,7 +191,7 @@ BOOK: tuple[Workaround, ...] = (
         _ONNX,
         "The fourth output of an Attention of unknown shapes is inferred as a scalar.",
         "This shape is not taken over.",
-        ("workarounds.py", "graph/shapes.py"),
+        ("workarounds/inference.py", "graph/shapes.py"),
     ),
     Workaround(
         "converted Hardmax",
@@ -233,6 +224,102 @@ BOOK: tuple[Workaround, ...] = (
         "The version converter drops functions and metadata.",
         "It converts a skeleton of the graph; everything else is put back as it was.",
         ("model/upgrade.py",),
+    ),
+    Workaround(
+        "long vectors",
+        "onnx",
+        _ONNX,
+        "Data propagation computes vectors of sizes whatever their length: a model of a few bytes takes all memory.",
+        "Nodes that make such vectors are hidden from inference.",
+        ("graph/propagation.py",),
+    ),
+    Workaround(
+        "references in converted functions",
+        "onnx",
+        _ONNX,
+        "The version converter drops references to attributes of the function that a node is in.",
+        "A stand-in without attributes is converted, and the node put back in its place.",
+        ("model/upgrade.py",),
+    ),
+    Workaround(
+        "two spellings of a domain",
+        "onnx",
+        _ONNX,
+        "The checker does not know that ai.onnx is the default domain, as the specification says.",
+        "It is shown a skeleton of the model with one spelling.",
+        ("model/skeleton.py",),
+    ),
+    Workaround(
+        "evaluated Scan",
+        "onnx",
+        _ONNX,
+        "The reference evaluator scans along the first axis and forward only.",
+        "The evaluator of gradient checks has a Scan of its own.",
+        ("reference.py",),
+    ),
+    Workaround(
+        "evaluated Loop",
+        "onnx",
+        _ONNX,
+        "The reference evaluator joins what a Loop scans out along an axis that is there instead of a new one.",
+        "The evaluator of gradient checks has a Loop of its own.",
+        ("reference.py",),
+    ),
+    Workaround(
+        "evaluated SequenceInsert",
+        "onnx",
+        _ONNX,
+        "The reference evaluator inserts in front of the last item where the place is the end.",
+        "The evaluator of gradient checks has a SequenceInsert of its own.",
+        ("reference.py",),
+    ),
+    Workaround(
+        "evaluated SequenceMap",
+        "onnx",
+        _ONNX,
+        "The reference evaluator maps one sequence only, and bodies that read no value from outside.",
+        "The evaluator of gradient checks has a SequenceMap of its own.",
+        ("reference.py",),
+    ),
+    Workaround(
+        "evaluated Optional",
+        "onnx",
+        _ONNX,
+        "The reference evaluator makes a sequence of a tensor that is made optional.",
+        "The evaluator of gradient checks has an Optional of its own.",
+        ("reference.py",),
+    ),
+    Workaround(
+        "evaluated Erf",
+        "onnx",
+        _ONNX,
+        "The reference evaluator computes Erf, and with it Gelu, in single precision, also of doubles.",
+        "The evaluator of gradient checks has both of its own.",
+        ("reference.py",),
+    ),
+    Workaround(
+        "evaluated GridSample",
+        "onnx",
+        _ONNX,
+        "The reference evaluator rounds the places of a GridSample to single precision.",
+        "The evaluator of gradient checks does not.",
+        ("reference.py",),
+    ),
+    Workaround(
+        "evaluated LpNormalization",
+        "onnx",
+        _ONNX,
+        "The reference evaluator forgets the absolute value where p is 1.",
+        "The evaluator of gradient checks has an LpNormalization of its own.",
+        ("reference.py",),
+    ),
+    Workaround(
+        "evaluated ConvTranspose",
+        "onnx",
+        _ONNX,
+        "The reference evaluator computes no transposed convolution in groups of several images and filters.",
+        "The gradient of a depthwise convolution has a form whose own gradient needs none.",
+        ("autodiff/convolution.py",),
     ),
     Workaround(
         "dropped training_info",
@@ -284,136 +371,3 @@ BOOK: tuple[Workaround, ...] = (
     ),
 )
 """Every bug that is worked around, by package."""
-
-
-DISABLED_OPTIMIZERS = ("EliminateDropout", "WeightBiasQuantization")
-"""Graph optimizers of ONNX Runtime that no session has ("eliminated dropout")."""
-
-
-DISABLED_WITH_DEEP_BODIES = ("ConstantFolding",)
-"""Those that go, too, where a node with a body lies in a branch of a branch ("branches that move twice")."""
-
-
-def refuse_what_crashes(graph: ir.Graph) -> None:
-    """Refuse nodes on which ONNX Runtime does not fail but takes the process with it ("ellipses of different ranks").
-
-    Raises:
-        StepError: An Einsum has ellipses of different ranks.
-    """
-    for node in graph:
-        if node.op_type != "Einsum" or node.domain:
-            continue
-        equation = node.attributes["equation"].as_string().replace(" ", "")
-        ranks = set()
-        for term, value in zip(equation.split("->")[0].split(","), node.inputs, strict=False):
-            if "..." in term and value is not None and value.shape is not None:
-                ranks.add(len(value.shape) - len(term.replace("...", "")))
-        if len(ranks) > 1:
-            raise StepError(
-                f"The Einsum node {node.name!r} ({equation}) has ellipses of {' and '.join(map(str, sorted(ranks)))} "
-                "axes, on which ONNX Runtime crashes; write these axes as letters."
-            )
-
-
-def hand_over(
-    settings: Any,
-    arrays: Mapping[str, np.ndarray[Any, Any]],
-    dtypes: Mapping[str, ir.DataType],
-    *,
-    shared: bool = True,
-) -> list[Any]:
-    """Let a session work on initializers where they are in memory ("copies of external initializers").
-
-    Args:
-        settings: The options of the session.
-        arrays: Memory by name: unsigned numbers of the size of an element, or what :func:`packed` gives.
-        dtypes: Element types.
-        shared: Whether the session reads this memory itself, instead of a copy.
-
-    Returns:
-        What must live as long as the session.
-    """
-    values = in_place(arrays, dtypes)
-    if values:
-        settings.add_external_initializers(list(arrays), values)
-        for name, value in zip(arrays, values, strict=True) if shared else ():
-            settings.add_initializer(name, value)
-    return values
-
-
-def in_place(arrays: Mapping[str, np.ndarray[Any, Any]], dtypes: Mapping[str, ir.DataType]) -> list[Any]:
-    """Values of ONNX Runtime on the memory of arrays, which must live as long; see :func:`hand_over`."""
-    import onnxruntime
-
-    make = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type
-    return [make(array, int(dtypes[name])) for name, array in arrays.items()]
-
-
-def is_foreign(dtype: ir.DataType) -> bool:
-    """Whether NumPy has a type from another package ("types of others")."""
-    if dtype in (ir.DataType.STRING, ir.DataType.UNDEFINED):
-        return False
-    return dtype.bitwidth in _BYTES and dtype.numpy().isbuiltin != 1
-
-
-_BYTES = {8: np.uint8, 16: np.uint16}
-
-
-def bind_foreign(binding: Any, name: str, array: np.ndarray[Any, Any], dtype: ir.DataType) -> Any:
-    """Bind an input by the bytes of its elements; returns what must live until the run has ended."""
-    (value,) = in_place({name: array.view(_BYTES[dtype.bitwidth])}, {name: dtype})
-    binding.bind_ortvalue_input(name, value)
-    return array, value
-
-
-def fetched(value: Any, dtype: ir.DataType) -> np.ndarray[Any, Any]:
-    """A copy of a result, read as the bytes of its elements."""
-    shape, unsigned = tuple(value.shape()), np.dtype(_BYTES[dtype.bitwidth])
-    size = math.prod(shape) * unsigned.itemsize
-    content = ctypes.string_at(value.data_ptr(), size) if size else b""
-    return np.frombuffer(content, unsigned).reshape(shape).view(dtype.numpy()).copy()
-
-
-def packed(raw: np.ndarray[Any, Any], shape: Sequence[int]) -> np.ndarray[Any, Any]:
-    """Packed elements as an array with one byte for each, as far as NumPy knows ("packed elements").
-
-    ONNX Runtime, which knows the element type, reads the bytes that there are. Nobody else may read the array.
-    """
-    strides = [1] * len(shape)
-    for axis in reversed(range(len(shape) - 1)):
-        strides[axis] = strides[axis + 1] * shape[axis + 1]
-    return np.lib.stride_tricks.as_strided(raw, shape, strides, writeable=False)
-
-
-_OF_SIZES = frozenset({"Concat", "Cast", "Identity", "Slice", "Add", "Sub", "Mul", "Div", "Max", "Min", "Neg"})
-
-
-def hide_computed_slices(graph: onnx.GraphProto) -> None:
-    """Keep ONNX's data propagation from Slice nodes whose bounds are computed, in place ("computed bounds").
-
-    Compress has the same types and no propagation.
-    """
-    known = {tensor.name for tensor in graph.initializer}
-    known |= {node.output[0] for node in graph.node if node.op_type == "Constant"}
-    # What is propagated has one axis and holds sizes; its rank may not be declared yet.
-    integers: set[str] = set()
-    for node in graph.node:
-        read = node.input[:1] if node.op_type == "Slice" else node.input  # bounds are sizes of whatever is sliced
-        if node.op_type == "Shape" or (node.op_type in _OF_SIZES and any(name in integers for name in read)):
-            integers.add(node.output[0])
-    ranks = {info.name: len(info.type.tensor_type.shape.dim) for info in (*graph.value_info, *graph.input)}
-    ranks.update((tensor.name, len(tensor.dims)) for tensor in graph.initializer)
-    for node in graph.node:
-        if node.op_type == "Slice" and any(name and name not in known for name in node.input[1:]):
-            if ranks.get(node.input[0]) != 1 and node.input[0] not in integers:
-                continue
-            condition = node.input[1]
-            del node.input[1:]
-            node.input.append(condition)
-            node.op_type = "Compress"
-            node.attribute.append(onnx.helper.make_attribute("axis", 0))
-
-
-def is_taken_for_scalar(node: ir.Node, inferred: onnx.TypeProto.Tensor) -> bool:
-    """Whether ONNX's inference took a matrix for a scalar ("the matrix of Attention")."""
-    return node.op_type == "Attention" and not inferred.shape.dim

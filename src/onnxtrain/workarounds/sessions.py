@@ -1,0 +1,111 @@
+"""What sessions of ONNX Runtime are opened with, given and asked for because of its bugs."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.errors import StepError
+
+DISABLED_OPTIMIZERS = ("EliminateDropout", "WeightBiasQuantization")
+"""Graph optimizers of ONNX Runtime that no session has ("eliminated dropout", "quantized biases")."""
+
+
+DISABLED_WITH_DEEP_BODIES = ("ConstantFolding",)
+"""Those that go, too, where a node with a body lies in a branch of a branch ("branches that move twice")."""
+
+
+def refuse_what_crashes(graph: ir.Graph) -> None:
+    """Refuse nodes on which ONNX Runtime does not fail but takes the process with it ("ellipses of different ranks").
+
+    Raises:
+        StepError: An Einsum has ellipses of different ranks.
+    """
+    for node in graph:
+        if node.op_type != "Einsum" or node.domain:
+            continue
+        equation = node.attributes["equation"].as_string().replace(" ", "")
+        ranks = set()
+        for term, value in zip(equation.split("->")[0].split(","), node.inputs, strict=False):
+            if "..." in term and value is not None and value.shape is not None:
+                ranks.add(len(value.shape) - len(term.replace("...", "")))
+        if len(ranks) > 1:
+            raise StepError(
+                f"The Einsum node {node.name!r} ({equation}) has ellipses of {' and '.join(map(str, sorted(ranks)))} "
+                "axes, on which ONNX Runtime crashes; write these axes as letters."
+            )
+
+
+def hand_over(
+    settings: Any,
+    arrays: Mapping[str, np.ndarray[Any, Any]],
+    dtypes: Mapping[str, ir.DataType],
+    *,
+    shared: bool = True,
+) -> list[Any]:
+    """Let a session work on initializers where they are in memory ("copies of external initializers").
+
+    Args:
+        settings: The options of the session.
+        arrays: Memory by name: unsigned numbers of the size of an element, or what :func:`packed` gives.
+        dtypes: Element types.
+        shared: Whether the session reads this memory itself, instead of a copy.
+
+    Returns:
+        What must live as long as the session.
+    """
+    values = in_place(arrays, dtypes)
+    if values:
+        settings.add_external_initializers(list(arrays), values)
+        for name, value in zip(arrays, values, strict=True) if shared else ():
+            settings.add_initializer(name, value)
+    return values
+
+
+def in_place(arrays: Mapping[str, np.ndarray[Any, Any]], dtypes: Mapping[str, ir.DataType]) -> list[Any]:
+    """Values of ONNX Runtime on the memory of arrays, which must live as long; see :func:`hand_over`."""
+    import onnxruntime
+
+    make = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type
+    return [make(array, int(dtypes[name])) for name, array in arrays.items()]
+
+
+def is_foreign(dtype: ir.DataType) -> bool:
+    """Whether NumPy has a type from another package ("types of others")."""
+    if dtype in (ir.DataType.STRING, ir.DataType.UNDEFINED):
+        return False
+    return dtype.bitwidth in _BYTES and dtype.numpy().isbuiltin != 1
+
+
+_BYTES = {8: np.uint8, 16: np.uint16}
+
+
+def bind_foreign(binding: Any, name: str, array: np.ndarray[Any, Any], dtype: ir.DataType) -> Any:
+    """Bind an input by the bytes of its elements; returns what must live until the run has ended."""
+    (value,) = in_place({name: array.view(_BYTES[dtype.bitwidth])}, {name: dtype})
+    binding.bind_ortvalue_input(name, value)
+    return array, value
+
+
+def fetched(value: Any, dtype: ir.DataType) -> np.ndarray[Any, Any]:
+    """A copy of a result, read as the bytes of its elements."""
+    shape, unsigned = tuple(value.shape()), np.dtype(_BYTES[dtype.bitwidth])
+    size = math.prod(shape) * unsigned.itemsize
+    content = ctypes.string_at(value.data_ptr(), size) if size else b""
+    return np.frombuffer(content, unsigned).reshape(shape).view(dtype.numpy()).copy()
+
+
+def packed(raw: np.ndarray[Any, Any], shape: Sequence[int]) -> np.ndarray[Any, Any]:
+    """Packed elements as an array with one byte for each, as far as NumPy knows ("packed elements").
+
+    ONNX Runtime, which knows the element type, reads the bytes that there are. Nobody else may read the array.
+    """
+    strides = [1] * len(shape)
+    for axis in reversed(range(len(shape) - 1)):
+        strides[axis] = strides[axis + 1] * shape[axis + 1]
+    return np.lib.stride_tricks.as_strided(raw, shape, strides, writeable=False)

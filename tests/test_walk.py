@@ -1,0 +1,26 @@
+"""A model is checked, converted and looked at no more often on its way to the session than the page says."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from onnxtrain.runtime.native import kernels_available
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "architecture.md"
+
+
+@pytest.mark.skipif(not kernels_available(), reason="the page says how it is with the native kernels")
+def test_conversions_and_inferences_are_those_of_the_page():
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "walk.py")], capture_output=True, text=True, check=True, timeout=120
+    )
+    counted = dict(re.findall(r"^(\D+?) +([\d,]+)$", done.stdout, re.MULTILINE))
+    section = PAGE.read_text(encoding="utf-8").split("### The walk")[1].split("\n### ")[0]
+    said = dict(re.findall(r"^\| ([a-z][^|]+) \| [\d,]+ \| ([\d,]+) \|$", section, re.MULTILINE))
+    assert set(counted) == set(said)
+    for name in list(said)[:4]:
+        assert counted[name] == said[name], name

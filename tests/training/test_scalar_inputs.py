@@ -1,0 +1,54 @@
+"""Inputs of a model that are one number for all examples."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxtrain.errors import DataError
+from onnxtrain.training.data import TensorSpec, open_dataset
+from onnxtrain.training.trainer import Trainer
+
+RNG = np.random.default_rng(3)
+X = RNG.normal(size=(12, 4)).astype(np.float32)
+SCALED = onnx.parser.parse_model(
+    """<ir_version: 8, opset_import: ["": 18]> m (float s, float[N,4] x) => (float[N,1] y)
+    <float[4,1] w = {1, 2, -1, 0.5}> { z = MatMul(x, w)  y = Mul(z, s) }"""
+)
+Y = X[:, :1]
+
+
+def test_a_scalar_input_is_the_same_for_every_example():
+    half = np.float32(0.5)
+    sources = [{"s": half, "x": X, "y": Y}, ((0.5, X), Y), [((half, X[p : p + 5]), Y[p : p + 5]) for p in (0, 5, 10)]]
+    results = []
+    for source, accumulate in itertools.product(sources, (1, 2)):
+        subject = Trainer(SCALED, loss="mean_squared_error", accumulate=accumulate)
+        subject.fit(source, batch_size=5, shuffle=False, epochs=2)
+        results.append(np.array(subject.parameters["w"]))
+        assert subject.evaluate(source)["loss"] == pytest.approx(
+            np.mean((X @ results[-1] / 2 - Y) ** 2, dtype=np.float64), rel=1e-5
+        )
+    for result in results:
+        np.testing.assert_allclose(result, results[0], rtol=1e-5)
+    assert Trainer(SCALED, loss="mean_squared_error").predict({"s": 1, "x": X}).shape == (12, 1)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (np.nan, "input 's' holds nan at example 0"),
+        (np.ones(12), r"input 's' has rank 1 \(shape \(12,\)\), but the model needs rank 0: \(\)"),
+    ],
+)
+def test_a_scalar_input_that_does_not_fit(value, message):
+    with pytest.raises(DataError, match=message):
+        Trainer(SCALED, loss="mean_squared_error").fit({"s": value, "x": X, "y": Y})
+
+
+def test_scalars_alone_are_no_examples():
+    with pytest.raises(DataError, match="the data has no examples: every array of it is a scalar"):
+        open_dataset({"s": 1.0}, [TensorSpec("s", np.dtype(np.float32), ())], need_target=False)
