@@ -8,7 +8,8 @@ looks its own version up with `importlib.metadata`, which brings archives and e-
 While this package imports one of them for the first time, and no longer, deferred modules are where Python looks for
 what it puts off. What imports that then, onnx or onnx-ir, has a module that imports the real one when its first
 attribute is read. Nobody else sees any of it: `sys.modules` has real modules only, so that everybody's `import` gets
-the real one. What was imported before stays as it is (workarounds: sympy at every start).
+the real one. What was imported before stays as it is (workarounds: sympy at every
+start, everything at every start).
 """
 
 from __future__ import annotations

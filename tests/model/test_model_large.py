@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import warnings
@@ -234,33 +235,64 @@ def test_a_copy_of_the_process_reads_by_itself(held_back: threading.Event, tmp_p
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda path: os.truncate(path, 5000), "it was changed while it was read; copy it again"),
-        (lambda path: os.utime(path, ns=(0, 1)), "it was changed while it was read; copy it again"),
-        (lambda path: path.unlink(), "No such file or directory; copy it again"),
-    ],
-    ids=["cut off", "touched", "removed"],
-)
-def test_a_file_that_changes_while_it_is_read(
-    change: Callable[[Path], None],
-    reason: str,
-    mapped: None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "cut off": lambda path: os.truncate(path, 5000),
+    "empty": lambda path: path.write_bytes(b""),
+    "written anew": lambda path: (path.write_bytes(bytes(path.stat().st_size)), os.utime(path, ns=(0, 1))),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("when", ["after it is mapped", "after it is opened"])
+def test_a_file_that_is_written_into_while_it_is_read_is_refused(
+    change: str, when: str, mapped: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = saved(two_weights(), tmp_path)
-    read = background._Work._read
+    path = saved(onnxtrain.examples.mlp((40, 50, 3)), tmp_path)
+    home, name = (background.BackgroundRead, "of") if when == "after it is mapped" else (background._Work, "_read")
+    go_on = getattr(home, name)
 
-    def after_the_change(self: background._Work) -> None:
-        change(path)
-        read(self)
+    def after_the_change(self: object) -> object:
+        CHANGES[change](path)
+        return go_on(self)
 
-    monkeypatch.setattr(background._Work, "_read", after_the_change)
+    monkeypatch.setattr(home, name, after_the_change)
+    with pytest.raises(ModelError, match=r"^'.*m\.onnx' was changed while it was read; load the model from a file "):
+        onnxtrain.Trainer(path, loss="softmax_cross_entropy")
+
+
+@pytest.mark.parametrize("change", ["removed", "replaced"])
+@pytest.mark.parametrize("when", ["after it is mapped", "after it is opened"])
+def test_a_file_that_is_removed_or_replaced_as_a_whole_is_read_as_it_was(
+    change: str, when: str, mapped: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = two_weights()
+    path = saved(model, tmp_path)
+    home, name = (background.BackgroundRead, "of") if when == "after it is mapped" else (background._Work, "_read")
+    go_on = getattr(home, name)
+
+    def after_the_change(self: object) -> object:
+        path.unlink()
+        if change == "replaced":
+            path.write_bytes(b"other")
+        return go_on(self)
+
+    monkeypatch.setattr(home, name, after_the_change)
     file = ModelFile.load(path, lent=True)
     for _ in range(2):
-        with pytest.raises(ModelError, match=rf"^'.*m\.onnx' cannot be read: {reason}\.$"):
+        np.testing.assert_array_equal(file.value("w"), numpy_helper.to_array(model.graph.initializer[0]))
+        file.release([])
+
+
+def test_what_the_system_says_of_a_file_that_cannot_be_read(
+    mapped: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "preadv", fail)
+    file = ModelFile.load(saved(two_weights(), tmp_path), lent=True)
+    for _ in range(2):
+        with pytest.raises(ModelError, match=r"^'.*m\.onnx' cannot be read: Input/output error; "):
             file.value("w")
 
 

@@ -18,6 +18,7 @@ import onnxtrain
 from onnxtrain.errors import ModelError
 from onnxtrain.model.file import ModelFile
 from onnxtrain.training.inference.forward import outputs as predict
+from peak_memory import PEAK
 
 HUGE = 2**40
 
@@ -206,13 +207,13 @@ def test_what_says_to_be_empty_and_is_not() -> None:
     assert time.monotonic() - began < 60  # it has no end
 
 
-_MEASURED = """
-import resource, sys, time
+_MEASURED = f"""{PEAK}
+import sys, time
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.model.file import ModelFile
 if "--inspect" in sys.argv:
     import onnxtrain.training.advice.inspection
-before, began = resource.getrusage(resource.RUSAGE_SELF), time.process_time()
+before, began = peak(), time.process_time()
 try:
     file = ModelFile.load(sys.argv[1])
     if "--inspect" in sys.argv:
@@ -220,8 +221,7 @@ try:
     print("loaded")
 except OnnxTrainError as error:
     print(error)
-after = resource.getrusage(resource.RUSAGE_SELF)
-print((after.ru_maxrss - before.ru_maxrss) * (1 if sys.platform == "darwin" else 1024), time.process_time() - began)
+print(peak() - before, time.process_time() - began)
 """
 
 

@@ -13,6 +13,7 @@ from onnxtrain import examples
 from onnxtrain.data import CsvFile
 from onnxtrain.errors import DataError
 from onnxtrain.training.data import TensorSpec, growing, labels, open_dataset
+from peak_memory import PEAK
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(12, 4)).astype(np.float32)
@@ -261,18 +262,18 @@ def test_bad_settings(tmp_path, options, message):
         read(CsvFile(path, **options), target="y")
 
 
-MEASURE = """
-import resource, sys
+MEASURE = f"""{PEAK}
+import sys
 import numpy as np
 from onnxtrain.training.data import TensorSpec, growing, open_dataset
 
 growing.MEMORY_BYTES = 2**20
 spec = TensorSpec("input", np.dtype(np.float32), ("N", 100))
 open_dataset(sys.argv[1], [spec], target="y", validate=False)  # imports, blocks
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
 data = open_dataset(sys.argv[2], [spec], target="y", validate=False)
 total = sum(batch.inputs["input"].sum(dtype=np.float64) for batch in data.batches(1000))
-print(data.size, total, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+print(data.size, total, peak() - before)
 """
 
 

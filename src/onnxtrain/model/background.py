@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from io import FileIO
 from typing import NamedTuple
 
 import numpy as np
@@ -39,14 +40,34 @@ class BackgroundRead:
 
     Args:
         origin: The file, and where the parts are.
+        file: The same, open; closed at the end.
     """
 
-    def __init__(self, origin: Origin) -> None:
-        self._path, places = origin.path, origin.places
+    def __init__(self, origin: Origin, file: FileIO) -> None:
+        places = origin.places
         self._memory = {name: aligned(place.stop - place.start) for name, place in places.items()}
         self._names = {memory.ctypes.data: name for name, memory in self._memory.items()}
         self._shown = defaultdict[str, list["weakref.ref[np.ndarray]"]](list)
-        self._work: _Work | None = _Work(origin, list(_runs(places, self._memory)))
+        self._work: _Work | None = _Work(origin, file, list(_runs(places, self._memory)))
+
+    @classmethod
+    def of(cls, origin: Origin) -> BackgroundRead | None:
+        """A file that has just been looked at, or ``None`` where there is another, or none, in its place by now.
+
+        Raises:
+            ModelError: Somebody wrote into it.
+        """
+        try:
+            file = origin.path.open("rb", buffering=0)
+        except OSError:
+            return None
+        stamp = stamp_of(os.fstat(file.fileno()))
+        if stamp == origin.stamp:
+            return cls(origin, file)
+        file.close()
+        if stamp[:2] == origin.stamp[:2]:
+            raise ModelError(_changed(origin))
+        return None
 
     def __contains__(self, name: str) -> bool:
         return name in self._memory
@@ -84,15 +105,15 @@ class BackgroundRead:
         if self._work is not None:
             error = self._work.wait()
             if error:
-                raise ModelError(f"{str(self._path)!r} cannot be read: {error}.")
+                raise ModelError(error)
             self._work = None
 
 
 class _Work:
     """The reading itself. It does not keep alive who asked for it."""
 
-    def __init__(self, origin: Origin, runs: list[_Run]) -> None:
-        self._origin, self._runs = origin, runs
+    def __init__(self, origin: Origin, file: FileIO, runs: list[_Run]) -> None:
+        self._origin, self._file, self._runs = origin, file, runs
         self._done, self._error = False, ""
         # A process that ends does not wait for it.
         self._thread = threading.Thread(target=self._read, name="onnxtrain: weights", daemon=True)
@@ -107,16 +128,23 @@ class _Work:
 
     def _read(self) -> None:
         try:
-            with self._origin.path.open("rb", buffering=0) as file:
+            with self._file as file:
                 for run in self._runs:
                     _fill(file.fileno(), run)
                 if stamp_of(os.fstat(file.fileno())) != self._origin.stamp:
                     raise EOFError
         except EOFError:
-            self._error = "it was changed while it was read; copy it again"
+            self._error = _changed(self._origin)
         except OSError as error:
-            self._error = reason(error, "copy it again")
+            self._error = f"{str(self._origin.path)!r} cannot be read: {reason(error, 'copy it again')}."
         self._done, self._runs = True, []
+
+
+def _changed(origin: Origin) -> str:
+    return (
+        f"{str(origin.path)!r} was changed while it was read; load the model from a file that nobody writes into, or "
+        "replace files as a whole."
+    )
 
 
 def _runs(places: Mapping[str, slice], memory: Mapping[str, np.ndarray]) -> Iterator[_Run]:

@@ -131,9 +131,9 @@ class ModelFile:
         mapped, stamp = read_file(path)
         proto, template, places = parse_file(path, mapped)
         origin = Origin(path, stamp, places)
-        background = BackgroundRead(origin) if lent and places and isinstance(mapped, mmap.mmap) else None
+        background = BackgroundRead.of(origin) if lent and places and isinstance(mapped, mmap.mmap) else None
         template, hidden = with_hidden(proto, template, mapped)
-        large = LargeData(mapped, places, origin, lent=lent, background=background)
+        large = LargeData(mapped, places, origin, lent=lent and isinstance(mapped, bytes), background=background)
         return cls(proto, template, path, path.parent, large, hidden=hidden)
 
     def changed(self, proto: ModelProto) -> ModelFile:

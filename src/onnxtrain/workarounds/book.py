@@ -362,6 +362,15 @@ BOOK: tuple[Workaround, ...] = (
         ("deferred.py",),
     ),
     Workaround(
+        "everything at every start",
+        "onnx",
+        _ONNX,
+        "Importing onnx imports what joins models, cuts them and generates its own sources, and looks its version up "
+        "with what reads e-mail and archives: a tenth of the time before the first step.",
+        "A hook puts these imports off until something of them is used, and reads the version.",
+        ("deferred.py",),
+    ),
+    Workaround(
         "attributes of zero",
         "onnxruntime-openvino",
         ("1.24.1", "1.24.1"),

@@ -1,0 +1,10 @@
+"""The most memory that a process has had, as programs of tests ask for it."""
+
+PEAK = r"""
+def peak():
+    "Bytes. The figure of getrusage begins with what the process had that started this one."
+    import re
+    from pathlib import Path
+    return 1024 * int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
+"""
+"""Defines ``peak()``; Linux."""
