@@ -135,6 +135,33 @@ def test_convolutions_on_webgpu(tmp_path):
             assert not is_right, f"{name!r} is gone: say so in `gone` of {entry.name!r} in workarounds/book.py"
 
 
+LACKING = {
+    "statistics on WebGPU": """(float[4,3,5,5] x) => (float[4,3,5,5] y)
+        <float[3] s = {1, 2, 0.5}, float[3] b = {0, 1, -1}, float[3] m = {0, 0, 0}, float[3] v = {1, 1, 1}>
+        { y, mean, variance = BatchNormalization <training_mode = 1> (x, s, b, m, v) }""",
+    "indices on WebGPU": """(float[4,3,6,6] x) => (float[4,3,3,3] y)
+        { pooled, places = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (x)  y = Cast <to = 1> (places) }""",
+}
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_what_webgpu_claims_to_have(name, tmp_path):
+    """What step graphs for the provider leave out; when it can, the book is to say so."""
+    assert name in {entry.name for entry in BOOK}
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> g {LACKING[name]}')
+    dims = [size.dim_value for size in model.graph.input[0].type.tensor_type.shape.dim]
+    x = np.random.default_rng(0).standard_normal(dims).astype(np.float32)
+    onnx.save(model, tmp_path / "model.onnx")
+    (tmp_path / "model.json").write_text(json.dumps({"x": {"dims": dims, "data": x.ravel().tolist()}}))
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    expected = session.run(None, {"x": x})[0].ravel()
+    arguments = ("test/run_models.mjs", BROWSER, tmp_path)
+    found = last_json(node(*arguments, "wasm", "model"))["results"]["model"]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    with pytest.raises(AssertionError, match="is not supported yet"):  # else say so in `gone`, in workarounds/book.py
+        node(*arguments, "webgpu", "model")
+
+
 def test_the_page_learns_drawn_digits(tmp_path, capsys):
     onnx.save(onnxtrain.examples.lenet5(), tmp_path / "model.onnx")
     page = tmp_path / "page"

@@ -19,7 +19,7 @@ def fit_webgpu(model: ir.Model) -> None:
     What the provider does not claim to have runs on the processor by itself. Two things it claims and has not:
     BatchNormalization in training mode, which is written in other operators here, and MaxPool with the output Indices,
     which gradients of MaxPool read where the sizes of images are not known. Some convolutions it computes wrongly, so
-    that they are written in others.
+    that they are written in others. (workarounds: statistics on WebGPU, indices on WebGPU, convolutions on WebGPU)
 
     Requires: a graph without functions. Ensures: a graph without float64 that the provider runs.
 

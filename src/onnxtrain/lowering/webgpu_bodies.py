@@ -1,4 +1,7 @@
-"""Operators in what ONNX Runtime's WebGPU provider has, where their ordinary bodies read what it lacks."""
+"""Operators in what ONNX Runtime's WebGPU provider has, where their ordinary bodies read what it lacks.
+
+(workarounds: indices on WebGPU)
+"""
 
 from __future__ import annotations
 

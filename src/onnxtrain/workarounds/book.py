@@ -95,6 +95,22 @@ BOOK: tuple[Workaround, ...] = (
         ("lowering/webgpu_convolutions.py",),
     ),
     Workaround(
+        "statistics on WebGPU",
+        "onnxruntime-web",
+        _WEB,
+        "The WebGPU provider claims BatchNormalization in training mode, and fails when it runs.",
+        "Step graphs for WebGPU have it in other operators.",
+        ("lowering/fit_webgpu.py",),
+    ),
+    Workaround(
+        "indices on WebGPU",
+        "onnxruntime-web",
+        _WEB,
+        "The WebGPU provider claims MaxPool with the output Indices, and fails when it runs.",
+        "Step graphs for WebGPU find the maxima anew where sizes are known, and are refused elsewhere.",
+        ("lowering/fit_webgpu.py", "lowering/webgpu_bodies.py"),
+    ),
+    Workaround(
         "transposed padding",
         "onnxruntime",
         _RUNTIME,
