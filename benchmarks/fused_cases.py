@@ -235,8 +235,11 @@ LINEARS = (
 
 
 def linears() -> list[Case]:
-    """Layers as in BERT-mini and in the MLP: y, the gradient by x without a bias, and those by weight and bias."""
+    """Layers as in BERT-mini and in the MLP: y, the gradient by x, those by weight and bias, and all behind a Relu."""
+    import torch
     from torch.nn import functional
+
+    aten = torch.ops.aten
 
     found = []
     for leading, inputs, outputs, transposed in LINEARS:
@@ -253,10 +256,22 @@ def linears() -> list[Case]:
             dy, x = dy.flatten(0, -2), x.flatten(0, -2)
             return lambda: (dy.t() @ x if turned else x.t() @ dy, dy.sum(0))
 
+        def by_all(dy: Any, w: Any, x: Any, turned: bool = transposed) -> Run:
+            dx, others = by_input(dy, w, turned), by_weight(dy, x, turned)
+            return lambda: (aten.threshold_backward(dx(), x, 0), *others())
+
         layer = f"{text(x.shape)}, {outputs} outputs" + (", transposed" if transposed else "")
         found += [
             Case("Linear", layer, [x, weight, bias], [dy.shape], linear, {"transB": int(transposed)}),
             Case("Linear", f"{layer}, by x", [dy, weight], [x.shape], by_input, {"transB": int(not transposed)}),
+            Case(
+                "LinearGradient",
+                f"{layer}, behind relu",
+                [dy, weight, np.maximum(x, 0)],
+                [x.shape, weight.shape, bias.shape],
+                by_all,
+                {"transB": int(transposed), "activation": "Relu"},
+            ),
             Case(
                 "LinearWeightGradient",
                 layer,

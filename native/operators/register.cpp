@@ -161,6 +161,7 @@ void add_operators(const OrtApi* api, const Domains& domains) {
   add_operator<GeluGradientNode>(api, domains.own);
   add_operator<LayerNormalizationGradientNode>(api, domains.own);
   add_operator_with_weights<LinearNode>(api, domains.own);
+  add_operator_with_weights<LinearGradientNode>(api, domains.own);
   add_operator<LinearWeightGradientNode>(api, domains.own);
   add_operator<LogSoftmaxGradientNode>(api, domains.own);
   add_operator<MatMulNBitsNode>(api, domains.own);

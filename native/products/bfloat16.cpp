@@ -56,6 +56,7 @@ void multiply(const Left& left, Bfloat16Product whole, const ParallelFor& parall
     part.first_column = column;
     part.target += row * part.target_row + column;
     if (part.bias != nullptr) part.bias += column;
+    if (part.activation != nullptr) part.activation += part.target - whole.target;
     pool.lend([&](const Buffer& buffer) {
       part.scratch = buffer.as<std::uint16_t>();
       kernels.multiply(part);
@@ -66,7 +67,7 @@ void multiply(const Left& left, Bfloat16Product whole, const ParallelFor& parall
 }  // namespace
 
 void linear_in_bfloat16(const Linear& sizes, const float* x, Stored stored, const void* w, const float* bias, float* y,
-                        const ParallelFor& parallel_for) {
+                        const ParallelFor& parallel_for, const LinearEnding& ending) {
   Bfloat16Product product = {};
   product.right = {stored, w, sizes.transposed ? sizes.inputs : sizes.outputs, sizes.transposed, nullptr};
   product.rows = sizes.rows;
@@ -75,6 +76,8 @@ void linear_in_bfloat16(const Linear& sizes, const float* x, Stored stored, cons
   product.bias = bias;
   product.target = y;
   product.target_row = sizes.outputs;
+  product.ending = ending.ending;
+  product.activation = static_cast<const float*>(ending.activation);
   multiply({x, sizes.inputs, false}, product, parallel_for);
 }
 

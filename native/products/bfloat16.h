@@ -10,9 +10,9 @@
 
 namespace onnxtrain {
 
-// y = x w + bias (null: none), with weights of any type.
+// y = x w + bias (null: none), then its ending, with weights of any type.
 void linear_in_bfloat16(const Linear& sizes, const float* x, Stored stored, const void* w, const float* bias, float* y,
-                        const ParallelFor& parallel_for);
+                        const ParallelFor& parallel_for, const LinearEnding& ending = {});
 
 // y = x w or, transposed, x wᵀ, of `rows` rows, with scales and zero points of type float.
 void multiply_few_bits_in_bfloat16(std::size_t rows, const float* x, const PackedWeights& w, bool transposed, float* y,

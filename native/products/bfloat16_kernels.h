@@ -7,6 +7,7 @@
 #include "kernels/padding.h"
 #include "products/ahead.h"
 #include "products/bfloat16_words.h"
+#include "products/ending_kernels.h"
 #include "products/matrix_tile.h"
 #include "tuning.h"
 
@@ -183,6 +184,7 @@ inline void multiply_panel(const Bfloat16Product& p, const PairPanel& panel, std
   alignas(kVectorBytes) float buffer[kMaxTileRows * kMaxTileVectors * kLanes<float>];
   const std::size_t width = panel.width, vectors = width / kLanes<float>, valid = panel.columns;
   const bool first = panel.begin == 0, accumulate = !first || p.bias != nullptr, whole = valid == width;
+  const bool ends = p.ending != Ending::kNone && panel.begin + panel.depth >= p.depth;
   const Parts tiles(end - begin, tile_rows(vectors));
   Ahead ahead(next, tiles.count);
   for (std::size_t t = 0; t < tiles.count; ++t) {
@@ -198,6 +200,10 @@ inline void multiply_panel(const Bfloat16Product& p, const PairPanel& panel, std
     if (panel.depth != 0) tile.ahead = ahead.next(panel.packed, panel.pairs());
     multiply_pairs_of(rows, vectors)(tile);
     for (std::size_t r = 0; r < rows && !whole; ++r) copy(buffer + r * width, valid, target + r * p.target_row);
+    if (ends) {
+      const float* activation = p.activation == nullptr ? nullptr : p.activation + (target - p.target);
+      end_rows(p.ending, rows, valid, static_cast<std::ptrdiff_t>(p.target_row), activation, target);
+    }
   }
 }
 

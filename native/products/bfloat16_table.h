@@ -33,6 +33,8 @@ struct Bfloat16Product {
   const float* bias;  // null: zero
   float* target;
   std::size_t target_row;
+  Ending ending;
+  const float* activation;  // as in `Product`
   std::size_t block;       // depth at a time, even
   std::uint16_t* scratch;  // `scratch(columns, block)` elements
 };

@@ -39,16 +39,69 @@ bool in_bfloat16(Compute compute, ElementType type) {
   throw std::invalid_argument("attribute 'compute' is 'bfloat16', and its inputs have type double: they must be float.");
 }
 
+// Whether there is an activation.
+bool has_relu(const Attributes& attributes) {
+  const std::string activation = attributes.text("activation", "");
+  if (activation.empty()) return false;
+  if (activation == "Relu") return true;
+  throw std::invalid_argument("attribute 'activation' is '" + activation + "': it must be Relu, or be left out.");
+}
+
 Stored stored_as(int type) {
   return type == ort::kTypeFloat16 ? Stored::kFloat16 : type == ort::kTypeBfloat16 ? Stored::kBfloat16 : Stored::kFloat;
 }
 
 const float* numbers(const Inputs& inputs, std::size_t index) { return static_cast<const float*>(inputs[index].data); }
 
+// y = ending(x w + bias), with factors that are rounded or not.
+void multiply(bool rounded, ElementType type, const Linear& sizes, const void* x, const Tensor& w, const void* bias,
+              void* y, const ParallelFor& parallel_for, const LinearEnding& ending) {
+  const Stored stored = stored_as(w.type);
+  if (rounded) {
+    linear_in_bfloat16(sizes, static_cast<const float*>(x), stored, w.data, static_cast<const float*>(bias),
+                       static_cast<float*>(y), parallel_for, ending);
+  } else {
+    linear(type, sizes, x, stored, w.data, bias, y, parallel_for, ending);
+  }
+}
+
+// dw and, where it is not null, db.
+void sum_over_rows(bool rounded, ElementType type, const Linear& sizes, const void* dy, const void* x, void* dw,
+                   void* db, const ParallelFor& parallel_for) {
+  if (rounded) {
+    linear_weight_gradient_in_bfloat16(sizes, static_cast<const float*>(dy), static_cast<const float*>(x),
+                                       static_cast<float*>(dw), static_cast<float*>(db), parallel_for);
+  } else {
+    linear_weight_gradient(type, sizes, dy, x, dw, db, parallel_for);
+  }
+}
+
+// Refuses a weight that does not have so many of what axis `axis` counts.
+void require_weight(const Inputs& inputs, std::size_t axis, const Rows& given, const char* sizes, const char* of) {
+  const std::vector<std::int64_t>& w = inputs[1].shape;
+  if (w.size() == 2 && static_cast<std::size_t>(w[axis]) == given.size) return;
+  const std::string size = std::to_string(given.size);
+  throw std::invalid_argument("input 1 (w) has shape " + text_of(w) + ", and must be " +
+                              (axis == 0 ? "[" + size + ", " + sizes + "]" : std::string("[") + sizes + ", " + size + "]") +
+                              ": the last axis of " + of + " has size " + size + ".");
+}
+
+// Weights in 16 bits are for factors of type float.
+void require_weight_type(const Inputs& inputs, ElementType type) {
+  if (type != kFloat || stored_as(inputs[1].type) == Stored::kFloat) inputs.require_same_type(1, 0);
+}
+
 }  // namespace
 
 LinearNode::LinearNode(const Attributes& attributes)
-    : compute_(compute_of(attributes)), transposed_(attributes.integer("transB", 0) != 0) {}
+    : compute_(compute_of(attributes)),
+      transposed_(attributes.integer("transB", 0) != 0),
+      relu_(has_relu(attributes)) {}
+
+LinearGradientNode::LinearGradientNode(const Attributes& attributes)
+    : compute_(compute_of(attributes)),
+      transposed_(attributes.integer("transB", 0) != 0),
+      relu_(has_relu(attributes)) {}
 
 LinearWeightGradientNode::LinearWeightGradientNode(const Attributes& attributes)
     : compute_(compute_of(attributes)),
@@ -61,17 +114,11 @@ void LinearNode::compute(const Call& call) const {
   const Inputs inputs(kSignature, call);
   const ElementType type = inputs.element_type(0);
   const bool rounded = in_bfloat16(compute_, type);
-  const Stored stored = stored_as(inputs[1].type);
-  if (type != kFloat || stored == Stored::kFloat) inputs.require_same_type(1, 0);
+  require_weight_type(inputs, type);
   const Rows x(inputs, 0, "x");
-  const std::vector<std::int64_t>& w = inputs[1].shape;
   const std::size_t over_outputs = transposed_ ? 0 : 1;
-  if (w.size() != 2 || static_cast<std::size_t>(w[1 - over_outputs]) != x.size) {
-    throw std::invalid_argument("input 1 (w) has shape " + text_of(w) + ", and must be " +
-                                (transposed_ ? "[outputs, " + std::to_string(x.size) + "]"
-                                             : "[" + std::to_string(x.size) + ", outputs]") +
-                                ": the last axis of x has size " + std::to_string(x.size) + ".");
-  }
+  require_weight(inputs, 1 - over_outputs, x, "outputs", "x");
+  const std::vector<std::int64_t>& w = inputs[1].shape;
   const void* bias = nullptr;
   if (inputs.has(2)) {
     inputs.require_same_type(2, 0);
@@ -82,11 +129,39 @@ void LinearNode::compute(const Call& call) const {
   y_shape.back() = w[over_outputs];
   void* y = call.output(0, y_shape);
   const Linear sizes = {x.count, x.size, static_cast<std::size_t>(w[over_outputs]), transposed_};
-  if (rounded) {
-    linear_in_bfloat16(sizes, numbers(inputs, 0), stored, inputs[1].data, static_cast<const float*>(bias),
-                       static_cast<float*>(y), call.parallel_for());
-  } else {
-    linear(type, sizes, inputs[0].data, stored, inputs[1].data, bias, y, call.parallel_for());
+  multiply(rounded, type, sizes, inputs[0].data, inputs[1], bias, y, call.parallel_for(),
+           {relu_ ? Ending::kRelu : Ending::kNone, nullptr});
+}
+
+const Signature LinearGradientNode::kSignature = {"LinearGradient", {"dy", "w", "x"}, 3, 3, {2}, {}};
+
+void LinearGradientNode::compute(const Call& call) const {
+  const Inputs inputs(kSignature, call);
+  const ElementType type = inputs.element_type(0);
+  const bool rounded = in_bfloat16(compute_, type);
+  require_weight_type(inputs, type);
+  inputs.require_same_type(2, 0);
+  const Rows dy(inputs, 0, "dy"), x(inputs, 2, "x");
+  const std::size_t over_outputs = transposed_ ? 0 : 1;
+  require_weight(inputs, over_outputs, dy, "inputs", "dy");
+  const std::vector<std::int64_t>& w = inputs[1].shape;
+  std::vector<std::int64_t> x_shape = inputs[0].shape;
+  x_shape.back() = w[1 - over_outputs];
+  inputs.require_shape(2, x_shape);
+  // The largest first: it is of the size of what the layer behind has let go, which smaller ones would cut.
+  void* dz = call.output(0, x_shape);
+  void* db = call.output(2, {w[over_outputs]});
+  void* dw = call.output(1, w);
+  const Buffer unwanted(dw == nullptr && db != nullptr ? checked_product(x.size, dy.size, size_of(type)) : 0);
+  if (dw == nullptr && db != nullptr) dw = unwanted.as<void>();
+  const ParallelFor parallel_for = call.parallel_for();
+  if (dz != nullptr) {
+    multiply(rounded, type, {dy.count, dy.size, x.size, !transposed_}, inputs[0].data, inputs[1], nullptr, dz,
+             parallel_for, {relu_ ? Ending::kReluGradient : Ending::kNone, inputs[2].data});
+  }
+  if (dw != nullptr) {
+    sum_over_rows(rounded, type, {x.count, x.size, dy.size, transposed_}, inputs[0].data, inputs[2].data, dw, db,
+                  parallel_for);
   }
 }
 
@@ -106,12 +181,7 @@ void LinearWeightGradientNode::compute(const Call& call) const {
   const Buffer unwanted(dw == nullptr ? checked_product(x.size, dy.size, size_of(type)) : 0);
   if (dw == nullptr) dw = unwanted.as<void>();
   const Linear sizes = {x.count, x.size, dy.size, transposed_};
-  if (in_bfloat16(compute_, type)) {
-    linear_weight_gradient_in_bfloat16(sizes, numbers(inputs, 0), numbers(inputs, 1), static_cast<float*>(dw),
-                                       static_cast<float*>(db), call.parallel_for());
-  } else {
-    linear_weight_gradient(type, sizes, inputs[0].data, inputs[1].data, dw, db, call.parallel_for());
-  }
+  sum_over_rows(in_bfloat16(compute_, type), type, sizes, inputs[0].data, inputs[1].data, dw, db, call.parallel_for());
 }
 
 FewBitsNode::FewBitsNode(const Attributes& attributes)

@@ -1,6 +1,6 @@
 // Products of activations with weights, and the gradients by the weights, as nodes. Attributes: transB (0), whether the
 // weights are [outputs, inputs]; compute, "float32" or, for inputs of type float, "bfloat16": factors are rounded to
-// bfloat16, and sums are float.
+// bfloat16, and sums are float; activation, "" or "Relu".
 #pragma once
 
 #include "operators/fused_node.h"
@@ -9,7 +9,7 @@ namespace onnxtrain {
 
 enum class Compute { kAsGiven, kBfloat16 };
 
-// y = x w + b; x is [..., inputs], w [inputs, outputs]; b [outputs] may be left out.
+// y = activation(x w + b); x is [..., inputs], w [inputs, outputs]; b [outputs] may be left out.
 // Beside x of type float w may be of half precision or bfloat16, too.
 class LinearNode final : public FusedNode {
  public:
@@ -20,7 +20,21 @@ class LinearNode final : public FusedNode {
 
  private:
   Compute compute_;
-  bool transposed_;
+  bool transposed_, relu_;
+};
+
+// From dy, w and x = activation(z): dz = dy wᵀ by what the activation got and, where they are wanted, dw and db.
+// Beside dy of type float w may be of half precision or bfloat16, too.
+class LinearGradientNode final : public FusedNode {
+ public:
+  static const Signature kSignature;
+
+  explicit LinearGradientNode(const Attributes& attributes);
+  void compute(const Call& call) const override;
+
+ private:
+  Compute compute_;
+  bool transposed_, relu_;
 };
 
 // From dy and x: dw in the order of w and, where it is wanted, db.

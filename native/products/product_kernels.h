@@ -4,6 +4,7 @@
 
 #include "kernels/padding.h"
 #include "products/ahead.h"
+#include "products/ending_kernels.h"
 #include "products/few_bits_kernels.h"
 #include "products/halves_kernels.h"
 #include "products/packing.h"
@@ -98,6 +99,7 @@ void multiply_panel(const Product<T>& p, ProductBlock<T>& block, const Panels<T>
   const std::size_t vectors = panels.vectors(panel), width = panels.width(panel), column = panels.begin(panel);
   const std::size_t valid = p.columns - column < width ? p.columns - column : width;
   const bool first = block.begin == 0, accumulate = !first || p.bias != nullptr;
+  const bool ends = p.ending != Ending::kNone && block.begin + block.depth >= p.depth;
   const Parts tiles(end - begin, tile_rows(vectors));
   for (std::size_t t = 0; t < tiles.count; ++t) {
     const std::size_t row = begin + tiles.begin(t), rows = tiles.size(t);
@@ -128,6 +130,10 @@ void multiply_panel(const Product<T>& p, ProductBlock<T>& block, const Panels<T>
     multiply_of<T, Fetching::kStreams>(rows, vectors)(tile);
     for (std::size_t r = 0; r < rows && !whole; ++r) {
       copy(buffer + r * width, valid, target + static_cast<std::ptrdiff_t>(r) * p.target_row);
+    }
+    if (ends) {
+      const T* activation = p.activation == nullptr ? nullptr : p.activation + (target - p.target);
+      end_rows(p.ending, rows, valid, p.target_row, activation, target);
     }
   }
 }

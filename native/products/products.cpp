@@ -50,6 +50,7 @@ void multiply(const Product<T>& whole, const ParallelFor& parallel_for) {
     if (part.is_as_given()) part.right.data += static_cast<std::ptrdiff_t>(column) * part.right.column;
     part.target += static_cast<std::ptrdiff_t>(row) * part.target_row + static_cast<std::ptrdiff_t>(column);
     if (part.bias != nullptr) part.bias += column;
+    if (part.activation != nullptr) part.activation += part.target - whole.target;
     part.left_sums = column_part == 0 && whole.left_sums != nullptr ? whole.left_sums + row : nullptr;
     part.right_sums = row_part == 0 && whole.right_sums != nullptr ? whole.right_sums + column : nullptr;
     pool.lend([&](const Buffer& buffer) {
@@ -61,7 +62,7 @@ void multiply(const Product<T>& whole, const ParallelFor& parallel_for) {
 
 template <typename T>
 void linear_as(const Linear& sizes, const void* x, Stored stored, const void* w, const void* bias, void* y,
-               const ParallelFor& parallel_for) {
+               const ParallelFor& parallel_for, const LinearEnding& ending) {
   const auto inputs = static_cast<std::ptrdiff_t>(sizes.inputs), outputs = static_cast<std::ptrdiff_t>(sizes.outputs);
   const Halves halves = {stored, static_cast<const std::uint16_t*>(w), sizes.transposed ? sizes.inputs : sizes.outputs,
                          sizes.transposed};
@@ -80,6 +81,8 @@ void linear_as(const Linear& sizes, const void* x, Stored stored, const void* w,
   product.bias = static_cast<const T*>(bias);
   product.target = static_cast<T*>(y);
   product.target_row = outputs;
+  product.ending = ending.ending;
+  product.activation = static_cast<const T*>(ending.activation);
   multiply(product, parallel_for);
 }
 
@@ -153,8 +156,8 @@ void multiply_few_bits(ElementType type, std::size_t rows, const void* x, const 
 }
 
 void linear(ElementType type, const Linear& sizes, const void* x, Stored stored, const void* w, const void* bias,
-            void* y, const ParallelFor& parallel_for) {
-  (type == kFloat ? linear_as<float> : linear_as<double>)(sizes, x, stored, w, bias, y, parallel_for);
+            void* y, const ParallelFor& parallel_for, const LinearEnding& ending) {
+  (type == kFloat ? linear_as<float> : linear_as<double>)(sizes, x, stored, w, bias, y, parallel_for, ending);
 }
 
 void linear_weight_gradient(ElementType type, const Linear& sizes, const void* dy, const void* x, void* dw,

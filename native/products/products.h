@@ -17,10 +17,16 @@ struct Linear {
   bool transposed;
 };
 
-// y = x w + bias (null: none). The weights are of the type, which is what `kFloat` stands for, or of 16 bits; then what
-// is read of them is widened part by part.
+// How a product ends, and, for kReluGradient, the result of Relu [rows, outputs].
+struct LinearEnding {
+  Ending ending = Ending::kNone;
+  const void* activation = nullptr;
+};
+
+// y = x w + bias (null: none), then its ending. The weights are of the type, which is what `kFloat` stands for, or of 16
+// bits; then what is read of them is widened part by part.
 void linear(ElementType type, const Linear& sizes, const void* x, Stored stored, const void* w, const void* bias,
-            void* y, const ParallelFor& parallel_for);
+            void* y, const ParallelFor& parallel_for, const LinearEnding& ending = {});
 
 // Weights of a few bits, as `FewBits` has them, whose numbers are of the product's element type.
 struct PackedWeights {

@@ -56,6 +56,10 @@ struct Halves {
   bool transposed;
 };
 
+// What becomes of a sum s of a product when it is complete: itself; relu(s) = s where it is not below zero, else 0; or s where
+// the element in its place of another matrix, a result of Relu, is above zero, else 0 s.
+enum class Ending { kNone, kRelu, kReluGradient };
+
 // A part of a product: target[row, column] = bias[column] + sum over the depth of left[row, depth] *
 // right[depth, column].
 template <typename T>
@@ -70,6 +74,8 @@ struct Product {
   const T* bias;  // null: zero
   T* target;
   std::ptrdiff_t target_row;
+  Ending ending;
+  const T* activation;  // the other matrix of kReluGradient, which lies as the target does; null for the others
   T *left_sums, *right_sums;  // over the depth: [rows] and [columns]; null: not wanted
 
   bool is_as_given() const { return few_bits == nullptr && halves == nullptr; }  // the right matrix

@@ -30,7 +30,7 @@ def one_node(
     inputs: dict[str, np.ndarray],
     outputs: dict[str, tuple[int, ...]],
     kind: int = DOUBLE,
-    **attributes: int,
+    **attributes: int | str,
 ) -> onnx.ModelProto:
     node = helper.make_node(operator, list(inputs), list(outputs), domain=ONNXTRAIN_DOMAIN, **attributes)
     infos = [helper.make_tensor_value_info(name, kind, array.shape) for name, array in inputs.items()]
@@ -45,6 +45,11 @@ def layer(transposed: int = 0, *, bias: bool = True, kind: int = DOUBLE) -> onnx
     if not bias:
         del inputs["b"]
     return one_node("Linear", inputs, {"y": (*LEADING, MANY)}, kind, transB=transposed)
+
+
+def with_relu(model: onnx.ModelProto) -> onnx.ModelProto:
+    model.graph.node[0].attribute.append(helper.make_attribute("activation", "Relu"))
+    return model
 
 
 def gradient(model: onnx.ModelProto, names: list[str], *, kernels: bool = True) -> onnx.ModelProto:
@@ -91,6 +96,37 @@ def test_without_a_bias():
     assert emitted(gradient(layer(bias=False), ["x", "w"])) == [("Linear", 1, 1), ("LinearWeightGradient", 1, 0)]
 
 
+@pytest.mark.parametrize("first", ["Relu", "Linear"])
+@pytest.mark.parametrize(
+    ("names", "wanted"),
+    [
+        ("xwb", [("LinearGradient", 3)]),
+        ("xw", [("LinearGradient", 2)]),
+        ("xb", [("Linear", 1)]),
+        ("wb", [("LinearWeightGradient", 2)]),
+        ("x", [("Linear", 1)]),
+    ],
+)
+@pytest.mark.parametrize("transposed", [0, 1])
+def test_behind_relu_both_products_are_of_one_node(first, names, wanted, transposed):
+    """That of Relu, and, where it is part of a product, of this follow."""
+    inputs = {**feeds(transposed), "z": normal(*LEADING, FEW, seed=5), "v": normal(FEW, FEW, seed=6)}
+    model = one_node("Linear", inputs, {"y": (*LEADING, MANY)}, transB=transposed)
+    model.graph.node[0].input[:] = ["h", "w", "b"]
+    relu = helper.make_node("Relu", ["z"], ["h"])
+    if first == "Linear":
+        relu = helper.make_node("Linear", ["z", "v"], ["h"], domain=ONNXTRAIN_DOMAIN, activation="Relu")
+    model.graph.node.insert(0, relu)
+    model.graph.value_info.append(helper.make_tensor_value_info("h", DOUBLE, (*LEADING, FEW)))
+    made = gradient(model, [{"x": "z"}.get(name, name) for name in names])
+    found = [node for node in made.graph.node if node.domain == ONNXTRAIN_DOMAIN and node.name.startswith("gradient")]
+    of_layer = [node for node in found if node.op_type != "ReluGradient" and ("v" not in node.input)]
+    assert [(node.op_type, len(node.output)) for node in of_layer] == wanted
+    # The gradient of Relu is part of it where the pass finds both, and where it does not a node of its own.
+    apart = sum(node.op_type == "ReluGradient" for node in found)
+    assert apart == ("x" in names and wanted[0][0] == "Linear")
+
+
 def test_half_precision_and_sessions_without_kernels_get_bodies():
     half = gradient(layer(kind=onnx.TensorProto.FLOAT16), ["x", "w", "b"])
     plain = gradient(layer(), ["x", "w", "b"], kernels=False)
@@ -122,7 +158,19 @@ def test_the_bodies(transposed):
     (y,) = in_standard_operators(layer(transposed), inputs)
     np.testing.assert_allclose(y, np.einsum("abk,nk->abn" if transposed else "abk,kn->abn", x, w) + b, atol=1e-14)
     dy = normal(*LEADING, MANY, seed=4)
+    (positive,) = in_standard_operators(with_relu(layer(transposed)), inputs)
+    np.testing.assert_array_equal(positive, np.maximum(y, 0))
     gradients = one_node("LinearWeightGradient", {"dy": dy, "x": x}, {"dw": w.shape, "db": b.shape}, transB=transposed)
     dw, db = in_standard_operators(gradients, {"dy": dy, "x": x})
     np.testing.assert_allclose(dw, np.einsum("abn,abk->nk" if transposed else "abn,abk->kn", dy, x), atol=1e-14)
+    np.testing.assert_allclose(db, dy.sum((0, 1)), atol=1e-14)
+    given = {"dy": dy, "w": w, "x": np.maximum(x, 0)}
+    whole = one_node(
+        "LinearGradient", given, {"dx": x.shape, "dw": w.shape, "db": b.shape}, transB=transposed, activation="Relu"
+    )
+    dz, dw, db = in_standard_operators(whole, given)
+    dx = np.einsum("abn,nk->abk" if transposed else "abn,kn->abk", dy, w)
+    np.testing.assert_allclose(dz, np.where(x > 0, dx, 0), atol=1e-14)
+    path = "abn,abk->nk" if transposed else "abn,abk->kn"
+    np.testing.assert_allclose(dw, np.einsum(path, dy, np.maximum(x, 0)), atol=1e-14)
     np.testing.assert_allclose(db, dy.sum((0, 1)), atol=1e-14)

@@ -1,4 +1,4 @@
-"""Products with weights become one node each, with their bias, where a gradient flows and nobody looks inside."""
+"""Products with weights become one node each, with bias and Relu, where a gradient flows and nobody looks inside."""
 
 from __future__ import annotations
 
@@ -48,6 +48,20 @@ APART = {
     "another sum": "m = MatMul(x, w) c = Mul(m, m) y = Add(c, b)",
 }
 
+WITH_RELU = {
+    "product": ("m = MatMul(x, w) y = Relu(m)", "x w", 0),
+    "product and bias": ("m = MatMul(x, w) k = Add(m, b) y = Relu(k)", "x w b", 0),
+    "bias first, transposed": ("t = Transpose(v) m = MatMul(x, t) k = Add(b, m) y = Relu(k)", "x v b", 1),
+    "Gemm": ("m = Gemm<transB=1>(r, v, b) y = Relu(m)", "r v b", 1),
+}
+
+RELU_APART = {
+    "read by others": "m = MatMul(x, w) k = Relu(m) y = Add(k, m)",
+    "of a sum": "m = MatMul(x, w) k = Add(m, wide) y = Relu(k)",
+    "bias read by others": "m = MatMul(x, w) k = Add(m, b) h = Relu(k) y = Mul(h, k)",
+    "twice": "m = MatMul(x, w) k = Relu(m) h = Relu(m) y = Add(k, h)",
+}
+
 OTHERS = {
     "factor": "y = Gemm<alpha=0.5>(r, w, b)",
     "factor of the bias": "y = Gemm<beta=0.5>(r, w, b)",
@@ -63,8 +77,9 @@ OTHERS = {
 class Linear(OpRun):
     op_domain = "onnxtrain"
 
-    def _run(self, x, w, b=None, transB=0):
-        return (x @ (w.T if transB else w) + (0 if b is None else b),)
+    def _run(self, x, w, b=None, transB=0, activation=""):
+        y = x @ (w.T if transB else w) + (0 if b is None else b)
+        return (np.maximum(y, 0) if activation == "Relu" else y,)
 
 
 def model(nodes: str, xs: str = "w", more: str = "", kind: str = "float") -> onnx.ModelProto:
@@ -144,6 +159,74 @@ def test_pattern_becomes_one_node(nodes, inputs, transposed, kind):
     assert node.outputs[0].dtype == node.inputs[0].dtype
     assert tuple(node.outputs[0].shape) == (*node.inputs[0].shape[:-1], 4)
     assert graph.opset_imports["onnxtrain"] == 1
+
+
+@pytest.mark.parametrize("kind", ["float", "double"])
+@pytest.mark.parametrize(("nodes", "inputs", "transposed"), WITH_RELU.values(), ids=list(WITH_RELU))
+def test_relu_is_part_of_the_node(nodes, inputs, transposed, kind):
+    graph = fused(model(nodes, "v w", kind=kind))
+    assert operators(graph) == ["Linear"]
+    node = linear(graph)
+    assert [value.name for value in node.inputs] == inputs.split()
+    assert (node.attributes["transB"].as_int(), node.attributes["activation"].as_string()) == (transposed, "Relu")
+    assert node.name in ("layer/MatMul", "layer/Gemm")
+    assert node.outputs[0].name == "y"
+
+
+@pytest.mark.parametrize("nodes", RELU_APART.values(), ids=list(RELU_APART))
+def test_relu_stays_where_others_read_what_it_gets(nodes):
+    graph = fused(model(nodes))
+    assert "activation" not in linear(graph).attributes
+    assert "Relu" in operators(graph)
+
+
+@pytest.mark.parametrize("activation", ["LeakyRelu", "Tanh", "ThresholdedRelu"])
+def test_other_activations_stay(activation):
+    assert operators(fused(model(f"m = MatMul(x, w) y = {activation}(m)"))) == ["Linear", activation]
+
+
+@pytest.mark.parametrize(("name", "stays"), [("m", True), ("k", True), ("y", False)])
+@pytest.mark.parametrize("way", ["output", "y", "zs"])
+def test_relu_stays_where_what_it_gets_has_a_name(name, stays, way):
+    proto = model("m = MatMul(x, w) k = Add(m, b) y = Relu(k)")
+    if way == "output":
+        proto.graph.output.append(helper.make_tensor_value_info(name, 1, None))
+    else:
+        node = proto.graph.node[-1]
+        if way == "y":
+            del node.attribute[1:]
+        node.attribute.append(helper.make_attribute(way, name if way == "y" else [name]))
+    graph = fused(proto)
+    assert ("Relu" in operators(graph)) == stays
+    assert name in {output.name for node in graph for output in node.outputs}
+
+
+@pytest.mark.parametrize(
+    ("patterns", "wanted"),
+    [
+        (("layer/*",), ["Linear"]),
+        (("layer/Relu",), ["Linear", "Relu"]),
+        (("layer/[MA]*",), ["Linear", "Relu"]),
+        (("layer/Add",), ["Linear", "Add", "Relu"]),
+    ],
+)
+def test_relu_that_is_recomputed_apart_stays_apart(patterns, wanted):
+    assert operators(fused(model("m = MatMul(x, w) k = Add(m, b) y = Relu(k)"), patterns)) == wanted
+
+
+def test_relu_in_a_body_stays():
+    nodes = (
+        "m = MatMul(x, w) y = If(on) <then_branch = a () => (float[n, s, 4] p) { p = Relu(m) }, "
+        "else_branch = c () => (float[n, s, 4] q) { q = Neg(w) }>"
+    )
+    proto = parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 18, "{TRAINING}": 1]> f ({INPUTS}, bool on) => (float loss, float dw) '
+        f'{{ {nodes} loss = ReduceSum<keepdims=0>(y) dw = {TRAINING}.Gradient<xs = ["w"], y = "loss">(w) }}'
+    )
+    working = infer_shapes(ir.from_proto(proto))
+    fuse_linear(working)
+    assert operators(working.graph) == ["Linear", "If"]
+    assert "activation" not in linear(working.graph).attributes
 
 
 @pytest.mark.parametrize("nodes", APART.values(), ids=list(APART))

@@ -14,9 +14,9 @@ WIDTHS = (8, 32, 32, 32, 4)
 LAYER = 4 * 32 * 32
 
 
-def trainer(optimizer="adam", **options):
+def trainer(optimizer="adam", activation="relu", **options):
     options = {"loss": "softmax_cross_entropy", "options": RuntimeOptions(1), **options}
-    return onnxtrain.Trainer(onnxtrain.examples.mlp(WIDTHS), optimizer=optimizer, **options)
+    return onnxtrain.Trainer(onnxtrain.examples.mlp(WIDTHS, activation), optimizer=optimizer, **options)
 
 
 def updates(made, *names):
@@ -59,16 +59,19 @@ def test_training_is_the_same_to_the_bit_as_with_one_update(monkeypatch, optimiz
             np.testing.assert_array_equal(value, ways[0][1][name])
 
 
-def test_updates_stand_where_their_gradients_come(small_parts):
-    places, waits, count = updates(trainer(), "Adam")
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_updates_stand_where_their_gradients_come(small_parts, activation):
+    places, waits, count = updates(trainer(activation=activation), "Adam")
     assert len(places) == 2  # what is left at the end is less than a part, and goes with the last
-    assert places[0] < count - 4  # nodes of the backward pass follow
-    # The first update writes the weights of a layer that the gradient of its input is computed from.
-    assert waits == [places[0] - 1]
+    assert places[0] < count - 2  # nodes of the backward pass follow
+    # The first update writes the weights of a layer that the gradient of its input is computed from: in the node that
+    # gives the gradient of the weights, where relu is before the layer, else in one of its own.
+    assert waits == ([] if activation == "relu" else [places[0] - 1])
 
 
-def test_weights_are_still_written_where_they_stand(small_parts):
-    made = trainer()
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_weights_are_still_written_where_they_stand(small_parts, activation):
+    made = trainer(activation=activation)
     _ = made.session
     assert set(made.session._steps[0].step.in_place) >= set(made.parameters)
     assert not set(made.session._steps[0].second_buffers) & set(made.parameters)

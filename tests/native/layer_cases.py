@@ -93,9 +93,13 @@ def linear(rng: np.random.Generator) -> Case:
         )
     given = np.ascontiguousarray(w.T) if transposed else w
 
+    relu = rng.random() < 0.4
+    if relu:
+        attributes["activation"] = "Relu"
+
     def expected() -> list[np.ndarray]:
-        y = taken(x) @ taken(w)
-        return [y if b is None else y + b]
+        y = taken(x) @ taken(w) + (0 if b is None else b)
+        return [np.maximum(y, 0) if relu else y]
 
     feeds = {"x": x, "w": given, "b": b}
     if dtype == np.float32 and rng.random() < 0.5:
@@ -105,6 +109,35 @@ def linear(rng: np.random.Generator) -> Case:
         feeds["w"] = floating(rng, some(rng, 0, 4, int(rng.integers(0, 4))), dtype)
         return Case("Linear", feeds, attributes)
     return Case("Linear", feeds, attributes, expected=None if huge else expected)
+
+
+def linear_gradient(rng: np.random.Generator) -> Case:
+    """All gradients of a product at once; some shapes do not fit."""
+    dtype = element_type(rng)
+    compute, taken = _compute(rng, dtype)
+    rows, inputs, outputs = some(rng, 0 if rng.random() < 0.2 else 1, 70, 3)
+    huge = rng.random() < 0.15
+    if huge:  # but not a db that is
+        rows, inputs, outputs = pick(rng, (0, 2**40, 0), (2**58, 0, 0), (0, 2**31, 0))
+    transposed, relu, wanted = int(rng.integers(2)), rng.random() < 0.7, pick(rng, 1, 2, 3)
+    dy, x = floating(rng, (rows, outputs), dtype), np.maximum(floating(rng, (rows, inputs), dtype), 0)
+    w = floating(rng, (inputs, outputs), dtype)
+    if dtype == np.float32 and rng.random() < 0.5:
+        w = w.astype(pick(rng, np.float16, BFLOAT16))
+
+    def expected() -> list[np.ndarray]:
+        dx, dw = taken(dy) @ taken(w).T, taken(x).T @ taken(dy)
+        db = dy.astype(np.float64).sum(0)
+        return [dx * (x > 0) if relu else dx, dw.T if transposed else dw, db][:wanted]
+
+    feeds = {"dy": dy, "w": np.ascontiguousarray(w.T) if transposed else w, "x": x}
+    attributes = {"transB": transposed, **({"activation": "Relu"} if relu else {}), **compute}
+    known = not huge
+    if rng.random() < 0.1:
+        feeds[pick(rng, *feeds)] = floating(rng, some(rng, 0, 4, int(rng.integers(0, 4))), dtype)
+        known = False
+    kinds = (dtype,) * wanted
+    return Case("LinearGradient", feeds, attributes, wanted, expected if known else None, types=kinds)
 
 
 def few_bits(rng: np.random.Generator) -> Case:

@@ -225,20 +225,24 @@ def test_what_it_cannot_compute_is_refused(kinds, compute, sentence):
         run(Case("Linear", {"x": x, "w": w}, {"compute": compute}, types=(kinds[0],)))
 
 
-@pytest.mark.parametrize("operator", ["Linear", "LinearWeightGradient", "MatMulNBits", "MatMulNBitsGradient"])
+INPUTS = {"Linear": ("x", "w", "b"), "LinearGradient": ("dy", "w", "x"), "LinearWeightGradient": ("dy", "x")}
+OUTPUTS = {"LinearGradient": ("dx", "dw", "db"), "LinearWeightGradient": ("dw", "db")}
+
+
+@pytest.mark.parametrize("operator", [*INPUTS, "MatMulNBits", "MatMulNBitsGradient"])
 def test_bodies_round_alike(operator):
     """The definition in standard operators, as another runtime computes it."""
     sizes = (7, 65, 33)
     feeds = draw(sizes)
     if operator.startswith("Linear"):
-        given = {name: feeds[name] for name in (("x", "w", "b") if operator == "Linear" else ("dy", "x"))}
+        given = {name: feeds[name] for name in INPUTS[operator]}
         attributes = COMPUTE | {"transB": 0}
     else:
         packed, attributes, _ = draw_few_bits(sizes, 4, 16, "packed")
         left = "x" if operator == "MatMulNBits" else "dy"
         given = {left: feeds[left], **packed}
         attributes |= COMPUTE
-    outputs = ["y", "db"][: 1 + (operator == "LinearWeightGradient")]
+    outputs = OUTPUTS.get(operator, ("y",))
     node = helper.make_node(operator, list(given), outputs, domain="onnxtrain", **attributes)
     values = [helper.make_tensor_value_info(name, element_type(array), array.shape) for name, array in given.items()]
     wanted = [helper.make_tensor_value_info(name, 1, None) for name in outputs]

@@ -115,6 +115,7 @@ draw = lambda *shape: rng.standard_normal(shape, np.float32)
 same = dict(kernel_shape=[3, 3], pads=[1, 1, 1, 1])
 inputs = {{
     "Linear": (dict(x=draw(600, 300), w=draw(300, 900)), {{}}, 1),
+    "LinearGradient": (dict(dy=draw(700, 800), w=draw(600, 800), x=draw(700, 600)), dict(activation="Relu"), 3),
     "LinearWeightGradient": (dict(dy=draw(700, 800), x=draw(700, 600)), {{}}, 2),
     "Attention": (dict(q=draw(1, 300, 2, 64), k=draw(1, 300, 2, 64), v=draw(1, 300, 2, 64)), dict(scale=0.1), 2),
     "Conv": (dict(x=draw(2, 32, 40, 40), w=draw(24, 32, 3, 3)), same, 1),

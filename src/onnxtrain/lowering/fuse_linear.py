@@ -1,8 +1,8 @@
-"""Products with weights, and the biases added to them, as one operator with a native kernel.
+"""Products with weights, the biases added to them, and the Relu behind, as one operator with a native kernel.
 
 ONNX Runtime multiplies by a transposed factor more slowly than this project's kernels, goes over the result once more
-to add a bias, and once more over its gradient to sum it. As with activations and attention, the products are replaced
-before the gradient is built, in working copies for sessions that load the native kernels only.
+to add a bias, once more for Relu, and once more over its gradient to sum it. As with activations and attention, the
+products are replaced before the gradient is built, in working copies for sessions that load the native kernels only.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import KERNEL_TYPES, emit
 from onnxtrain.autodiff.options import GradientOptions
+from onnxtrain.autodiff.rules.fused_linear import ACTIVATION, RELU
 from onnxtrain.graph import Builder
 from onnxtrain.graph.replace import substitute_and_rename
 from onnxtrain.graph.value import Dimension, dimensions
@@ -25,12 +26,13 @@ OPERATOR = "Linear"
 
 
 def fuse_linear(model: ir.Model, *, frozen: bool = False) -> None:
-    """Write products with a matrix, and an added bias, as one node ``Linear`` of the domain ``onnxtrain``, in place.
+    """Write products with a matrix, a bias and Relu as one node ``Linear`` of the domain ``onnxtrain``, in place.
 
     With x [..., K] of two axes or more, w [K, N], and b [N] or none: y [..., N] = x w + b; with ``transB`` = 1 w is
-    [N, K] and stands for its transposed. What is recognised, for float and double:
+    [N, K] and stands for its transposed; with ``activation`` = "Relu" y is relu(x w + b). What is recognised, for float
+    and double:
 
-        MatMul, Gemm without factors and without a transposed x, either with a transposed w -> Add of a bias
+        MatMul, Gemm without factors and without a transposed x, either with a transposed w -> Add of a bias -> Relu
 
     Left alone are:
 
@@ -39,8 +41,9 @@ def fuse_linear(model: ir.Model, *, frozen: bool = False) -> None:
     - a Gemm whose third input is not known to have one axis of N elements;
     - an Add where others read the product or it is an output, where a Gradient node names it, or where the other term
       is not known to have one axis of N elements: the addition then stays behind the product;
+    - a Relu where others read what it gets or that is an output, or where a Gradient node names it;
     - a transposition of w that a Gradient node names: the transposed value is taken for w as it is;
-    - additions and transpositions that the patterns of what is recomputed tell apart from the product.
+    - additions, transpositions and a Relu that the patterns of what is recomputed tell apart from the product.
 
     The node has the name of the product. Requires: a sorted graph with shapes. Ensures: a sorted graph; values that
     outputs or Gradient nodes name stay, and so does what depends on them.
@@ -54,15 +57,16 @@ def fuse_linear(model: ir.Model, *, frozen: bool = False) -> None:
         layer = finder.match(product)
         if layer is None or not (frozen or layer.x in varying or layer.w in varying):
             continue
-        op, y = main.before(layer.last), layer.last.outputs[0]
+        relu = finder.relu_behind(product, layer.last)
+        last, activation = (layer.last, {}) if relu is None else (relu, {ACTIVATION: RELU})
+        op, y = main.before(last), last.outputs[0]
         bias = None if layer.bias is None else op.wrap(layer.bias)
-        (result,) = emit(
-            op, OPERATOR, op.wrap(layer.x), op.wrap(layer.w), bias, like=[op.wrap(y)], transB=int(layer.transposed)
-        )
+        inputs = op.wrap(layer.x), op.wrap(layer.w), bias
+        (result,) = emit(op, OPERATOR, *inputs, like=[op.wrap(y)], transB=int(layer.transposed), **activation)
         op.emitted[-1].name = product.name
         substitute_and_rename(graph, {y: result.ir})
         varying.add(result.ir)
-        replaced.append(layer.last)
+        replaced.append(last)
     remove_unread(graph, replaced, finder.named)
 
 
@@ -130,6 +134,15 @@ class LayerFinder(NamedTuple):
             return None
         bias = terms[1 - place]
         return (bias, node) if _is_bias(bias, product, size) else None
+
+    def relu_behind(self, product: ir.Node, last: ir.Node) -> ir.Node | None:
+        """The Relu that alone reads the result of a layer, which nobody else looks at."""
+        y = last.outputs[0]
+        if is_needed(y, self.named) or len(y.uses()) != 1:
+            return None
+        ((node, _),) = y.uses()
+        is_relu = node.op_type == "Relu" and not node.domain and node.graph is product.graph
+        return node if is_relu and self._alike(product, node) else None
 
     def _alike(self, one: ir.Node, other: ir.Node) -> bool:
         """Whether the same patterns match both nodes."""

@@ -16,9 +16,10 @@ LEAST = 64
 def multiply_in_bfloat16(model: ir.Model, *, wanted: bool) -> None:
     """Let products with weights round their factors to bfloat16 and add up in float, forwards and back, in place.
 
-    ``Linear``, ``LinearWeightGradient``, ``MatMulNBits`` and ``MatMulNBitsGradient`` of the domain ``onnxtrain`` get
-    the attribute ``compute``. Left in float32 are products with weights of fewer than 64 rows or columns, or of sizes
-    that are not known; in float64 those of it. All else, as attention, norms, losses and updates, is never rounded.
+    ``Linear``, ``LinearGradient``, ``LinearWeightGradient``, ``MatMulNBits`` and ``MatMulNBitsGradient`` of the domain
+    ``onnxtrain`` get the attribute ``compute``. Left in float32 are products with weights of fewer than 64 rows or
+    columns, or of sizes that are not known; in float64 those of it. All else, as attention, norms, losses and updates,
+    is never rounded.
 
     Requires: types, and the shapes of weights. Ensures: a sorted graph.
 
@@ -37,7 +38,7 @@ def _is_worth_it(node: ir.Node) -> bool:
     """Whether a node is a product in float whose weight is large enough."""
     if node.op_type in (PRODUCT, GRADIENT):
         sizes: list[object] = [node.attributes[name].as_int() for name in ("K", "N")]
-    elif node.op_type == "Linear":
+    elif node.op_type in ("Linear", "LinearGradient"):
         sizes = list(_sizes(node.inputs[1]))
     elif node.op_type == "LinearWeightGradient":
         sizes = [size for value in node.inputs[:2] for size in _sizes(value)[-1:]]

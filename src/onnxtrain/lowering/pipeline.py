@@ -21,6 +21,7 @@ from onnxtrain.lowering.fuse_activations import fuse_activations
 from onnxtrain.lowering.fuse_attention import fuse_attention
 from onnxtrain.lowering.fuse_linear import fuse_linear
 from onnxtrain.lowering.fuse_norms import fuse_norms
+from onnxtrain.lowering.fuse_relu import fuse_relu
 from onnxtrain.lowering.fuse_rotary import fuse_rotary
 from onnxtrain.lowering.fuse_updates import fuse_updates
 from onnxtrain.lowering.join_scans import join_scans
@@ -93,7 +94,7 @@ def lower_graph(
         fuse_norms(model)  # RMS norm: one node for seven
         fuse_rotary(model)  # rotary embedding: one node for seven
         fuse_attention(model)  # scores, mask, softmax and product: one node
-        fuse_linear(model, frozen=rounds)  # product, transposition and bias: one node
+        fuse_linear(model, frozen=rounds)  # product, transposition, bias and Relu: one node
         if recurrent:
             read_last_state(model)  # of a recurrent layer: its gradient is one step
             fuse_recurrent(model)  # LSTM, GRU, RNN that keep what their gradients read
@@ -117,6 +118,7 @@ def lower_graph(
         read_halves(model)  # products read weights in 16 bits as they are stored
         multiply_in_bfloat16(model, wanted=rounds)  # products with weights, where asked for
         remove_unused(model)
+        fuse_relu(graph)  # the gradient of Relu inside that of the product behind it
         dequantize_again(graph)  # frozen weights of few bits are in float while they are read
         spread_updates(graph)  # an update for every few layers, in the backward pass
         fuse_updates(model)  # clipping and masks inside the update

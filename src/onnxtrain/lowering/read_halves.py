@@ -33,7 +33,7 @@ def read_halves(model: ir.Model) -> None:
 
 def _read_as_stored(graph: ir.Graph, node: ir.Node) -> ir.Node | None:
     """Let a product read a weight in 16 bits itself; returns the node whose result another gives now."""
-    if (node.domain, node.op_type) == (ONNXTRAIN_DOMAIN, OPERATOR):
+    if node.domain == ONNXTRAIN_DOMAIN and node.op_type in (OPERATOR, "LinearGradient"):
         stored = _stored(node.inputs[1])
         if stored is not None:
             node.replace_input_with(1, stored)

@@ -14,6 +14,22 @@ def linear(label: str, *leading: int, transposed: int = 0, bias: bool = True, **
     return case("Linear", *inputs, domain="onnxtrain", label=f"fused-{label}", transB=transposed, **options)
 
 
+def with_relu(label: str, *leading: int, **options) -> Case:
+    """The sums are not near zero, where the slope changes."""
+    b = np.where(np.arange(MANY) % 2 == 0, 20.0, -20.0)
+    w = normal(*((MANY, FEW) if options.get("transB") else (FEW, MANY)), seed=1)
+    options = {"domain": "onnxtrain", "activation": "Relu", **options}
+    return case("Linear", normal(*leading, FEW), w, b, label=f"fused-relu-{label}", **options)
+
+
+def gradient(label: str, *leading: int, outputs: int = 3, transposed: int = 0, **options) -> Case:
+    """From dy, w and x, whose elements above zero are not near it; those at zero stay there in neither direction."""
+    x = np.abs(normal(*leading, FEW, seed=2)) + 0.5
+    w = normal(*((MANY, FEW) if transposed else (FEW, MANY)), seed=1)
+    options = {"domain": "onnxtrain", "outputs": outputs, "transB": transposed, **options}
+    return case("LinearGradient", normal(*leading, MANY), w, x, label=f"fused-{label}", **options)
+
+
 def weight_gradient(label: str, *leading: int, outputs: int = 2, transposed: int = 0) -> Case:
     inputs = normal(*leading, MANY), normal(*leading, FEW, seed=1)
     options = {"outputs": outputs, "transB": transposed}
@@ -42,6 +58,18 @@ CASES = [
     case(
         "Linear", normal(2, 1), normal(1, 1, seed=1), np.ones(1), domain="onnxtrain", label="fused-one-feature"
     ),  # without the attribute
+    with_relu("rows", 4),
+    with_relu("transposed", 2, 4, transB=1),
+    with_relu("frozen-weight", 4, wrt="ac"),
+    with_relu("frozen-input", 4, wrt="bc"),
+    with_relu("bias-alone", 4, wrt="c"),
+    gradient("rows", 4),
+    gradient("transposed", 4, transposed=1),
+    gradient("positions", 2, 4),
+    gradient("relu", 4, activation="Relu"),
+    gradient("relu-positions-transposed", 2, 4, transposed=1, activation="Relu"),
+    gradient("relu-input-alone", 4, outputs=1, activation="Relu"),
+    gradient("relu-no-bias", 2, 4, outputs=2, activation="Relu"),
     weight_gradient("rows", 4),
     weight_gradient("rows-alone", 4, outputs=1),
     weight_gradient("transposed", 4, transposed=1),

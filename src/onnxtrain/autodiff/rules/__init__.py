@@ -21,7 +21,7 @@ OPERATORS: Mapping[str, str] = {
     "elementwise": "Abs Acos Acosh Asin Asinh Atan Atanh Cast CastLike Clip ClipGradient Cos Cosh Erf Exp "
     "Identity Log Neg Reciprocal Sin Sinh Sqrt Tan Tanh",
     "fused_attention": "Attention AttentionGradient",
-    "fused_linear": "Linear LinearWeightGradient",
+    "fused_linear": "Linear LinearGradient LinearWeightGradient",
     "fused_recurrent": "GRU GRUGradient LSTM LSTMGradient RNN RNNGradient",
     "gated": "GRU LSTM",
     "grid_sample": "AffineGrid GridSample",

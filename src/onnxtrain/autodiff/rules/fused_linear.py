@@ -16,22 +16,36 @@ from onnxtrain.autodiff.rules.matmul import rows
 from onnxtrain.graph import Value
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 
+ACTIVATION, RELU = "activation", "Relu"
+"""The attribute for what follows the sums of a product, and its value."""
+
 
 @register_fused("Linear")
 def linear(node: Node) -> Sequence[Value]:
-    """From x, w and b?: y = x w + b, or x wᵀ + b with ``transB``."""
+    """From x, w and b?: y = x w + b, or x wᵀ + b with ``transB``; of that relu with ``activation`` = "Relu"."""
     op, b = node.op, node.input(2)
     x, w = factors(node, node.x, node.input_required(1))
     y = x @ (op.Transpose(w, perm=[1, 0]) if node.attribute("transB", 0) else w)
-    return [y if b is None else y + b]
+    y = y if b is None else y + b
+    return [op.Relu(y) if _has_relu(node) else y]
 
 
 @register_gradient("Linear", domain=ONNXTRAIN_DOMAIN)
 def linear_rule(node: Node, dy: Value) -> Gradients:
-    """y = x w + b: dx = dy wᵀ, dw = xᵀ dy and db = dy, both summed over all rows; with ``transB`` w stands for wᵀ."""
+    """y = x w + b: dx = dy wᵀ, dw = xᵀ dy and db = dy, both summed over all rows; with ``transB`` w stands for wᵀ.
+
+    With an activation dy is first that of what it got. Where x is the result of Relu, the three are of one node, which
+    the gradient of that Relu can become part of (:mod:`onnxtrain.lowering.fuse_relu`).
+    """
     op, x, w, b = node.op, node.x, node.input_required(1), node.input(2)
     transposed = int(node.attribute("transB", 0))
     dx = dw = db = None
+    if _has_relu(node):
+        (dy,) = emit(op, "ReluGradient", dy, node.y, like=[dy])
+    if node.wants(x) and node.wants(w) and _is_relu(x):
+        like = [x, w, b] if node.wants(b) else [x, w]
+        dx, dw, *rest = emit(op, "LinearGradient", dy, w, x, like=like, transB=transposed)
+        return [dx, dw, rest[0] if rest else None][: len(node.inputs)]
     if node.wants(x):
         (dx,) = emit(op, "Linear", dy, w, like=[x], transB=1 - transposed)
     if node.wants(w):
@@ -43,11 +57,49 @@ def linear_rule(node: Node, dy: Value) -> Gradients:
     return [dx, dw, db][: len(node.inputs)]
 
 
+def _is_relu(x: Value) -> bool:
+    """Whether a value is the result of Relu, by itself or behind a product."""
+    source = x.ir.producer()
+    if source is None:
+        return False
+    if source.domain == ONNXTRAIN_DOMAIN and source.op_type == "Linear":
+        return ACTIVATION in source.attributes
+    return source.op_type == "Relu" and not source.domain
+
+
+def _has_relu(node: Node) -> bool:
+    return bool(node.attribute(ACTIVATION, "") == RELU)
+
+
+@register_fused("LinearGradient")
+def linear_gradient(node: Node) -> Sequence[Value | None]:
+    """From dy, w and x: dx = dy wᵀ, or dy w with ``transB``, and, where they are asked for, dw and db.
+
+    With ``activation`` = "Relu" x is the result of one, and dx the gradient by what that got: dx sign(x).
+    """
+    op, x = node.op, node.input_required(2)
+    dy, w = factors(node, node.x, node.input_required(1))
+    dx = dy @ (w if node.attribute("transB", 0) else op.Transpose(w, perm=[1, 0]))
+    if _has_relu(node):
+        dx = dx * op.Sign(x).with_shape(x.shape)
+    dw = _weight_gradient(node, node.x, x) if node.has_output(1) else None
+    return [dx, dw, _bias_gradient(node, node.x) if node.has_output(2) else None]
+
+
 @register_fused("LinearWeightGradient")
 def linear_weight_gradient(node: Node) -> Sequence[Value | None]:
     """From dy and x: dw = xᵀ dy, or dyᵀ x with ``transB``, and, where it is asked for, db = dy; summed over rows."""
+    dw = _weight_gradient(node, node.x, node.input_required(1))
+    return [dw, _bias_gradient(node, node.x) if node.has_output(1) else None]
+
+
+def _weight_gradient(node: Node, dy: Value, x: Value) -> Value:
     op = node.op
-    dy, x = rows(op, node.x), rows(op, node.input_required(1))
+    dy, x = rows(op, dy), rows(op, x)
     left, right = (dy, x) if node.attribute("transB", 0) else (x, dy)
-    db = op.ReduceSum(dy, op.ints(0), keepdims=0) if node.has_output(1) else None
-    return [op.Gemm(*factors(node, left, right), transA=1), db]
+    return op.Gemm(*factors(node, left, right), transA=1)
+
+
+def _bias_gradient(node: Node, dy: Value) -> Value:
+    op = node.op
+    return op.ReduceSum(rows(op, dy), op.ints(0), keepdims=0)
