@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 import numpy as np
@@ -60,7 +60,8 @@ def _has_large_sizes(graph: GraphProto) -> bool:
     for info in _infos(graph):
         if math.prod(dim.dim_value for dim in info.type.tensor_type.shape.dim if dim.dim_value > 1) > LONGEST:
             return True
-    if any(_holds_large_sizes(tensor) for tensor in _tensors(graph)):
+    kinds = _OF_SIZES if any(node.op_type in _READING_FLOATS for node in graph.node) else _INTEGERS
+    if any(_holds_large_sizes(tensor, kinds) for tensor in _tensors(graph)):
         return True
     if sum(node.op_type == "Concat" for node in graph.node) >= _DOUBLINGS:
         return True
@@ -96,18 +97,24 @@ def _tensors(graph: GraphProto) -> Iterator[TensorProto]:
             yield from (attribute.t for attribute in node.attribute if attribute.HasField("t"))
 
 
-def _holds_large_sizes(tensor: TensorProto) -> bool:
+def _holds_large_sizes(tensor: TensorProto, kinds: Collection[int]) -> bool:
     if math.prod(tensor.dims) > LONGEST:
         return True
-    if tensor.data_type not in _OF_SIZES or tensor.data_location == TensorProto.EXTERNAL:
+    if tensor.data_type not in kinds or tensor.data_location == TensorProto.EXTERNAL:
         return False
     numbers = numpy_helper.to_array(tensor)
     large = numbers > LONGEST
     return bool(large.any()) and bool(np.any(large & (numbers != _END) & (numbers != _END_32)))
 
 
-_OF_SIZES = (TensorProto.INT64, TensorProto.INT32, TensorProto.FLOAT, TensorProto.DOUBLE)
+_INTEGERS = (TensorProto.INT64, TensorProto.INT32)
+_OF_SIZES = (*_INTEGERS, TensorProto.FLOAT, TensorProto.DOUBLE)
 """Types of sizes, and of the scales and the bounds from which sizes follow."""
+
+_READING_FLOATS: Final = frozenset(
+    ("Cast", "CastLike", "If", "Loop", "Range", "Resize", "Scan", "SequenceMap", "Upsample")
+)
+"""Operators that make sizes of floats, and those with bodies, which may read what is around them."""
 
 
 _END, _END_32 = (np.iinfo(dtype).max for dtype in (np.int64, np.int32))

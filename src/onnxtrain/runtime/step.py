@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,9 @@ class StepSession:
             states.give_second_buffer(name)
         self._inputs = {str(value.name): _dtype(value) for value in graph.inputs if value.name in step.feeds}
         self._has_strings = any(dtype.kind in "OSU" for dtype in self._inputs.values())
-        self._session = create_session(step.model, options, kernels=kernels, bind=not self._has_strings)
+        bound = set(written.values())
+        with _without_shapes(value for value in graph.outputs if value.name in bound):
+            self._session = create_session(step.model, options, kernels=kernels, bind=not self._has_strings)
         self._read = [str(value.name) for value in graph.inputs if value.name not in self._inputs]
         self._written = written
         self._bindings: dict[tuple[int, ...], Any] = {}
@@ -149,6 +152,19 @@ class StepSession:
         for name, new_name in self._written.items():
             states.bind_output(binding, new_name, name, other=name in self.second_buffers)
         return binding
+
+
+@contextmanager
+def _without_shapes(outputs: Iterable[ir.Value]) -> Iterator[None]:
+    """While this context is open, outputs that no node reads have no shapes: the memory that is bound to them has."""
+    shapes = {value: value.shape for value in outputs if not value.uses()}
+    try:
+        for value in shapes:
+            value.shape = None
+        yield
+    finally:
+        for value, shape in shapes.items():
+            value.shape = shape
 
 
 class Session:

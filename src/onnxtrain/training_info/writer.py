@@ -123,7 +123,8 @@ class Writer:
         held = {name: op.wrap(value) for name, value in builder.parameters.items()}
         states: dict[str, dict[str, tuple[Value, ...]]] = {name: {} for name in held}
         rules = {name: self.recipe.rule_of(name) for name in held}
-        used = {id(rule.optimizer): rule.optimizer.states for rule in rules.values()}
+        optimizers = {id(rule.optimizer): rule.optimizer for rule in rules.values()}
+        used = {key: optimizer.states for key, optimizer in optimizers.items()}
         for role in self.schema.states:
             for name, value in builder.parameters.items():
                 if role in used[id(rules[name].optimizer)]:

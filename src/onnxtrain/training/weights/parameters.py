@@ -219,10 +219,11 @@ def _is_trained(value: ir.Value) -> bool:
 
 def _role(value: ir.Value, functions: Functions) -> str:
     """What a constant is for, as the operators say that read it, or its name; "" for a parameter."""
-    roles = {_configuration(reader) for reader in arrivals(value, functions)}
+    readers = arrivals(value, functions)
+    roles = {_configuration(reader) for reader in readers}
     if roles and None not in roles:
         return " and ".join(sorted(role for role in roles if role is not None))
-    return table_reason(value, functions)
+    return table_reason(value, functions, readers)
 
 
 def _configuration(reader: Reader) -> str | None:

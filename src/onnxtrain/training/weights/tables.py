@@ -53,19 +53,19 @@ _LAYER_BIASES: dict[str, tuple[int, ...]] = {
 """Inputs of layers that are parameters beside their weights: biases, scales, slopes, peepholes."""
 
 
-def table_reason(value: ir.Value, functions: Functions) -> str:
+def table_reason(value: ir.Value, functions: Functions, readers: list[Reader]) -> str:
     """Why a tensor is a table or a mask by its name or what reads it; "" where it is not.
 
     Args:
         value: An initializer of a model in which no function is expanded yet.
         functions: Model-local functions.
+        readers: Where it arrives.
     """
     name = value.name or ""
     if is_table(name):
         return "a table of positions, by its name"
-    if _only_angles(value, functions):
+    if _only_angles(value, functions, readers):
         return "a table of positions: only sines and cosines of it are used"
-    readers = arrivals(value, functions)
     if any(is_product(reader) or _is_layer(reader) for reader in readers):
         return ""
     if _is_sinusoid(value):
@@ -142,16 +142,16 @@ def _values(array: np.ndarray) -> int:
     return len(np.unique(array.reshape(-1)[:_LOOKED_AT]))
 
 
-def _only_angles(value: ir.Value, functions: Functions) -> bool:
+def _only_angles(value: ir.Value, functions: Functions, readers: list[Reader]) -> bool:
     """Whether all that is made of a tensor are sines and cosines of its multiples: frequencies, angles.
 
     Weights that multiply data are none: sinusoidal layers learn theirs. Positions are no such data, nor is an input of
     the model as it comes, such as a time, where both sines and cosines are taken.
     """
     seen: set[str] = set()
-    waiting, known, times = [value], {value}, False
+    waiting, known, times = [readers], {value}, False
     while waiting:
-        for node, index in arrivals(waiting.pop(), functions):
+        for node, index in waiting.pop():
             others = [other for at, other in enumerate(node.inputs) if at != index]
             if node.op_type in ("Cos", "Sin") and not node.domain:
                 seen.add(node.op_type)
@@ -159,7 +159,7 @@ def _only_angles(value: ir.Value, functions: Functions) -> bool:
                 is_product((node, index)) and not any(_is_data(other, inputs=True) for other in others)
             ):
                 times = times or any(_is_data(other, inputs=True) for other in others)
-                waiting += [output for output in node.outputs if output not in known]
+                waiting += [arrivals(output, functions) for output in node.outputs if output not in known]
                 known.update(node.outputs)
             else:
                 return False
