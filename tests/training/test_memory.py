@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -105,3 +108,30 @@ def test_a_training_with_adam_takes_four_times_its_weights(tmp_path: Path) -> No
     code = MEASURE.format(**{name: str(tmp_path / f"{name}.onnx") for name in paths})
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert 3.5 < float(done.stdout) < 4.5
+
+
+USES: dict[str, Callable[[onnxtrain.Trainer], object]] = {
+    "made": lambda trainer: trainer.session,
+    "steps": lambda trainer: trainer.train_step(X, Y),
+    "other targets": lambda trainer: [trainer.train_step(X, y) for y in (Y, np.eye(3, dtype=np.float32)[Y])],
+    "fit": lambda trainer: trainer.fit(X, Y, epochs=2, batch_size=4, progress=False, validation=(X, Y)),
+    "predictions": lambda trainer: (trainer.evaluate(X, Y), trainer.predict(X)),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate": 2}], ids=["whole batches", "micro-batches"])
+@pytest.mark.parametrize("use", USES)
+def test_the_memory_of_a_training_that_nobody_has_any_more_is_free_at_once(
+    use: str, options: dict[str, object], tmp_path: Path
+) -> None:
+    """Its buffers are in no circle of objects, which Python would look for some time later."""
+    trainer = trainer_of(tmp_path, **options)
+    USES[use](trainer)
+    states = weakref.ref(trainer._steps.states)
+    gc.collect()
+    gc.disable()
+    try:
+        del trainer
+        assert states() is None
+    finally:
+        gc.enable()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -239,8 +239,9 @@ class ShardedSteps(ParallelSteps):
                 if f"{name}/{role}" in values and self._has(name, role):
                     self._share[f"{name}/{role}"] = piece.of(np.asarray(values[f"{name}/{role}"]))
 
-    def _write(self) -> onnx.ModelProto:
-        return fill_states(super()._write(), self.kept_states())
+    def _writer(self) -> Callable[[], onnx.ModelProto]:
+        write = super()._writer()
+        return lambda: fill_states(write(), self.kept_states())
 
     def go_on_from(self, before: Steps) -> None:
         """Take over the shares of the steps of an earlier specification."""

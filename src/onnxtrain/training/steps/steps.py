@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -126,14 +127,15 @@ class Steps:
             return TrainingSession.of_entries(
                 entries,
                 first_values,
-                self._write,
+                self._writer(),
                 options=specification.options,
                 folder=str(file.folder or ""),
                 states=self.states,
             )
 
-    def _write(self) -> onnx.ModelProto:
-        return build_unfilled(self.objective.recipe(self.specification)).proto
+    def _writer(self) -> Callable[[], onnx.ModelProto]:
+        """Writes the training model. The session has it, and must not keep alive the steps that keep the session."""
+        return functools.partial(_written, self.objective, self.specification)
 
     def padded_session(self, rows: int) -> TrainingSession:
         """The same steps on the same states for padded batches, with the loss on the real examples.
@@ -286,3 +288,7 @@ class Steps:
                 raise DataError(f"{name!r} has {len(feeds[name])} examples, but {fixed.input!r} has {rows}.")
         if rows % fixed.size:
             self.padded_session(rows % fixed.size)  # what cannot be padded is found out before any micro-batch
+
+
+def _written(objective: Objective, specification: Specification) -> onnx.ModelProto:
+    return build_unfilled(objective.recipe(specification)).proto
