@@ -27,6 +27,6 @@ def test_several_sessions_compute_what_one_does(monkeypatch, count):
     assert len(pieces._pieces) == count
     for _ in range(3):
         assert pieces.step(feeds) == steps.step(feeds, divided_step.LEARNING_RATE)
-    assert pieces.bytes_between > 4 * 6 * 16  # an activation at least
+    assert pieces.bytes_between >= 4 * 6 * 16  # an activation at least
     for name in steps.kept_names:
         np.testing.assert_array_equal(pieces._states[name], steps.states[name], err_msg=name)
