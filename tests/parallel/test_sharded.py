@@ -7,7 +7,7 @@ import pytest
 import onnxtrain
 from onnxtrain.errors import OptionError
 from onnxtrain.runtime.options import RuntimeOptions
-from parallel.processes import needs_kernels, needs_mpi, run_script
+from parallel.processes import mpiexec, needs_kernels, needs_mpi, run_script, script
 
 SETUP = """
     import json, os, sys
@@ -127,11 +127,11 @@ def test_more_processes_than_cache_lines(tmp_path):
 @needs_mpi
 @needs_kernels
 def test_shares_of_gradients_change_no_bit_and_take_less_memory(tmp_path):
-    run_script(
-        tmp_path,
-        2,
+    text = (
         SETUP
         + """
+    import time
+    from pathlib import Path
     from onnxtrain.training.steps import buckets
     buckets.BUCKET_BYTES = 1 << 15
     after = onnxtrain.parallel.MPI(overlap=False)
@@ -159,10 +159,17 @@ def test_shares_of_gradients_change_no_bit_and_take_less_memory(tmp_path):
         if mpi.rank:
             gradients.communicator.fail(str(error))
         assert str(error) == ("no more room" if mpi.rank else "Rank 1 ended: no more room"), error
+        # Where one process ends like this, the launcher kills the others: not before all are through.
+        (Path(sys.argv[1]) / f"rank {mpi.rank}").touch()
+        end = time.monotonic() + 60
+        while len(list(Path(sys.argv[1]).glob("rank *"))) < mpi.size and time.monotonic() < end:
+            time.sleep(0.01)
         os._exit(0)
     raise AssertionError
-    """,
+    """
     )
+    done = mpiexec(2, script(tmp_path, text), tmp_path)
+    assert len(list(tmp_path.glob("rank *"))) == 2, done.stdout + done.stderr
 
 
 class Two(onnxtrain.parallel.Single):
