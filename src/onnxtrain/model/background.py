@@ -80,7 +80,7 @@ class BackgroundRead:
         """
         self._wait()
         shown = self._memory[name].view()  # lives as long as anybody looks at what is handed out here
-        self._shown[name].append(weakref.ref(shown))
+        self._shown[name] = [*self._still_shown(name), weakref.ref(shown)]
         return shown.data.toreadonly()
 
     def drop(self, name: str) -> None:
@@ -96,10 +96,13 @@ class BackgroundRead:
         memory = self._memory.get(name)
         if memory is None or memory.nbytes != array.nbytes or not array.flags.c_contiguous:
             return None
-        if sum(shown() is not None for shown in self._shown[name]) > 1:
+        if len(self._still_shown(name)) > 1:
             return None
         del self._memory[name]
         return memory.view(array.dtype).reshape(array.shape)
+
+    def _still_shown(self, name: str) -> list[weakref.ref[np.ndarray]]:
+        return [shown for shown in self._shown[name] if shown() is not None]
 
     def _wait(self) -> None:
         if self._work is not None:
