@@ -45,6 +45,9 @@ MODELS = {
     "{ r = Range(a, n, d) z = Mul(r, x) y = ReduceSum<keepdims=0>(z) }",
     "scales": f"g (float[4] x) => (float y) <float[1] n = {{{HUGE}}}>"
     "{ z = Resize(x, , n) q = Mul(z, z) y = ReduceSum<keepdims=0>(q) }",
+    "scales of a function": f"g (float[4] x) => (float y) <float[1] n = {{{HUGE}}}>"
+    "{ z = own.stretch(x, n) q = Mul(z, z) y = ReduceSum<keepdims=0>(q) }"
+    ' <domain: "own", opset_import: ["" : 18]> stretch (a, s) => (b) { b = Resize(a, , s) }',
     "constant floats": f"g (float[4] x) => (float y) {{ n = Constant<value_floats = [{HUGE}.0]>()"
     " z = Resize(x, , n) q = Mul(z, z) y = ReduceSum<keepdims=0>(q) }",
     "computed expansion": "g (float[1] x) => (float y) <int64[1] c = {1000000}>"
@@ -69,7 +72,7 @@ for name, text in json.load(sys.stdin).items():
     print(name, flush=True)
     onnxtrain.gradient(onnx.parser.parse_model(text), "y", ["x"])
 """
-HEAD = '<ir_version: 10, opset_import: ["" : 18]>'
+HEAD = '<ir_version: 10, opset_import: ["" : 18, "own" : 1]>'
 
 
 def model(text: str) -> onnx.ModelProto:

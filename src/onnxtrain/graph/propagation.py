@@ -60,7 +60,8 @@ def _has_large_sizes(graph: GraphProto) -> bool:
     for info in _infos(graph):
         if math.prod(dim.dim_value for dim in info.type.tensor_type.shape.dim if dim.dim_value > 1) > LONGEST:
             return True
-    kinds = _OF_SIZES if any(node.op_type in _READING_FLOATS for node in graph.node) else _INTEGERS
+    floats = any(node.domain or node.op_type in _READING_FLOATS for node in graph.node)
+    kinds = _OF_SIZES if floats else _INTEGERS
     if any(_holds_large_sizes(tensor, kinds) for tensor in _tensors(graph)):
         return True
     if sum(node.op_type == "Concat" for node in graph.node) >= _DOUBLINGS:
@@ -72,16 +73,8 @@ def _has_large_sizes(graph: GraphProto) -> bool:
 
 def _is_large(attribute: onnx.AttributeProto) -> bool:
     """Whether an attribute has a number that no size is, but the end of what has no end."""
-    kind = attribute.type
-    if kind == _INT:  # the most are this
-        number = attribute.i
-        return number > LONGEST and number not in (_END, _END_32)
-    if kind in (_STRING, _TENSOR):
-        return False
-    return any(number > LONGEST and number not in (_END, _END_32) for number in _numbers(attribute))
-
-
-_INT, _STRING, _TENSOR = onnx.AttributeProto.INT, onnx.AttributeProto.STRING, onnx.AttributeProto.TENSOR
+    numbers = (attribute.i,) if attribute.type == onnx.AttributeProto.INT else _numbers(attribute)  # the most are one
+    return any(number > LONGEST and number not in (_END, _END_32) for number in numbers)
 
 
 def _numbers(attribute: onnx.AttributeProto) -> Iterator[float]:
@@ -110,11 +103,6 @@ def _holds_large_sizes(tensor: TensorProto, kinds: Collection[int]) -> bool:
 _INTEGERS = (TensorProto.INT64, TensorProto.INT32)
 _OF_SIZES = (*_INTEGERS, TensorProto.FLOAT, TensorProto.DOUBLE)
 """Types of sizes, and of the scales and the bounds from which sizes follow."""
-
-_READING_FLOATS: Final = frozenset(
-    ("Cast", "CastLike", "If", "Loop", "Range", "Resize", "Scan", "SequenceMap", "Upsample")
-)
-"""Operators that make sizes of floats, and those with bodies, which may read what is around them."""
 
 
 _END, _END_32 = (np.iinfo(dtype).max for dtype in (np.int64, np.int32))
@@ -145,6 +133,9 @@ _KEEPING: Final = frozenset(("Cast", "Gather", "Identity", "Reshape", "Slice", "
 
 _FOLLOWED: Final = _KEEPING | {"Add", "Concat", "Constant", "Mul", "Shape", "Size", "Sub", *_SIZES}
 _WITH_BODIES: Final = frozenset(("If", "Loop", "Scan", "SequenceMap"))
+
+_READING_FLOATS: Final = _WITH_BODIES | {"Cast", "CastLike", "Range", "Resize", "Upsample"}
+"""Operators that make sizes of floats, or whose bodies may; so may any function, which has a domain."""
 
 
 def _large_makers(graph: GraphProto, outside: _Bounds | None = None, around: float = 1.0) -> list[NodeProto]:
