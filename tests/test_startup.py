@@ -39,12 +39,13 @@ UNUSED = {
     ),
     "the standard library for files and networks": (
         "",
-        "argparse calendar concurrent.futures csv email http importlib.metadata json.tool socket subprocess "
-        "tarfile uuid zipfile",
+        "argparse bz2 calendar concurrent.futures csv email http importlib.metadata ipaddress json.tool lzma "
+        "shutil socket subprocess tarfile tempfile uuid zipfile",
     ),
     "formats that are not asked for": (
         "",
-        "google.protobuf.json_format google.protobuf.text_format onnx.compose onnx_ir.schemas packaging.version "
+        "google.protobuf.internal.python_message google.protobuf.json_format google.protobuf.text_format "
+        "onnx.compose onnx_ir.schemas packaging.version "
         "safetensors sympy",
     ),
 }

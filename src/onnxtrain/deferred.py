@@ -4,6 +4,8 @@ onnx-ir imports sympy for arithmetic with symbolic sizes: a third of a training 
 step, and half of its start. onnx imports what joins and cuts models and what generates its own sources, which bring
 the standard library's archives, processes, networks and command lines, and Protocol Buffers as text and as JSON; it
 looks its own version up with `importlib.metadata`, which brings archives and e-mail: a twentieth of the start.
+onnx-ir's writing of data files brings archives and random numbers, Protocol Buffers its messages in Python, and
+`pathlib` addresses of networks: another twentieth.
 
 While this package imports one of them for the first time, and no longer, deferred modules are where Python looks for
 what it puts off. What imports that then, onnx or onnx-ir, has a module that imports the real one when its first
@@ -22,23 +24,32 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 _DEFERRED = {
     "onnx": (
         "calendar",
+        "google.protobuf.internal.python_message",
         "google.protobuf.json_format",
         "google.protobuf.text_format",
         "importlib.metadata",
+        "ipaddress",
         "onnx.compose",
         "onnx.gen_proto",
         "onnx.utils",
         "socket",
         "uuid",
     ),
-    "onnx_ir": ("concurrent.futures", "onnx_ir._symbolic_shapes", "onnx_ir.schemas", "packaging.version", "sympy"),
+    "onnx_ir": (
+        "concurrent.futures",
+        "onnx_ir._symbolic_shapes",
+        "onnx_ir.schemas",
+        "packaging.version",
+        "shutil",
+        "sympy",
+        "tempfile",
+    ),
     "onnx_ir.passes.common": ("hashlib",),
 }
 """What is put off while a package is imported."""
@@ -63,6 +74,8 @@ class _Metadata(_DeferredModule):
 
     def version(self, name: str) -> str:
         """The version of an installed package, as its one folder of metadata says; else what the real module finds."""
+        from pathlib import Path  # while `urllib.parse`, which that imports, finds no `ipaddress`
+
         pattern = re.compile(re.escape(name) + r"-([^-]+)\.dist-info")
         spec = PathFinder.find_spec(name)
         home = Path(spec.origin).parent.parent if spec is not None and spec.origin else Path()

@@ -26,11 +26,12 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
+from onnxtrain.by_fields import ByFields
 from onnxtrain.errors import OperatorError
 
 
-@dataclass(frozen=True)
-class Measure(ABC):
+@dataclass(frozen=True, eq=False, repr=False)
+class Measure(ByFields, ABC):
     """A measure with its parameters.
 
     Args:

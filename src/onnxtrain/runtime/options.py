@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from onnxtrain.by_fields import ByFields
 from onnxtrain.errors import OptionError
-from onnxtrain.runtime import cuda_updates
 from onnxtrain.runtime.providers import CPU, CUDA, Provider, choose, name_of
+
+if TYPE_CHECKING:
+    from onnxtrain.runtime.cuda_updates import CudaUpdates
 
 
 def most_threads() -> int:
@@ -20,8 +23,8 @@ def most_threads() -> int:
     return max(64, 4 * (os.cpu_count() or 1))
 
 
-@dataclass(frozen=True)
-class RuntimeOptions:
+@dataclass(frozen=True, eq=False, repr=False)
+class RuntimeOptions(ByFields):
     """Options of the onnxruntime sessions that train and evaluate.
 
     Attributes:
@@ -93,7 +96,7 @@ class RuntimeOptions:
                 f"{native.instruction_set()} without it, which would take longer than in float32: leave it out."
             )
 
-    def updates(self) -> cuda_updates.CudaUpdates | None:
+    def updates(self) -> CudaUpdates | None:
         """The library with the updates for CUDA; ``None`` where another provider comes first, or there is none.
 
         Raises:
@@ -101,6 +104,8 @@ class RuntimeOptions:
         """
         if name_of(self.provider_list()[0]) != CUDA or self.kernels is False:
             return None
+        from onnxtrain.runtime import cuda_updates  # for that provider only
+
         found = cuda_updates.find()
         if found is None and self.kernels:
             raise OptionError(

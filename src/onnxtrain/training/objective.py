@@ -26,7 +26,6 @@ from onnxtrain.training.losses.targets import Targets, tensor_spec, wrapped
 from onnxtrain.training.metrics.base import Measure
 from onnxtrain.training.specification import Specification
 from onnxtrain.training.weights.groups import group_hints, update_rules
-from onnxtrain.training.weights.hidden_weights import hidden_weights
 from onnxtrain.training.weights.masks import choose_tensors
 from onnxtrain.training.weights.of_products import product_weights
 from onnxtrain.training.weights.parameters import Initializer
@@ -38,7 +37,7 @@ from onnxtrain.training_info.recipe import LossTerms, Names, Recipe, UpdateRule,
 from onnxtrain.training_info.rounding import Rounding
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Objective:
     """A model with the loss that it is trained on. Its graph is never changed: what builds on it takes a copy.
 
@@ -241,6 +240,8 @@ class Objective:
             OptionError: There is nothing to train; the message says why.
         """
         if not self.parameters:
+            from onnxtrain.training.weights.hidden_weights import hidden_weights  # for the message only
+
             reasons = "; ".join(f"{row.name!r}: {row.reason}" for row in self.table[:5])
             reasons = "; ".join(filter(None, (reasons or "it has no initializers", hidden_weights(self.model))))
             raise OptionError(f"The model has no trainable parameter: {reasons}.")

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 
 from onnxtrain.autodiff.options import Compute, GradientOptions
+from onnxtrain.by_fields import ByFields
 from onnxtrain.collection import collection_paused
 from onnxtrain.errors import OptionError
 from onnxtrain.model.file import ModelFile
@@ -68,8 +69,8 @@ class Masks(Mapping[str, np.ndarray]):
         return f"Masks({', '.join(self._arrays)})"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Specification:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Specification(ByFields):
     """All that a training's step graph is made from; equal specifications make the same steps.
 
     The fields are the arguments of :class:`onnxtrain.Trainer`, which says what they mean, with patterns as tuples and

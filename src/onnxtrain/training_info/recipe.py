@@ -11,14 +11,15 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.options import GradientOptions
+from onnxtrain.by_fields import ByFields
 from onnxtrain.errors import OptionError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.training_info.rounding import Rounding
 
 
-@dataclass(frozen=True)
-class Names:
+@dataclass(frozen=True, eq=False, repr=False)
+class Names(ByFields):
     """What the algorithms call their own inputs, results and update count."""
 
     target: str = "target"
@@ -61,8 +62,8 @@ class LossTerms(NamedTuple):
     parts: Mapping[str, Value] = MappingProxyType({})
 
 
-@dataclass(frozen=True)
-class Clipping:
+@dataclass(frozen=True, eq=False, repr=False)
+class Clipping(ByFields):
     """What happens to gradients before the update: first by value, then by global norm.
 
     Attributes:
@@ -92,8 +93,8 @@ class UpdateRule(NamedTuple):
     rate_scale: float = 1.0
 
 
-@dataclass(frozen=True)
-class Averaging:
+@dataclass(frozen=True, eq=False, repr=False)
+class Averaging(ByFields):
     """An exponential moving average of the parameters, beside them; see :class:`onnxtrain.EMA`.
 
     Attributes:

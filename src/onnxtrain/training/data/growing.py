@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from typing import IO, Any, Final, Self
 
@@ -58,6 +57,8 @@ class GrowingArray:
         self._bytes += block.nbytes
         self._blocks.append(block)
         if self._bytes > MEMORY_BYTES and self.dtype.kind not in "OT":  # texts lie elsewhere
+            import tempfile  # brings archives and random numbers: for large arrays only
+
             self._file = self._file or tempfile.TemporaryFile()  # noqa: SIM115 - the array keeps it open
             for each in self._blocks:
                 self._file.write(each.reshape(-1).view(np.uint8).data)

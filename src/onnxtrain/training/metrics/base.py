@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from onnxtrain.by_fields import ByFields
 from onnxtrain.training.data.conversion import Array
 
 PredictionKind = Literal["classes", "binary", "numbers"]
@@ -20,8 +21,8 @@ class Metric(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Terms:
+@dataclass(frozen=True, eq=False, repr=False)
+class Terms(ByFields):
     """A mean in two parts, so that means of batches combine exactly.
 
     Attributes:

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.missing import reached
 from onnxtrain.autodiff.path import Forward
+from onnxtrain.by_fields import ByFields
 from onnxtrain.errors import OptionError
 from onnxtrain.graph.domains import MICROSOFT_DOMAIN
 from onnxtrain.graph.value import dimensions, is_float
@@ -23,8 +24,8 @@ Patterns = str | Sequence[str]
 """Glob patterns of names: one, or several."""
 
 
-@dataclass(frozen=True)
-class Initializer:
+@dataclass(frozen=True, eq=False, repr=False)
+class Initializer(ByFields):
     """One row of the table that ``inspect`` prints.
 
     Attributes:
