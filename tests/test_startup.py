@@ -34,8 +34,8 @@ UNUSED = {
     "what fit does": ("onnxtrain.training.", "callbacks checkpoints fitting inference loop run_folder"),
     "other things to do": (
         "onnxtrain.",
-        "adapters.attached cli edit parallel.mpi pruning report training.advice.inspection training.import_states "
-        "training.quantize",
+        "adapters.attached cli edit parallel.mpi pruning report runtime.cuda_updates training.advice.inspection "
+        "training.import_states training.quantize",
     ),
     "the standard library for files and networks": (
         "",
