@@ -45,8 +45,7 @@ UNUSED = {
     "formats that are not asked for": (
         "",
         "google.protobuf.internal.python_message google.protobuf.json_format google.protobuf.text_format "
-        "onnx.compose onnx_ir.schemas packaging.version "
-        "safetensors sympy",
+        "onnx.compose onnx_ir.schemas packaging.version safetensors sympy",
     ),
 }
 
