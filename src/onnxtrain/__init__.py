@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from onnxtrain.deferred import defer_imports
-from onnxtrain.lazy import lazy_names
+from onnxtrain.lazy import lazy_names, public_names
 from onnxtrain.version import __version__ as __version__
 
 defer_imports()
@@ -150,7 +150,4 @@ __all__ = [
 
 
 __getattr__ = lazy_names(__name__, _HOMES | {name: f"onnxtrain.{name}" for name in _MODULES})
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__dir__ = public_names(__name__)

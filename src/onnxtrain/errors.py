@@ -12,6 +12,18 @@ class OnnxTrainError(Exception):
 
     everywhere: bool = False
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython and notebooks print: the message, and the line of the user's code that raised it."""
+        import linecache  # only a notebook asks
+        import traceback
+
+        package, line = __name__.partition(".")[0], ""
+        for frame, number in traceback.walk_tb(self.__traceback__):
+            if str(frame.f_globals.get("__name__")).partition(".")[0] == package:
+                break
+            line = f"    line {number}: {linecache.getline(frame.f_code.co_filename, number, frame.f_globals).strip()}"
+        return [f"{type(self).__name__}: {self}", *([line] if line else [])]
+
 
 class ModelError(OnnxTrainError):
     """A model file cannot be read, is not valid, or cannot be written."""
@@ -23,6 +35,10 @@ class DataError(OnnxTrainError):
 
 class OptionError(OnnxTrainError, ValueError):
     """An argument has a value that it cannot have: an unknown loss, a pattern that matches nothing."""
+
+
+class ArgumentError(OptionError, TypeError):
+    """A function was called with an argument that it does not have; the message names the nearest right one."""
 
 
 class OperatorError(OnnxTrainError, ValueError):

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxtrain.errors import OptionError
+from onnxtrain.lazy import public_names
+from onnxtrain.spelling import checks_arguments
 
 __all__ = [
     "digits_cnn",
@@ -52,6 +54,7 @@ _ACTIVATIONS = {
 _SATURATING = {"sigmoid", "tanh", "softsign", "hard_sigmoid"}
 
 
+@checks_arguments
 def mlp(
     sizes: Sequence[int] = (784, 512, 512, 10),
     activation: str = "relu",
@@ -94,6 +97,7 @@ def mlp(
     return graph.model(["N", sizes[-1]])
 
 
+@checks_arguments
 def points(count: int = 200, *, seed: int = 0) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Something to train on: points [count, 4], and which of their first three numbers is the largest [count].
 
@@ -110,6 +114,7 @@ def points(count: int = 200, *, seed: int = 0) -> tuple[NDArray[np.float32], NDA
     return numbers, numbers[:, :3].argmax(axis=1)
 
 
+@checks_arguments
 def digits_cnn(*, opset: int = _DEFAULT_OPSET, seed: int = 0) -> onnx.ModelProto:
     """A convolutional network for scikit-learn's digits: ``image`` [N, 1, 8, 8] from 0 to 1, ten logits.
 
@@ -139,6 +144,7 @@ def digits_cnn(*, opset: int = _DEFAULT_OPSET, seed: int = 0) -> onnx.ModelProto
     return graph.model(["N", 10])
 
 
+@checks_arguments
 def lenet5(*, opset: int = _DEFAULT_OPSET, seed: int = 0) -> onnx.ModelProto:
     """LeNet-5 as it is trained today, with Relu and max pooling: ``image`` [N, 1, 28, 28], ten logits.
 
@@ -164,6 +170,7 @@ def lenet5(*, opset: int = _DEFAULT_OPSET, seed: int = 0) -> onnx.ModelProto:
     return graph.model(["N", 10])
 
 
+@checks_arguments
 def lenet5_caffe(*, opset: int = _DEFAULT_OPSET, seed: int = 0) -> onnx.ModelProto:
     """LeNet-5 in Caffe's form, which pruning papers use: ``image`` [N, 1, 28, 28], ten logits.
 
@@ -187,6 +194,7 @@ def lenet5_caffe(*, opset: int = _DEFAULT_OPSET, seed: int = 0) -> onnx.ModelPro
     return graph.model(["N", 10])
 
 
+@checks_arguments
 def lenet_300_100(*, opset: int = _DEFAULT_OPSET, seed: int = 0) -> onnx.ModelProto:
     """LeNet-300-100, the perceptron of pruning papers: ``image`` [N, 1, 28, 28], ten logits.
 
@@ -207,6 +215,7 @@ def lenet_300_100(*, opset: int = _DEFAULT_OPSET, seed: int = 0) -> onnx.ModelPr
     return graph.model(["N", 10])
 
 
+@checks_arguments
 def small_resnet(
     width: int = 8,
     blocks: Sequence[int] = (1, 1, 1),
@@ -250,6 +259,7 @@ def small_resnet(
     return graph.model(["N", classes])
 
 
+@checks_arguments
 def small_transformer(
     vocabulary: int = 100,
     width: int = 32,
@@ -427,3 +437,6 @@ class _Graph:
         # IR 8 came with opset 18, and the oldest runtimes read it; later opsets need a later one.
         ir = max(_DEFAULT_IR, helper.find_min_ir_version_for(imports))
         return helper.make_model(graph, opset_imports=imports, ir_version=ir, producer_name="onnxtrain")
+
+
+__dir__ = public_names(__name__)

@@ -34,6 +34,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from onnxtrain.lazy import public_names
 from onnxtrain.operators.registry import OPTIMIZERS, Entry
 from onnxtrain.runtime.bound import Bound, defaults
 from onnxtrain.runtime.remembered import bound
@@ -113,3 +114,5 @@ def _docstring(entry: Entry) -> str:
 _FUNCTIONS = {f"{name.lower()}_": _function(entry) for name, entry in OPTIMIZERS.items()}
 globals().update(_FUNCTIONS)
 __all__ = ["Bound", *_FUNCTIONS]
+
+__dir__ = public_names(__name__)

@@ -31,6 +31,16 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     return find
 
 
+def public_names(package: str) -> Callable[[], list[str]]:
+    """Return a ``__dir__`` for a package: its public names, and no module or helper that was imported on the way."""
+
+    def names() -> list[str]:
+        found = vars(sys.modules[package])
+        return sorted({*found["__all__"], *(name for name in found if name.startswith("__") and name.endswith("__"))})
+
+    return names
+
+
 class LazyMapping(Mapping[str, Any]):
     """Objects by name, each imported when it is asked for.
 

@@ -22,6 +22,7 @@ from onnxtrain.lowering.pipeline import lower_graph
 from onnxtrain.lowering.resolve_fused import resolve_fused
 from onnxtrain.reference import evaluator
 from onnxtrain.runtime.native import custom_ops_library, kernels_available
+from onnxtrain.spelling import checks_arguments
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -30,6 +31,7 @@ class GradientMismatchError(AssertionError):
     """A gradient differs from its central differences; the message names the input and both figures."""
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class GradientCheck:
     """The result of a check that passed.
@@ -45,6 +47,7 @@ class GradientCheck:
     model: onnx.ModelProto
 
 
+@checks_arguments
 def check_gradient(
     model: onnx.ModelProto | onnx.NodeProto,
     inputs: Arrays | Sequence[np.ndarray | None],
@@ -164,6 +167,7 @@ def _as(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
     return array.astype(dtype) if array.dtype in _SINGLE_AND_DOUBLE else array
 
 
+@checks_arguments
 def with_float_type(model: onnx.ModelProto, dtype: np.dtype[Any]) -> onnx.ModelProto:
     """A copy of a model in which float and double tensors all have the type ``dtype``."""
     result = onnx.ModelProto()
@@ -225,6 +229,7 @@ def _reference(model: onnx.ModelProto, feeds: Arrays) -> dict[str, np.ndarray]:
     return {info.name: np.asarray(array) for info, array in zip(model.graph.output, arrays, strict=True)}
 
 
+@checks_arguments
 def projected_gradient(
     model: onnx.ModelProto,
     names: Sequence[str],

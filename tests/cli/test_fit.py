@@ -203,10 +203,60 @@ def test_a_fixed_batch_is_freed(files, success):
 
 
 def test_quiet(files, success):
-    out = success(*FIT, "--epochs", "2", "--quiet").out
-    assert "epoch 1/2" not in out
-    assert "2 epochs" not in out
-    assert "model-trained.onnx" in out
+    found = success(*FIT, "--epochs", "2", "--quiet")
+    assert (found.out, found.err) == ("", "")
+    assert (files / "model-trained.onnx").exists()
+
+
+def test_quiet_hides_hints_and_warnings_but_no_error(files, run):
+    assert run(*FIT, "--quiet", "--batch-norm", "train").err == ""
+    failed = run(*FIT, "--quiet", "--train", "nothing*")
+    assert (failed.code, failed.out) == (2, "")
+    assert failed.err.startswith("error: ")
+
+
+def test_lr_is_the_learning_rate(files, success):
+    success(*("--lr" if flag == "--learning-rate" else flag for flag in FIT), "--history", "rows.csv")
+    assert column(files, "learning_rate") == [float(FIT[FIT.index("--learning-rate") + 1])]
+
+
+def test_tensorboard(files, success):
+    pytest.importorskip("tensorboard")
+    success(*FIT, "--tensorboard", "logs")
+    assert list((files / "logs").glob("events.out.tfevents.*"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "package"),
+    [(["--tensorboard", "logs"], "tensorboard"), (["--mlflow"], "mlflow"), (["--wandb"], "wandb")],
+)
+def test_a_logger_without_its_package_is_one_sentence(files, run, monkeypatch, flags, package):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: None)
+    found = run(*FIT, *flags)
+    assert found.code == 2
+    assert found.err == (
+        f"error: --{package} needs the package {package}; install it: pip install 'onnxtrain[{package}]'.\n"
+    )
+    assert not (files / "model-trained.onnx").exists()
+
+
+@pytest.mark.parametrize(("flag", "logger"), [("--mlflow", "MLflowLogger"), ("--wandb", "WandbLogger")])
+def test_loggers_are_called(files, success, monkeypatch, flag, logger):
+    from onnxtrain.training import callbacks
+    from onnxtrain.training.callbacks.loggers import values
+
+    seen = []
+
+    class Fake(callbacks.Callback):
+        writes_only = True
+
+        def on_epoch_end(self, state):
+            seen.append(state.epoch)
+
+    monkeypatch.setattr(values, "needs", lambda *_: None)
+    monkeypatch.setattr(callbacks, logger, Fake)
+    success(*FIT, "--epochs", "2", flag)
+    assert seen == [1, 2]
 
 
 def test_holds_a_fraction_out(files, success):

@@ -81,3 +81,11 @@ def test_bad_input(files, options, message, capsys):
     assert message in " ".join(error.split())
     assert error.startswith("error: ")
     assert error.count("\n") == 1
+
+
+def test_quiet_prints_nothing(files, run):
+    found = run(
+        "prune", "model.onnx", "--data", "train.npz", "--loss", "cross_entropy", "--sparsity", "0.5", "--epochs", "1",
+        "--fine-tune-epochs", "1", "--quiet",
+    )  # fmt: skip
+    assert (found.code, found.out, found.err) == (0, "", "")

@@ -117,6 +117,14 @@ def test_a_resumed_run_has_the_rows_of_the_whole_training(files, success):
     assert (files / "a" / "model.onnx").read_bytes() == (files / "whole" / "model.onnx").read_bytes()
 
 
+def test_a_figure_that_a_run_does_not_have_is_not_measured(files, success):
+    success(*FLAGS, "--run", "runs/a")
+    success(*FIT, "--run", "runs/b")
+    out = success("runs", "runs").out
+    assert out.count("not measured") == 2  # validation loss and accuracy
+    assert "nan" not in out
+
+
 def test_runs_are_compared(files, success, run):
     success(*FLAGS, "--run", "runs/a")
     success(*FLAGS, "--run", "runs/b", "--learning-rate", 0.1, "--seed", 3)

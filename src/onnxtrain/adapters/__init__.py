@@ -10,6 +10,7 @@ from onnxtrain.adapters.convert import (
 from onnxtrain.adapters.lora import Lora
 from onnxtrain.adapters.merging import Cost
 from onnxtrain.adapters.slots import add_slots
+from onnxtrain.lazy import public_names
 
 __all__ = [
     "AdaptableLayer",
@@ -21,3 +22,5 @@ __all__ = [
     "describe_adapter",
     "merge_adapter",
 ]
+
+__dir__ = public_names(__name__)

@@ -20,6 +20,7 @@ from onnxtrain.errors import OptionError
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.model.file import ModelFile
 from onnxtrain.model.validity import refuses_invalid
+from onnxtrain.spelling import checks_arguments
 
 Model = str | os.PathLike[str] | onnx.ModelProto
 AdapterPath = str | os.PathLike[str]
@@ -48,6 +49,7 @@ class AdaptableLayer:
     parts: tuple[str, ...] = ()
 
 
+@checks_arguments
 @refuses_invalid()
 def adaptable_layers(model: Model) -> list[AdaptableLayer]:
     """The layers of a model that can have adapters.
@@ -69,6 +71,7 @@ def adaptable_layers(model: Model) -> list[AdaptableLayer]:
     ]
 
 
+@checks_arguments
 @refuses_invalid()
 def merge_adapter(model: Model, adapter: AdapterPath, output: AdapterPath, *, requantize: bool = False) -> list[Cost]:
     """Write a model whose weights contain an adapter; nothing else of it differs.
@@ -95,6 +98,7 @@ def merge_adapter(model: Model, adapter: AdapterPath, output: AdapterPath, *, re
     return [*costs.values()]
 
 
+@checks_arguments
 @refuses_invalid()
 def convert_adapter(model: Model, adapter: AdapterPath, output: AdapterPath) -> None:
     """Write an adapter in another form: an ``.onnx_adapter`` file, or a folder that PEFT reads.
@@ -117,6 +121,7 @@ def convert_adapter(model: Model, adapter: AdapterPath, output: AdapterPath) -> 
     write_adapter(path, found, dtypes, gains(places, found))
 
 
+@checks_arguments
 def describe_adapter(adapter: AdapterPath, *, model: Model | None = None) -> dict[str, Any]:
     """What an adapter holds: its settings and its layers, each with rank, sizes and scale.
 

@@ -16,6 +16,22 @@ from onnxtrain.training.weights.readers import Functions, chooses_one
 ALL_LINEAR = "all-linear"
 """Target that stands for all products but that of the output, as in PEFT."""
 
+AUTO = "auto"
+"""Target that stands for the projections of attention; without any, for all linear layers, or all convolutions."""
+
+_PROJECTIONS = (
+    "{q,k,v,qkv}_proj", "{query,key,value}", "{query,key,value}_proj", "{q,k,v}_lin", "to_{q,k,v,qkv}",
+    "{Q,K,V}", "w{q,k,v}", "*attn.{q,k,v,qkv}", "*ttention.{q,k,v,qkv}", "*EncDecAttention.{q,k,v}",
+    "query_key_value", "Wqkv", "in_proj", "c_attn", "qkv",
+)  # fmt: skip
+"""Names that models of PyTorch and their exporters give to the layers that queries, keys and values come from."""
+
+_MIXERS = (
+    "{o,out}_proj", "out_lin", "to_out", "to_out.0", "wo", "*attn.{proj,c_proj,o}", "*ttention.{o,dense,proj}",
+    "*ttention.output.dense", "out_project",
+)  # fmt: skip
+"""Names of the layers behind the heads, which are adapted beside those."""
+
 _VIEWS = frozenset({"Identity", "Cast", "Transpose", "DequantizeLinear"})
 """Operators between an initializer and the product that multiplies with it."""
 
@@ -132,13 +148,16 @@ def choose_layers(layers: Sequence[Layer], targets: str | Sequence[str], output:
         OptionError: A pattern matches none.
     """
     patterns = [targets] if isinstance(targets, str) else list(targets)
+    if AUTO in patterns:
+        if len(patterns) > 1:
+            raise OptionError("targets has 'auto' beside other patterns; give it alone, or name all layers.")
+        return _usual(layers, output)
     chosen: dict[str, Layer] = {}
     for pattern in patterns:
         found = [other for layer in layers if (other := _chosen(layer, pattern, output)) is not None]
         if not found:
-            shown = ", ".join(layer.name for layer in layers[:8]) + (", ..." if len(layers) > 8 else "")
             raise OptionError(
-                f"The target {pattern!r} matches no layer that can have an adapter; the model has {shown or 'none'}. "
+                f"The target {pattern!r} matches no layer that can have an adapter; the model has {_shown(layers)}. "
                 "`onnxtrain inspect MODEL --adaptable` lists them."
             )
         for layer in found:
@@ -151,6 +170,36 @@ def choose_layers(layers: Sequence[Layer], targets: str | Sequence[str], output:
                 layer = before if not before.parts else layer
             chosen[layer.name] = layer
     return [chosen[layer.name] for layer in layers if layer.name in chosen]
+
+
+def _usual(layers: Sequence[Layer], output: ir.Value | None) -> list[Layer]:
+    """The layers that "auto" stands for.
+
+    Raises:
+        OptionError: The model has only layers that are adapted on request.
+    """
+    linear = [layer for layer in layers if _chosen(layer, ALL_LINEAR, output) is not None]
+    projections = _named(linear, _PROJECTIONS)
+    if projections:
+        mixers = {layer.name for layer in _named(linear, _MIXERS)} - {layer.name for layer in projections}
+        own = {layer.name: layer for layer in projections}
+        return [own.get(layer.name, layer) for layer in linear if layer.name in own or layer.name in mixers]
+    found = [_with_parts(layer, []) for layer in linear] or [layer for layer in layers if layer.is_convolution]
+    if not found:
+        raise OptionError(
+            "The default targets are linear layers before the output's, and convolutions, of which the model has none; "
+            f"name the layers with targets=, of these: {_shown(layers)}."
+        )
+    return found
+
+
+def _named(layers: Sequence[Layer], patterns: Sequence[str]) -> list[Layer]:
+    found = (next((one for p in patterns if (one := _chosen(layer, p, None)) is not None), None) for layer in layers)
+    return [layer for layer in found if layer is not None]
+
+
+def _shown(layers: Sequence[Layer]) -> str:
+    return (", ".join(layer.name for layer in layers[:8]) + (", ..." if len(layers) > 8 else "")) or "none"
 
 
 def main_output(graph: ir.Graph, name: str | None = None) -> ir.Value | None:

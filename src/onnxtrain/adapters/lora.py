@@ -16,24 +16,23 @@ from onnxtrain.adapters.attached import Attached, Slot
 from onnxtrain.adapters.emit import Dropout, Emitter, Pair, column_norms
 from onnxtrain.adapters.files import read_adapter, unfolded
 from onnxtrain.adapters.fitting import Place, chosen_layers, fit, name_of
-from onnxtrain.adapters.layers import Layer, Part, choose_layers, find_layers, main_output, refuse_magnitudes
+from onnxtrain.adapters.layers import AUTO, Layer, Part, choose_layers, find_layers, main_output, refuse_magnitudes
 from onnxtrain.adapters.manifest import check_base
 from onnxtrain.adapters.values import norms
 from onnxtrain.errors import OptionError
 from onnxtrain.graph.builder import Builder
 from onnxtrain.graph.value import Value
 from onnxtrain.model.file import ModelFile
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.working_copy.adaptation import Adaptation
 from onnxtrain.training.working_copy.training_modes import seed_of_node
-
-TARGETS = "*.{q,k,v,o}_proj"
-"""The projections of attention, as most language models call them."""
 
 _INITS = ("kaiming", "gaussian")
 _APART = 1 << 20
 """Seeds of an adapter's dropout are numbered from here, behind those of the model's own layers."""
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class Lora(Adaptation):
     """Adapters for layers of a model: y = x W + b becomes y = x W + s · dropout(x) A B + b; only A and B are trained.
@@ -51,7 +50,9 @@ class Lora(Adaptation):
         alpha: Weight of the adapter, above 0.
         targets: Glob patterns of the layers, by the names of their weights, by their paths in the program that was
             exported, or by their nodes; ``{q,v}`` stands for alternatives, a name without wildcards for the end of a
-            path, "all-linear" for all products but the output's. ``onnxtrain inspect MODEL --adaptable`` lists them.
+            path, "all-linear" for all linear layers but the output's. "auto", the default, is the projections of
+            attention; in a model without any, all linear layers but the output's; in one without these, too, all
+            convolutions. ``onnxtrain inspect MODEL --adaptable`` lists them.
         dropout: Probability to drop an element of what the adapter reads, in training; at least 0, below 1.
         dora: Whether magnitudes are trained, too. Not for embeddings.
         rslora: Whether the rank-stabilized scale is taken.
@@ -69,7 +70,7 @@ class Lora(Adaptation):
 
     rank: int = 8
     alpha: float = 16
-    targets: str | Sequence[str] = TARGETS
+    targets: str | Sequence[str] = AUTO
     dropout: float = 0.0
     dora: bool = False
     rslora: bool = False

@@ -12,8 +12,7 @@ import onnx_ir as ir
 from onnxtrain.adapters.emit import Emitter, Pair
 from onnxtrain.adapters.files import GAIN, A, B, read_adapter
 from onnxtrain.adapters.fitting import chosen_layers, fit, name_of
-from onnxtrain.adapters.layers import Layer, Part, choose_layers, find_layers, main_output, refuse_magnitudes
-from onnxtrain.adapters.lora import TARGETS
+from onnxtrain.adapters.layers import AUTO, Layer, Part, choose_layers, find_layers, main_output, refuse_magnitudes
 from onnxtrain.adapters.manifest import check_base
 from onnxtrain.errors import OptionError
 from onnxtrain.graph.builder import Builder
@@ -22,17 +21,19 @@ from onnxtrain.graph.value import Value
 from onnxtrain.model.external import set_folder
 from onnxtrain.model.file import ModelFile
 from onnxtrain.model.validity import refuses_invalid
+from onnxtrain.spelling import checks_arguments
 
 RANK = "lora_rank"
 """The axis of A and B whose size an adapter chooses, with a number behind it for every layer."""
 
 
+@checks_arguments
 @refuses_invalid()
 def add_slots(
     model: str | os.PathLike[str] | onnx.ModelProto,
     output: str | os.PathLike[str],
     *,
-    targets: str | Sequence[str] = TARGETS,
+    targets: str | Sequence[str] = AUTO,
     dora: bool = False,
     adapter: str | os.PathLike[str] | None = None,
 ) -> list[str]:

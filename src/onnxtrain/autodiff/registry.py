@@ -13,6 +13,7 @@ from onnxtrain.autodiff.node import Node
 from onnxtrain.errors import GradientError
 from onnxtrain.graph import Value
 from onnxtrain.graph.domains import is_default_domain
+from onnxtrain.spelling import checks_arguments
 
 Gradients = Sequence[Value | None] | Value | None
 """What a rule returns: one gradient or ``None`` per input; a bare value stands for a single one."""
@@ -92,6 +93,7 @@ def _page_to_write(domain: str, operator: str) -> _Page:
     return _book.setdefault((_canonical(domain), operator), _Page())
 
 
+@checks_arguments
 def register_gradient(
     *operators: str, domain: str = "", since: int = 1, until: int = NEWEST, broadcasts: bool = False
 ) -> Callable[[Rule], Rule]:
@@ -153,6 +155,7 @@ def register_body(*operators: str, domain: str) -> Callable[[Body], Body]:
     return decorate
 
 
+@checks_arguments
 def no_gradient(*operators: str, domain: str = "", reason: str) -> None:
     """List operators through which no gradient flows.
 
@@ -187,6 +190,7 @@ def _add(entry: Entry) -> None:
     page.entries.append(entry)
 
 
+@checks_arguments
 def unregister_gradient(operator: str, domain: str = "") -> None:
     """Forget every rule of an operator, so that another can take its place."""
     load_rules(operator)

@@ -64,7 +64,7 @@ def command(
             group=ADAPTERS,
             negative=(),
             metavar="PATTERN",
-            help="slots: the layers that get some. May be repeated.  [default: *.{q,k,v,o}_proj]",
+            help="slots: the layers that get some. May be repeated.  [default: attention's, else all-linear]",
         ),
     ] = None,
     dora: Annotated[bool, SWITCH, Parameter(group=ADAPTERS, help="slots: for adapters with magnitudes, too.")] = False,
@@ -138,10 +138,10 @@ def _run(
 ) -> dict[str, Any]:
     """Do it; returns what there is to say of it."""
     from onnxtrain.adapters import add_slots, convert_adapter, merge_adapter
-    from onnxtrain.adapters.lora import TARGETS
+    from onnxtrain.adapters.layers import AUTO
 
     if action == "slots":
-        names = add_slots(model, output, targets=targets or TARGETS, dora=dora, adapter=adapter)
+        names = add_slots(model, output, targets=targets or AUTO, dora=dora, adapter=adapter)
         return {"slots": names}
     assert adapter is not None
     if action == "merge":

@@ -30,7 +30,20 @@ Config = Annotated[
 
 _MODEL: Final = "model"
 _OF_ONE_CALL: Final = (
-    *("config", "run", "report", "debug", "quiet", "progress", "resume", "change", "json_output"),
+    *(
+        "config",
+        "run",
+        "report",
+        "tensorboard",
+        "mlflow",
+        "wandb",
+        "debug",
+        "quiet",
+        "progress",
+        "resume",
+        "change",
+        "json_output",
+    ),
     *("parallel", "processes", "restarts", "sum_order", "compress", "shard_states", "shard_gradients", "wait"),
 )
 """What a configuration file leaves out: what belongs to one call, and not to what is computed."""

@@ -26,7 +26,7 @@ from onnxtrain.cli.flags import (
     Training,
 )
 from onnxtrain.cli.lora_flags import LoraFlags, check_output
-from onnxtrain.cli.streams import unattended
+from onnxtrain.cli.streams import quiet_on_request, unattended
 from onnxtrain.cli.together import Together
 from onnxtrain.cli.wording import in_flags
 from onnxtrain.errors import DataError, OptionError, TrainingHint
@@ -155,7 +155,46 @@ class Results:
     ] = None
 
 
+@Parameter(name="*", group=RESULTS)
+@dataclass(frozen=True)
+class LoggerFlags:
+    """Packages that people watch trainings with."""
+
+    tensorboard: Annotated[
+        Path | None, Parameter(metavar="FOLDER", help="Write event files for TensorBoard to this folder.")
+    ] = None
+    mlflow: Annotated[
+        bool, SWITCH, Parameter(help="Log to a run of MLflow, which MLFLOW_TRACKING_URI and its like configure.")
+    ] = False
+    wandb: Annotated[
+        bool, SWITCH, Parameter(help="Log to a run of Weights & Biases, which WANDB_PROJECT and its like configure.")
+    ] = False
+
+    def build(self, *, quiet: bool) -> list[Callback]:
+        """The callbacks that write the logs.
+
+        Raises:
+            OptionError: A package is not installed.
+        """
+        from onnxtrain.training.callbacks.loggers.values import needs
+
+        for name in ("tensorboard", "mlflow", "wandb"):
+            if getattr(self, name):
+                needs(name, f"--{name}")
+        from onnxtrain.training import callbacks
+
+        found: list[Callback] = []
+        if self.tensorboard is not None:
+            found.append(callbacks.TensorBoardLogger(self.tensorboard))
+        if self.mlflow:
+            found.append(callbacks.MLflowLogger())
+        if self.wandb:
+            found.append(callbacks.WandbLogger(settings={"silent": True}) if quiet else callbacks.WandbLogger())
+        return found
+
+
 @unattended()
+@quiet_on_request
 def command(
     model: flags.TunedModelPath,
     /,
@@ -198,6 +237,7 @@ def command(
     settings: OptimizerSettings = OptimizerSettings(),  # noqa: B008 - frozen
     course: Course = Course(),
     results: Results = Results(),
+    loggers: LoggerFlags = LoggerFlags(),
     threads: flags.Threads = None,
     provider: flags.Provider = None,
     together: Together = Together(),  # noqa: B008 - frozen
@@ -205,7 +245,7 @@ def command(
         Literal["auto", "lines"],
         Parameter(group=RUNNING, help="Lines in a terminal, too, instead of a bar.", show_default=False),
     ] = "auto",
-    quiet: Annotated[bool, SWITCH, Parameter(group=RUNNING, help="Print the results only.")] = False,
+    quiet: flags.Quiet = False,
     config: Config = None,
     debug: flags.Debug = False,
 ) -> int:
@@ -216,6 +256,7 @@ def command(
 
     if together.processes is not None or together.restarts:
         return together.launch(course.checkpoint)
+    logs = loggers.build(quiet=quiet)
     parallel = together.communicator()
     root = parallel is None or parallel.rank == 0
     folder = results.run
@@ -236,6 +277,7 @@ def command(
             "--lora-adapter": paths.Given(adapters.lora_adapter),
             "--curve": paths.output(results.curve),
             "--history": paths.output(results.history),
+            "--tensorboard": paths.Given(loggers.tensorboard, written=True, files="events.out.tfevents.*"),
             "--run": paths.Given(folder, written=True, files=paths.RUN_FILES),
         },
         in_place=results.in_place,
@@ -261,7 +303,7 @@ def command(
     source, held_out = reading.source(data), _validation(validation)
     held_out = reading.source(held_out) if isinstance(held_out, str) else held_out
     weights = _sample_weight(sample_weight)
-    shown = Progress(trainer, name=model.name, display=progress, quiet=quiet)
+    shown = Progress(trainer, name=model.name, display=progress)
     with _interruptible(trainer, output, course), contextlib.closing(shown):
         history = trainer.fit(
             source,
@@ -273,7 +315,7 @@ def command(
             schedule=course.schedule,
             metrics=metrics or (),
             shuffle=course.shuffle,
-            callbacks=[shown, *_early_stopping(course)],
+            callbacks=[shown, *_early_stopping(course), *logs],
             checkpoint=course.checkpoint,
             checkpoint_every=course.checkpoint_every,
             keep=course.keep,

@@ -155,6 +155,7 @@ Provider = Annotated[
     ),
 ]
 Debug = Annotated[bool, SWITCH, Parameter(group=RUNNING, help="Show the traceback of an error.")]
+Quiet = Annotated[bool, SWITCH, Parameter(group=RUNNING, help="Print nothing but errors.")]
 Json = Annotated[bool, SWITCH, Parameter(group=RESULTS, help="Print JSON instead of tables.")]
 
 
@@ -342,7 +343,13 @@ def _optimizer_flags(default: str) -> type[OptimizerFlags]:
         ),
         (
             "learning_rate",
-            Annotated[float | None, Parameter(help=f"The learning rate, the highest one of a schedule. [{rates}]")],
+            Annotated[
+                float | None,
+                Parameter(
+                    name=["--learning-rate", "--lr"],
+                    help=f"The learning rate, the highest one of a schedule. [{rates}]",
+                ),
+            ],
             dataclasses.field(default=None),
         ),
     ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +14,6 @@ from onnxtrain.cli import flags, terminal
 from onnxtrain.cli.wording import in_flags
 
 if TYPE_CHECKING:
-    from onnxtrain.graph.value import Dimension
     from onnxtrain.training.advice.inspection import Inspection
 
 HELP = "Print what a model holds: which weights can be trained and why others cannot, operators, hints."
@@ -28,13 +26,6 @@ Examples
     onnxtrain inspect model.onnx --adaptable
     onnxtrain inspect model.onnx --json
 """
-
-_GRADIENTS = {
-    "rule": "yes",
-    "body": "yes, through its definition",
-    "none": "none: its output does not vary smoothly",
-    "missing": "MISSING",
-}
 
 
 def command(
@@ -77,22 +68,13 @@ def command(
 
 
 def _head(console: Console, name: str, found: Inspection) -> None:
-    rows = {"model": name, "format": f"opset {found.opset}, IR version {found.ir_version}"}
-    for label, ports in (("inputs", found.inputs), ("outputs", found.outputs)):
-        rows[label] = "\n".join(f"{port.name}: {port.dtype} {_shape(port.shape)}" for port in ports)
-    everything = sum(row.size for row in found.initializers)
-    rows["trainable"] = f"{terminal.count(found.trainable_size)} of {terminal.count(everything)} elements"
-    console.print(terminal.facts(rows))
+    console.print(terminal.facts({"model": name, **found.facts()}))
 
 
 def _initializers(console: Console, found: Inspection) -> None:
     table = terminal.table("name", "shape", "type", "size", "zeros", "trainable", "why not", right=("size", "zeros"))
-    for row in found.initializers:
-        trainable = "yes" if row.trainable else "no"
-        zeros = f"{row.sparsity:.1%}" if row.sparsity else ""
-        size = terminal.count(row.size)
-        name = row.name if not row.paths else f"{row.name} ({', '.join(row.paths)})"
-        table.add_row(name, _shape(row.shape), row.dtype, size, zeros, trainable, in_flags(row.reason))
+    for row in found.initializer_rows():
+        table.add_row(*(in_flags(cell) if name == "why not" else cell for name, cell in row.items()))
     console.print(table)
 
 
@@ -113,10 +95,8 @@ def _adaptable(model: Path, *, as_json: bool) -> None:
 
 def _operators(console: Console, found: Inspection) -> None:
     table = terminal.table("operator", "nodes", "gradient", right=("nodes",))
-    for row in found.operators:
-        name = f"{row.domain}::{row.name}" if row.domain else row.name
-        style = "bold red" if row.gradient == "missing" else None
-        table.add_row(name, terminal.count(row.count), _GRADIENTS[row.gradient], style=style)
+    for row, kind in zip(found.operator_rows(), found.operators, strict=True):
+        table.add_row(*row.values(), style="bold red" if kind.gradient == "missing" else None)
     console.print(table)
     if found.missing:
         terminal.lines(
@@ -124,9 +104,3 @@ def _operators(console: Console, found: Inspection) -> None:
             f"Without a gradient between parameters and outputs: {'; '.join(found.missing)}. Train what comes after "
             "them (--train), or register a rule with onnxtrain.register_gradient.",
         )
-
-
-def _shape(shape: Sequence[Dimension] | None) -> str:
-    if shape is None:
-        return "of any shape"
-    return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"

@@ -38,7 +38,7 @@ class LoraFlags:
             negative=(),
             metavar="PATTERN",
             help="The layers that get adapters: their names as 'inspect --adaptable' lists them, or all-linear. May be "
-            "repeated.  [default: *.{q,k,v,o}_proj]",
+            "repeated.  [default: attention's, else all-linear]",
         ),
     ] = None
     lora_dropout: Annotated[

@@ -25,28 +25,23 @@ class Progress(progress.Progress):
         trainer: What is trained.
         name: What to call the model.
         display: "lines", or "auto": a bar where the output is a terminal.
-        quiet: Show nothing but the results.
     """
 
-    def __init__(self, trainer: Trainer, *, name: str, display: str = "auto", quiet: bool = False) -> None:
+    def __init__(self, trainer: Trainer, *, name: str, display: str = "auto") -> None:
         self._console = terminal.console()
         self._trainer = trainer
         self._name = name
-        self._quiet = quiet
         self._stop_reason: str | None = None
         self._written: dict[str, str] = {}
         super().__init__(self._found_display(display))
 
     def _found_display(self, display: str) -> progress.Display:
-        if self._quiet:
-            return progress.Display()
         bar = self._console.is_terminal and display == "auto"
         return progress.Bar(self._console) if bar else progress.Lines(self._console.print)
 
     def on_fit_begin(self, state: TrainingState) -> None:
         """Say what is trained, and put up the bar."""
-        if not self._quiet:
-            self._introduce()
+        self._introduce()
         super().on_fit_begin(state)
 
     def _introduce(self) -> None:

@@ -14,8 +14,8 @@ from cyclopts import Group, Parameter
 from onnxtrain.cli import flags, paths, terminal
 from onnxtrain.cli.configuration import Config, as_toml
 from onnxtrain.cli.data_flags import ReaderFlags
-from onnxtrain.cli.flags import COURSE, DATA, RESULTS, RUNNING, SWITCH, PruningOptimizer, Training
-from onnxtrain.cli.streams import unattended
+from onnxtrain.cli.flags import COURSE, DATA, RESULTS, SWITCH, PruningOptimizer, Training
+from onnxtrain.cli.streams import quiet_on_request, unattended
 from onnxtrain.operators.optimizer import Optimizer
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ class Course:
 
 
 @unattended()
+@quiet_on_request
 def command(
     model: flags.TunedModelPath,
     /,
@@ -140,7 +141,7 @@ def command(
     json_output: Annotated[flags.Json, Parameter(name="--json")] = False,
     threads: flags.Threads = None,
     provider: flags.Provider = None,
-    quiet: Annotated[bool, SWITCH, Parameter(group=RUNNING, help="Print the results only.")] = False,
+    quiet: flags.Quiet = False,
     config: Config = None,
     debug: flags.Debug = False,
 ) -> None:
@@ -149,7 +150,6 @@ def command(
     from onnxtrain.pruning.prune import prune
 
     console = terminal.console()
-    silent = quiet or json_output
     arguments: dict[str, Any] = dataclasses.asdict(pruning) | dataclasses.asdict(course)
     path = paths.output_of(model, output, f"{model.stem}-pruned.onnx", in_place=in_place)
     paths.check_paths(
@@ -173,7 +173,7 @@ def command(
         storage=storage,
         save=path,
         report=report,
-        progress=None if silent else _display(console),
+        progress=None if json_output else _display(console),
         options=flags.runtime(threads, provider),
         **arguments,
         **training.arguments(),

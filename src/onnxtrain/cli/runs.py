@@ -54,7 +54,7 @@ def command(
     table = terminal.table("run", "epochs", "time", *shown, title="best values", right=("epochs",))
     for run in runs:
         seconds = terminal.duration(run.seconds) if run.finished else "not finished"
-        best = (terminal.number(run.best.get(name, math.nan)) for name in names)
+        best = (terminal.number(run.best[name]) if name in run.best else "not measured" for name in names)
         table.add_row(str(run.path), terminal.count(len(run.rows)), seconds, *best)
     console = terminal.console()
     console.print(table)

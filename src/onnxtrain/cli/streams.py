@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from typing import Any, cast
+from collections.abc import Callable, Iterator
+from typing import Any, ParamSpec, TypeVar, cast
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _NOBODY_READS = (errno.EPIPE, errno.EIO, errno.EBADF, errno.ECONNRESET)
 """The reader went away: a pipe, a terminal, a descriptor that was closed, a socket."""
@@ -127,6 +131,25 @@ def unattended() -> Iterator[None]:
     finally:
         if hangup is not None and before is not None:
             signal.signal(hangup, before)
+
+
+def quiet_on_request(command: Callable[P, R]) -> Callable[P, R]:
+    """Let a command print nothing where it is called with ``quiet=True``; errors are raised through it.
+
+    With ``json_output=True`` the standard output stays open for the JSON.
+    """
+
+    @functools.wraps(command)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        with contextlib.ExitStack() as stack:
+            if kwargs.get("quiet"):
+                null = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+                stack.enter_context(contextlib.redirect_stderr(null))
+                if not kwargs.get("json_output"):
+                    stack.enter_context(contextlib.redirect_stdout(null))
+            return command(*args, **kwargs)
+
+    return call
 
 
 def occupy_standard_descriptors() -> None:

@@ -6,7 +6,9 @@ import dataclasses
 import inspect
 import re
 
-from cyclopts import Argument, CycloptsError, MissingArgumentError, UnusedCliTokensError
+from cyclopts import Argument, CycloptsError, MissingArgumentError, UnknownOptionError, UnusedCliTokensError
+
+from onnxtrain.spelling import nearest
 
 RENAMED = {"output": "prediction"}
 """Arguments whose flag has another name: ``--output`` is the file that a command writes."""
@@ -49,6 +51,12 @@ def usage(error: CycloptsError) -> str:
     if isinstance(error, UnusedCliTokensError):
         listed = " and ".join(map(repr, error.unused_tokens or ()))
         return f"{command} has no place for {listed}, behind all that it takes; see {command} --help."
+    if isinstance(error, UnknownOptionError) and error.token.source == "cli":
+        named = [name.removeprefix("--") for each in error.argument_collection or () for name in each.names]
+        given = (error.token.keyword or error.token.value).partition("=")[0]
+        near = nearest(given.lstrip("-"), [name for name in named if not name.startswith("-")])
+        question = "; see" if near is None else f". Did you mean --{near}? See"
+        return f"Unknown option: {given}{question} {command} --help."
     sentence = " ".join(str(error).split()).rstrip(".")  # some messages end with a full stop, others do not
     link = " See" if sentence.endswith("?") else "; see"
     return f"{sentence}{link} {command} --help."

@@ -14,8 +14,10 @@ from onnxtrain.graph.builder import Builder
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import Value
 from onnxtrain.model.validity import refuses_invalid
+from onnxtrain.spelling import checks_arguments
 
 
+@checks_arguments
 @refuses_invalid()
 def append(model: Model, *layers: Layer, output: str | None = None, seed: int = 0) -> onnx.ModelProto:
     """A model with layers behind one of its outputs, which their result replaces.

@@ -9,8 +9,10 @@ import onnx
 from onnxtrain.edit.working import Model, Working
 from onnxtrain.errors import OptionError
 from onnxtrain.model.validity import refuses_invalid
+from onnxtrain.spelling import checks_arguments
 
 
+@checks_arguments
 @refuses_invalid()
 def cut(model: Model, at: str | Sequence[str]) -> onnx.ModelProto:
     """The part of a model that computes some of its values, which become the outputs.

@@ -19,6 +19,7 @@ from onnxtrain.graph.clone import subgraphs
 from onnxtrain.graph.declared import forget_shapes
 from onnxtrain.graph.value import constant_tensor
 from onnxtrain.model.validity import refuses_invalid
+from onnxtrain.spelling import checks_arguments
 
 _ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Where", "Equal", "Less", "Greater"})
 
@@ -26,6 +27,7 @@ _STATES = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
 """Where recurrent layers read their first states."""
 
 
+@checks_arguments
 @refuses_invalid()
 def free_batch(model: Model) -> onnx.ModelProto:
     """A model with a free batch size in the place of a fixed one.

@@ -14,10 +14,12 @@ from onnxtrain.graph.clone import captured_values
 from onnxtrain.graph.replace import set_inputs
 from onnxtrain.graph.value import dimensions, is_float
 from onnxtrain.model.validity import refuses_invalid
+from onnxtrain.spelling import checks_arguments
 
 _HEADS = ("Gemm", "MatMul", "Conv")
 
 
+@checks_arguments
 @refuses_invalid()
 def replace_head(
     model: Model, classes: int, *, at: str | None = None, output: str | None = None, name: str = "head", seed: int = 0

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from onnxtrain.errors import OptionError
 from onnxtrain.graph.builder import Builder
 from onnxtrain.graph.value import Value
+from onnxtrain.spelling import checks_arguments
 
 __all__ = ["Activation", "Dropout", "Flatten", "GlobalAveragePool", "Layer", "Linear", "Softmax"]
 
@@ -44,6 +45,7 @@ def uniform(random: np.random.Generator, shape: tuple[int, ...], fan_in: int) ->
     return random.uniform(-bound, bound, shape).astype(np.float32)
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class Linear(Layer):
     """y = x · Wᵀ + b over the last axis of x.
@@ -83,6 +85,7 @@ class Linear(Layer):
         return y if offset is None else op.Add(y, weights("bias", offset))
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class Activation(Layer):
     """An operator of ONNX with one input and no weights, such as ``Relu``, ``Tanh``, ``Sigmoid``, ``Softplus``.
@@ -119,6 +122,7 @@ _ACTIVATIONS = {
 """Operators and the opset that has them first."""
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class Softmax(Layer):
     """Probabilities along an axis.
@@ -138,6 +142,7 @@ class Softmax(Layer):
         return op.Softmax(x, axis=axis)
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class Flatten(Layer):
     """All axes but the first become one."""
@@ -147,6 +152,7 @@ class Flatten(Layer):
         return op.Flatten(x, axis=1)
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class GlobalAveragePool(Layer):
     """The mean over all axes behind the channels: [N, C, H, W] becomes [N, C]."""
@@ -158,6 +164,7 @@ class GlobalAveragePool(Layer):
         return op.Flatten(op.GlobalAveragePool(x), axis=1)
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class Dropout(Layer):
     """Dropout: nothing happens but in a training with ``dropout=True``.

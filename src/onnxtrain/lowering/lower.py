@@ -20,6 +20,7 @@ from onnxtrain.lowering.pipeline import lower_graph
 from onnxtrain.lowering.webgpu_bodies import Portable
 from onnxtrain.model.validity import refuses_invalid
 from onnxtrain.model.whole import check_external_data, with_external_data
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training_info.check import check_training_model
 from onnxtrain.training_info.entry import Entry
 from onnxtrain.training_info.read import read_training_model
@@ -43,6 +44,7 @@ class StepGraph(NamedTuple):
     in_place: frozenset[str] = frozenset()
 
 
+@checks_arguments
 @refuses_invalid("training_model")
 def lower(
     training_model: onnx.ModelProto | str | os.PathLike[str],

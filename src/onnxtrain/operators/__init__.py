@@ -11,6 +11,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from onnxtrain.lazy import public_names
 from onnxtrain.operators.body import emit
 from onnxtrain.operators.nodes import infer_optimizer_types
 from onnxtrain.operators.optimizer import Optimizer
@@ -75,5 +76,4 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__dir__ = public_names(__name__)

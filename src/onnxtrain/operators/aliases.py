@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Final
 
-from onnxtrain.errors import OptionError
+from onnxtrain.errors import ArgumentError, OptionError
+from onnxtrain.spelling import suggestion
 
 LEARNING_RATE: Final = "lr"
 
@@ -77,8 +78,11 @@ def _own(name: str, known: list[str], argument: str, value: Any) -> dict[str, An
     setting = "learning_rate" if argument == LEARNING_RATE else ALIASES.get(name, {}).get(argument)
     if setting is None:
         instead = OTHERWISE.get((name, argument))
-        hint = f": give {instead}" if instead else f"; its settings are {', '.join(known)}"
-        raise OptionError(f"{name} has no setting {argument!r}{hint}.")
+        names = [LEARNING_RATE, *ALIASES.get(name, {}), *known]
+        hint = (
+            f": give {instead}." if instead else f"; its settings are {', '.join(known)}.{suggestion(argument, names)}"
+        )
+        raise ArgumentError(f"{name} has no setting {argument!r}{hint}")
     if setting == "mode":
         return {setting: "nesterov" if value else "standard"}
     names = setting.split(", ")

@@ -16,6 +16,7 @@ from onnxtrain.by_fields import ByFields
 from onnxtrain.errors import OperatorError, OptionError
 from onnxtrain.operators.arithmetic import Tensor, Wide, where
 from onnxtrain.operators.measures import Measure, measure
+from onnxtrain.spelling import checks_arguments
 
 SMALLEST_MEAN = float(np.finfo(np.float64).tiny)
 
@@ -57,6 +58,7 @@ class Layer(NamedTuple):
         return off
 
 
+@checks_arguments
 @dataclass(frozen=True, eq=False, repr=False)
 class Sparsity(ByFields):
     """Sparsity promotion for an update rule: ``Adam(sparsity=Sparsity())``, ``Momentum(sparsity=Sparsity())``.

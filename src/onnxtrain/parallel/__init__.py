@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onnxtrain.lazy import lazy_names
+from onnxtrain.lazy import lazy_names, public_names
 
 if TYPE_CHECKING:
     from onnxtrain.parallel.communicator import Communicator as Communicator
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MPI", "Communicator", "Single", "TopK"]
 
+__dir__ = public_names(__name__)
 __getattr__ = lazy_names(
     __name__,
     {

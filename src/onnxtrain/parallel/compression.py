@@ -9,6 +9,7 @@ import numpy as np
 
 from onnxtrain.errors import OptionError
 from onnxtrain.parallel.communicator import Communicator, Compression
+from onnxtrain.spelling import checks_arguments
 
 
 class Rounding(Compression):
@@ -70,6 +71,7 @@ class Rounding(Compression):
         return np.asarray(np.ldexp(numbers, exponents))
 
 
+@checks_arguments
 class TopK(Compression):
     """The largest gradients alone: of each bucket the share that is given, at least one.
 

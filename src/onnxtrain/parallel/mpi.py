@@ -17,6 +17,7 @@ import numpy as np
 from onnxtrain.errors import OptionError, ParallelError
 from onnxtrain.parallel.communicator import Communicator, Compression
 from onnxtrain.parallel.compression import choose_compression
+from onnxtrain.spelling import checks_arguments
 
 _DATA, _FAILURE, _LEAVING = 7, 8, 9
 """Tags of messages: parts of arrays; the last sentence of a rank; that it is about to leave."""
@@ -65,6 +66,7 @@ def tell_ranks(error: BaseException) -> bool:
     return any(communicator.size > 1 for communicator in _OPEN)
 
 
+@checks_arguments
 class MPI(Communicator):
     """The processes that ``mpiexec`` or ``srun`` has started, through mpi4py (``pip install 'onnxtrain[mpi]'``).
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from onnxtrain.lazy import lazy_names, public_names
 
 if TYPE_CHECKING:
     from onnxtrain.pruning.prune import prune
     from onnxtrain.pruning.report import PruneResult
     from onnxtrain.pruning.sparse import save_sparse
 
-_HOMES = {"PruneResult": "report", "prune": "prune", "save_sparse": "sparse"}
-
 __all__ = ["PruneResult", "prune", "save_sparse"]
 
-
-def __getattr__(name: str) -> Any:
-    # Lazily: the optimizers read the measures of this package, and the job imports the trainer.
-    if name not in _HOMES:
-        raise AttributeError(f"module 'onnxtrain.pruning' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"onnxtrain.pruning.{_HOMES[name]}"), name)
+# Lazily: the optimizers read the measures of this package, and the job imports the trainer.
+__dir__ = public_names(__name__)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "PruneResult": "onnxtrain.pruning.report",
+        "prune": "onnxtrain.pruning.prune",
+        "save_sparse": "onnxtrain.pruning.sparse",
+    },
+)

@@ -17,11 +17,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxtrain.errors import ModelError
 from onnxtrain.model.file import ModelFile, check_writable
+from onnxtrain.spelling import checks_arguments
 
 _INDEX_BYTES = 8
 _DTYPES = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16)
 
 
+@checks_arguments
 def save_sparse(
     model: str | os.PathLike[str] | onnx.ModelProto | ModelFile,
     path: str | os.PathLike[str],

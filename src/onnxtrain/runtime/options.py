@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from onnxtrain.by_fields import ByFields
 from onnxtrain.errors import OptionError
 from onnxtrain.runtime.providers import CPU, CUDA, Provider, choose, name_of
+from onnxtrain.spelling import checks_arguments
 
 if TYPE_CHECKING:
     from onnxtrain.runtime.cuda_updates import CudaUpdates
@@ -23,6 +24,7 @@ def most_threads() -> int:
     return max(64, 4 * (os.cpu_count() or 1))
 
 
+@checks_arguments
 @dataclass(frozen=True, eq=False, repr=False)
 class RuntimeOptions(ByFields):
     """Options of the onnxruntime sessions that train and evaluate.

@@ -19,12 +19,14 @@ from onnxtrain.runtime.device_states import new_states
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.runtime.step import StepSession, create_session
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training_info.build import fill_states
 from onnxtrain.training_info.check import check_training_model
 from onnxtrain.training_info.entry import Entry
 from onnxtrain.training_info.read import bindings, read_training_model, state_tensors
 
 
+@checks_arguments
 class TrainingSession:
     """Runs the training that a model's ``training_info`` describes, also one that onnxtrain did not write.
 
@@ -109,6 +111,7 @@ class TrainingSession:
         """Set every state to its initializer, then run the initialization graphs in order and assign."""
         self._source.initialize(self._states, self.options)
 
+    @checks_arguments
     def step(self, feeds: Mapping[str, Any], *, entry: int | None = None) -> dict[str, np.ndarray]:
         """One training iteration: every entry in order, each assigning its states before the next.
 

@@ -5,7 +5,10 @@ scikit-learn is an optional extra; see docs/sklearn.md.
 
 from __future__ import annotations
 
+from onnxtrain.lazy import public_names
 from onnxtrain.sklearn.classifier import OnnxClassifier
 from onnxtrain.sklearn.regressor import OnnxRegressor
 
 __all__ = ["OnnxClassifier", "OnnxRegressor"]
+
+__dir__ = public_names(__name__)

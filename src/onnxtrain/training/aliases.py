@@ -1,15 +1,8 @@
-"""The names that other tools have for losses, metrics and options."""
+"""The names that other tools have for losses and metrics."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Final, ParamSpec, TypeVar
-
-from onnxtrain.errors import OptionError
-
-P = ParamSpec("P")
-R = TypeVar("R")
+from typing import Final
 
 ALIASES: Final = {
     "cross_entropy": "softmax_cross_entropy",
@@ -31,31 +24,3 @@ ALIASES: Final = {
     "contrastive": "info_nce",
 }
 """Names of losses, which are metrics too, to those that they have here."""
-
-_TYPES = "a model in float16 or bfloat16 trains as it is, in float32; leave it out, and give a model of that type"
-_SCALING = "gradients are float32 whatever the type of the model, so that no loss is scaled; leave it out"
-_ROUNDING = "give master_weights=False for weights in bfloat16 that updates round at random"
-
-ELSEWHERE: Final = {
-    **dict.fromkeys(("fp16", "bf16", "half", "amp", "use_amp", "autocast", "mixed_precision", "precision"), _TYPES),
-    **dict.fromkeys(("loss_scale", "loss_scaling", "loss_scaler", "scaler", "grad_scaler"), _SCALING),
-    **dict.fromkeys(("stochastic_rounding", "bf16_stochastic_round"), _ROUNDING),
-}
-"""Options of other tools that a training here has not, and what there is to say of them."""
-
-
-def refuses_elsewhere(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function say of options of other tools what there is instead.
-
-    Raises:
-        OptionError: One is given.
-    """
-
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        for name in kwargs:
-            if name in ELSEWHERE:
-                raise OptionError(f"There is no option {name!r}: {ELSEWHERE[name]}.")
-        return function(*args, **kwargs)
-
-    return call

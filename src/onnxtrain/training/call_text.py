@@ -33,6 +33,16 @@ class Call(NamedTuple):
         return True
 
 
+def name_of(text: object) -> str:
+    """Return the first word of a text, to look for a word like it; empty for anything else.
+
+    >>> name_of("cosin(0.1)")
+    'cosin'
+    """
+    match = re.match(r"\s*([\w-]+)", text) if isinstance(text, str) else None
+    return "" if match is None else match[1].lower()
+
+
 def read_call(text: str) -> Call | None:
     """The parts of a call; ``None`` where the text has another form.
 

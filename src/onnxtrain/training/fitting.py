@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from onnxtrain.errors import CheckpointError, OptionError
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.callbacks import Callback, CallbackList, History, TrainingState
 from onnxtrain.training.callbacks.progress import Progress, ProgressLike, display_for
 from onnxtrain.training.callbacks.watching import SaveBest
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from onnxtrain.training.run_folder import RunFolder
 
 
+@checks_arguments
 def fit(
     trainer: Learner,
     data: Source,

@@ -17,9 +17,11 @@ from onnxtrain.lowering.pipeline import lower_graph
 from onnxtrain.model.file import ModelFile
 from onnxtrain.model.validity import refuses_invalid
 from onnxtrain.model.whole import with_external_data
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.weights.parameters import parameter_table
 
 
+@checks_arguments
 @refuses_invalid()
 def gradient(
     model: str | os.PathLike[str] | onnx.ModelProto,

@@ -23,6 +23,7 @@ from onnxtrain.parallel.single import Single
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.runtime.states import StateBuffers
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.data.labels import LABELS, labels_file, labels_text, read_labels
 from onnxtrain.training.objective import Objective
 from onnxtrain.training.preparation import prepare
@@ -120,6 +121,7 @@ class Learned:
         """What is trained, as a value."""
         return self._steps.specification
 
+    @checks_arguments
     def change(self, specification: Specification) -> None:
         """Train something else from the next step on: the parameters and the optimizer's states go on as they are.
 
@@ -235,6 +237,7 @@ class Learned:
         """The masks of :meth:`set_masks` by parameter."""
         return self.specification.masks
 
+    @checks_arguments
     def set_masks(self, masks: Mapping[str, np.ndarray]) -> None:
         """Hold a part of the weights at zero from now on.
 
@@ -276,6 +279,7 @@ class Learned:
         """The live values of what is trained: parameters and running statistics by name."""
         return dict(self.trained)
 
+    @checks_arguments
     def saved_values(self, ema: bool = False) -> Mapping[str, np.ndarray]:
         """What :meth:`save` writes: :meth:`trained_values` in the file's form, and the copies that are tied to them.
 
@@ -298,6 +302,7 @@ class Learned:
         averages = {name: self.states[average] for name, average in self._averages.items()} if ema else {}
         return self.trained_values() | averages
 
+    @checks_arguments
     def save(self, path: str | os.PathLike[str], *, ema: bool = False, labels: bool = False) -> None:
         """Write the model with its trained weights; nothing else differs from the model given.
 
@@ -329,6 +334,7 @@ class Learned:
             with AtomicFiles() as files, files.create(labels_file(Path(path))) as file:
                 file.write(f"{labels_text(self.labels)}\n".encode())
 
+    @checks_arguments
     def model(self, *, ema: bool = False) -> onnx.ModelProto:
         """What :meth:`save` writes, in memory: the model with its trained weights and all its data."""
         return self.file.filled(self.saved_values(ema))
@@ -346,6 +352,7 @@ class Learned:
     @overload
     def get_weights(self, *, flat: Literal[True]) -> np.ndarray: ...
 
+    @checks_arguments
     def get_weights(self, *, flat: bool = False) -> dict[str, np.ndarray] | np.ndarray:
         """Copies of all that is trained: parameters and running statistics.
 
@@ -359,6 +366,7 @@ class Learned:
             return np.concatenate([array.reshape(-1) for array in self.trained.values()])
         return {name: np.array(array) for name, array in self.trained.items()}
 
+    @checks_arguments
     def set_weights(self, weights: Mapping[str, Any] | np.ndarray) -> None:
         """Take weights over, as :meth:`get_weights` gives them; the optimizer's states stay as they are.
 
@@ -395,6 +403,7 @@ class Learned:
         self._begin(Specification(model=file, **state["fields"]), None, state["states"])
         self.rate, (self.labels, self._numbered) = state["rate"], state["labels"]
 
+    @checks_arguments
     def load_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Take weights, the optimizer's states and the labels of a checkpoint of :meth:`fit`.
 
@@ -432,6 +441,7 @@ class Learned:
         """The training model with the current weights and optimizer states: ``TrainingInfoProto`` and all."""
         return self.session.model()
 
+    @checks_arguments
     def save_training_model(self, path: str | os.PathLike[str]) -> None:
         """Write :meth:`training_model` to a file, from which a :class:`onnxtrain.TrainingSession` resumes."""
         model = self.training_model()  # for which all processes give their share

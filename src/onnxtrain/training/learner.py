@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onnxtrain.errors import DataError, NumericalError
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.data import Batch, Dataset, TensorSpec
 from onnxtrain.training.data.conversion import kind_of, symbol_sizes
 from onnxtrain.training.data.labels import learn_labels
@@ -46,6 +47,7 @@ class Learner(Learned):
         self._in_inference: Objective | None = None
         self._last_shapes: tuple[Any, ...] = ()  # of train_step; of the same shapes targets mean the same
 
+    @checks_arguments
     def train_step(self, inputs: Source, targets: Any = None, sample_weight: Any = None) -> float:
         """One step on one batch; a model of a fixed batch size takes fewer examples, too, and pads them.
 
@@ -73,6 +75,7 @@ class Learner(Learned):
                 raise DataError(f"sample_weight has {len(weights)} numbers, but there are {len(first)} targets.")
         return self._steps.step(feeds, self.learning_rate)
 
+    @checks_arguments
     def step_batch(self, batch: Batch) -> float:
         """One step on what this process takes of a batch of a dataset of :meth:`open`; returns the loss before it."""
         objective = self.objective
@@ -145,6 +148,7 @@ class Learner(Learned):
         assert self.objective.targets is not None
         return self.objective.targets
 
+    @checks_arguments
     def open(
         self, source: Source, *, target: str | None = None, need_target: bool = True, sample_weight: Any = None
     ) -> Dataset:
@@ -188,6 +192,7 @@ class Learner(Learned):
         self.objective.validate(dataset, labels=wanted)
         return dataset
 
+    @checks_arguments
     def evaluate(
         self,
         data: Source,
@@ -219,6 +224,7 @@ class Learner(Learned):
         evaluator, dataset = self.open_for_evaluation(source, target=target, ema=ema, sample_weight=sample_weight)
         return evaluator.evaluate(dataset, batch_size, metrics, self.communicator)
 
+    @checks_arguments
     def open_for_evaluation(
         self, source: Source, *, target: str | None = None, ema: bool = False, sample_weight: Any = None
     ) -> tuple[Evaluator, Dataset]:
@@ -260,6 +266,7 @@ class Learner(Learned):
         labels = self.labels
         return dataset.adapting(lambda array: targets.adapt(array, labels))
 
+    @checks_arguments
     def predict(
         self, data: Source, *, target: str | None = None, batch_size: int = 256, ema: bool = False
     ) -> np.ndarray | dict[str, np.ndarray]:
@@ -299,6 +306,7 @@ class Learner(Learned):
             )
         return self._evaluators[key]
 
+    @checks_arguments
     def check_finite(self, loss: float, step: int, hint: str = "") -> None:
         """Stop when the loss is not a number any more.
 

@@ -8,7 +8,8 @@ from typing import Any
 from onnxtrain.errors import OptionError
 from onnxtrain.operators import OPTIMIZERS, Adam
 from onnxtrain.operators.optimizer import Optimizer
-from onnxtrain.training.call_text import read_call
+from onnxtrain.spelling import suggestion
+from onnxtrain.training.call_text import name_of, read_call
 
 
 def choose_optimizer(optimizer: Optimizer | str | None) -> Optimizer:
@@ -29,7 +30,7 @@ def choose_optimizer(optimizer: Optimizer | str | None) -> Optimizer:
     if call is None or call.name not in names:
         raise OptionError(
             f"optimizer is {optimizer!r}, but must be an optimizer such as onnxtrain.Adam(), or the name of one: "
-            f"{', '.join(sorted(names))}."
+            f"{', '.join(sorted(names))}.{suggestion(name_of(optimizer), names)}"
         )
     return names[call.name](*map(_value, call.positional), **{name: _value(text) for name, text in call.named.items()})
 

@@ -14,6 +14,7 @@ import onnx
 from onnxtrain.errors import DataError, ModelError, OptionError
 from onnxtrain.graph.domains import is_default_domain
 from onnxtrain.model.file import ModelFile
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.data import open_dataset
 from onnxtrain.training.losses.partial_batches import FixedBatch
 from onnxtrain.training.losses.targets import tensor_spec
@@ -22,6 +23,7 @@ _LEAST_OPSET = {8: 13, 4: 21}
 """From which opset QuantizeLinear has a scale for each channel, and integers of 4 bits."""
 
 
+@checks_arguments
 def quantize(
     model: str | os.PathLike[str] | onnx.ModelProto,
     calibration: Any,

@@ -14,8 +14,8 @@ from onnxtrain.model.validity import refuses_invalid
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.parallel.communicator import Communicator
 from onnxtrain.runtime.options import RuntimeOptions
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.advice.hints import warn_of
-from onnxtrain.training.aliases import refuses_elsewhere
 from onnxtrain.training.learner import Learner
 from onnxtrain.training.losses.base import TargetKind
 from onnxtrain.training.losses.loss_choice import LossLike
@@ -24,7 +24,14 @@ from onnxtrain.training.weights.ema import EMA
 from onnxtrain.training.weights.groups import Group
 from onnxtrain.training.working_copy.adaptation import Adaptation
 
+_INTERNALS = frozenset(
+    {"again", "change", "check_finite", "communicator", "file", "objective", "open", "open_for_evaluation", "rate"}
+    | {"saved_values", "session", "specification", "step_batch", "steps", "trained_values", "working_model"}
+)
+"""Attributes of a trainer that other modules use and that completion does not offer."""
 
+
+@checks_arguments
 class Trainer(Learner):
     """Trains an ONNX model on stock ONNX Runtime.
 
@@ -116,7 +123,6 @@ class Trainer(Learner):
         True
     """
 
-    @refuses_elsewhere
     @refuses_invalid()
     def __init__(
         self,
@@ -192,3 +198,7 @@ class Trainer(Learner):
         warn_of(self._hints, stacklevel=4)  # the decorators are two of them
 
     fit = LazyMethod("onnxtrain.training.fitting:fit")
+
+    def __dir__(self) -> list[str]:
+        names = set(super().__dir__()) - _INTERNALS
+        return sorted(name for name in names if not name.startswith("_") or name.endswith("__"))

@@ -11,6 +11,7 @@ from onnxtrain.autodiff.options import Compute
 from onnxtrain.model.validity import refuses_invalid
 from onnxtrain.model.whole import with_external_data
 from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.advice.hints import warn_of
 from onnxtrain.training.losses.base import TargetKind
 from onnxtrain.training.losses.loss_choice import LossLike
@@ -22,6 +23,7 @@ from onnxtrain.training.working_copy.adaptation import Adaptation
 from onnxtrain.training_info.build import build_training_model
 
 
+@checks_arguments
 @refuses_invalid()
 def training_model(
     model: str | os.PathLike[str] | onnx.ModelProto,

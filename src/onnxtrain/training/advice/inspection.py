@@ -20,7 +20,9 @@ from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import Dimension, dimensions, is_float
 from onnxtrain.model.file import ModelFile
 from onnxtrain.model.validity import refuses_invalid
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.advice.hints import find_hints
+from onnxtrain.training.showing import count, html_facts, html_table, text_table
 from onnxtrain.training.weights.parameters import Initializer, parameter_table
 from onnxtrain.training.weights.ties import find_copies
 from onnxtrain.training.working_copy.training_modes import find_layers, set_inference
@@ -54,9 +56,17 @@ class Port:
     shape: tuple[Dimension, ...] | None
 
 
-@dataclass(frozen=True)
+_GRADIENTS = {
+    "rule": "yes",
+    "body": "yes, through its definition",
+    "none": "none: its output does not vary smoothly",
+    "missing": "MISSING",
+}
+
+
+@dataclass(frozen=True, repr=False)
 class Inspection:
-    """What :func:`inspect` finds.
+    """What :func:`inspect` finds; printed, or shown in a notebook, it is tables.
 
     Attributes:
         opset: Version of the default operator set in the file.
@@ -85,7 +95,63 @@ class Inspection:
         """Number of trainable elements."""
         return sum(row.size for row in self.initializers if row.trainable)
 
+    def __repr__(self) -> str:
+        facts = self.facts()
+        width = max(map(len, facts))
+        lines = "\n".join(
+            f"{name if not index else '':{width}}  {line}"
+            for name, value in facts.items()
+            for index, line in enumerate(value.split("\n"))
+        )
+        tables = (text_table(rows, most=60) for rows in (self.initializer_rows(), self.operator_rows()) if rows)
+        return "\n\n".join([lines, *tables, *(f"hint: {hint}" for hint in self.hints)])
 
+    def _repr_html_(self) -> str:
+        tables = (html_table(rows) for rows in (self.initializer_rows(), self.operator_rows()) if rows)
+        return html_facts(self.facts(), notes=self.hints) + "".join(tables)
+
+    def facts(self) -> dict[str, str]:
+        """Name the format, inputs, outputs and the number of trainable elements in words."""
+        rows = {"format": f"opset {self.opset}, IR version {self.ir_version}"}
+        for label, ports in (("inputs", self.inputs), ("outputs", self.outputs)):
+            rows[label] = "\n".join(f"{port.name}: {port.dtype} {_shape(port.shape)}" for port in ports)
+        everything = sum(row.size for row in self.initializers)
+        return rows | {"trainable": f"{count(self.trainable_size)} of {count(everything)} elements"}
+
+    def initializer_rows(self) -> list[dict[str, str]]:
+        """List the initializers in words, one row each."""
+        return [
+            {
+                "name": row.name if not row.paths else f"{row.name} ({', '.join(row.paths)})",
+                "shape": _shape(row.shape),
+                "type": row.dtype,
+                "size": count(row.size),
+                "zeros": f"{row.sparsity:.1%}" if row.sparsity else "",
+                "trainable": "yes" if row.trainable else "no",
+                "why not": row.reason,
+            }
+            for row in self.initializers
+        ]
+
+    def operator_rows(self) -> list[dict[str, str]]:
+        """List the operators in words, one row each."""
+        return [
+            {
+                "operator": f"{row.domain}::{row.name}" if row.domain else row.name,
+                "nodes": count(row.count),
+                "gradient": _GRADIENTS[row.gradient],
+            }
+            for row in self.operators
+        ]
+
+
+def _shape(shape: Sequence[Dimension] | None) -> str:
+    if shape is None:
+        return "of any shape"
+    return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
+
+
+@checks_arguments
 @refuses_invalid()
 def inspect(
     model: str | os.PathLike[str] | onnx.ModelProto,
@@ -156,8 +222,8 @@ def _operators(model: ir.Model) -> tuple[Operator, ...]:
     counts = Counter((node.domain, node.op_type) for node in model.graph)
     examples = {(node.domain, node.op_type): node for node in model.graph}
     rows = []
-    for (domain, name), count in sorted(counts.items()):
-        rows.append(Operator(domain, name, count, _gradient_kind(model, examples[(domain, name)])))
+    for (domain, name), nodes in sorted(counts.items()):
+        rows.append(Operator(domain, name, nodes, _gradient_kind(model, examples[(domain, name)])))
     return tuple(rows)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onnxtrain.lazy import lazy_names
+from onnxtrain.lazy import lazy_names, public_names
 
 if TYPE_CHECKING:
     from onnxtrain.training.callbacks.base import Callback, CallbackList, TrainingState
@@ -34,6 +34,7 @@ __all__ = [
     "Watch",
 ]
 
+__dir__ = public_names(__name__)
 __getattr__ = lazy_names(
     __name__,
     {

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from onnxtrain.errors import OptionError
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.callbacks.base import Callback, TrainingState
 from onnxtrain.training.showing import count, duration, html_table, number, plural, waiting
 
@@ -216,6 +217,7 @@ class Notebook(Display):
         return shown + (html_table(self._rows, most=20) if self._rows else "")
 
 
+@checks_arguments
 class Progress(Callback):
     """Shows a training while it runs.
 

@@ -11,9 +11,11 @@ import numpy as np
 
 from onnxtrain.errors import OptionError
 from onnxtrain.report.record import large_is_good
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.callbacks.base import Callback, TrainingState
 
 
+@checks_arguments
 class Watch(Callback):
     """The base of callbacks that compare a value with the best one so far, epoch by epoch.
 
@@ -73,6 +75,7 @@ class Watch(Callback):
         self.best, self.best_epoch = record["best"], record["best_epoch"]
 
 
+@checks_arguments
 class EarlyStopping(Watch):
     """Stop when a value has not improved for some epochs, and go back to the best weights.
 
@@ -155,6 +158,7 @@ class EarlyStopping(Watch):
         self.waited = record["waited"]
 
 
+@checks_arguments
 class ReduceOnPlateau(Watch):
     """Multiply the learning rate by a factor when a value has not improved for some epochs.
 
@@ -218,6 +222,7 @@ class ReduceOnPlateau(Watch):
         self.waited = record["waited"]
 
 
+@checks_arguments
 class SaveBest(Watch):
     """Write the model whenever a value is the best one so far: what ``fit(save_best=...)`` adds.
 

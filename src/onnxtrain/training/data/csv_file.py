@@ -16,6 +16,7 @@ from typing import IO, Any, Final, NamedTuple
 import numpy as np
 
 from onnxtrain.errors import DataError
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.data.cells import convert_cells, is_number
 from onnxtrain.training.data.conversion import Array, TensorSpec, kind_of
 from onnxtrain.training.data.files import check_regular
@@ -44,6 +45,7 @@ _TEXT_NUMBER: Final = np.dtype(np.int32)
 _BLOCK_CELLS: Final = 2**17
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class CsvFile(Reader):
     """A CSV file whose first line has the names of the columns.

@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from onnxtrain.errors import DataError
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.data.conversion import TensorSpec
 from onnxtrain.training.data.pictures import SUFFIXES, Layout, Picture, read_pictures
 from onnxtrain.training.data.reader import Reader
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class ImageFolder(Reader):
     """Pictures in one folder for each class, which the folder's name names.

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from onnxtrain.errors import DataError, OptionError
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.data.conversion import Array, TensorSpec
 from onnxtrain.training.data.hashing import Fingerprint
 
@@ -23,6 +24,7 @@ class Piece(NamedTuple):
     stop: int
 
 
+@checks_arguments
 class PackedSequences:
     """Sequences of tokens for a language model, several in a row of one length; what :func:`pack` makes.
 
@@ -104,6 +106,7 @@ class PackedSequences:
         return found.digest()
 
 
+@checks_arguments
 def pack(
     sequences: Sequence[Any],
     length: int,

@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from onnxtrain.errors import DataError
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.data.conversion import Array, TensorSpec
 from onnxtrain.training.data.files import check_regular
 from onnxtrain.training.data.frames import as_input, check_width, choose_columns, columns_of
@@ -24,6 +25,7 @@ _PARQUET_MAGIC: Final = b"PAR1"
 _BLOCK_ROWS: Final = 2**16
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class ParquetFile(Reader):
     """A Parquet file, or one in Arrow's file format (Feather).

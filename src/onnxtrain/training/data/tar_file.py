@@ -14,6 +14,7 @@ from typing import IO, Final
 import numpy as np
 
 from onnxtrain.errors import DataError
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.data.conversion import Array, TensorSpec
 from onnxtrain.training.data.files import check_regular, read_npy
 from onnxtrain.training.data.growing import GrowingArray
@@ -25,6 +26,7 @@ TAR_SUFFIXES: Final = (".tar", ".tar.gz", ".tgz")
 _TARGETS: Final = (".cls", ".label", ".txt", ".json")
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class TarFile(Reader):
     """Examples in one tar file or several (shards), as WebDataset writes them.

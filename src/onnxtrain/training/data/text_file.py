@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from onnxtrain.errors import DataError, OptionError
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.data.conversion import Array, TensorSpec
 from onnxtrain.training.data.csv_file import CSV_SUFFIXES, CsvFile
 from onnxtrain.training.data.files import check_regular
@@ -22,6 +23,7 @@ _BLOCK: Final = 1024
 """How many texts are encoded at a time."""
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class TextFile(Reader):
     """Texts with a tokenizer: a column of a CSV, Parquet or Arrow file, or the lines of a ``.txt`` file.

@@ -13,6 +13,7 @@ from onnxtrain.model.file import ModelFile
 from onnxtrain.model.validity import refuses_invalid
 from onnxtrain.runtime.device_states import new_states
 from onnxtrain.runtime.options import RuntimeOptions
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.data import Dataset, open_dataset
 from onnxtrain.training.data.labels import read_labels
 from onnxtrain.training.inference.evaluation import Evaluator
@@ -27,6 +28,7 @@ from onnxtrain.training.working_copy.pasts import leave_out_pasts
 from onnxtrain.training.working_copy.training_modes import set_inference
 
 
+@checks_arguments
 @refuses_invalid()
 def evaluate(
     model: str | os.PathLike[str] | onnx.ModelProto,
@@ -78,6 +80,7 @@ def evaluate(
     return Evaluator(objective, new_states({}, options), options).evaluate(dataset, batch_size, metrics)
 
 
+@checks_arguments
 @refuses_invalid()
 def predict(
     model: str | os.PathLike[str] | onnx.ModelProto,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from onnxtrain.lazy import LazyMapping, lazy_names
+from onnxtrain.lazy import LazyMapping, lazy_names, public_names
 
 if TYPE_CHECKING:
     from onnxtrain.training.losses.base import Loss, TargetForm, TargetKind, examples, node_rank
@@ -42,6 +42,7 @@ __all__ = [
     "node_rank",
 ]
 
+__dir__ = public_names(__name__)
 __getattr__ = lazy_names(
     __name__,
     {

@@ -17,6 +17,7 @@ from onnxtrain.by_fields import ByFields
 from onnxtrain.errors import OptionError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.value import Dimension
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.data.conversion import kind_of
 from onnxtrain.training.data.target_checks import TargetCheck
 from onnxtrain.training.metrics.base import PredictionKind
@@ -31,6 +32,7 @@ class IgnoredWherePresent(int):
     """A label that a loss ignores where data hold it, and spends no node on where they do not."""
 
 
+@checks_arguments
 @dataclass(frozen=True, eq=False, repr=False)
 class TargetForm(ByFields):
     """What a loss leaves open about its targets until data tell.
@@ -230,11 +232,13 @@ def _fits(wanted: Sequence[Dimension], found: Sequence[int], sizes: Mapping[str,
     return True
 
 
+@checks_arguments
 def examples(op: Builder, batch: Value) -> Value:
     """The size of the first axis as a 0-d value of the type of ``batch``."""
     return size_of(op, batch, 0)
 
 
+@checks_arguments
 def node_rank(value: Value) -> int:
     """The rank of a prediction, which a loss needs.
 

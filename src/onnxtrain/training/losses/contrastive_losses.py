@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnxtrain.errors import OptionError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.value import Dimension
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.data.target_checks import LabelCheck, TargetCheck
 from onnxtrain.training.losses.base import ReducedLoss, TargetKind, node_rank
 from onnxtrain.training_info.recipe import LossTerms
@@ -53,6 +54,7 @@ def _pairs(op: Builder, labels: Value, like: Value) -> tuple[Value, Value]:
     return positive, op.cast(op.Not(same), like.dtype)
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class Triplet(EmbeddingLoss):
     """Triplet loss: the mean of max(0, d(a, p) - d(a, n) + margin), d the Euclidean distance of embeddings.
@@ -108,6 +110,7 @@ def _distances(op: Builder, z: Value) -> Value:
     return op.Where(apart, op.Sqrt(op.Where(apart, square, op.scalar(1.0, square))), op.scalar(0.0, square))
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class InfoNCE(EmbeddingLoss):
     """Contrastive loss of similarities s_ij = cos(z_i, z_j) / temperature, in a batch of embeddings.

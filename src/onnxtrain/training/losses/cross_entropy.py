@@ -9,12 +9,14 @@ from typing import ClassVar
 from onnxtrain.errors import OptionError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.value import Dimension
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.losses.base import TargetKind, count_of, node_rank, size_of, weighted
 from onnxtrain.training.losses.chunks import LogitHead, as_rows, find_head, sum_in_chunks
 from onnxtrain.training.losses.class_loss import ClassLoss, classes_second
 from onnxtrain.training_info.recipe import LossTerms
 
 
+@checks_arguments
 @dataclass(frozen=True, eq=False, repr=False)
 class SoftmaxCrossEntropy(ClassLoss):
     """Softmax cross-entropy of logits: mean over labels of -w_t log softmax(z)_t.

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.value import Dimension
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.data.conversion import Array, first_row
 from onnxtrain.training.data.target_checks import TargetCheck
 from onnxtrain.training.losses.base import ReducedLoss, TargetKind, examples, node_rank
@@ -20,6 +21,7 @@ from onnxtrain.training.metrics.reading import Reading
 from onnxtrain.training_info.recipe import LossTerms
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class CTC(ReducedLoss):
     """Connectionist temporal classification: mean over examples of -log p(labels) / their number.

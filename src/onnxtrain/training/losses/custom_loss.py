@@ -15,6 +15,7 @@ from onnxtrain.errors import OptionError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.clone import Values, clone_nodes
 from onnxtrain.graph.value import Dimension
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.data.conversion import kind_of
 from onnxtrain.training.losses.base import (
     Loss,
@@ -32,6 +33,7 @@ from onnxtrain.training.metrics.reading import Reading
 from onnxtrain.training_info.recipe import LossTerms
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class CustomLoss(Loss):
     """A loss of a user's own: a function that emits nodes and returns a 0-d value.

@@ -10,6 +10,7 @@ import numpy as np
 
 from onnxtrain.errors import OptionError
 from onnxtrain.graph import Builder, Value
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.data.target_checks import BinaryCheck, DistributionCheck, LabelCheck, TargetCheck
 from onnxtrain.training.losses.base import TargetForm, TargetKind, examples, node_rank, size_of
 from onnxtrain.training.losses.class_loss import ClassLoss, classes_second
@@ -20,6 +21,7 @@ from onnxtrain.training_info.recipe import LossTerms
 Activation = Literal["softmax", "sigmoid"]
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class Dice(ClassLoss):
     """Dice loss: the mean over examples and classes of 1 - (2 sum p t + smooth) / (sum p + sum t + smooth).

@@ -17,6 +17,7 @@ from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.clone import Values, clone_nodes
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import dimensions
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.losses.base import count_of, size_of, weighted
 from onnxtrain.training.losses.class_loss import ClassLoss
 from onnxtrain.training.losses.cross_entropy import SoftmaxCrossEntropy
@@ -25,6 +26,7 @@ from onnxtrain.training.working_copy.training_modes import set_inference
 from onnxtrain.training_info.recipe import LossTerms
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class Distillation(ClassLoss):
     """Distillation: mix * K + (1 - mix) * C, with C the cross-entropy on the targets and K what the teacher tells.

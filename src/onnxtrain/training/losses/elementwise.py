@@ -9,11 +9,13 @@ import numpy as np
 
 from onnxtrain.errors import OptionError
 from onnxtrain.graph import Builder, Value
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.data.target_checks import BinaryCheck, TargetCheck
 from onnxtrain.training.losses.base import ReducedLoss, TargetKind, mean_over
 from onnxtrain.training_info.recipe import LossTerms
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class BinaryCrossEntropy(ReducedLoss):
     """Binary cross-entropy on logits: mean of softplus(z) - t z, for targets t in [0, 1].
@@ -47,6 +49,7 @@ class BinaryCrossEntropy(ReducedLoss):
         return mean_over(op, terms, prediction, weights)
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class MeanSquaredError(ReducedLoss):
     """Mean of (y - t)^2 over all elements."""
@@ -60,6 +63,7 @@ class MeanSquaredError(ReducedLoss):
         return mean_over(op, difference * difference, prediction, weights)
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class MeanAbsoluteError(ReducedLoss):
     """Mean of |y - t| over all elements; the gradient at 0 is 0."""
@@ -72,6 +76,7 @@ class MeanAbsoluteError(ReducedLoss):
         return mean_over(op, op.Abs((prediction - target).with_shape(prediction.shape)), prediction, weights)
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class Huber(ReducedLoss):
     """Mean over all elements of d^2 / 2 where |d| <= delta, else delta (|d| - delta / 2), with d = y - t.

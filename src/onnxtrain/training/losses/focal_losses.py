@@ -10,12 +10,14 @@ import numpy as np
 
 from onnxtrain.errors import OptionError
 from onnxtrain.graph import Builder, Value
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.data.target_checks import BinaryCheck, TargetCheck
 from onnxtrain.training.losses.base import ReducedLoss, TargetKind, count_of, mean_over, node_rank, size_of, weighted
 from onnxtrain.training.losses.class_loss import ClassLoss, classes_second
 from onnxtrain.training_info.recipe import LossTerms
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class Focal(ClassLoss):
     """Focal loss over classes: mean over labels of -w_t (1 - p_t)^gamma log p_t, with p = softmax(z).
@@ -79,6 +81,7 @@ class Focal(ClassLoss):
         return LossTerms((total / divisor).with_shape(()), count)
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class BinaryFocal(ReducedLoss):
     """Focal loss of independent yes-or-no questions: mean of a_t (1 - p_t)^gamma (softplus(z) - t z), p = sigmoid(z).

@@ -11,8 +11,9 @@ from typing import Any
 
 from onnxtrain.errors import OptionError
 from onnxtrain.graph import Builder, Value
+from onnxtrain.spelling import suggestion
 from onnxtrain.training.aliases import ALIASES
-from onnxtrain.training.call_text import Call, read_call
+from onnxtrain.training.call_text import Call, name_of, read_call
 from onnxtrain.training.losses import LOSSES
 from onnxtrain.training.losses.base import Loss
 from onnxtrain.training.losses.joint_loss import JointLoss
@@ -63,7 +64,8 @@ def resolve_loss(loss: OneLoss, **options: Any) -> Loss | str:
         if name not in known:
             shown = loss if isinstance(loss, str) else type(resolved).__name__
             raise OptionError(
-                f"{name}={value!r} is given, but the loss {shown} has no such argument; it has {_listed(known)}."
+                f"{name}={value!r} is given, but the loss {shown} has no such argument; it has {_listed(known)}"
+                f".{suggestion(name, known)}"
             )
     return dataclasses.replace(resolved, **options)  # type: ignore[type-var]
 
@@ -97,14 +99,17 @@ def _from_text(text: str) -> Loss | str:
         return ModelLoss(Path(text))
     raise OptionError(
         f"There is no loss {text!r}; use {', '.join(LOSSES)}, each with arguments as in 'huber(delta=0.5)', "
-        "output:NAME for a scalar output of the model, or the path of an ONNX model of (prediction, target)."
+        "output:NAME for a scalar output of the model, or the path of an ONNX model of (prediction, target)"
+        f".{suggestion(name_of(text), [*LOSSES, *ALIASES])}"
     )
 
 
 def _called(loss: type[Loss], call: Call, text: str) -> Loss:
     names = _arguments(loss)
     if not call.fits(loss):
-        raise OptionError(f"{text!r} gives {call.name} arguments that it has not; it has {_listed(names)}.")
+        wrong = next((name for name in call.named if name not in names), "")
+        near = suggestion(wrong, names)
+        raise OptionError(f"{text!r} gives {call.name} arguments that it has not; it has {_listed(names)}.{near}")
     positional = [field.name for field in dataclasses.fields(loss) if not field.kw_only]  # type: ignore[arg-type]
     given = dict(zip(positional, call.positional, strict=False)) | call.named
     types = {field.name: str(field.type) for field in dataclasses.fields(loss)}  # type: ignore[arg-type]

@@ -11,12 +11,14 @@ import numpy as np
 from onnxtrain.errors import OptionError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.value import Dimension
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.losses.base import TargetKind, node_rank
 from onnxtrain.training.losses.cross_entropy import SoftmaxCrossEntropy
 from onnxtrain.training.metrics.reading import Reading
 from onnxtrain.training_info.recipe import LossTerms
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class NextToken(SoftmaxCrossEntropy):
     """What a language model minimises: softmax cross-entropy of logits [batch, sequence, words] for the next word.

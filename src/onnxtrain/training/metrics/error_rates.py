@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxtrain.errors import DataError, OptionError
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.data.conversion import Array
 
 
@@ -28,6 +29,7 @@ def edit_distance(one: Sequence[object], other: Sequence[object]) -> int:
     return int(row[-1])
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class CharacterErrorRate:
     """Edits that make the predicted characters the true ones, per true character, over the whole data set.
@@ -62,6 +64,7 @@ class CharacterErrorRate:
         return [row[keep].tolist() for row, keep in zip(best, kept, strict=True)]
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class WordErrorRate(CharacterErrorRate):
     """Edits that make the predicted words the true ones, per true word, over the whole data set.

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxtrain.errors import DataError, OptionError
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.data.conversion import Array, kind_of
 from onnxtrain.training.data.target_checks import check_labels
 from onnxtrain.training.metrics.base import Metric, PredictionKind, Terms
@@ -21,6 +22,7 @@ from onnxtrain.training.metrics.base import Metric, PredictionKind, Terms
 _Values = npt.NDArray[np.float64]
 
 
+@checks_arguments
 def accuracy(
     y_true: Array,
     y_pred: Array,
@@ -87,6 +89,7 @@ def _accuracy(
     return Terms(float(np.count_nonzero(right)), float(right.size))
 
 
+@checks_arguments
 def softmax_cross_entropy(
     y_true: Array,
     y_pred: Array,
@@ -159,6 +162,7 @@ def _softmax_cross_entropy(
     return Terms(-float(terms.sum()), float(counted.sum()))
 
 
+@checks_arguments
 def binary_cross_entropy(y_true: Array, y_pred: Array) -> float:
     """Cross-entropy of a sigmoid over logits: mean of ``max(x, 0) - x t + log(1 + exp(-|x|))``.
 
@@ -179,6 +183,7 @@ def _binary_cross_entropy(y_true: Array, y_pred: Array) -> Terms:
     return _sum(np.maximum(logits, 0) - logits * truth + np.log1p(np.exp(-np.abs(logits))))
 
 
+@checks_arguments
 def mean_squared_error(y_true: Array, y_pred: Array) -> float:
     """The mean of ``(y_pred - y_true)²``. PyTorch: ``torch.nn.functional.mse_loss``.
 
@@ -196,6 +201,7 @@ def _mean_squared_error(y_true: Array, y_pred: Array) -> Terms:
     return _sum((prediction - truth) ** 2)
 
 
+@checks_arguments
 def mean_absolute_error(y_true: Array, y_pred: Array) -> float:
     """The mean of ``|y_pred - y_true|``. PyTorch: ``torch.nn.functional.l1_loss``.
 
@@ -210,6 +216,7 @@ def _mean_absolute_error(y_true: Array, y_pred: Array) -> Terms:
     return _sum(np.abs(prediction - truth))
 
 
+@checks_arguments
 def huber(y_true: Array, y_pred: Array, *, delta: float = 1.0) -> float:
     """The mean of ``d²/2`` where ``d = |y_pred - y_true| <= delta``, else of ``delta (d - delta/2)``.
 

@@ -7,7 +7,9 @@ from typing import Any, Final, cast
 import numpy as np
 
 from onnxtrain.errors import OptionError
+from onnxtrain.spelling import suggestion
 from onnxtrain.training.aliases import ALIASES
+from onnxtrain.training.call_text import name_of
 from onnxtrain.training.data.conversion import Array
 from onnxtrain.training.metrics.base import Measure, Metric, PredictionKind
 from onnxtrain.training.metrics.choice import NamedMetric, resolve_metric
@@ -40,7 +42,8 @@ def measure(reading: Reading, metric: str | Metric | Measure) -> Measure:
     name = next((name for name, entry in BUILT_IN.items() if wanted in (name, entry.function)), None)
     if name is None and isinstance(metric, str):
         names = ", ".join([*BUILT_IN, *WHOLE, "top_k(5)", CharacterErrorRate.name])
-        raise OptionError(f"there is no metric '{metric}': use {names} or a function of (y_true, y_pred).")
+        near = suggestion(name_of(metric), [*BUILT_IN, *WHOLE, "top_k", *ALIASES])
+        raise OptionError(f"there is no metric '{metric}': use {names} or a function of (y_true, y_pred).{near}")
     if name is None:
         return resolve_metric(metric)
     shown = metric if isinstance(metric, str) else name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onnxtrain.lazy import lazy_names
+from onnxtrain.lazy import lazy_names, public_names
 
 if TYPE_CHECKING:
     from onnxtrain.training.schedules.choice import parse_schedule, resolve_schedule
@@ -37,6 +37,7 @@ __all__ = [
     "resolve_schedule",
 ]
 
+__dir__ = public_names(__name__)
 __getattr__ = lazy_names(
     __name__,
     {

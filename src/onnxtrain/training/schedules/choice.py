@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from onnxtrain.errors import OptionError
-from onnxtrain.training.call_text import Call, read_call
+from onnxtrain.spelling import checks_arguments, suggestion
+from onnxtrain.training.call_text import Call, name_of, read_call
 from onnxtrain.training.schedules.learning_rate import Schedule
 from onnxtrain.training.schedules.shapes import (
     Constant,
@@ -23,6 +25,7 @@ from onnxtrain.training.schedules.shapes import (
 )
 
 
+@checks_arguments
 def resolve_schedule(
     schedule: str | Schedule | None,
     learning_rate: float,
@@ -61,6 +64,7 @@ _PART: Final = re.compile(r"0?\.\d+")
 _COUNT: Final = re.compile(r"(?P<number>\d+)\s*(?P<unit>steps?|epochs?)?")
 
 
+@checks_arguments
 def parse_schedule(
     text: str, learning_rate: float, *, total_steps: int | None = None, steps_per_epoch: int | None = None
 ) -> Schedule:
@@ -87,7 +91,9 @@ def parse_schedule(
     rest = text if match is None else text[match.end() :]
     call = read_call(rest if match is None else rest or "constant")
     if call is None:
-        raise OptionError(f"'{text}' is not a schedule; the forms are {_FORMS}.")
+        known = ["constant", "linear", "cosine", "polynomial", "one_cycle", "step", "exponential", "warmup"]
+        near = suggestion(name_of(text), known)
+        raise OptionError(f"'{text}' is not a schedule; the forms are {_FORMS}.{near}")
     reader = _Reader(text, learning_rate, total_steps, steps_per_epoch)
     if match is None:
         return reader.schedule(call)
@@ -119,10 +125,17 @@ class _Reader:
             "exponential": self._exponential,
         }
         if call.name not in forms:
-            raise OptionError(f"there is no schedule '{call.name}' (in '{self.text}'); the forms are {_FORMS}.")
+            raise OptionError(
+                f"there is no schedule '{call.name}' (in '{self.text}'); the forms are {_FORMS}"
+                f".{suggestion(call.name, [*forms, 'warmup'])}"
+            )
         if not call.fits(forms[call.name]):
             given = len(call.positional) + len(call.named)
-            raise OptionError(f"'{self.text}' gives {call.name} {given} values, which does not fit; forms: {_FORMS}.")
+            known = inspect.signature(forms[call.name]).parameters
+            near = suggestion(next((name for name in call.named if name not in known), ""), known)
+            raise OptionError(
+                f"'{self.text}' gives {call.name} {given} values, which does not fit; forms: {_FORMS}.{near}"
+            )
         return forms[call.name](*call.positional, **call.named)
 
     def _constant(self) -> Schedule:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 
 from onnxtrain.errors import OptionError
+from onnxtrain.spelling import checks_arguments
 
 Schedule = Callable[[int], float]
 """From the number of a step, counted from 0, to its learning rate."""
@@ -70,6 +71,7 @@ class LearningRate:
             self._training = False
 
 
+@checks_arguments
 def check_rate(rate: object, what: str = "the learning rate") -> None:
     """Refuse what no learning rate can be.
 

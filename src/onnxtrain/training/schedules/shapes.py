@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from onnxtrain.errors import OptionError
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.schedules.learning_rate import Schedule, check_rate
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class Constant:
     """The same learning rate for every step. PyTorch: no scheduler.
@@ -28,6 +30,7 @@ class Constant:
         return self.learning_rate
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class Linear:
     """A straight line to a fraction of the learning rate.
@@ -59,6 +62,7 @@ class Linear:
         return self.learning_rate * (1 + (self.end_factor - 1) * min(step, self.steps) / self.steps)
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class Cosine:
     """Half a period of a cosine (Loshchilov and Hutter, 2017, without restarts).
@@ -89,6 +93,7 @@ class Cosine:
         return self.learning_rate * (self.end_factor + (1 - self.end_factor) * half_wave)
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class Step:
     """Stairs: ``rate(t) = learning_rate factor^floor(t / every)``. PyTorch: ``StepLR(every, gamma=factor)``.
@@ -113,6 +118,7 @@ class Step:
         return float(self.learning_rate * self.factor ** (step // self.every))
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class Exponential:
     """Exponential decay: ``rate(t) = learning_rate factor^(t / every)``. PyTorch: ``ExponentialLR(factor)``.
@@ -137,6 +143,7 @@ class Exponential:
         return float(self.learning_rate * self.factor ** (step / self.every))
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class Polynomial:
     """A power of a straight line: ``rate(t) = learning_rate (1 - min(t, steps) / steps)^power``.
@@ -164,6 +171,7 @@ class Polynomial:
         return float(self.learning_rate * (1 - min(step, self.steps) / self.steps) ** self.power)
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class OneCycle:
     """Half a cosine up to the learning rate, and half a cosine down, far below where it began (Smith, 2018).
@@ -203,6 +211,7 @@ def _half_wave(start: float, end: float, part: float) -> float:
     return end + (start - end) * (1 + math.cos(math.pi * part)) / 2
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class WarmUp:
     """A line up to another schedule, which then starts at its own step 0.
@@ -234,6 +243,7 @@ class WarmUp:
         return self.inner(step - self.steps)
 
 
+@checks_arguments
 @dataclass(frozen=True)
 class Custom:
     """Any function from the step to the learning rate, its results checked. PyTorch: ``LambdaLR``, roughly.

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onnxtrain.errors import OptionError
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training_info.recipe import Averaging
 from onnxtrain.training_info.update import AVERAGE
 
 
+@checks_arguments
 @dataclass(frozen=True, eq=False, repr=False)
 class EMA(Averaging):
     """An exponential moving average A of every parameter X, kept beside it: A_new = d A + (1 - d) X_new.

@@ -15,11 +15,13 @@ from onnxtrain.by_fields import ByFields
 from onnxtrain.errors import OptionError
 from onnxtrain.operators.aliases import LEARNING_RATE, translated
 from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.call_text import read_call
 from onnxtrain.training.weights.parameters import Initializer, matching
 from onnxtrain.training_info.recipe import UpdateRule
 
 
+@checks_arguments
 @dataclass(frozen=True, init=False, repr=False, eq=False)
 class Group(ByFields):
     """Parameters that are updated with settings of their own.

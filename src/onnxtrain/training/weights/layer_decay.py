@@ -14,6 +14,7 @@ from onnxtrain.errors import OptionError
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.model.file import ModelFile
 from onnxtrain.model.validity import refuses_invalid
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.weights.groups import Group, listed_groups, members
 from onnxtrain.training.weights.parameters import Initializer, parameter_table
 from onnxtrain.training.weights.readers import arrivals
@@ -21,6 +22,7 @@ from onnxtrain.training.weights.readers import arrivals
 _SEPARATOR = re.compile(r"[./]")
 
 
+@checks_arguments
 @refuses_invalid()
 def layer_decay(
     model: str | os.PathLike[str] | onnx.ModelProto, decay: float, groups: Sequence[Group] = ()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.callbacks.history import write_csv
 from onnxtrain.training.callbacks.loggers.rows_file import RowsFile
 
 
+@checks_arguments
 class CsvLogger(RowsFile):
     """Keeps a ``.csv`` file up to date with one row per epoch, in the columns of `History`.
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.callbacks.history import write_text
 from onnxtrain.training.callbacks.loggers.rows_file import RowsFile
 
 
+@checks_arguments
 class JsonLinesLogger(RowsFile):
     """Keeps a ``.jsonl`` file up to date with one JSON object per epoch, of the names in `History`.
 

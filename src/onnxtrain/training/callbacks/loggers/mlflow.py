@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.callbacks.base import Callback, TrainingState
 from onnxtrain.training.callbacks.loggers.values import epoch_values, needs, settings
 
@@ -11,6 +12,7 @@ _LONGEST = 500
 """Characters of a parameter that every store of MLflow takes."""
 
 
+@checks_arguments
 class MLflowLogger(Callback):
     """Writes settings, losses and metrics to a run of MLflow.
 

@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from onnxtrain.errors import OptionError
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.callbacks.base import Callback, TrainingState
 from onnxtrain.training.callbacks.loggers.values import epoch_values, needs
 
 
+@checks_arguments
 class TensorBoardLogger(Callback):
     """Writes loss, learning rate and metrics to event files, which ``tensorboard --logdir FOLDER`` shows.
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from onnxtrain.errors import OptionError
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.callbacks.base import Callback, TrainingState
 from onnxtrain.training.callbacks.loggers.values import epoch_values, needs, settings
 
 
+@checks_arguments
 class WandbLogger(Callback):
     """Writes settings, losses and metrics to a run of Weights & Biases.
 

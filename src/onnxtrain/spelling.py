@@ -1,0 +1,97 @@
+"""Name the nearest right word for a misspelt one: arguments of functions, and names in text."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from onnxtrain.errors import ArgumentError
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+_ALIKE = 0.6
+"""Similarity from which a word is suggested, of :mod:`difflib`'s ratio."""
+
+_TYPES = "a model in float16 or bfloat16 trains as it is, in float32; leave it out, and give a model of that type"
+_SCALING = "gradients are float32 whatever the type of the model, so that no loss is scaled; leave it out"
+_ROUNDING = "give master_weights=False for weights in bfloat16 that updates round at random"
+
+ELSEWHERE = {
+    **dict.fromkeys(("fp16", "bf16", "half", "amp", "use_amp", "autocast", "mixed_precision", "precision"), _TYPES),
+    **dict.fromkeys(("loss_scale", "loss_scaling", "loss_scaler", "scaler", "grad_scaler"), _SCALING),
+    **dict.fromkeys(("stochastic_rounding", "bf16_stochastic_round"), _ROUNDING),
+    **dict.fromkeys(("lr", "learning_rate"), "it is a setting of the optimizer: optimizer='adam(lr=0.001)'"),
+    **dict.fromkeys(("device", "gpu"), "choose a device by options=onnxtrain.RuntimeOptions(providers=...)"),
+}
+"""Options of other tools that onnxtrain does not have, and what to write instead."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word most like the given one; ``None`` where none is alike.
+
+    >>> nearest("bach_size", ["batch_size", "epochs"]), nearest("verbose", ["batch_size", "epochs"])
+    ('batch_size', None)
+    """
+    import difflib  # only a mistake needs it
+
+    plain = {other.lower().replace("-", "_"): other for other in known}
+    found = difflib.get_close_matches(word.lower().replace("-", "_"), plain, n=1, cutoff=_ALIKE)
+    return plain[found[0]] if found else None
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """Return " The nearest is 'batch_size'." for a misspelt word, or an empty text where no word is alike."""
+    found = nearest(word, known)
+    return "" if found is None else f" The nearest is {found!r}."
+
+
+def checks_arguments(target: T) -> T:
+    """Let a function or class name the nearest argument where it is called with an unknown one.
+
+    The signature stays as it is. A function that takes any keyword is left alone.
+
+    Raises:
+        ArgumentError: The function has no such argument.
+
+    Example:
+        >>> @checks_arguments
+        ... def scaled(x, factor=1.0):
+        ...     return x * factor
+        >>> scaled(2, facter=3)
+        Traceback (most recent call last):
+            ...
+        onnxtrain.errors.ArgumentError: scaled has no argument 'facter'; the nearest is 'factor'.
+    """
+    if isinstance(target, type):
+        target.__init__ = _checked(target.__init__, target.__name__)  # type: ignore[misc]
+        return target
+    return _checked(target, target.__name__)
+
+
+def _checked(function: T, label: str) -> T:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None or code.co_flags & inspect.CO_VARKEYWORDS:
+        return function
+    names = code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount]
+    known = frozenset(names) - {"self", "cls"}
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not known.issuperset(kwargs):
+            raise ArgumentError(_unknown(next(name for name in kwargs if name not in known), label, names))
+        return function(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
+
+
+def _unknown(name: str, label: str, names: Iterable[str]) -> str:
+    """The sentence about an argument that a function does not have."""
+    known = [other for other in names if other not in ("self", "cls")]
+    if name in ELSEWHERE:
+        return f"{label} has no argument {name!r}: {ELSEWHERE[name]}."
+    found = nearest(name, known)
+    if found is not None:
+        return f"{label} has no argument {name!r}; the nearest is {found!r}."
+    return f"{label} has no argument {name!r}; it has {', '.join(known) or 'none'}."
