@@ -143,6 +143,45 @@ def test_links_lead_somewhere(page):
             assert (page.parent / target).exists(), target
 
 
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and mkdocs make them."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_anchors_lead_somewhere(page):
+    for target, anchor in re.findall(r"\]\(([^)#]*\.md|)#([^)]+)\)", page.read_text()):
+        assert anchor in anchors(page.parent / target if target else page), f"{target}#{anchor}"
+
+
+def test_every_optimizer_is_named_where_optimizers_are_explained():
+    text = (ROOT / "docs" / "training.md").read_text().partition("\n## Optimizers\n")[2].partition("\n## ")[0]
+    assert [optimizer for optimizer in OPTIMIZERS if f"`{optimizer}`" not in text] == []
+    text = COMPARISON.read_text()
+    others = len(OPTIMIZERS) - 2
+    assert (
+        f"`AdamW`, `SGD`, and {['', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight'][others]} more"
+        in text
+    )
+
+
+def test_the_comparison_counts_rules():
+    registry.load_all_rules()
+    ruled = {(entry.domain, entry.operator) for entry in registry.entries() if entry.function is not None}
+    (promised,) = re.findall(r"more than (\d+) by rule", COMPARISON.read_text())
+    assert int(promised) < len([operator for domain, operator in ruled if not domain])
+
+
+def test_pages_agree_on_the_bytes_of_a_parameter_of_adam():
+    own = (ROOT / "docs" / "language_models.md").read_text()
+    assert "12 bytes a parameter" in own
+    assert "16 bytes" in own
+    text = (ROOT / "docs" / "training.md").read_text()
+    assert "needs 12 bytes for each trained parameter" in text
+    assert "4 bytes more" in text
+
+
 def test_architecture_lists_every_part():
     text = (ROOT / "docs" / "architecture.md").read_text()
     packages = [path.parent.name for path in (ROOT / "src" / "onnxtrain").glob("*/__init__.py")]
