@@ -60,24 +60,3 @@ class LazyMapping(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._homes)
-
-
-class LazyMethod:
-    """A method that is a function of another module, imported when it is first looked up.
-
-    Args:
-        home: ``module:name`` of the function.
-    """
-
-    def __init__(self, home: str) -> None:
-        self._home = home
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, instance: object | None, owner: type) -> Any:
-        module, _, name = self._home.partition(":")
-        function = getattr(importlib.import_module(module), name)
-        holder = next(each for each in owner.__mro__ if each.__dict__.get(self._name) is self)
-        setattr(holder, self._name, function)
-        return function.__get__(instance, owner)

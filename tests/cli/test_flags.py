@@ -15,7 +15,6 @@ from onnxtrain.cli.app import COMMANDS, build, module_of
 from onnxtrain.cli.flags import OptimizerSettings, Training
 from onnxtrain.cli.wording import in_flags
 from onnxtrain.operators import OPTIMIZERS
-from onnxtrain.training.fitting import fit
 from onnxtrain.training.inference.forward import evaluate, predict
 
 ELSEWHERE = {
@@ -29,7 +28,7 @@ ELSEWHERE = {
     "masks": "Python only: what prune makes",
     "sparsify": "Python only: what prune makes",
     "groups": "Python only: each has settings of its own",
-    "trainer": "fit's own",
+    "self": "the trainer",
     "lora": "a rank here, with a flag for each setting",
     "y": "Python only: --data has the targets",
 }
@@ -50,7 +49,7 @@ def flags_of(command: str) -> dict[str, object]:
     ("command", "function"),
     [
         ("fit", onnxtrain.Trainer),
-        ("fit", fit),
+        ("fit", onnxtrain.Trainer.fit),
         ("evaluate", evaluate),
         ("predict", predict),
         ("inspect", onnxtrain.inspect),

@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
 
 from onnxtrain.autodiff.options import Compute
-from onnxtrain.lazy import LazyMethod
 from onnxtrain.model.validity import refuses_invalid
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.parallel.communicator import Communicator
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.advice.hints import warn_of
-from onnxtrain.training.learner import Learner
+from onnxtrain.training.learner import Learner, Source
 from onnxtrain.training.losses.base import TargetKind
+from onnxtrain.training.losses.heads import Metrics
 from onnxtrain.training.losses.loss_choice import LossLike
 from onnxtrain.training.specification import Specification
 from onnxtrain.training.weights.ema import EMA
 from onnxtrain.training.weights.groups import Group
 from onnxtrain.training.working_copy.adaptation import Adaptation
+
+if TYPE_CHECKING:
+    from onnxtrain.training.callbacks.base import Callback
+    from onnxtrain.training.callbacks.history import History
+    from onnxtrain.training.callbacks.progress import ProgressLike
+    from onnxtrain.training.data.augmentation import Augment
+    from onnxtrain.training.run_folder import RunFolder
+    from onnxtrain.training.schedules.learning_rate import Schedule
 
 _INTERNALS = frozenset(
     {"again", "change", "check_finite", "communicator", "file", "objective", "open", "open_for_evaluation", "rate"}
@@ -197,7 +206,132 @@ class Trainer(Learner):
         super().__init__(specification)
         warn_of(self._hints, stacklevel=4)  # the decorators are two of them
 
-    fit = LazyMethod("onnxtrain.training.fitting:fit")
+    @checks_arguments
+    @checks_arguments
+    def fit(
+        self,
+        data: Source,
+        y: Any = None,
+        *,
+        validation: Source | float = None,
+        sample_weight: Any = None,
+        target: str | None = None,
+        epochs: int = 1,
+        batch_size: int = 32,
+        schedule: str | Schedule | None = None,
+        metrics: Metrics = (),
+        shuffle: bool = True,
+        callbacks: Sequence[Callback] = (),
+        progress: ProgressLike = "auto",
+        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_every: int | None = None,
+        keep: int = 3,
+        save_best: str | None = None,
+        resume: bool | str | os.PathLike[str] = False,
+        change: str | Sequence[str] = (),
+        run: str | os.PathLike[str] | RunFolder | None = None,
+        prefetch: bool = True,
+        augment: Augment | None = None,
+        ema: bool | None = None,
+    ) -> History:
+        """Train for some epochs.
+
+        The last batch of an epoch may be smaller than the others: its step is one on the mean over its own examples. A
+        model of a fixed batch size gets such a batch padded; the padding does not count in the loss.
+
+        The learning rate is the schedule's, which starts from :attr:`onnxtrain.Trainer.learning_rate`. A callback that
+        sets that of the trainer or of its :class:`~onnxtrain.training.callbacks.TrainingState` takes it over from the
+        next step on; the rate that was set last wins, and a resumed training goes on with it.
+
+        Args:
+            data: Training data: a ``.npz`` file, a folder of ``.npy`` files, a ``.csv`` file, a folder of pictures by
+                class, a mapping of arrays, (inputs, targets), or an iterable of batches; with ``y`` the inputs alone.
+            y: The targets, where ``data`` has none; by output where several have losses.
+            validation: Data to evaluate on after every epoch, which may be (inputs, targets, weights), or the fraction
+                of ``data`` to hold out: ``0.2``.
+            sample_weight: One weight per example [N], at least 0, or the name of the array or column of ``data`` that
+                has them. The loss is the mean over the examples of weight times loss, as in Keras; so weights of
+                another mean are a learning rate of another size. The validation loss is weighted where its examples
+                have weights: their own, those of the fraction that is held out, or the column of that name; metrics
+                count all alike.
+            target: Name of the target: the array, where several are left beside the inputs, or the column of a table.
+            epochs: How often to go through the data.
+            batch_size: Examples per step (split into micro-batches where the trainer accumulates). A model of a fixed
+                batch size has its own, times the micro-batches of the trainer.
+            schedule: Learning rate by step: ``"cosine"``, ``"warmup(100)+linear"``, ``"step(30, 0.1)"`` ..., an object
+                of :mod:`onnxtrain.training.schedules`, or a function; constant by default. A text starts from the
+                trainer's learning rate.
+            metrics: What to measure on the validation data: names or functions of (y_true, y_pred); by output where
+                several have losses.
+            shuffle: Whether to take the examples in a new order every epoch (by the trainer's seed).
+            callbacks: Called at the ends of steps and epochs.
+            progress: Shows loss, metrics, examples per second and time left: a table in a notebook, a bar in a
+                terminal, else a line per epoch on the standard error; ``"notebook"``, ``"bar"`` or ``"lines"`` to say
+                which, ``False`` for nothing.
+            checkpoint: Folder of checkpoints; none by default.
+            checkpoint_every: Steps between checkpoints; by default one per epoch.
+            keep: How many checkpoints to keep.
+            save_best: A metric such as ``"validation_accuracy"``: the model of its best epoch is in ``best.onnx`` in
+                the folder of the checkpoints.
+            resume: Go on from the newest checkpoint of the folder, or from the one of this path, bit for bit as if
+                never stopped. Everything that changes numbers must be as it was: settings, schedule, the model, and the
+                data, of which hashes are compared. (Of a function only its name is, and of an iterable of batches
+                nothing.) More epochs are welcome where the schedule does not end with them.
+            change: Names of what may differ from the checkpoint all the same, as a list or separated by commas, such as
+                ``"epochs,learning_rate"``. The training goes on at its step with the new settings: a schedule is
+                followed as if it had been this one from the first step.
+            run: Folder for ``metrics.csv``, ``curves.svg`` and ``report.html``: curves, mistakes or residuals on the
+                validation data (the training data where there are none), parameters, gradients, sparsity.
+            prefetch: Whether the next batch is prepared in a thread while a step runs, where that takes time; results
+                are the same. An iterable that only the main thread may read needs ``False``.
+            augment: A function ``augment(inputs, rng)`` that changes the inputs of training batches: the array of the
+                only input [N, ...], or a dictionary of several, and a ``numpy.random.Generator`` that follows from the
+                seed, the epoch and the batch alone. It returns inputs of the same types and shapes. A checkpoint
+                compares its name.
+            ema: Whether validation measures the moving averages of the weights (``Trainer(ema=...)``), which
+                ``save_best`` then writes; by default where the trainer keeps them. Early stopping puts averages and
+                weights back.
+
+        Returns:
+            One row per epoch: loss, learning rate, the loss of each output where several have one, validation loss and
+            metrics.
+
+        Raises:
+            DataError: Data does not fit the model.
+            NumericalError: The loss became NaN; the message names the step and the last good checkpoint.
+            CheckpointError: The checkpoint to resume does not belong to this training, or the folder cannot be written
+                to.
+            KeyboardInterrupt: Ctrl-C was pressed. The step was finished, and a checkpoint written where there is a
+                folder for it; the message says how to go on. SIGTERM does the same and ends the process, with status
+                143. A second Ctrl-C interrupts at once.
+        """
+        from onnxtrain.training.fitting import fit  # your own loop has no use for it
+
+        return fit(
+            self,
+            data,
+            y,
+            validation=validation,
+            sample_weight=sample_weight,
+            target=target,
+            epochs=epochs,
+            batch_size=batch_size,
+            schedule=schedule,
+            metrics=metrics,
+            shuffle=shuffle,
+            callbacks=callbacks,
+            progress=progress,
+            checkpoint=checkpoint,
+            checkpoint_every=checkpoint_every,
+            keep=keep,
+            save_best=save_best,
+            resume=resume,
+            change=change,
+            run=run,
+            prefetch=prefetch,
+            augment=augment,
+            ema=ema,
+        )
 
     def __dir__(self) -> list[str]:
         names = set(super().__dir__()) - _INTERNALS
