@@ -24,7 +24,7 @@ UNUSED = {
         "onnxtrain.autodiff.rules.",
         "branches einsum gated grid_sample loops microsoft normalization quantized recurrent resize roi",
     ),
-    "other optimizers": ("onnxtrain.operators.", "adagrad adamw lamb lion momentum rmsprop sgd ssgd documentation"),
+    "documentation of optimizers": ("onnxtrain.operators.", "documentation"),
     "passes for other models and for graphs of other runtimes": (
         "onnxtrain.lowering.",
         "fit_webgpu fuse_recurrent keep_updates lower_optimizers split_recurrent_gradients write_activation_defaults",

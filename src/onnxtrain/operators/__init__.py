@@ -6,27 +6,20 @@ operator's name in lower case) and the class of its settings (:class:`Adam`). Ev
 
 from __future__ import annotations
 
-import importlib
-import sys
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
-
 from onnxtrain.lazy import public_names
+from onnxtrain.operators.adagrad import Adagrad, adagrad
+from onnxtrain.operators.adam import Adam, adam
+from onnxtrain.operators.adamw import AdamW, adamw
 from onnxtrain.operators.body import emit
+from onnxtrain.operators.lamb import LAMB, lamb
+from onnxtrain.operators.lion import Lion, lion
+from onnxtrain.operators.momentum import Momentum, momentum
 from onnxtrain.operators.nodes import infer_optimizer_types
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.operators.registry import OPTIMIZERS
-
-if TYPE_CHECKING:  # below, they are found by their names
-    from onnxtrain.operators.adagrad import Adagrad, adagrad
-    from onnxtrain.operators.adam import Adam, adam
-    from onnxtrain.operators.adamw import AdamW, adamw
-    from onnxtrain.operators.lamb import LAMB, lamb
-    from onnxtrain.operators.lion import Lion, lion
-    from onnxtrain.operators.momentum import Momentum, momentum
-    from onnxtrain.operators.rmsprop import RMSprop, rmsprop
-    from onnxtrain.operators.sgd import SGD, sgd
-    from onnxtrain.operators.ssgd import SSGD, ssgd
+from onnxtrain.operators.rmsprop import RMSprop, rmsprop
+from onnxtrain.operators.sgd import SGD, sgd
+from onnxtrain.operators.ssgd import SSGD, ssgd
 
 __all__ = [
     "LAMB",
@@ -52,28 +45,5 @@ __all__ = [
     "sgd",
     "ssgd",
 ]
-
-
-class _Package(ModuleType):
-    """Binds the operator over arrays, instead of the module that has it, to the name of both."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        entry = OPTIMIZERS.read(value) if isinstance(value, ModuleType) else None
-        if entry is not None:
-            super().__setattr__(name, entry.reference)
-            super().__setattr__(entry.schema.name, entry.settings)
-
-
-sys.modules[__name__].__class__ = _Package
-
-
-def __getattr__(name: str) -> Any:
-    if name.lower() in OPTIMIZERS.files:
-        importlib.import_module(f"{__name__}.{name.lower()}")
-        if name in globals():
-            return globals()[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
 
 __dir__ = public_names(__name__)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from onnxtrain.operators.aliases import accept_aliases
 from onnxtrain.operators.arithmetic import Tensor, Wide, positive
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.operators.reference import evaluate
@@ -79,6 +80,7 @@ def adagrad(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -
     return evaluate(SCHEMA, R, T, *inputs, **attributes)
 
 
+@accept_aliases
 @dataclass(frozen=True)
 class Adagrad(Optimizer):
     """Adagrad: the learning rate of every element shrinks with its accumulated squared gradients.
@@ -117,3 +119,18 @@ class Adagrad(Optimizer):
     decay_factor: float = 0.0
     epsilon: float = EPSILON
     norm_coefficient: float = 0.0
+
+    if TYPE_CHECKING:  # the names of other tools, which the decorator takes
+
+        def __init__(
+            self,
+            learning_rate: float = 0.01,
+            decay_factor: float = 0.0,
+            epsilon: float = EPSILON,
+            norm_coefficient: float = 0.0,
+            *,
+            lr: float = ...,
+            lr_decay: float = ...,
+            eps: float = ...,
+            weight_decay: float = ...,
+        ) -> None: ...

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from onnxtrain.operators.aliases import accept_aliases
 from onnxtrain.operators.arithmetic import Tensor, Wide, where
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.operators.reference import evaluate
@@ -93,6 +94,7 @@ def adam(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> t
     return evaluate(SCHEMA, R, T, *inputs, **attributes)
 
 
+@accept_aliases
 @dataclass(frozen=True, eq=False, repr=False)
 class Adam(Optimizer):
     """Adam: steps along the averaged gradient, divided by the root of the averaged squared gradient.
@@ -147,3 +149,20 @@ class Adam(Optimizer):
     norm_coefficient: float = 0.0
     norm_coefficient_post: float = 0.0
     sparsity: Sparsity | None = None
+
+    if TYPE_CHECKING:  # the names of other tools, which the decorator takes
+
+        def __init__(
+            self,
+            learning_rate: float = 1e-3,
+            alpha: float = ALPHA,
+            beta: float = BETA,
+            epsilon: float = EPSILON,
+            norm_coefficient: float = 0.0,
+            norm_coefficient_post: float = 0.0,
+            sparsity: Sparsity | None = None,
+            *,
+            lr: float = ...,
+            betas: tuple[float, float] = ...,
+            weight_decay: float = ...,
+        ) -> None: ...

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.operators.aliases import accept_aliases
 from onnxtrain.operators.arithmetic import Tensor, Wide, where
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.operators.reference import evaluate
@@ -87,6 +88,7 @@ def adamw(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> 
     return evaluate(SCHEMA, R, T, *inputs, **attributes)
 
 
+@accept_aliases
 @dataclass(frozen=True)
 class AdamW(Optimizer):
     """AdamW: Adam whose weight decay shrinks the parameter itself, beside the step.
@@ -134,3 +136,15 @@ class AdamW(Optimizer):
     betas: tuple[float, float] = (ALPHA, BETA)
     eps: float = EPSILON
     weight_decay: float = WEIGHT_DECAY
+
+    if TYPE_CHECKING:  # the names of other tools, which the decorator takes
+
+        def __init__(
+            self,
+            learning_rate: float = 1e-3,
+            betas: tuple[float, float] = (ALPHA, BETA),
+            eps: float = EPSILON,
+            weight_decay: float = WEIGHT_DECAY,
+            *,
+            lr: float = ...,
+        ) -> None: ...

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from onnxtrain.errors import ArgumentError, OptionError
 from onnxtrain.spelling import suggestion
+
+T = TypeVar("T")
 
 LEARNING_RATE: Final = "lr"
 
@@ -19,6 +22,9 @@ ALIASES: Final[Mapping[str, Mapping[str, str]]] = {
     "SSGD": {"momentum": "alpha", "weight_decay": "norm_coefficient"},
 }
 """By the optimizer: the other name, and the setting. ``lr`` is the learning rate of all."""
+
+_KINDS: Final = {"betas": "tuple[float, float]", "nesterov": "bool"}
+"""Types of those that are no float."""
 
 OTHERWISE: Final[Mapping[tuple[str, str], str]] = {
     ("Adam", "eps"): "epsilon, which is added before the bias correction",
@@ -37,15 +43,29 @@ OTHERWISE: Final[Mapping[tuple[str, str], str]] = {
 """What is meant by names that are not taken, since their meaning is not the same."""
 
 
-def accept_aliases(settings: Any) -> None:
-    """Let the class of an optimizer's settings take the names of the table."""
+def accept_aliases(settings: type[T]) -> type[T]:
+    """Let the class of an optimizer's settings take the names of the table, which its signature shows."""
     plain = settings.__init__
+    if hasattr(plain, "__signature__"):  # it takes them
+        return settings
+    signature = inspect.signature(plain)
+    others = [LEARNING_RATE, *ALIASES.get(settings.__name__, {})]
+    kinds = {name: f"{_KINDS.get(name, 'float')} | None" for name in others}
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+        for name, kind in kinds.items()
+    ]
 
     @functools.wraps(plain)
     def construct(self: Any, *args: Any, **given: Any) -> None:
         plain(self, *args, **translated(settings, given, len(args)))
 
-    settings.__init__ = construct
+    construct.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*signature.parameters.values(), *added]
+    )
+    construct.__annotations__ = {**plain.__annotations__, **kinds}
+    settings.__init__ = construct  # type: ignore[method-assign]
+    return settings
 
 
 def translated(settings: Any, given: Mapping[str, Any], positional: int = 0) -> dict[str, Any]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.operators.aliases import accept_aliases
 from onnxtrain.operators.arithmetic import Tensor, Wide, where
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.operators.reference import evaluate
@@ -89,6 +90,7 @@ def lamb(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> t
     return evaluate(SCHEMA, R, T, *inputs, **attributes)
 
 
+@accept_aliases
 @dataclass(frozen=True)
 class LAMB(Optimizer):
     """LAMB: AdamW whose step is scaled, tensor by tensor, to the size of the weights. For large batches.
@@ -132,6 +134,18 @@ class LAMB(Optimizer):
     betas: tuple[float, float] = (ALPHA, BETA)
     eps: float = EPSILON
     weight_decay: float = WEIGHT_DECAY
+
+    if TYPE_CHECKING:  # the names of other tools, which the decorator takes
+
+        def __init__(
+            self,
+            learning_rate: float = 1e-3,
+            betas: tuple[float, float] = (ALPHA, BETA),
+            eps: float = EPSILON,
+            weight_decay: float = WEIGHT_DECAY,
+            *,
+            lr: float = ...,
+        ) -> None: ...
 
     @property
     def elementwise(self) -> bool:

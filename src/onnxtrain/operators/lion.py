@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.operators.aliases import accept_aliases
 from onnxtrain.operators.arithmetic import Tensor, Wide
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.operators.reference import evaluate
@@ -73,6 +74,7 @@ def lion(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> t
     return evaluate(SCHEMA, R, T, *inputs, **attributes)
 
 
+@accept_aliases
 @dataclass(frozen=True)
 class Lion(Optimizer):
     """Lion: steps of one size, along the sign of an averaged gradient.
@@ -108,3 +110,14 @@ class Lion(Optimizer):
     learning_rate: float = 1e-4
     betas: tuple[float, float] = (0.9, 0.99)
     weight_decay: float = 0.0
+
+    if TYPE_CHECKING:  # the names of other tools, which the decorator takes
+
+        def __init__(
+            self,
+            learning_rate: float = 1e-4,
+            betas: tuple[float, float] = (0.9, 0.99),
+            weight_decay: float = 0.0,
+            *,
+            lr: float = ...,
+        ) -> None: ...

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from onnxtrain.operators.aliases import accept_aliases
 from onnxtrain.operators.arithmetic import Tensor, Wide, where
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.operators.reference import evaluate
@@ -78,6 +79,7 @@ def momentum(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) 
     return evaluate(SCHEMA, R, T, *inputs, **attributes)
 
 
+@accept_aliases
 @dataclass(frozen=True)
 class Momentum(Optimizer):
     """Stochastic gradient descent with momentum, standard or Nesterov's; plain with ``alpha=0``.
@@ -123,3 +125,20 @@ class Momentum(Optimizer):
     mode: str = "standard"
     norm_coefficient: float = 0.0
     sparsity: Sparsity | None = None
+
+    if TYPE_CHECKING:  # the names of other tools, which the decorator takes
+
+        def __init__(
+            self,
+            learning_rate: float = 0.01,
+            alpha: float = 0.9,
+            beta: float = 1.0,
+            mode: str = "standard",
+            norm_coefficient: float = 0.0,
+            sparsity: Sparsity | None = None,
+            *,
+            lr: float = ...,
+            momentum: float = ...,
+            nesterov: bool = ...,
+            weight_decay: float = ...,
+        ) -> None: ...

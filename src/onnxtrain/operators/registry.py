@@ -81,8 +81,7 @@ class Optimizers(Mapping[str, Entry]):
             return None
         with self._lock:
             if schema.name not in self._entries:
-                settings = getattr(module, schema.name)
-                accept_aliases(settings)
+                settings = accept_aliases(getattr(module, schema.name))
                 self._entries[schema.name] = Entry(schema, settings, getattr(module, schema.name.lower()))
         return self._entries[schema.name]
 

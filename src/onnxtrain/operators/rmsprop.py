@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.operators.aliases import accept_aliases
 from onnxtrain.operators.arithmetic import Tensor, Wide
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.operators.reference import evaluate
@@ -83,6 +84,7 @@ def rmsprop(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -
     return evaluate(SCHEMA, R, T, *inputs, **attributes)
 
 
+@accept_aliases
 @dataclass(frozen=True)
 class RMSprop(Optimizer):
     """RMSprop: steps along the gradient, divided by the root of its averaged square.
@@ -124,3 +126,16 @@ class RMSprop(Optimizer):
     eps: float = 1e-8
     weight_decay: float = 0.0
     momentum: float = 0.0
+
+    if TYPE_CHECKING:  # the names of other tools, which the decorator takes
+
+        def __init__(
+            self,
+            learning_rate: float = 0.01,
+            alpha: float = 0.99,
+            eps: float = 1e-8,
+            weight_decay: float = 0.0,
+            momentum: float = 0.0,
+            *,
+            lr: float = ...,
+        ) -> None: ...

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from onnxtrain.errors import OptionError
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.operators.aliases import accept_aliases
 from onnxtrain.operators.arithmetic import Tensor, Wide, where
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.operators.reference import evaluate
@@ -82,6 +83,7 @@ def sgd(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> tu
     return evaluate(SCHEMA, R, T, *inputs, **attributes)
 
 
+@accept_aliases
 @dataclass(frozen=True)
 class SGD(Optimizer):
     """Stochastic gradient descent, plain or with momentum.
@@ -127,6 +129,19 @@ class SGD(Optimizer):
     dampening: float = 0.0
     weight_decay: float = 0.0
     nesterov: bool = False
+
+    if TYPE_CHECKING:  # the names of other tools, which the decorator takes
+
+        def __init__(
+            self,
+            learning_rate: float = 1e-3,
+            momentum: float = 0.0,
+            dampening: float = 0.0,
+            weight_decay: float = 0.0,
+            nesterov: bool = False,
+            *,
+            lr: float = ...,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from onnxtrain.errors import OperatorError
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.operators.aliases import accept_aliases
 from onnxtrain.operators.arithmetic import Tensor, Wide
 from onnxtrain.operators.measures import BUILT_IN
 from onnxtrain.operators.measures import measure as find_measure
@@ -156,6 +157,7 @@ def ssgd(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> t
     return evaluate(SCHEMA, R, T, *inputs, **attributes)
 
 
+@accept_aliases
 @dataclass(frozen=True)
 class SSGD(Optimizer):
     """Sparsity-promoting gradient descent: prunes a network while it trains.
@@ -210,6 +212,25 @@ class SSGD(Optimizer):
     alpha: float = 0.0
     norm_coefficient: float = 0.0
     max_scale: float = 0.0
+
+    if TYPE_CHECKING:  # the names of other tools, which the decorator takes
+
+        def __init__(
+            self,
+            learning_rate: float = 0.01,
+            measure: str = "log-sum",
+            reweighting: str = "l2",
+            epsilon: float = EPSILON,
+            p: float = P,
+            regularization: float = 0.0,
+            alpha: float = 0.0,
+            norm_coefficient: float = 0.0,
+            max_scale: float = 0.0,
+            *,
+            lr: float = ...,
+            momentum: float = ...,
+            weight_decay: float = ...,
+        ) -> None: ...
 
     @property
     def native(self) -> bool:
