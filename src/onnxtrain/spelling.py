@@ -90,7 +90,7 @@ def _unknown(name: str, label: str, names: Iterable[str]) -> str:
     """The sentence about an argument that a function does not have."""
     known = [other for other in names if other not in ("self", "cls")]
     if name in ELSEWHERE:
-        return f"{label} has no argument {name!r}: {ELSEWHERE[name]}."
+        return f"There is no option {name!r}: {ELSEWHERE[name]}."
     found = nearest(name, known)
     if found is not None:
         return f"{label} has no argument {name!r}; the nearest is {found!r}."

@@ -89,7 +89,7 @@ def adamw(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> 
 
 
 @accept_aliases
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class AdamW(Optimizer):
     """AdamW: Adam whose weight decay shrinks the parameter itself, beside the step.
 
