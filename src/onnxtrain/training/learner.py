@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxtrain.errors import DataError, NumericalError
+from onnxtrain.errors import DataError, NumericalError, TrainingHint
+from onnxtrain.training.advice.hints import Hint
 from onnxtrain.training.data import Batch, Dataset, TensorSpec
 from onnxtrain.training.data.conversion import kind_of, symbol_sizes
-from onnxtrain.training.data.labels import learn_labels
+from onnxtrain.training.data.labels import fewer_labels, learn_labels, no_labels
+from onnxtrain.training.data.table_columns import is_frame, named_array
 from onnxtrain.training.data.target_checks import check_weights
 from onnxtrain.training.learned import Learned
 from onnxtrain.training.losses.heads import Metrics
@@ -44,6 +47,7 @@ class Learner(Learned):
         super()._begin(specification, objective, values)
         self._evaluators: dict[tuple[Forms | None, bool, bool], Evaluator] = {}
         self._in_inference: Objective | None = None
+        self._labels_are_new = False
         self._last_shapes: tuple[Any, ...] = ()  # of train_step; of the same shapes targets mean the same
 
     def train_step(self, inputs: Source, targets: Any = None, sample_weight: Any = None) -> float:
@@ -86,7 +90,14 @@ class Learner(Learned):
     def _feeds(self, inputs: Any, targets: Any) -> dict[str, np.ndarray]:
         """Arrays by the names of the step graph, of its types."""
         arrays = by_input_name(self._inputs, inputs)
-        feeds = {spec.name: fit_to_spec(arrays[spec.name], self._for_any_rows(spec)) for spec in self._inputs}
+        feeds = {}
+        for spec in self._inputs:
+            given = arrays[spec.name]
+            if is_frame(given):
+                (own,) = self.names.specs([spec])
+                given, columns = named_array(given, own, repr(spec.name))
+                self.names = self.names.learned({} if columns is None else {spec.name: columns}, ())
+            feeds[spec.name] = fit_to_spec(given, self._for_any_rows(spec))
         wanted = self.objective.targets
         if wanted is None:
             return feeds
@@ -166,8 +177,9 @@ class Learner(Learned):
             source, sample_weight = with_weights(source, sample_weight, self._inputs)
         if wanted:
             name = sample_weight if isinstance(sample_weight, str) else None
-            adapted = self._adapted
-            dataset, forms = open_with_targets(self.objective, source, target=target, adapted=adapted, weights=name)
+            dataset, forms = open_with_targets(
+                self.objective, source, inputs=self._named_inputs, target=target, adapted=self._adapted, weights=name
+            )
             self._expect(forms)
             dataset = self.objective.expected(dataset)
         else:
@@ -175,7 +187,7 @@ class Learner(Learned):
 
             dataset = open_dataset(
                 source,
-                self._inputs,
+                self._named_inputs,
                 target=target,
                 target_spec=None if targets is None else targets.spec,
                 need_target=False,
@@ -186,7 +198,24 @@ class Learner(Learned):
         if sample_weight is not None:
             dataset = self.objective.weighted(dataset, sample_weight)
         self.objective.validate(dataset, labels=wanted)
+        if need_target:
+            self.learn_columns(dataset, target, sample_weight if isinstance(sample_weight, str) else None)
+            self._check_label_count()
         return dataset
+
+    def learn_columns(self, dataset: Dataset, *left_out: str | None) -> None:
+        """Keep the names of the columns of data that the model learns from, as far as they are known.
+
+        Args:
+            dataset: The data.
+            left_out: Columns that the model does not read.
+        """
+        self.names = self.names.learned(dataset.columns, left_out)
+
+    @property
+    def _named_inputs(self) -> list[TensorSpec]:
+        """What the model needs of its inputs, with the names of their columns."""
+        return self.names.specs(self._inputs)
 
     def evaluate(
         self,
@@ -233,8 +262,14 @@ class Learner(Learned):
         if self.objective.targets is None:
             return self._evaluator(None, ema), self.open(source, target=target, sample_weight=sample_weight)
         source, weights = with_weights(source, sample_weight, self._inputs)
-        name, adapted = weights if isinstance(weights, str) else None, self._adapted
-        dataset, forms = open_with_targets(self.objective, source, target=target, adapted=adapted, weights=name)
+        dataset, forms = open_with_targets(
+            self.objective,
+            source,
+            inputs=self._named_inputs,
+            target=target,
+            adapted=self._adapted_for_evaluation,
+            weights=weights if isinstance(weights, str) else None,
+        )
         evaluator = self._evaluator(forms, ema, weighted=weights is not None or dataset.weighted)
         dataset = evaluator.objective.expected(dataset)
         if weights is not None:
@@ -256,9 +291,35 @@ class Learner(Learned):
                     "tells which text is which class; give texts, or numbers, for all data."
                 )
             else:
-                self.labels = learn_labels(found, targets.classes)
+                self.labels = learn_labels(found, targets.classes, dataset.declared_labels)
+                self._labels_are_new = True
         labels = self.labels
         return dataset.adapting(lambda array: targets.adapt(array, labels))
+
+    def _adapted_for_evaluation(self, dataset: Dataset, targets: Targets, name: str | None = None) -> Dataset:
+        """Like :meth:`_adapted`, but the labels of some of the classes are none to learn."""
+        before = self.labels
+        result = self._adapted(dataset, targets, name)
+        learned, classes = self.labels, targets.classes
+        if before is None and learned is not None and classes is not None and len(learned) < classes:
+            self.labels = None
+            raise DataError(no_labels(learned, classes))
+        return result
+
+    def _check_label_count(self) -> None:
+        """Warn where a model has more classes than the labels that it has just learned.
+
+        Warns:
+            TrainingHint: It has.
+        """
+        targets, labels = self.objective.targets, self.labels
+        if targets is None or labels is None or not self._labels_are_new:
+            return
+        self._labels_are_new = False
+        if targets.classes is not None and len(labels) < targets.classes:
+            text = fewer_labels(labels, targets.classes)
+            self._hints.append(Hint(text, surprising=True))
+            warnings.warn(text, TrainingHint, stacklevel=5)
 
     def predict(
         self, data: Source, *, target: str | None = None, batch_size: int = 256, ema: bool = False
