@@ -82,7 +82,7 @@ class Learned:
         set_to_zero(self.states, specification.masks)
         self._inputs = objective.inputs
         self.rate = LearningRate(specification.optimizer.learning_rate)
-        self.names = read_names(specification.model)
+        self.names = read_names(specification.model, getattr(specification.lora, "adapter", None))
         """The names that the data had, which :meth:`save` writes beside the model: see :attr:`columns` and
         :attr:`labels`."""
         self._numbered = False  # whether the first targets were numbers of classes instead

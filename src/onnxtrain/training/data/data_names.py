@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -117,24 +118,37 @@ def write_names(model: Path, names: DataNames) -> None:
         file.write(f"{text}\n".encode())
 
 
-def read_names(model: ModelFile) -> DataNames:
-    """Return the names beside a model; labels may be in its metadata, too.
+def read_names(model: ModelFile, adapter: str | os.PathLike[str] | None = None) -> DataNames:
+    """Return the names beside an adapter, or else those beside its model, or the labels in the model's metadata.
 
     Raises:
         ModelError: The file or the entry holds something else.
     """
-    path = None if model.path is None else names_file(model.path)
+    found = None if adapter is None else _read_file(Path(adapter))
+    if found is None and model.path is not None:
+        found = _read_file(model.path)
+    texts = [entry.value for entry in model.proto.metadata_props if entry.key == LABELS]
+    if found is None and texts:
+        found = _parsed(texts[0], f"The model's metadata entry {LABELS!r}")
+    return found or DataNames()
+
+
+def _read_file(model: Path) -> DataNames | None:
+    """Return the names in the file beside a model or an adapter; ``None`` where there is none."""
+    path = names_file(model)
+    if not path.is_file():
+        return None
     try:
-        if path is not None and path.is_file():
-            where, text = repr(str(path)), path.read_text(encoding="utf-8")
-        else:
-            texts = [entry.value for entry in model.proto.metadata_props if entry.key == LABELS]
-            if not texts:
-                return DataNames()
-            where, text = f"The model's metadata entry {LABELS!r}", texts[0]
-        found = json.loads(text)
-    except (ValueError, OSError, RecursionError) as error:
+        return _parsed(path.read_text(encoding="utf-8"), repr(str(path)))
+    except (OSError, UnicodeDecodeError) as error:
         raise ModelError(f"The labels in {str(path)!r} cannot be read: {error}.") from error
+
+
+def _parsed(text: str, where: str) -> DataNames:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"The labels in {where} cannot be read: {error}.") from error
     try:
         return DataNames.of_record(found)
     except ValueError:
@@ -158,12 +172,3 @@ def names_of_checkpoint(metadata: Mapping[str, Any]) -> DataNames:
 def read_labels(model: ModelFile) -> tuple[str, ...] | None:
     """Return the labels of a model; see `read_names`."""
     return read_names(model).labels
-
-
-def copy_names(model: ModelFile, path: Path) -> None:
-    """Write the names of a model's data beside another one that is made of it, with the same inputs and outputs.
-
-    Raises:
-        ModelError: They cannot be read or written.
-    """
-    write_names(path, read_names(model))

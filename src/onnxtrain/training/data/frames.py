@@ -46,10 +46,11 @@ def choose_columns(
         )
     if target is not None and target not in columns:
         raise DataError(f"{what} has no column '{target}': it has {some_names(columns)}.")
-    if all(spec.name in columns for spec in specs):
+    held = set(columns)
+    missing = [spec.name for spec in specs if spec.name not in held]
+    if not missing:
         return Columns(None, target)
     if len(specs) > 1:
-        missing = [spec.name for spec in specs if spec.name not in columns]
         raise DataError(f"{what} has no columns for the inputs {some_names(missing)}: it has {some_names(columns)}.")
     features = [name for name in columns if name != target and name not in beside]
     (spec,) = specs
