@@ -111,7 +111,7 @@ def test_any_order_gives_the_same_bits(form, tmp_path):
     outputs = trainer.predict(X)
     trainer.save(tmp_path / "tuned.onnx")
     assert trainer.columns == {"input": NAMES}
-    for seed in range(3):
+    for seed in range(2):
         order = permuted(seed)
         data = make(tmp_path / f"d{seed}", columns(order))
         for each in (
@@ -137,7 +137,7 @@ def test_a_training_is_resumed_with_columns_in_any_order(form, tmp_path):
     whole.fit(make(tmp_path / "first", columns()), target="kind", **SETTINGS | {"epochs": 3})
     part = new_trainer()
     part.fit(make(tmp_path / "first", columns()), target="kind", checkpoint=tmp_path / "kept", **SETTINGS)
-    for seed in range(2):
+    for seed in range(1):
         again = new_trainer()
         data = make(tmp_path / f"d{seed}", columns(permuted(seed)))
         again.fit(data, target="kind", checkpoint=tmp_path / "kept", resume=True, **SETTINGS | {"epochs": 3})

@@ -219,7 +219,7 @@ def fit(
         if resume:
             loop.resume(changes, None if resume is True else resume)
         loop.run(epochs)
-    trainer.learn_columns(dataset)  # of an iterable they are known now
+    trainer.names = trainer.names.learned(dataset.columns, ())  # an iterable tells them only now
     if folder is not None:
         folder.finish(trainer, ema=ema)
     return history

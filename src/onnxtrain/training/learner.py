@@ -199,18 +199,10 @@ class Learner(Learned):
             dataset = self.objective.weighted(dataset, sample_weight)
         self.objective.validate(dataset, labels=wanted)
         if need_target:
-            self.learn_columns(dataset, target, sample_weight if isinstance(sample_weight, str) else None)
+            weights = sample_weight if isinstance(sample_weight, str) else None
+            self.names = self.names.learned(dataset.columns, (target, weights))
             self._check_label_count()
         return dataset
-
-    def learn_columns(self, dataset: Dataset, *left_out: str | None) -> None:
-        """Keep the names of the columns of data that the model learns from, as far as they are known.
-
-        Args:
-            dataset: The data.
-            left_out: Columns that the model does not read.
-        """
-        self.names = self.names.learned(dataset.columns, left_out)
 
     @property
     def _named_inputs(self) -> list[TensorSpec]:
