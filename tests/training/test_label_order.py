@@ -171,6 +171,16 @@ def test_labels_that_a_model_does_not_know_are_refused_by_name(form, tmp_path):
                 call(**write(whole, ALL))
 
 
+def test_a_training_goes_on_with_data_of_fewer_labels(form, tmp_path):
+    """By the order that the checkpoint has, where the data may change."""
+    make, write = form
+    whole, part = folders(tmp_path, "whole", "part")
+    make(3).fit(**write(whole, ALL), checkpoint=tmp_path / "kept", **QUIET | {"epochs": 1})
+    again, some = make(3), write(part, SOME)
+    again.fit(**some, checkpoint=tmp_path / "kept", resume=True, change="data", **QUIET | {"epochs": 2})
+    assert again.labels == tuple(NAMES)
+
+
 def test_class_labels_without_an_example_count():
     datasets = pytest.importorskip("datasets")
     features = datasets.Features(

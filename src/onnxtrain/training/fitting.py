@@ -147,7 +147,7 @@ def fit(
     together = trainer.communicator
     store = None if checkpoint is None else _store(checkpoint, keep)
     if resume and store is not None:
-        _take_columns(trainer, store, None if resume is True else resume)
+        _take_names(trainer, store, None if resume is True else resume)
     dataset = trainer.open(data if y is None else (data, y), target=target, sample_weight=sample_weight)
     held_out = None
     if isinstance(validation, float | int):
@@ -225,11 +225,12 @@ def fit(
     return history
 
 
-def _take_columns(trainer: Learner, store: CheckpointStore, given: str | os.PathLike[str] | None) -> None:
-    """Read tables by the names that the columns had when a checkpoint was written."""
+def _take_names(trainer: Learner, store: CheckpointStore, given: str | os.PathLike[str] | None) -> None:
+    """Read data by the names that columns and classes had when a checkpoint was written."""
     metadata = trainer.communicator.on_root(lambda: store.metadata(given))
     kept = names_of_checkpoint(metadata or {})
     trainer.names = trainer.names.learned(kept.columns, kept.left_out)
+    trainer.expected_labels = kept.labels
 
 
 def _open_validation(

@@ -48,6 +48,8 @@ class Learner(Learned):
         self._evaluators: dict[tuple[Forms | None, bool, bool], Evaluator] = {}
         self._in_inference: Objective | None = None
         self._labels_are_new = False
+        self.expected_labels: tuple[str, ...] | None = None
+        """The labels that the next targets have if they are texts: those of a checkpoint that is resumed."""
         self._last_shapes: tuple[Any, ...] = ()  # of train_step; of the same shapes targets mean the same
 
     def train_step(self, inputs: Source, targets: Any = None, sample_weight: Any = None) -> float:
@@ -282,6 +284,8 @@ class Learner(Learned):
                     "the targets are texts, but those of earlier data were the numbers of classes, so that nothing "
                     "tells which text is which class; give texts, or numbers, for all data."
                 )
+            elif self.expected_labels is not None:
+                self.labels = self.expected_labels
             else:
                 self.labels = learn_labels(found, targets.classes, dataset.declared_labels)
                 self._labels_are_new = True
