@@ -27,12 +27,58 @@ def table(files):
 def test_a_csv_file_trains_is_evaluated_and_predicted(files, table, success):
     flags = ("--data", "d.csv", "--target", "kind")
     success("fit", "model.onnx", *flags, *LOSS, "--validation", "0.2", "--output", "tuned.onnx")
-    assert json.loads((files / "tuned.labels.json").read_text()) == [*TEXTS]
+    kept = {"columns": {"input": [*"abcd"]}, "left_out": ["kind"], "labels": [*TEXTS]}
+    assert json.loads((files / "tuned.labels.json").read_text()) == kept
     measured = json.loads(success("evaluate", "tuned.onnx", *flags, *LOSS, "--json").out)
     assert measured == onnxtrain.evaluate(files / "tuned.onnx", (table["input"], table["label"]), loss=LOSS[1])
     success("predict", "tuned.onnx", *flags, "--output", "p.npy")
     expected = onnxtrain.predict(files / "tuned.onnx", table["input"])
     np.testing.assert_array_equal(np.load(files / "p.npy"), expected)
+
+
+def _losses(path):
+    """The columns of a history that no clock is in."""
+    rows = [line.split(",") for line in path.read_text().splitlines()]
+    return [[cell for name, cell in zip(rows[0], row, strict=True) if "loss" in name] for row in rows]
+
+
+def test_columns_in_another_order(files, table, success, run):
+    """Read by name in every command, after one training with the file as it was."""
+    rows = [line.split(",") for line in (files / "d.csv").read_text().splitlines()]
+    order = [4, 2, 0, 3, 1]
+    (files / "p.csv").write_text("\n".join(",".join(row[place] for place in order) for row in rows))
+    (files / "other.csv").write_text((files / "d.csv").read_text().replace("a,b,c,d", "a,b,c,e"))
+    flags = ("--target", "kind", *LOSS)
+    fit = ("fit", "model.onnx", "--data", "d.csv", *flags, "--validation")
+    (files / "v.csv").write_text((files / "d.csv").read_text())
+    success(*fit, "v.csv", "--output", "tuned.onnx", "--run", "run", "--history", "first.csv")
+    success(*fit, "p.csv", "--output", "again.onnx", "--history", "second.csv")
+    assert (files / "tuned.onnx").read_bytes() == (files / "again.onnx").read_bytes()
+    assert _losses(files / "first.csv") == _losses(files / "second.csv")
+    assert json.loads((files / "run" / "run.json").read_text())["columns"] == {"input": [*"abcd"]}
+    measured = [success("evaluate", "tuned.onnx", "--data", name, *flags, "--json").out for name in ("d.csv", "p.csv")]
+    assert measured[0] == measured[1]
+    for name in ("d.csv", "p.csv"):  # the target is known to be none of the inputs
+        success("predict", "tuned.onnx", "--data", name, "--output", f"{name}.npy")
+    np.testing.assert_array_equal(np.load(files / "d.csv.npy"), np.load(files / "p.csv.npy"))
+    for command in (
+        ("evaluate", "tuned.onnx", "--data", "other.csv", *flags),
+        ("predict", "tuned.onnx", "--data", "other.csv", "--output", "p.npy"),
+        (*fit, "other.csv", "--output", "third.onnx"),
+    ):
+        result = run(*command)
+        assert result.code == 2
+        assert "it lacks 'd' and has 'e' besides" in " ".join(result.err.split())
+    success("quantize", "tuned.onnx", "--data", "p.csv", "--output", "q.onnx")
+    success("evaluate", "q.onnx", "--data", "p.csv", *flags)
+
+
+def test_more_classes_than_labels_are_a_hint(files, table, run):
+    (files / "ten.csv").write_text((files / "d.csv").read_text())
+    flags = ("--data", "ten.csv", "--target", "kind", *LOSS, "--output", "tuned.onnx")
+    result = run("fit", "model.onnx", *flags, "--new-head", "10")
+    assert result.code == 0
+    assert "hint: The model tells 10 classes apart, but the targets hold 3 labels ('cat', 'dog', 'owl')" in result.err
 
 
 def test_mistakes_say_the_flags(files, table, run):
@@ -66,7 +112,7 @@ def test_flags_of_the_readers(files, table, success):
     (files / "odd.csv").write_text(content, encoding="cp1250")
     flags = ("--data", "odd.csv", "--target", "kind", "--delimiter", ":", "--decimal", ",", "--encoding", "cp1250")
     success("fit", "model.onnx", *flags, *LOSS, "--output", "tuned.onnx")
-    assert json.loads((files / "tuned.labels.json").read_text()) == ["dog", "kätzchen", "owl"]
+    assert json.loads((files / "tuned.labels.json").read_text())["labels"] == ["dog", "kätzchen", "owl"]
     success("evaluate", "tuned.onnx", *flags, *LOSS)
     success("predict", "tuned.onnx", *flags, "--output", "p.npy")
     assert np.load(files / "p.npy").shape == (60, 3)

@@ -293,3 +293,87 @@ def test_a_large_file_is_streamed(tmp_path):
     assert size > 40e6
     mapped = 60_000 * 100 * 4  # pages of the map count as long as there is room for them
     assert int(grown) < mapped + 8e6, f"{int(grown) / 1e6:.0f} MB for a file of {size / 1e6:.0f} MB"
+
+
+def semicolons(tmp_path, *cells, name="d.csv"):
+    """A file of two columns and a target, with these lines of cells."""
+    (tmp_path / name).write_text("a;b;y\n" + "\n".join(cells) + "\n")
+    return tmp_path / name
+
+
+TWO = [TensorSpec("x", np.dtype(np.float32), ("N", 2))]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("1,5;2;0", "1.234;3;1"),  # in one column
+        ("1,5;1.234;0", "2,5;2.345;1"),  # in two
+        ("0.5;2;0", "1.234,5;3;1"),
+        ("1,5;2;1.234", "2,5;3;2.345"),  # in the target
+        ("1,5;2;0", *("2,5;3;1",) * 70_000, "1.234;3;1"),  # far apart
+    ],
+)
+def test_points_and_commas_in_one_file_ask_for_the_decimal_sign(tmp_path, lines):
+    path = semicolons(tmp_path, *lines)
+    message = r"has numbers with a point \('.*'\) and numbers with a comma \('.*'\), .*decimal=','"
+    with pytest.raises(DataError, match=message):
+        open_dataset(path, TWO, target="y")
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (("1,5;2;0", "1,234;3;1"), [[1.5, 2], [1.234, 3]]),
+        (("1.5;2;0", "1.234;3;1"), [[1.5, 2], [1.234, 3]]),
+        (("1;2;0", "3;4;1"), [[1, 2], [3, 4]]),
+    ],
+)
+def test_one_mark_is_the_decimal_sign(tmp_path, lines, expected):
+    (batch,) = open_dataset(semicolons(tmp_path, *lines), TWO, target="y").batches(10)
+    np.testing.assert_array_equal(batch.inputs["x"], np.array(expected, np.float32))
+
+
+def test_points_group_thousands_where_the_decimal_sign_is_a_comma(tmp_path):
+    path = semicolons(tmp_path, "1,5;1.234;0", "-1.234.567,5;12.000;1", "1.000,5e3;0;1")
+    (batch,) = open_dataset(CsvFile(path, decimal=","), TWO, target="y").batches(10)
+    expected = np.array([[1.5, 1234], [-1234567.5, 12000], [1000.5e3, 0]], np.float32)
+    np.testing.assert_array_equal(batch.inputs["x"], expected)
+    for wrong in ("1.5", "12.34", "1.2345", "1234.567", ".5"):
+        with pytest.raises(DataError, match=f"line 2 .* has '{wrong}' in the column 'b', which needs a number"):
+            open_dataset(CsvFile(semicolons(tmp_path, f"1,5;{wrong};0"), decimal=","), TWO, target="y")
+    with pytest.raises(DataError, match="has '1,5' in the column 'a'"):
+        open_dataset(CsvFile(path, decimal="."), TWO, target="y")
+
+
+def test_texts_do_not_tell_the_decimal_sign(tmp_path):
+    path = semicolons(tmp_path, "1,5;2;v1.5", "2,5;3;v2.5")
+    (batch,) = open_dataset(path, TWO, target="y").batches(10)
+    assert batch.inputs["x"][0].tolist() == [1.5, 2]
+
+
+def test_truth_values_are_numbers(tmp_path):
+    (tmp_path / "d.csv").write_text("a,b,y\nTrue,0.5,1\nFALSE, 1.5,0\n true ,2,1\n")
+    (batch,) = open_dataset(tmp_path / "d.csv", TWO, target="y").batches(10)
+    assert batch.inputs["x"].tolist() == [[1, 0.5], [0, 1.5], [1, 2]]
+    (tmp_path / "d.csv").write_text("a,b,y\ntrue,0.5,1\n2.5,1.5,0\n")
+    with pytest.raises(DataError, match=r"line 3 .* has '2\.5' in the column 'a', which needs true or false"):
+        open_dataset(tmp_path / "d.csv", TWO, target="y")
+    (tmp_path / "d.csv").write_text("a,b,y\n2.5,0.5,1\ntrue,1.5,0\n")
+    with pytest.raises(DataError, match=r"line 3 .* has 'true' in the column 'a', which needs a number"):
+        open_dataset(tmp_path / "d.csv", TWO, target="y")
+
+
+@pytest.mark.parametrize("loss", ["binary_cross_entropy", "mean_squared_error"])
+def test_truth_values_are_targets(tmp_path, loss):
+    """As numbers where the loss takes numbers, as labels where it takes classes."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(20, 2)).astype(np.float32), np.arange(20) % 2
+    rows = [f"{a},{b},{['False', 'true'][label]}" for (a, b), label in zip(x, y, strict=True)]
+    (tmp_path / "d.csv").write_text("\n".join(["a,b,y", *rows]))
+    trainers = [onnxtrain.Trainer(examples.mlp((2, 4, 1)), loss=loss) for _ in range(2)]
+    rows = trainers[0].fit(tmp_path / "d.csv", target="y", progress=False).rows
+    assert rows == trainers[1].fit(x, y.astype(np.float32), progress=False).rows
+    trainer = onnxtrain.Trainer(examples.mlp((2, 4, 2)), loss="cross_entropy")
+    trainer.fit(tmp_path / "d.csv", target="y", progress=False)
+    assert trainer.labels == ("False", "true")

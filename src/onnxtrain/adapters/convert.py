@@ -21,6 +21,7 @@ from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.model.file import ModelFile
 from onnxtrain.model.validity import refuses_invalid
 from onnxtrain.spelling import checks_arguments
+from onnxtrain.training.data.data_names import read_names, write_names
 
 Model = str | os.PathLike[str] | onnx.ModelProto
 AdapterPath = str | os.PathLike[str]
@@ -95,6 +96,7 @@ def merge_adapter(model: Model, adapter: AdapterPath, output: AdapterPath, *, re
     costs: dict[str, Cost] = {}
     adapted = [(*place, entry) for place, entry in zip(places, found.entries.values(), strict=True)]
     file.save(output, merged_weights(adapted, requantize=requantize, costs=costs))
+    write_names(Path(output), read_names(file, adapter))
     return [*costs.values()]
 
 

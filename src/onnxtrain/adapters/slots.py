@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -22,6 +23,7 @@ from onnxtrain.model.external import set_folder
 from onnxtrain.model.file import ModelFile
 from onnxtrain.model.validity import refuses_invalid
 from onnxtrain.spelling import checks_arguments
+from onnxtrain.training.data.data_names import read_names, write_names
 
 RANK = "lora_rank"
 """The axis of A and B whose size an adapter chooses, with a number behind it for every layer."""
@@ -91,6 +93,7 @@ def add_slots(
         if value not in declared and not value.is_graph_output():
             value.type = value.shape = None  # those that were inferred are no news
     file.changed(ir.to_proto(working)).save(output, {})
+    write_names(Path(output), read_names(file))
     return names
 
 

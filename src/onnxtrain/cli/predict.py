@@ -61,7 +61,7 @@ def command(
     """Run ``onnxtrain predict``; the flags are described where they are declared."""
     from onnxtrain.model.file import ModelFile, check_writable
     from onnxtrain.model.writing import AtomicFiles
-    from onnxtrain.training.data.labels import read_labels
+    from onnxtrain.training.data.data_names import read_labels
     from onnxtrain.training.inference.forward import outputs
     from onnxtrain.training.inference.prediction_table import TABLE_SUFFIXES, check_table, prediction_table, write_table
 

@@ -42,6 +42,7 @@ def command(
 ) -> None:
     """Run ``onnxtrain quantize``; the flags are described where they are declared."""
     from onnxtrain.model.file import ModelFile
+    from onnxtrain.training.data.data_names import read_names, write_names
     from onnxtrain.training.quantize import quantize
 
     paths.check_paths(
@@ -54,5 +55,6 @@ def command(
     )
     made = quantize(model, data, bits=bits, per_channel=per_channel, exclude=exclude or (), batch_size=batch_size)
     ModelFile.load(made).save(output, {})
+    write_names(output, read_names(ModelFile.load(model)))
     before, after = terminal.file_size(model), terminal.file_size(output)
     terminal.console().print(terminal.facts({"written": f"{output} ({after}; the model given: {before})"}))

@@ -173,6 +173,7 @@ class Job:
             given=given,
             values={name: np.array(array) for name, array in self.trainer.saved_values().items()},
             file=self.trainer.file,
+            names=self.trainer.names,
         )
 
     def measure(self, trainer: Trainer) -> float:

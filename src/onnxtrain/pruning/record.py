@@ -9,6 +9,7 @@ import numpy as np
 
 from onnxtrain.model.file import ModelFile
 from onnxtrain.pruning.thresholds import Probe
+from onnxtrain.training.data.data_names import DataNames
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ class PruneRecord:
     given: dict[str, np.ndarray] = field(repr=False)
     values: dict[str, np.ndarray] = field(repr=False)
     file: ModelFile = field(repr=False)
+    names: DataNames = field(default_factory=DataNames, repr=False)
 
     @property
     def size(self) -> int:

@@ -27,6 +27,7 @@ from onnxtrain.pruning.record import PruneRecord
 from onnxtrain.pruning.sparse import save_sparse
 from onnxtrain.pruning.thresholds import Probe
 from onnxtrain.training.callbacks.report import matplotlib_available
+from onnxtrain.training.data.data_names import write_names
 
 Storage = Literal["dense", "sparse"]
 
@@ -53,6 +54,10 @@ class PruneResult(PruneRecord):
         Raises:
             ModelError: The path cannot be written.
         """
+        self._write(path, storage)
+        write_names(Path(path), self.names)
+
+    def _write(self, path: str | os.PathLike[str], storage: Storage) -> None:
         if storage == "sparse":
             save_sparse(self.file, path, self.values, names=[row.name for row in self.layers])
         else:
@@ -62,7 +67,7 @@ class PruneResult(PruneRecord):
         """The model itself, with its weights inside."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.onnx"
-            self.save(path, storage=storage)
+            self._write(path, storage)
             return onnx.load(path)
 
     @cached_property
@@ -71,7 +76,7 @@ class PruneResult(PruneRecord):
         found = {}
         for storage in ("dense", "sparse"):
             with tempfile.TemporaryDirectory() as folder:
-                self.save(Path(folder) / "model.onnx", storage=storage)
+                self._write(Path(folder) / "model.onnx", storage)
                 files = [path for path in Path(folder).rglob("*") if path.is_file()]
                 found[storage] = sum(path.stat().st_size for path in files)
                 found[f"{storage}_gzip"] = sum(_gzip_size(path) for path in files)
@@ -79,7 +84,7 @@ class PruneResult(PruneRecord):
 
     def as_dict(self) -> dict[str, Any]:
         """All but the weights, in values that JSON can hold."""
-        hidden = ("masks", "given", "values", "file", "layers")
+        hidden = ("masks", "given", "values", "file", "names", "layers")
         found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in hidden}
         for name in ("points", "curve", "probes"):
             found[name] = [dataclasses.asdict(item) for item in found[name]]

@@ -20,6 +20,7 @@ from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.sklearn.installed import BaseEstimator
 from onnxtrain.training.callbacks import History
 from onnxtrain.training.data.rows import rows_to_inputs
+from onnxtrain.training.data.table_columns import in_order
 from onnxtrain.training.inference.head import Head
 from onnxtrain.training.losses.loss_choice import LossLike
 from onnxtrain.training.optimizers import choose_optimizer
@@ -133,6 +134,35 @@ class OnnxEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
             threads=self.threads,
         )
         self.trainer_.labels = None  # those beside the model's file: it learns from the numbers of classes
+        self._places = self._find_columns()
+
+    def _find_columns(self) -> list[int] | None:
+        """Where X has the columns that the model reads, by their names; ``None`` where these tell nothing.
+
+        Raises:
+            DataError: X has other columns than those that the model was trained on.
+        """
+        names = [str(name) for name in getattr(self, "feature_names_in_", ())]
+        if not names:
+            return None
+        trainer = self.trainer_
+        inputs = trainer.names.specs(trainer.objective.inputs)
+        own = [spec.name for spec in inputs]
+        if len(inputs) == 1:
+            order = in_order(names, inputs[0], "X")
+            trainer.names = trainer.names.learned({own[0]: tuple(order)}, ())
+        elif set(own) == set(names):
+            order = own
+        else:
+            return None
+        places = {name: place for place, name in enumerate(names)}
+        return [places[name] for name in order]
+
+    def _inputs(self, X: np.ndarray) -> dict[str, np.ndarray]:
+        """The model's inputs for the columns of X."""
+        places = self._places
+        ordered = X if places is None or places == list(range(X.shape[1])) else X[:, places]
+        return rows_to_inputs(ordered, self.trainer_.objective.inputs)
 
     @abc.abstractmethod
     def _width_of(self, y: np.ndarray, anew: bool, classes: Any) -> int:
@@ -155,7 +185,7 @@ class OnnxEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
             X, targets, weights = X[kept], targets[kept], weights[kept]
             weights = weights / weights.mean()
         self.history_: History = self.trainer_.fit(
-            rows_to_inputs(X, self.trainer_.objective.inputs),
+            self._inputs(X),
             targets,
             sample_weight=weights,
             epochs=epochs,
@@ -169,7 +199,7 @@ class OnnxEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
         """The output of the model that the loss is for, examples first."""
         check_is_fitted(self)
         X = validate_data(self, X, reset=False)
-        found = self.trainer_.predict(rows_to_inputs(X, self.trainer_.objective.inputs))
+        found = self.trainer_.predict(self._inputs(X))
         return found[self._head.name] if isinstance(found, dict) else found
 
 

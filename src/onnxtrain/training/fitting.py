@@ -14,6 +14,7 @@ from onnxtrain.training.callbacks.watching import SaveBest
 from onnxtrain.training.checkpoints.fingerprint import describe_course, names_to_change
 from onnxtrain.training.data import Dataset, split_validation
 from onnxtrain.training.data.augmentation import Augment
+from onnxtrain.training.data.data_names import names_of_checkpoint
 from onnxtrain.training.data.naming import NoSuchArrayError
 from onnxtrain.training.data.prefetch import Prefetch
 from onnxtrain.training.description import describe_data, describe_model, describe_settings
@@ -78,6 +79,8 @@ def fit(
         raise OptionError("change names what a resumed training may have otherwise; give resume=True, too.")
     together = trainer.communicator
     store = None if checkpoint is None else _store(checkpoint, keep)
+    if resume and store is not None:
+        _take_names(trainer, store, None if resume is True else resume)
     dataset = trainer.open(data if y is None else (data, y), target=target, sample_weight=sample_weight)
     held_out = None
     if isinstance(validation, float | int):
@@ -132,6 +135,7 @@ def fit(
                 ),
                 **describe_model(trainer.file),
                 "labels": None if trainer.labels is None else list(trainer.labels),
+                "columns": {name: list(names) for name, names in trainer.columns.items()},
                 "data": describe_data(dataset),
                 "validation": describe_data(held_out),
                 **({"measures_ema": ema} if keeps_averages else {}),
@@ -148,9 +152,18 @@ def fit(
         if resume:
             loop.resume(changes, None if resume is True else resume)
         loop.run(epochs)
+    trainer.names = trainer.names.learned(dataset.columns, ())  # an iterable tells them only now
     if folder is not None:
         folder.finish(trainer, ema=ema)
     return history
+
+
+def _take_names(trainer: Learner, store: CheckpointStore, given: str | os.PathLike[str] | None) -> None:
+    """Read data by the names that columns and classes had when a checkpoint was written."""
+    metadata = trainer.communicator.on_root(lambda: store.metadata(given))
+    kept = names_of_checkpoint(metadata or {})
+    trainer.names = trainer.names.learned(kept.columns, kept.left_out)
+    trainer.expected_labels = kept.labels
 
 
 def _open_validation(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, overload
 
@@ -16,7 +16,6 @@ import onnx_ir as ir
 from onnxtrain.collection import collection_paused
 from onnxtrain.errors import CheckpointError, OptionError
 from onnxtrain.model.file import ModelFile
-from onnxtrain.model.writing import AtomicFiles
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.parallel.communicator import Communicator
 from onnxtrain.parallel.single import Single
@@ -24,7 +23,7 @@ from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.spelling import checks_arguments
-from onnxtrain.training.data.labels import LABELS, labels_file, labels_text, read_labels
+from onnxtrain.training.data.data_names import LABELS, labels_text, names_of_checkpoint, read_names, write_names
 from onnxtrain.training.objective import Objective
 from onnxtrain.training.preparation import prepare
 from onnxtrain.training.schedules.learning_rate import LearningRate
@@ -84,9 +83,9 @@ class Learned:
         set_to_zero(self.states, specification.masks)
         self._inputs = objective.inputs
         self.rate = LearningRate(specification.optimizer.learning_rate)
-        self.labels = read_labels(specification.model)
-        """The texts that stand for the classes, in their order; ``None`` as long as no targets were texts. They are
-        taken from the first targets, or from the file beside the model where :meth:`save` has written them."""
+        self.names = read_names(specification.model, getattr(specification.lora, "adapter", None))
+        """The names that the data had, which :meth:`save` writes beside the model: see :attr:`columns` and
+        :attr:`labels`."""
         self._numbered = False  # whether the first targets were numbers of classes instead
         self.parameters = Parameters(self.states, objective.parameters)
         """The live parameters by name: arrays to read and to write."""
@@ -117,6 +116,27 @@ class Learned:
         return html_facts(rows, notes=self.hints)
 
     @property
+    def labels(self) -> tuple[str, ...] | None:
+        """The texts that stand for the classes, in their order; ``None`` as long as no targets were texts.
+
+        They are taken from the first targets, or from the file beside the model where :meth:`save` has written them.
+        """
+        return self.names.labels
+
+    @labels.setter
+    def labels(self, labels: Sequence[str] | None) -> None:
+        self.names = dataclasses.replace(self.names, labels=None if labels is None else tuple(labels))
+
+    @property
+    def columns(self) -> dict[str, tuple[str, ...]]:
+        """The names of the columns that make an input, by input, in the order in which the model reads them.
+
+        They are taken from the first tables that ``fit`` gets, or from the file beside the model where :meth:`save` has
+        written them. Later tables are read by these names.
+        """
+        return dict(self.names.columns)
+
+    @property
     def specification(self) -> Specification:
         """What is trained, as a value."""
         return self._steps.specification
@@ -142,7 +162,7 @@ class Learned:
         found = object.__new__(type(self))
         specification = dataclasses.replace(self.specification, **changes)
         found._begin(specification, self.objective, self.trained_values())
-        found.labels, found._numbered = self.labels, self._numbered
+        found.names, found._numbered = self.names, self._numbered
         return found
 
     @property
@@ -309,14 +329,15 @@ class Learned:
         With ``lora``, a path that ends in ``.onnx_adapter`` gets the adapters alone, as ONNX Runtime loads them, and a
         folder, or a path without an ending, gets them as PEFT reads them. A model gets them merged into its weights.
 
-        Where targets were texts, their order goes to a file beside it: ``tuned.labels.json`` for ``tuned.onnx``.
+        Names of the data go to a file beside it, ``tuned.labels.json`` for ``tuned.onnx``: a list of the labels in the
+        order of the classes, or, where tables had named columns, an object with ``columns`` and ``labels``.
 
         Of several processes that train together rank 0 writes; for the others this does nothing.
 
         Args:
             path: The file.
             ema: Take the moving averages of the weights (``Trainer(ema=...)``); running statistics are the live ones.
-            labels: Write that order into the model's metadata, too, as the entry ``onnxtrain.labels``, a JSON list.
+            labels: Write the labels into the model's metadata, too, as the entry ``onnxtrain.labels``, a JSON list.
 
         Raises:
             ModelError: The path cannot be written; nothing is left half written.
@@ -330,9 +351,7 @@ class Learned:
         else:
             metadata = {LABELS: labels_text(self.labels)} if labels and self.labels is not None else {}
             self.file.save(path, self.saved_values(ema), metadata)
-        if self.labels is not None:
-            with AtomicFiles() as files, files.create(labels_file(Path(path))) as file:
-                file.write(f"{labels_text(self.labels)}\n".encode())
+        write_names(Path(path), self.names)
 
     @checks_arguments
     def model(self, *, ema: bool = False) -> onnx.ModelProto:
@@ -386,7 +405,7 @@ class Learned:
         """Another one that goes on from here by itself; both have the model as it was read, which nothing changes."""
         found = object.__new__(type(self))
         found._begin(self.specification, self.objective, self.states)
-        found.rate, found.labels, found._numbered = copy.copy(self.rate), self.labels, self._numbered
+        found.rate, found.names, found._numbered = copy.copy(self.rate), self.names, self._numbered
         memory[id(self)] = found
         return found
 
@@ -394,18 +413,18 @@ class Learned:
         """All that another process needs to go on: the model with its weights as they are, and all states."""
         fields = {name: value for name, value in vars(self.specification).items() if name != "model"}
         states = {name: np.array(array) for name, array in self.states.items()}
-        kept = {"fields": fields, "states": states, "rate": self.rate, "labels": (self.labels, self._numbered)}
+        kept = {"fields": fields, "states": states, "rate": self.rate, "names": (self.names, self._numbered)}
         return {"model": self._base().SerializeToString(), **kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Go on as where it was pickled, with a session of this process."""
         file = ModelFile.load(onnx.ModelProto.FromString(state["model"]))
         self._begin(Specification(model=file, **state["fields"]), None, state["states"])
-        self.rate, (self.labels, self._numbered) = state["rate"], state["labels"]
+        self.rate, (self.names, self._numbered) = state["rate"], state["names"]
 
     @checks_arguments
     def load_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Take weights, the optimizer's states and the labels of a checkpoint of :meth:`fit`.
+        """Take weights, the optimizer's states and the names of the data of a checkpoint of :meth:`fit`.
 
         States that this training does not share with the one of the checkpoint (of another optimizer) stay as they are.
         To go on at the checkpoint's step and example, give ``fit`` its path as ``resume``.
@@ -433,9 +452,10 @@ class Learned:
             if name in self.trained or (same and name in self.states and self.states[name].shape == array.shape):
                 self.states[name] = array
         set_to_zero(self.states, self.specification.masks)
-        labels = written.get("labels") if isinstance(written, dict) else None
-        if self.labels is None and isinstance(labels, list):
-            self.labels = tuple(map(str, labels))
+        kept = names_of_checkpoint(metadata)
+        if self.labels is None:
+            self.labels = kept.labels
+        self.names = self.names.learned(kept.columns, kept.left_out)
 
     def training_model(self) -> onnx.ModelProto:
         """The training model with the current weights and optimizer states: ``TrainingInfoProto`` and all."""

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxtrain.errors import DataError, NumericalError
+from onnxtrain.errors import DataError, NumericalError, TrainingHint
 from onnxtrain.spelling import checks_arguments
+from onnxtrain.training.advice.hints import Hint
 from onnxtrain.training.data import Batch, Dataset, TensorSpec
 from onnxtrain.training.data.conversion import kind_of, symbol_sizes
-from onnxtrain.training.data.labels import learn_labels
+from onnxtrain.training.data.labels import fewer_labels, learn_labels, no_labels
+from onnxtrain.training.data.table_columns import is_frame, named_array
 from onnxtrain.training.data.target_checks import check_weights
 from onnxtrain.training.learned import Learned
 from onnxtrain.training.losses.heads import Metrics
@@ -45,6 +48,9 @@ class Learner(Learned):
         super()._begin(specification, objective, values)
         self._evaluators: dict[tuple[Forms | None, bool, bool], Evaluator] = {}
         self._in_inference: Objective | None = None
+        self._labels_are_new = False
+        self.expected_labels: tuple[str, ...] | None = None
+        """The labels that the next targets have if they are texts: those of a checkpoint that is resumed."""
         self._last_shapes: tuple[Any, ...] = ()  # of train_step; of the same shapes targets mean the same
 
     @checks_arguments
@@ -89,7 +95,14 @@ class Learner(Learned):
     def _feeds(self, inputs: Any, targets: Any) -> dict[str, np.ndarray]:
         """Arrays by the names of the step graph, of its types."""
         arrays = by_input_name(self._inputs, inputs)
-        feeds = {spec.name: fit_to_spec(arrays[spec.name], self._for_any_rows(spec)) for spec in self._inputs}
+        feeds = {}
+        for spec in self._inputs:
+            given = arrays[spec.name]
+            if is_frame(given):
+                (own,) = self.names.specs([spec])
+                given, columns = named_array(given, own, repr(spec.name))
+                self.names = self.names.learned({} if columns is None else {spec.name: columns}, ())
+            feeds[spec.name] = fit_to_spec(given, self._for_any_rows(spec))
         wanted = self.objective.targets
         if wanted is None:
             return feeds
@@ -170,8 +183,9 @@ class Learner(Learned):
             source, sample_weight = with_weights(source, sample_weight, self._inputs)
         if wanted:
             name = sample_weight if isinstance(sample_weight, str) else None
-            adapted = self._adapted
-            dataset, forms = open_with_targets(self.objective, source, target=target, adapted=adapted, weights=name)
+            dataset, forms = open_with_targets(
+                self.objective, source, inputs=self._named_inputs, target=target, adapted=self._adapted, weights=name
+            )
             self._expect(forms)
             dataset = self.objective.expected(dataset)
         else:
@@ -179,7 +193,7 @@ class Learner(Learned):
 
             dataset = open_dataset(
                 source,
-                self._inputs,
+                self._named_inputs,
                 target=target,
                 target_spec=None if targets is None else targets.spec,
                 need_target=False,
@@ -190,7 +204,16 @@ class Learner(Learned):
         if sample_weight is not None:
             dataset = self.objective.weighted(dataset, sample_weight)
         self.objective.validate(dataset, labels=wanted)
+        if need_target:
+            weights = sample_weight if isinstance(sample_weight, str) else None
+            self.names = self.names.learned(dataset.columns, (target, weights))
+            self._check_label_count()
         return dataset
+
+    @property
+    def _named_inputs(self) -> list[TensorSpec]:
+        """What the model needs of its inputs, with the names of their columns."""
+        return self.names.specs(self._inputs)
 
     @checks_arguments
     def evaluate(
@@ -239,8 +262,14 @@ class Learner(Learned):
         if self.objective.targets is None:
             return self._evaluator(None, ema), self.open(source, target=target, sample_weight=sample_weight)
         source, weights = with_weights(source, sample_weight, self._inputs)
-        name, adapted = weights if isinstance(weights, str) else None, self._adapted
-        dataset, forms = open_with_targets(self.objective, source, target=target, adapted=adapted, weights=name)
+        dataset, forms = open_with_targets(
+            self.objective,
+            source,
+            inputs=self._named_inputs,
+            target=target,
+            adapted=self._adapted_for_evaluation,
+            weights=weights if isinstance(weights, str) else None,
+        )
         evaluator = self._evaluator(forms, ema, weighted=weights is not None or dataset.weighted)
         dataset = evaluator.objective.expected(dataset)
         if weights is not None:
@@ -261,10 +290,38 @@ class Learner(Learned):
                     "the targets are texts, but those of earlier data were the numbers of classes, so that nothing "
                     "tells which text is which class; give texts, or numbers, for all data."
                 )
+            elif self.expected_labels is not None:
+                self.labels = self.expected_labels
             else:
-                self.labels = learn_labels(found, targets.classes)
+                self.labels = learn_labels(found, targets.classes, dataset.declared_labels)
+                self._labels_are_new = True
         labels = self.labels
         return dataset.adapting(lambda array: targets.adapt(array, labels))
+
+    def _adapted_for_evaluation(self, dataset: Dataset, targets: Targets, name: str | None = None) -> Dataset:
+        """Like :meth:`_adapted`, but the labels of some of the classes are none to learn."""
+        before = self.labels
+        result = self._adapted(dataset, targets, name)
+        learned, classes = self.labels, targets.classes
+        if before is None and learned is not None and classes is not None and len(learned) < classes:
+            self.labels = None
+            raise DataError(no_labels(learned, classes))
+        return result
+
+    def _check_label_count(self) -> None:
+        """Warn where a model has more classes than the labels that it has just learned.
+
+        Warns:
+            TrainingHint: It has.
+        """
+        targets, labels = self.objective.targets, self.labels
+        if targets is None or labels is None or not self._labels_are_new:
+            return
+        self._labels_are_new = False
+        if targets.classes is not None and len(labels) < targets.classes:
+            text = fewer_labels(labels, targets.classes)
+            self._hints.append(Hint(text, surprising=True))
+            warnings.warn(text, TrainingHint, stacklevel=5)
 
     @checks_arguments
     def predict(

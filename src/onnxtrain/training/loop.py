@@ -243,6 +243,7 @@ class Loop:
                 "frozen": self._frozen,
                 "position": dataclasses.asdict(self.position) | {"learning_rate": self.trainer.rate.chosen},
                 "callbacks": self.callbacks.record(),
+                "left_out": list(self.trainer.names.left_out),
             },
         )
 

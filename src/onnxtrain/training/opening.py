@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from onnxtrain.errors import DataError
 from onnxtrain.training.data import Dataset, TensorSpec
 from onnxtrain.training.data.conversion import is_array_like
-from onnxtrain.training.data.frames import is_frame
 from onnxtrain.training.data.naming import NoSuchArrayError, is_batch_list
+from onnxtrain.training.data.table_columns import NamedColumns, column_of, columns_of_table, is_frame
 from onnxtrain.training.losses.heads import Head
 from onnxtrain.training.losses.joint_loss import Forms
 from onnxtrain.training.losses.targets import Targets
@@ -20,7 +22,13 @@ Adapting = Callable[[Dataset, Targets, str | None], Dataset]
 
 
 def open_with_targets(
-    objective: Objective, source: Any, *, target: str | None, adapted: Adapting, weights: str | None = None
+    objective: Objective,
+    source: Any,
+    *,
+    inputs: Sequence[TensorSpec],
+    target: str | None,
+    adapted: Adapting,
+    weights: str | None = None,
 ) -> tuple[Dataset, Forms]:
     """Data in any form with targets, and what these are; values are not checked yet.
 
@@ -29,6 +37,7 @@ def open_with_targets(
     Args:
         objective: What is minimised.
         source: The data.
+        inputs: What the model needs of its inputs.
         target: Name of the target.
         adapted: Makes targets what the loss takes.
         weights: Name of the array of weights, which stays in the data under this name.
@@ -40,7 +49,7 @@ def open_with_targets(
 
     beside = [] if weights is None else [weights]
     if weights is not None:
-        source = with_named(source, weights, objective.inputs)
+        source = with_named(source, weights, inputs)
     heads = objective.heads
     for head in heads:
         head.targets.check_batch_axis()
@@ -48,7 +57,7 @@ def open_with_targets(
         (head,) = heads
         if isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], Mapping):
             source = (source[0], targets_by_output(heads, source[1])[head.name])
-        dataset = open_dataset(source, objective.inputs, target=target, validate=False, others=beside)
+        dataset = open_dataset(source, inputs, target=target, validate=False, others=beside)
         dataset = adapted(dataset, head.targets, None)
         return dataset, head.targets.form_of_dataset(dataset)
     if target is not None:
@@ -59,7 +68,7 @@ def open_with_targets(
     if isinstance(source, tuple) and len(source) == 2 and (isinstance(source[1], Mapping) or is_array_like(source[1])):
         source = (source[0], targets_by_output(heads, source[1]))
     names = [head.name for head in heads]
-    dataset = open_dataset(source, objective.inputs, need_target=False, validate=False, others=[*names, *beside])
+    dataset = open_dataset(source, inputs, need_target=False, validate=False, others=[*names, *beside])
     forms = []
     for head in heads:
         dataset = adapted(dataset, head.targets, head.name)
@@ -76,9 +85,12 @@ def with_named(source: Any, weights: str, inputs: Sequence[TensorSpec]) -> Any:
     if not isinstance(source, tuple) or len(source) != 2 or isinstance(source[0], Mapping):
         return source
     table, targets = source
-    if is_frame(table) and weights in list(table.columns) and len(inputs) == 1:
-        rest = table[[name for name in table.columns if name != weights]]
-        return {inputs[0].name: rest, weights: table[weights]}, targets
+    if is_frame(table) and len(inputs) == 1:
+        keys = columns_of_table(table, "the table")
+        if weights in keys:
+            rest = {name: column_of(table, key, name) for name, key in keys.items() if name != weights}
+            features = NamedColumns(np.stack(list(rest.values()), axis=1), tuple(rest))
+            return {inputs[0].name: features, weights: column_of(table, keys[weights], weights)}, targets
     raise NoSuchArrayError(
         f"sample_weight is {weights!r}, but the inputs have no column of this name; give the weights themselves, or a "
         "table with them."

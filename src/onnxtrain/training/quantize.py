@@ -16,6 +16,7 @@ from onnxtrain.graph.domains import is_default_domain
 from onnxtrain.model.file import ModelFile
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.data import open_dataset
+from onnxtrain.training.data.data_names import read_names
 from onnxtrain.training.losses.partial_batches import FixedBatch
 from onnxtrain.training.losses.targets import tensor_spec
 
@@ -125,7 +126,8 @@ class _Batches:
     def __init__(self, file: ModelFile, data: Any, batch_size: int) -> None:
         graph = file.training_model().graph
         fixed = FixedBatch.of(graph)
-        dataset = open_dataset(data, [tensor_spec(value) for value in graph.inputs], need_target=False)
+        inputs = read_names(file).specs([tensor_spec(value) for value in graph.inputs])
+        dataset = open_dataset(data, inputs, need_target=False)
         if dataset.size == 0:
             raise DataError("calibration has no examples; give some hundred.")
         batches = dataset.batches(batch_size if fixed is None else fixed.size)

@@ -63,6 +63,7 @@ class RunFolder(Callback):
         self._title, self._command, self._settings = title, command, settings
         self._history = History()
         self._facts: dict[str, str] = {}
+        self._names: dict[str, Any] = {}
         self._compared: tuple[Dataset, str] | None = None
         self._batch_size = 1
         self._before: dict[str, np.ndarray] = {}
@@ -122,6 +123,7 @@ class RunFolder(Callback):
             "schedule": schedule,
             "seed": trainer.seed,
         }
+        self._names = trainer.names.record()
         self._facts = {name: str(value) for name, value in facts.items() if value is not None}
         self._facts["started"] = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
         self._facts["versions"] = (
@@ -219,6 +221,7 @@ class RunFolder(Callback):
             "command": self._command,
             "seconds": round(self._seconds, 3),
             "facts": self._facts,
+            **self._names,
             "rows": rows,
         }
         self._write(RUN, json.dumps(found, ensure_ascii=False, indent=1) + "\n")

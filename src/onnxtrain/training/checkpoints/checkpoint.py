@@ -185,6 +185,17 @@ class CheckpointStore:
         """
         return self._load(self._find(checkpoint), expect, change)
 
+    def metadata(self, checkpoint: int | str | os.PathLike[str] | None = None) -> dict[str, JSON] | None:
+        """Return the metadata of a checkpoint, of the newest by default; ``None`` where it cannot be read.
+
+        What is wrong with it, :meth:`load` says.
+        """
+        try:
+            found: dict[str, JSON] = read_record(self._find(checkpoint))["metadata"]
+        except CheckpointError:
+            return None
+        return found
+
     def load_newest(
         self, *, expect: Mapping[str, JSON] | None = None, change: Collection[str] = ()
     ) -> tuple[dict[str, Array], dict[str, JSON]]:

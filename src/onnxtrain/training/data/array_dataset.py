@@ -22,6 +22,7 @@ from onnxtrain.training.data.base import (
 from onnxtrain.training.data.conversion import Array, TensorSpec, convert, symbol_sizes
 from onnxtrain.training.data.hashing import BLOCK_BYTES, Fingerprint, sampled
 from onnxtrain.training.data.naming import check_beside
+from onnxtrain.training.data.table_columns import NamedColumns
 from onnxtrain.training.data.target_checks import TargetCheck, check_weights
 
 # How much is read at a time when all data is checked.
@@ -89,6 +90,23 @@ class ArrayDataset(Dataset):
     def sizes(self) -> dict[str, int]:
         """What symbols of the inputs' shapes stand for."""
         return symbol_sizes((column.spec, column.array.shape) for column in self._inputs.values())
+
+    @property
+    def columns(self) -> dict[str, tuple[str, ...]]:
+        """The names of the columns of inputs that came as tables."""
+        return {key: column.names for key, column in self._inputs.items() if column.names is not None}
+
+    def in_order_of(self, specs: Sequence[TensorSpec]) -> Self:
+        """Return the same data with named columns in the order of a model; see `Dataset.in_order_of`."""
+        result = self
+        for spec in specs:
+            names = self.columns.get(spec.name)
+            if names is not None and spec.columns not in (None, names):
+                column = self._inputs[spec.name]
+                result = result._with_column(
+                    spec.name, Column.checked(NamedColumns(column.array, names), spec, column.what)
+                )
+        return result
 
     def values(self, name: str) -> Array | None:
         """An array as it came; see `Dataset.values`."""

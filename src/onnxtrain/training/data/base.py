@@ -12,6 +12,7 @@ import numpy as np
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.training.data.conversion import (
     Array,
+    DeferredArray,
     TensorSpec,
     check_finite,
     check_shape,
@@ -19,8 +20,8 @@ from onnxtrain.training.data.conversion import (
     check_type,
     convert,
     is_mapped,
-    to_numpy,
 )
+from onnxtrain.training.data.table_columns import named_array
 from onnxtrain.training.data.target_checks import LabelCheck, TargetCheck
 
 
@@ -82,6 +83,24 @@ class Dataset(ABC):
     def sizes(self) -> dict[str, int]:
         """What symbols of the inputs' shapes stand for, as far as it is known before batches are read."""
         return {}
+
+    @property
+    def columns(self) -> dict[str, tuple[str, ...]]:
+        """The names of the columns of inputs that came as tables, by input, as far as they are known."""
+        return {}
+
+    @property
+    def declared_labels(self) -> Sequence[str]:
+        """The labels that the data declare for their targets, also those without an example."""
+        return ()
+
+    def in_order_of(self, specs: Sequence[TensorSpec]) -> Self:
+        """Return the same data with named columns in the order of a model.
+
+        Raises:
+            DataError: They have other names.
+        """
+        return self
 
     def values(self, name: str) -> Array | None:
         """An array as it came, or that of the first batch; None where there is none to be seen yet."""
@@ -164,21 +183,33 @@ class Dataset(ABC):
 
 
 class Column(NamedTuple):
-    """One array of a dataset with what the model needs of it."""
+    """One array of a dataset with what the model needs of it.
+
+    Attributes:
+        what: How messages call it.
+        array: Its values.
+        spec: What the model needs of it.
+        mapped: Whether it lies in a mapped file.
+        names: The names along axis 1, where it was a table.
+    """
 
     what: str
     array: Array
     spec: TensorSpec
     mapped: bool
+    names: tuple[str, ...] | None = None
 
     @classmethod
     def checked(cls, value: object, spec: TensorSpec | None, what: str) -> Self:
         """Convert to NumPy and check type and shape; without a spec anything goes that has examples."""
-        array = to_numpy(value, what)
+        if spec is not None and isinstance(value, DeferredArray):  # what does not fit is not made
+            check_shape(value.shape, spec, what)
+            check_type(value.dtype, spec, what)
+        array, names = named_array(value, spec, what)
         spec = spec or TensorSpec(what, array.dtype, None)
         check_shape(array.shape, spec, what)
         check_type(array.dtype, spec, what)
-        return cls(what, array, spec, is_mapped(array))
+        return cls(what, array, spec, is_mapped(array), names)
 
     @property
     def is_scalar(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -9,7 +10,42 @@ import numpy as np
 
 from onnxtrain.training.data.conversion import Array
 
+_GROUPED: Final = re.compile(r"[+-]?\d{1,3}(\.\d{3})+(,\d*)?([eE][+-]?\d+)?")
+_WORDS: Final = {"false": "0", "true": "1"}
 _TRUTH: Final = {"0": False, "1": True, "false": False, "true": True}
+
+
+def are_truth_values(cells: Array) -> bool:
+    """Return whether all cells are one of the texts true and false."""
+    return set(np.char.lower(np.char.strip(np.unique(cells.astype(str)))).tolist()) <= _WORDS.keys()
+
+
+def to_truth_values(cells: Array) -> Array:
+    """Return truth values for the texts true and false."""
+    return np.asarray(np.char.lower(np.char.strip(cells.astype(str))) == "true")
+
+
+def is_truth_word(cell: str) -> bool:
+    """Return whether a cell is true or false."""
+    return cell.strip().lower() in _WORDS
+
+
+def truth_digit(cell: str) -> str:
+    """Return 1 for true and 0 for false."""
+    return _WORDS[cell.strip().lower()]
+
+
+def _with_point(cell: str) -> str:
+    """Return a number that has a decimal comma with a decimal point; points before the comma group thousands.
+
+    Raises:
+        ValueError: A point groups something else.
+    """
+    if "." in cell:
+        if not _GROUPED.fullmatch(cell.strip()):
+            raise ValueError("a point that groups no thousands")
+        cell = cell.replace(".", "")
+    return cell.replace(",", ".")
 
 
 def is_number(cell: str, decimal: str = ".", dtype: np.dtype[Any] | None = None, *, finite: bool = True) -> bool:
@@ -30,7 +66,7 @@ def convert_cells(cells: Sequence[Sequence[str]], decimal: str, dtype: np.dtype[
         OverflowError: one is too large for it.
     """
     if decimal == ",":
-        cells = [[cell.replace(",", ".") for cell in row] for row in cells]
+        cells = [[_with_point(cell) for cell in row] for row in cells]
     if dtype.kind == "b":
         return np.array([[_TRUTH[cell.strip().lower()] for cell in row] for row in cells], dtype)
     if any("_" in "".join(row) for row in cells):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -49,6 +49,8 @@ class TensorSpec(ByFields):
         hint: what an error message adds about arrays of another rank.
         size_hint: what it adds about arrays of this rank with other sizes.
         beside: whether it is no input of the model but goes with them: a target, or the weights of examples.
+        columns: names of the elements along axis 1, where they are known. Data with names are brought into this order.
+        left_out: names of columns that tables have beside these.
     """
 
     name: str
@@ -57,6 +59,8 @@ class TensorSpec(ByFields):
     hint: str = ""
     size_hint: str = ""
     beside: bool = False
+    columns: tuple[str, ...] | None = None
+    left_out: tuple[str, ...] = ()
 
     def describe_shape(self) -> str:
         """The shape as an error message shows it, for example ``(batch, 3, 32, 32)``.
@@ -67,6 +71,28 @@ class TensorSpec(ByFields):
         axes = self.shape or ()
         names = ["batch", *("any" if size is None else str(size) for size in axes[1:])] if axes else []
         return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
+
+
+class DeferredArray:
+    """An array of known shape and type that is made when its values are needed.
+
+    Args:
+        shape: Its shape.
+        dtype: Its type.
+        make: Makes it.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], make: Callable[[], Array]) -> None:
+        self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
+        self._make = make
+        self._made: Array | None = None
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        self._made = self._make() if self._made is None else self._made
+        return self._made if dtype is None else self._made.astype(dtype, copy=False)
 
 
 @functools.cache  # a dtype makes its name anew each time

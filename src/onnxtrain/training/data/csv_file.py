@@ -8,8 +8,8 @@ import itertools
 import logging
 import operator
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
@@ -17,12 +17,13 @@ import numpy as np
 
 from onnxtrain.errors import DataError
 from onnxtrain.spelling import checks_arguments
-from onnxtrain.training.data.cells import convert_cells, is_number
+from onnxtrain.training.data.cells import convert_cells, is_number, is_truth_word, truth_digit
 from onnxtrain.training.data.conversion import Array, TensorSpec, kind_of
 from onnxtrain.training.data.files import check_regular
 from onnxtrain.training.data.frames import as_input, check_width, choose_columns, columns_of
-from onnxtrain.training.data.growing import GrowingArray
+from onnxtrain.training.data.growing import GrowingArray, GrowingTexts
 from onnxtrain.training.data.reader import Reader
+from onnxtrain.training.data.table_columns import NamedColumns, check_unique
 
 _logger = logging.getLogger(__name__)
 
@@ -39,8 +40,6 @@ _BOMS: Final = {  # that of UTF-32 begins like that of UTF-16
 # How much is looked at to tell text from anything else.
 _START_BYTES: Final = 4096
 _LINE_BREAK: Final = re.compile(r"\r\n|\r|\n")
-# What a text of the target is kept as while the file is read: the number of its first occurrence.
-_TEXT_NUMBER: Final = np.dtype(np.int32)
 # How many cells are converted at a time.
 _BLOCK_CELLS: Final = 2**17
 
@@ -51,15 +50,16 @@ class CsvFile(Reader):
     """A CSV file whose first line has the names of the columns.
 
     Columns named like the model's inputs are these; a model with one input of rank 2 takes all columns but the target
-    side by side, in their order. A target whose first cell is no number is a column of texts, the names of classes.
-    Every other cell needs a finite number. The file is read once, and kept as numbers: in memory, or from 64 MiB on in
-    a temporary file.
+    side by side. A target whose first cell is no number is a column of texts, the names of classes. Every other cell
+    needs a finite number, or is one of the words true and false, which are read as 1 and 0. The file is read once, and
+    kept as numbers: in memory, or from 64 MiB on in a temporary file.
 
     Args:
         path: the file.
         delimiter: what separates cells; by default a comma, semicolon, tab or bar, whichever the first line has most.
         encoding: by default what a byte-order mark says, else UTF-8, and Latin-1 where the bytes are not UTF-8.
-        decimal: the decimal sign; by default ``","`` where the delimiter is a semicolon, else ``"."``.
+        decimal: the decimal sign; by default ``"."``, or ``","`` where the delimiter is a semicolon and numbers have a
+            comma. With ``","``, a point groups thousands.
     """
 
     delimiter: str | None = None
@@ -143,12 +143,12 @@ class CsvFile(Reader):
         features, target = chosen
         if features is not None:
             check_width(chosen, specs[0], self.name)
-        decimal = self.decimal or ("," if delimiter == ";" else ".")
+        sign = _DecimalSign(self.name, self.decimal, delimiter)
+        places = {name: index for index, name in enumerate(columns)}
         parts = [
-            _Part([columns.index(name) for name in columns_of(spec, features)], _number_type(spec), decimal)
-            for spec in specs
+            _Part([places[name] for name in columns_of(spec, features)], _number_type(spec), sign) for spec in specs
         ]
-        label = None if target is None or not need_target else _Target(columns.index(target), decimal)
+        label = None if target is None or not need_target else _Target(places[target], sign)
         table = _Table(self.name, columns, rows)
         arrays = [GrowingArray((len(part.indices),), part.dtype) for part in parts]
         empty = True
@@ -162,7 +162,9 @@ class CsvFile(Reader):
             raise DataError(f"{self.name} has column names, but no line of data; it needs a line for every example.")
         values = [array.finish() for array in arrays]
         inputs: dict[str, object] = {
-            spec.name: value if features and not spec.beside else as_input(value[:, 0], spec)
+            spec.name: NamedColumns(value, tuple(features))
+            if features and not spec.beside
+            else as_input(value[:, 0], spec)
             for spec, value in zip(specs, values, strict=True)
         }
         return inputs, None if label is None else label.finish()
@@ -175,8 +177,7 @@ class CsvFile(Reader):
                     f"{self.name} has no name for column {index + 1} in its first line; name it or leave it out (an "
                     "index of pandas is left out by to_csv(index=False))."
                 )
-            if columns.index(name) != index:
-                raise DataError(f"{self.name} has two columns '{name}'; give every column a name of its own.")
+        check_unique(columns, self.name)
         if all(is_number(name) for name in columns) and columns != [str(index) for index in range(len(columns))]:
             raise DataError(
                 f"{self.name} has only numbers in its first line ({', '.join(columns[:4])} ...); it needs the names of "
@@ -248,30 +249,48 @@ class _Part:
 
     indices: list[int]
     dtype: np.dtype[Any]
-    decimal: str
+    sign: _DecimalSign
+    _words: list[list[int]] = field(default_factory=list)
 
     def values(self, block: _Block, table: _Table) -> Array:
         """The numbers of a block, [lines, columns]."""
         cells = self._cells(block.rows)
         if self.dtype.kind == "T":
             return np.array(cells, self.dtype)
+        decimal = self.sign.of(itertools.chain.from_iterable(cells))
+        if self.dtype.kind != "b":
+            cells = self._with_truth_values(cells, block, table)
         try:
-            array = convert_cells(cells, self.decimal, self.dtype)
+            array = convert_cells(cells, decimal, self.dtype)
         except (ValueError, OverflowError, KeyError):
             array = None
         if array is not None and np.isfinite(array).all():
             return array
         for row, found in enumerate(cells):
             for index, cell in zip(self.indices, found, strict=True):
-                if not is_number(cell, self.decimal, self.dtype):
+                if not is_number(cell, decimal, self.dtype):
                     needed = {"f": "a number", "b": "true or false"}.get(self.dtype.kind, "a whole number")
                     range_ = (
-                        f" that {self.dtype} can hold"
-                        if is_number(cell, self.decimal) and self.dtype.kind != "b"
-                        else ""
+                        f" that {self.dtype} can hold" if is_number(cell, decimal) and self.dtype.kind != "b" else ""
                     )
                     raise table.error(block, row, index, needed + range_)
         raise AssertionError("a block does not convert, but every cell of it does")
+
+    def _with_truth_values(
+        self, cells: Sequence[Sequence[str]], block: _Block, table: _Table
+    ) -> Sequence[Sequence[str]]:
+        """Return the cells with 1 for true and 0 for false, in columns whose first cell is one of these words."""
+        if not self._words:
+            self._words.append([place for place, cell in enumerate(cells[0]) if is_truth_word(cell)])
+        if not self._words[0]:
+            return cells
+        changed = [list(row) for row in cells]
+        for place in self._words[0]:
+            for number, row in enumerate(changed):
+                if not is_truth_word(row[place]):
+                    raise table.error(block, number, self.indices[place], "true or false, as the cells above it")
+                row[place] = truth_digit(row[place])
+        return changed
 
     def _cells(self, rows: list[list[str]]) -> Sequence[Sequence[str]]:
         first, last = self.indices[0], self.indices[-1]
@@ -280,22 +299,67 @@ class _Part:
         return list(map(operator.itemgetter(*self.indices), rows))
 
 
+@dataclass
+class _DecimalSign:
+    """The decimal sign of a file's numbers, which all columns have in common.
+
+    Where it is not given and a semicolon separates the cells, the numbers tell: those with a comma have a decimal
+    comma. A point and a comma in one file leave it open, since one of them may group thousands.
+
+    Attributes:
+        name: What to call the file.
+        given: What the user said.
+        delimiter: What separates the cells.
+    """
+
+    name: str
+    given: str | None
+    delimiter: str
+    _seen: dict[str, str] = field(default_factory=dict)
+
+    def of(self, cells: Iterable[str]) -> str:
+        """Return the sign, after a look at more cells of numbers.
+
+        Raises:
+            DataError: They leave it open.
+        """
+        if self.given is not None:
+            return self.given
+        if self.delimiter != ";":
+            return "."
+        for cell in cells:
+            for sign in (".", ","):
+                if sign in cell and sign not in self._seen and (is_number(cell) or is_number(cell, ",")):
+                    self._seen[sign] = cell.strip()
+        if len(self._seen) > 1:
+            raise DataError(
+                f"{self.name} has numbers with a point ({self._seen['.']!r}) and numbers with a comma "
+                f"({self._seen[',']!r}), so that one of them may group thousands; say which is the decimal sign: "
+                "onnxtrain.data.CsvFile(path, decimal=',')."
+            )
+        return "," if "," in self._seen else "."
+
+
 class _Target:
     """The column of targets: whole numbers, numbers, or texts, as its first cell tells."""
 
-    def __init__(self, index: int, decimal: str) -> None:
-        self._index, self._decimal = index, decimal
-        self._texts: dict[str, int] = {}
+    def __init__(self, index: int, sign: _DecimalSign) -> None:
+        self._index, self._sign = index, sign
+        self._texts: GrowingTexts | None = None
         self._found: GrowingArray | None = None
 
     def add(self, block: _Block, table: _Table) -> None:
         """Read a block; an error names a cell without a value, or without a number where the first one has one."""
-        if self._found is None:
-            number = is_number(block.rows[0][self._index], self._decimal, finite=False)
-            self._found = GrowingArray((), np.dtype(np.int64) if number else _TEXT_NUMBER)
-        if self._found.dtype == _TEXT_NUMBER:
-            self._found.append(self._numbered(block, table))
+        if self._found is None and self._texts is None:
+            first = block.rows[0][self._index]
+            if is_number(first, self._sign.of([first]), finite=False):
+                self._found = GrowingArray((), np.dtype(np.int64))
+            else:
+                self._texts = GrowingTexts()
+        if self._texts is not None:
+            self._texts.append(self._cells(block, table))
             return
+        assert self._found is not None
         if self._found.dtype == np.int64:
             try:
                 self._found.append(self._values(block, table))
@@ -306,22 +370,19 @@ class _Target:
 
     def _values(self, block: _Block, table: _Table) -> Array:
         assert self._found is not None
-        return _Part([self._index], self._found.dtype, self._decimal).values(block, table)[:, 0]
+        return _Part([self._index], self._found.dtype, self._sign).values(block, table)[:, 0]
 
-    def _numbered(self, block: _Block, table: _Table) -> Array:
+    def _cells(self, block: _Block, table: _Table) -> list[str]:
         cells = [row[self._index].strip() for row in block.rows]
         if "" in cells:
             raise table.error(block, cells.index(""), self._index, "a value")
-        return np.array([self._texts.setdefault(cell, len(self._texts)) for cell in cells], _TEXT_NUMBER)
+        return cells
 
     def finish(self) -> Array:
         """All targets."""
-        assert self._found is not None
-        found = self._found.finish()
-        if found.dtype != _TEXT_NUMBER:
-            return found
-        texts = np.array(list(self._texts))
-        return GrowingArray.of(found, texts.dtype, texts.__getitem__).finish()
+        found = self._texts or self._found
+        assert found is not None
+        return found.finish()
 
 
 def _number_type(spec: TensorSpec) -> np.dtype[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import logging
 import os
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from onnxtrain.errors import DataError
-from onnxtrain.training.data.conversion import Array, check_possible
+from onnxtrain.training.data.conversion import Array, DeferredArray, check_possible
 from onnxtrain.training.data.safetensors_file import SAFETENSORS_SUFFIX, map_safetensors
 
 _logger = logging.getLogger(__name__)
@@ -25,16 +26,22 @@ _logger = logging.getLogger(__name__)
 _NPY_MAGIC: Final = b"\x93NUMPY"
 _ZIP_MAGICS: Final = (b"PK\x03\x04", b"PK\x05\x06")
 _ZIP_LOCAL_HEADER: Final = struct.Struct("<4s22xHH")
-# Compressed arrays up to this size are read into memory; larger ones go to a temporary file and are mapped.
+# Compressed arrays up to this size in all are read into memory; others go to a temporary file and are mapped.
 _READ_WHOLE_BYTES: Final = 64 * 2**20
 
 
 def read_arrays(path: str | os.PathLike[str]) -> dict[str, Array]:
+    """Open and decompress the arrays of a file or folder; see `open_arrays`."""
+    return {name: np.asanyarray(array) for name, array in open_arrays(path).items()}
+
+
+def open_arrays(path: str | os.PathLike[str]) -> dict[str, Array | DeferredArray]:
     """Open the arrays of a ``.npz``, ``.npy`` or ``.safetensors`` file, or of a folder of ``.npy`` files.
 
     What a file is, its content says, not its name. Arrays are memory-mapped and read-only: nothing is read
     until a batch needs it. Compressed members of a ``.npz`` cannot be mapped: small ones are read into
-    memory, larger ones are extracted once to an unnamed temporary file, which vanishes with the process.
+    memory, larger ones are extracted when they are needed, once, to an unnamed temporary file, which vanishes with the
+    process.
 
     Args:
         path: the file or folder.
@@ -48,10 +55,10 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, Array]:
     path = Path(path)
     try:
         if path.is_dir():
-            return _read_folder(path)
+            return {**_read_folder(path)}
         check_regular(path)
         if path.suffix.lower() == SAFETENSORS_SUFFIX:
-            return map_safetensors(path)
+            return {**map_safetensors(path)}
         with path.open("rb") as file:
             start = file.read(len(_NPY_MAGIC))
             file.seek(0, os.SEEK_END)
@@ -59,7 +66,7 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, Array]:
             if start == _NPY_MAGIC:
                 return {path.stem: _map_npy(file, 0, size, f"'{path}'")}
             if start.startswith(_ZIP_MAGICS):
-                return _read_npz(file, f"'{path}'")
+                return _read_npz(file, path)
     except FileNotFoundError as error:
         raise DataError(
             f"'{path}' does not exist; give a .npz, .npy or .csv file, or a folder of .npy files or pictures."
@@ -95,8 +102,39 @@ def _read_folder(folder: Path) -> dict[str, Array]:
     return arrays
 
 
-def _read_npz(file: IO[bytes], what: str) -> dict[str, Array]:
-    arrays: dict[str, Array] = {}
+def _extract(path: Path, member: zipfile.ZipInfo, what: str) -> Array:
+    """Decompress an array of a ``.npz`` file to a temporary file, and map that."""
+    size, folder = member.file_size, tempfile.gettempdir()
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise DataError(
+            f"{what} is compressed and needs {size / 1e9:.1f} GB in '{folder}', where {free / 1e9:.1f} GB are free; "
+            "write it with numpy.savez, which does not compress, or set TMPDIR to a larger disk."
+        )
+    _logger.warning(
+        "%s is compressed: %.1f GB are extracted to a temporary file; numpy.savez does not compress.", what, size / 1e9
+    )
+    try:
+        # It has no name in the file system: however the process ends, nothing is left behind.
+        with (
+            zipfile.ZipFile(path) as archive,
+            archive.open(member) as packed,
+            tempfile.TemporaryFile() as extracted,
+        ):
+            shutil.copyfileobj(packed, extracted, 2**20)
+            extracted.flush()
+            return _map_npy(extracted, 0, extracted.tell(), what)
+    except DataError:
+        raise
+    except OSError as error:
+        raise DataError(f"{what} cannot be extracted: {error.strerror or error}.") from error
+    except Exception as error:  # as when the file was opened
+        raise _damaged(f"'{path}'", error) from error
+
+
+def _read_npz(file: IO[bytes], path: Path) -> dict[str, Array | DeferredArray]:
+    arrays: dict[str, Array | DeferredArray] = {}
+    what, in_memory = f"'{path}'", 0
     try:
         with zipfile.ZipFile(file) as archive:
             for member in archive.infolist():
@@ -107,17 +145,26 @@ def _read_npz(file: IO[bytes], what: str) -> dict[str, Array]:
                 if member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1:
                     start = _data_offset(file, member)
                     arrays[name] = _map_npy(file, start, start + member.file_size, whose)
-                else:
-                    arrays[name] = _decompress(archive, member, whose)
+                    continue
+                with archive.open(member) as packed:
+                    if in_memory + member.file_size <= _READ_WHOLE_BYTES:
+                        in_memory += member.file_size
+                        arrays[name] = read_npy(packed.read(), whose)
+                        continue
+                    shape, _, dtype = _read_header(packed, 0, whose)
+                    _check_length(member.file_size - packed.tell(), shape, dtype, whose)
+                    arrays[name] = DeferredArray(shape, dtype, functools.partial(_extract, path, member, whose))
     except (DataError, OSError):
         raise
     except Exception as error:  # a damaged file breaks zipfile and zlib in more ways than they document
-        raise DataError(
-            f"{what} is truncated, damaged or not a .npz file ({_reason(error)}); write it again."
-        ) from error
+        raise _damaged(what, error) from error
     if not arrays:
         raise DataError(f"{what} holds no arrays; write them with numpy.savez, each under its input's name.")
     return arrays
+
+
+def _damaged(what: str, error: Exception) -> DataError:
+    return DataError(f"{what} is truncated, damaged or not a .npz file ({_reason(error)}); write it again.")
 
 
 def _data_offset(file: IO[bytes], member: zipfile.ZipInfo) -> int:
@@ -128,22 +175,6 @@ def _data_offset(file: IO[bytes], member: zipfile.ZipInfo) -> int:
         raise zipfile.BadZipFile(f"the header of {member.filename} is not where it should be")
     _, name_length, extra_length = _ZIP_LOCAL_HEADER.unpack(header)
     return int(member.header_offset + _ZIP_LOCAL_HEADER.size + name_length + extra_length)
-
-
-def _decompress(archive: zipfile.ZipFile, member: zipfile.ZipInfo, what: str) -> Array:
-    with archive.open(member) as packed:
-        if member.file_size <= _READ_WHOLE_BYTES:
-            return read_npy(packed.read(), what)
-        _logger.warning(
-            "%s is compressed: %.1f GB are extracted to a temporary file; numpy.savez does not compress.",
-            what,
-            member.file_size / 1e9,
-        )
-        # It has no name in the file system: however the process ends, nothing is left behind.
-        with tempfile.TemporaryFile() as extracted:
-            shutil.copyfileobj(packed, extracted, 2**20)
-            extracted.flush()
-            return _map_npy(extracted, 0, extracted.tell(), what)
 
 
 def read_npy(content: bytes, what: str) -> Array:

@@ -8,15 +8,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onnxtrain.errors import DataError
-from onnxtrain.training.data.conversion import Array, TensorSpec, kind_of, to_numpy
+from onnxtrain.training.data.conversion import Array, TensorSpec, kind_of
 from onnxtrain.training.data.naming import check_beside
+from onnxtrain.training.data.table_columns import NamedColumns, column_of, columns_of_table, in_order, some_names
 
 
 class Columns(NamedTuple):
     """Which columns of a table make the inputs.
 
     Attributes:
-        features: the columns that the only input takes side by side; ``None`` where every input is a column.
+        features: the columns that the only input takes side by side, in its order; ``None`` where every input is a
+            column.
         target: the column of targets; ``None`` where none is needed.
     """
 
@@ -29,8 +31,8 @@ def choose_columns(
 ) -> Columns:
     """Find inputs and target among the columns of a table.
 
-    Columns named like the model's inputs are these. A model with one input takes all columns side by side, in their
-    order, but the target and what goes beside the inputs.
+    Columns named like the model's inputs are these. A model with one input takes all columns side by side but the
+    target and what goes beside the inputs: in the order that the input has names for, or else in their own.
 
     Raises:
         DataError: there is no such column, or the columns do not make the inputs.
@@ -39,14 +41,17 @@ def choose_columns(
     specs = [spec for spec in specs if not spec.beside]
     check_beside(beside, columns, f"{what} has no column")
     if target is None and need_target:
-        raise DataError(f"{what} has the columns {_some(columns)}; say which is the target: target='{columns[-1]}'.")
+        raise DataError(
+            f"{what} has the columns {some_names(columns)}; say which is the target: target='{columns[-1]}'."
+        )
     if target is not None and target not in columns:
-        raise DataError(f"{what} has no column '{target}': it has {_some(columns)}.")
-    if all(spec.name in columns for spec in specs):
+        raise DataError(f"{what} has no column '{target}': it has {some_names(columns)}.")
+    held = set(columns)
+    missing = [spec.name for spec in specs if spec.name not in held]
+    if not missing:
         return Columns(None, target)
     if len(specs) > 1:
-        missing = [spec.name for spec in specs if spec.name not in columns]
-        raise DataError(f"{what} has no columns for the inputs {_some(missing)}: it has {_some(columns)}.")
+        raise DataError(f"{what} has no columns for the inputs {some_names(missing)}: it has {some_names(columns)}.")
     features = [name for name in columns if name != target and name not in beside]
     (spec,) = specs
     if spec.shape is not None and len(spec.shape) != 2:
@@ -54,7 +59,7 @@ def choose_columns(
             f"{what} has no column '{spec.name}', and its columns side by side make rank 2, but the input "
             f"'{spec.name}' has rank {len(spec.shape)}: {spec.describe_shape()}."
         )
-    return Columns(features, target)
+    return Columns(in_order(features, spec, what), target)
 
 
 def columns_of(spec: TensorSpec, features: list[str] | None) -> list[str]:
@@ -81,14 +86,9 @@ def check_width(columns: Columns, spec: TensorSpec, what: str) -> None:
             else f", or leave out the target by its name: target='{features[-1]}'"
         )
         raise DataError(
-            f"{what} has {count}{beside} ({_some(features)}), but the input '{spec.name}' takes "
+            f"{what} has {count}{beside} ({some_names(features)}), but the input '{spec.name}' takes "
             f"{wanted}; give it as many{hint}."
         )
-
-
-def is_frame(value: object) -> bool:
-    """Whether a value is a table with named columns."""
-    return hasattr(value, "columns") and hasattr(value, "__getitem__") and hasattr(value, "to_numpy")
 
 
 def match_frame(
@@ -99,18 +99,17 @@ def match_frame(
     Raises:
         DataError: there is no such column, or columns do not make the inputs.
     """
-    columns = [str(name) for name in frame.columns]
-    by_name = dict(zip(columns, frame.columns, strict=True))
-    chosen = choose_columns(columns, specs, "the table", target=target, need_target=need_target)
+    keys = columns_of_table(frame, "the table")
+    chosen = choose_columns([*keys], specs, "the table", target=target, need_target=need_target)
     features, target = chosen
-    targets = None if target is None else _column(frame, by_name[target], target)
+    targets = None if target is None else column_of(frame, keys[target], target)
     alone = [spec for spec in specs if features is None or spec.beside]
     found: dict[str, object] = {
-        spec.name: as_input(_column(frame, by_name[spec.name], spec.name), spec) for spec in alone
+        spec.name: as_input(column_of(frame, keys[spec.name], spec.name), spec) for spec in alone
     }
     if features is None:
         return found, targets
-    arrays = [_column(frame, by_name[name], name) for name in features]
+    arrays = [column_of(frame, keys[name], name) for name in features]
     for name, array in zip(features, arrays, strict=True):
         if kind_of(array.dtype) not in ("boolean", "integer", "float"):
             raise DataError(
@@ -118,17 +117,9 @@ def match_frame(
             )
     check_width(chosen, specs[0], "the table")
     joined = np.stack(arrays, axis=1) if arrays else np.empty((len(frame), 0))
-    return {specs[0].name: joined, **found}, targets
+    return {specs[0].name: NamedColumns(joined, tuple(features)), **found}, targets
 
 
 def as_input(column: Array, spec: TensorSpec) -> Array:
     """A column as an input takes it: as [N, 1] where it has rank 2."""
     return column[:, None] if spec.shape is not None and len(spec.shape) == 2 and column.ndim == 1 else column
-
-
-def _column(frame: Any, key: object, name: str) -> Array:
-    return to_numpy(frame[key], f"the column '{name}'")
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(f"'{name}'" for name in names[:8]) + (", ..." if len(names) > 8 else "")

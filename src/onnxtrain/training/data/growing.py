@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import IO, Any, Final, Self
 
 import numpy as np
@@ -72,3 +72,20 @@ class GrowingArray:
         self._file.flush()
         with self._file:
             return np.memmap(self._file, self.dtype, "r", 0, shape)
+
+
+class GrowingTexts:
+    """Texts that are written block by block, of which few differ: each is kept once."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._found = GrowingArray((), np.dtype(np.int32))
+
+    def append(self, block: Iterable[str]) -> None:
+        """Add texts at the end."""
+        self._found.append(np.array([self._numbers.setdefault(text, len(self._numbers)) for text in block], np.int32))
+
+    def finish(self) -> Array:
+        """Return all texts."""
+        texts = np.array(list(self._numbers), str)
+        return GrowingArray.of(self._found.finish(), texts.dtype, texts.__getitem__).finish()

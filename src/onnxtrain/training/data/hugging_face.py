@@ -11,7 +11,7 @@ from onnxtrain.errors import DataError
 from onnxtrain.training.data.conversion import Array, TensorSpec
 from onnxtrain.training.data.frames import as_input, check_width, choose_columns
 from onnxtrain.training.data.naming import check_beside
-from onnxtrain.training.data.pictures import Layout, pixels_of
+from onnxtrain.training.data.pictures import Layout, check_pixel_count, pixels_of
 
 
 class HuggingFaceExamples:
@@ -39,17 +39,20 @@ class HuggingFaceExamples:
         check_beside(beside, names, "the dataset has no column")
         others = [name for name in names if name != target and name not in beside]
         self._features: list[str] | None = None
+        self.columns: dict[str, tuple[str, ...]] = {}
         known = target in names if need_target else target is None
-        if known and len(specs) - len(beside) == len(others) == 1:
+        if known and len(specs) - len(beside) == len(others) == 1 and not _is_table(dataset, others[0], specs[0]):
             self._columns = {specs[0].name: others[0], **{name: name for name in beside}}
         else:
             chosen = choose_columns(names, specs, "the dataset", target=target, need_target=need_target)
             self._features = chosen.features
             if chosen.features is not None:
                 check_width(chosen, specs[0], "the dataset")
+                self.columns = {specs[0].name: tuple(chosen.features)}
             self._columns = {spec.name: spec.name for spec in specs}
         self._target = target if need_target else None
         self._names = _class_names(dataset, self._target)
+        self.declared_labels = tuple(self._names or ())
         self._dataset = dataset.select_columns(
             [
                 *(self._features or self._columns.values()),
@@ -80,8 +83,16 @@ class HuggingFaceExamples:
         return as_input(_numbers(column, spec.name), spec)
 
     def _labels(self, column: Sequence[Any]) -> Array:
-        values = np.asarray(column)
-        return values if self._names is None or values.dtype.kind not in "iu" else np.array(self._names)[values]
+        values: Array = np.asarray(column)
+        if self._names is None or values.dtype.kind not in "iu":
+            return values
+        unknown = values[(values < 0) | (values >= len(self._names))]
+        if len(unknown):
+            raise DataError(
+                f"the column '{self._target}' holds {unknown[0]}, which is none of its {len(self._names)} class names; "
+                "leave such examples out with dataset.filter."
+            )
+        return np.array(self._names)[values]
 
     def all_targets(self) -> Array | None:
         """The whole column of targets."""
@@ -119,6 +130,14 @@ def _class_names(dataset: Any, target: str | None) -> list[str] | None:
     return None if names is None else list(names)
 
 
+def _is_table(dataset: Any, name: str, spec: TensorSpec) -> bool:
+    """Return whether a column of one number for each example is all columns of a table."""
+    if spec.shape is None or len(spec.shape) != 2:
+        return False
+    kind = getattr((dataset.features or {}).get(name), "dtype", "")
+    return str(kind).startswith(("int", "uint", "float", "bool"))
+
+
 def _numbers(column: Sequence[Any], name: str) -> Array:
     """A column as an array.
 
@@ -137,6 +156,8 @@ def _numbers(column: Sequence[Any], name: str) -> Array:
 
 def _pictures(column: Sequence[Any], spec: TensorSpec) -> Array:
     layout = Layout.of(spec, "the dataset")
+    for image in column:
+        check_pixel_count(image, "a picture of the dataset")
     found = [layout.arranged(pixels_of(image, layout.channels, layout.size)) for image in column]
     if any(pixels.shape != found[0].shape for pixels in found):
         raise DataError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Self
 
@@ -62,6 +63,7 @@ class IterableDataset(Dataset):
         self._adapt: dict[str | None, Callable[[Array], Array]] = {}
         self._weights: tuple[str, TensorSpec] | None = None
         self._epochs_read = [0]  # shared by all copies: a one-shot iterator is used up for each of them
+        self._columns: dict[str, tuple[str, ...]] = {}  # of the first batch; shared by all copies
 
     @property
     def targets(self) -> Array | None:
@@ -70,6 +72,18 @@ class IterableDataset(Dataset):
             return None
         targets = self._matched(self._source[0], "batch 0")[1]
         return None if targets is None else self._adapted(targets, "the target array of batch 0")
+
+    @property
+    def columns(self) -> dict[str, tuple[str, ...]]:
+        """The names of the columns of tables, as the batches had them that have been read."""
+        return dict(self._columns)
+
+    def in_order_of(self, specs: Sequence[TensorSpec]) -> Self:
+        """Return the same data with named columns in the order of a model; see `Dataset.in_order_of`."""
+        known = {spec.name: spec for spec in specs if spec.columns is not None}
+        result = copy.copy(self)
+        result._specs = {name: known.get(name, spec) for name, spec in self._specs.items()}
+        return result
 
     def values(self, name: str) -> Array | None:
         """An array of the first batch of a list; see `targets`."""
@@ -178,7 +192,13 @@ class IterableDataset(Dataset):
         if key in self._others:
             what = f"target '{key}' of {name}"
             return Column.checked(self._adapted(value, what, key), self._target_specs.get(key), what)
-        return Column.checked(value, self._specs[key], f"input '{key}' of {name}")
+        spec = self._specs[key]
+        if spec.columns is None and key in self._columns:
+            spec = dataclasses.replace(spec, columns=self._columns[key])
+        column = Column.checked(value, spec, f"input '{key}' of {name}")
+        if column.names is not None:
+            self._columns.setdefault(key, column.names)
+        return column
 
     def _matched(self, item: object, name: str) -> tuple[dict[str, object], object | None]:
         specs = [*self._specs.values(), *self._others.values()]

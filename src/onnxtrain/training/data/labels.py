@@ -2,40 +2,63 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 
-from onnxtrain.errors import DataError, ModelError
+from onnxtrain.errors import DataError
 from onnxtrain.graph.value import Dimension
-from onnxtrain.model.file import ModelFile
-from onnxtrain.training.data.cells import is_number
+from onnxtrain.training.data.cells import are_truth_values, is_number, to_truth_values
 from onnxtrain.training.data.conversion import Array, kind_of
 from onnxtrain.training.data.growing import GrowingArray
-
-LABELS = "onnxtrain.labels"
-"""The key of labels in a model's metadata."""
 
 _BLOCK = 2**18
 """How many targets are looked at at a time."""
 
 
-def learn_labels(targets: Array, classes: int | None) -> tuple[str, ...]:
-    """The texts among targets in alphabetical order: the first is class 0.
+def learn_labels(targets: Array, classes: int | None, declared: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the texts among targets in alphabetical order: the first is class 0.
+
+    Args:
+        targets: The targets.
+        classes: How many classes the model has, where that is known.
+        declared: The labels that the data declare, also those without an example. They count unless they are more than
+            the classes.
 
     Raises:
         DataError: There is only one, or there are more than classes.
     """
-    labels = tuple(sorted({str(label) for block in _texts(targets) for label in np.unique(block)}))
+    found = {str(label) for block in _texts(targets) for label in np.unique(block)}
+    if declared and (classes is None or len(declared) <= classes):
+        found |= set(declared)
+    labels = tuple(sorted(found))
     if len(labels) < 2:
-        raise DataError(f"the targets hold one text only ({_some(labels)}), so there is nothing to tell apart.")
+        raise DataError(f"the targets hold one text only ({some_labels(labels)}), so there is nothing to tell apart.")
     if classes is not None and len(labels) > classes:
         raise DataError(
-            f"the targets hold {len(labels)} different texts ({_some(labels)}), but the model has {classes} classes."
+            f"the targets hold {len(labels)} different texts ({some_labels(labels)}), but the model has {classes} "
+            "classes."
         )
     return labels
+
+
+def fewer_labels(labels: Sequence[str], classes: int) -> str:
+    """Return what to say where data have fewer labels than the model has classes."""
+    return (
+        f"The model tells {classes} classes apart, but the targets hold {len(labels)} labels ({some_labels(labels)}), "
+        f"which become its classes 0 to {len(labels) - 1}. Where they are other classes of it, set trainer.labels to "
+        f"the labels of all {classes} in their order; where they are all, give the model a head of {len(labels)} "
+        f"classes with onnxtrain.replace_head or --new-head {len(labels)}."
+    )
+
+
+def no_labels(labels: Sequence[str], classes: int | None) -> str:
+    """Return what to say where nothing tells which label is which class."""
+    has = f"has {classes} classes" if classes is not None else "came without its labels"
+    return (
+        f"the targets hold the labels {some_labels(labels)}, but the model {has}, and nothing tells which label is "
+        "which class; keep the .labels.json file that onnxtrain writes beside a model, or give the numbers of classes."
+    )
 
 
 def to_indices(targets: Array, labels: Sequence[str]) -> Array:
@@ -52,7 +75,7 @@ def to_indices(targets: Array, labels: Sequence[str]) -> Array:
         wrong = known[places] != texts
         if wrong.any():
             raise DataError(
-                f"the target {str(texts[wrong][0])!r} is none of the labels of this model: {_some(labels)}."
+                f"the target {str(texts[wrong][0])!r} is none of the labels of this model: {some_labels(labels)}."
             )
         found.append(order[places])
     return found.finish().reshape(targets.shape)
@@ -82,41 +105,9 @@ def _blocks(targets: Array) -> Iterator[Array]:
         yield flat[start : start + _BLOCK]
 
 
-def _some(labels: Sequence[str]) -> str:
+def some_labels(labels: Sequence[str]) -> str:
+    """List labels as a message shows them."""
     return ", ".join(map(repr, labels[:8])) + (", ..." if len(labels) > 8 else "")
-
-
-def labels_file(model: Path) -> Path:
-    """Where the labels of a model are kept: ``tuned.labels.json`` beside ``tuned.onnx``."""
-    return model.with_suffix(".labels.json")
-
-
-def labels_text(labels: Sequence[str]) -> str:
-    """Labels as they are written: a JSON list."""
-    return json.dumps(list(labels), ensure_ascii=False, indent=1)
-
-
-def read_labels(model: ModelFile) -> tuple[str, ...] | None:
-    """The labels beside a model, else those in its metadata; ``None`` where there are none.
-
-    Raises:
-        ModelError: The file or the entry does not hold a list of texts.
-    """
-    path = None if model.path is None else labels_file(model.path)
-    try:
-        if path is not None and path.is_file():
-            where, text = repr(str(path)), path.read_text(encoding="utf-8")
-        else:
-            texts = [entry.value for entry in model.proto.metadata_props if entry.key == LABELS]
-            if not texts:
-                return None
-            where, text = f"The model's metadata entry {LABELS!r}", texts[0]
-        found = json.loads(text)
-    except (ValueError, OSError) as error:
-        raise ModelError(f"The labels in {str(path)!r} cannot be read: {error}.") from error
-    if not isinstance(found, list) or not found or not all(isinstance(label, str) for label in found):
-        raise ModelError(f"{where} needs a JSON list of texts, the labels of the classes in order.")
-    return tuple(found)
 
 
 def as_classes(targets: Array, prediction: Sequence[Dimension], axis: int) -> Array:
@@ -144,8 +135,13 @@ def _are_whole(block: Array) -> bool:
 
 
 def as_numbers(targets: Array, prediction: Sequence[Dimension]) -> Array:
-    """Numbers in the shape of the prediction, where only a last axis of size 1 is missing, or is too many."""
+    """Return numbers in the shape of the prediction, where only a last axis of size 1 is missing, or is too many.
+
+    The texts true and false become 1 and 0.
+    """
     rank = len(prediction)
+    if kind_of(targets.dtype) == "string" and all(map(are_truth_values, _blocks(targets))):
+        targets = GrowingArray.of(targets, np.dtype(bool), to_truth_values).finish()
     if rank and targets.ndim == rank - 1 and prediction[-1] == 1:
         return targets[..., None]
     if targets.ndim == rank + 1 and targets.shape[-1] == 1:

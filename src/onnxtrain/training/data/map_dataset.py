@@ -13,13 +13,22 @@ from onnxtrain.training.data.array_dataset import epoch_order
 from onnxtrain.training.data.base import Batch, check_not_negative, checked_batch_size
 from onnxtrain.training.data.conversion import Array, TensorSpec, kind_of, to_numpy
 from onnxtrain.training.data.iterable_dataset import IterableDataset
+from onnxtrain.training.data.table_columns import in_order
 
 _LOOKED_AT: Final = 32
 """So many examples tell what targets are, before the first epoch."""
 
 
 class Examples(Protocol):
-    """What a `MapDataset` reads."""
+    """What a `MapDataset` reads.
+
+    Attributes:
+        columns: The names of columns side by side, by input.
+        declared_labels: The labels that the data declare.
+    """
+
+    columns: dict[str, tuple[str, ...]]
+    declared_labels: tuple[str, ...]
 
     def __len__(self) -> int:
         """How many there are."""
@@ -89,6 +98,24 @@ class MapDataset(IterableDataset):
             raise DataError(f"{name} is empty; at least one example is needed.")
 
     @property
+    def columns(self) -> dict[str, tuple[str, ...]]:
+        """The names of the columns of tables, as far as they are known."""
+        return {**super().columns, **self._examples.columns}
+
+    @property
+    def declared_labels(self) -> Sequence[str]:
+        """The labels that the data declare for their targets."""
+        return self._examples.declared_labels
+
+    def in_order_of(self, specs: Sequence[TensorSpec]) -> Self:
+        """Return the same data with named columns in the order of a model; see `Dataset.in_order_of`."""
+        for spec in specs:
+            names = self._examples.columns.get(spec.name)
+            if names is not None and in_order(names, spec, self.name) != list(names):
+                raise DataError(f"{self.name} was opened for another order of its columns; give the dataset itself.")
+        return super().in_order_of(specs)
+
+    @property
     def targets(self) -> Array | None:
         """Those of the first examples; of all where they are texts, so that every class is known."""
         if not self._need_target:
@@ -154,6 +181,8 @@ class IndexedExamples:
 
     def __init__(self, source: Any, name: str) -> None:
         self._source, self._name = source, name
+        self.columns: dict[str, tuple[str, ...]] = {}
+        self.declared_labels: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self._source)

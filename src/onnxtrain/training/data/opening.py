@@ -12,13 +12,14 @@ from onnxtrain.errors import DataError
 from onnxtrain.training.data.array_dataset import ArrayDataset
 from onnxtrain.training.data.base import Dataset
 from onnxtrain.training.data.conversion import TensorSpec, is_array_like
-from onnxtrain.training.data.files import read_arrays
-from onnxtrain.training.data.frames import is_frame, match_frame
+from onnxtrain.training.data.files import open_arrays
+from onnxtrain.training.data.frames import match_frame
 from onnxtrain.training.data.hugging_face import HuggingFaceExamples, is_hugging_face, refuse_other_kinds
 from onnxtrain.training.data.iterable_dataset import IterableDataset
 from onnxtrain.training.data.map_dataset import Examples, IndexedExamples, MapDataset, is_map_style
 from onnxtrain.training.data.naming import is_batch_list, joined, match_batch, match_names, match_positions
 from onnxtrain.training.data.reader import Reader
+from onnxtrain.training.data.table_columns import is_frame
 
 
 def open_dataset(
@@ -55,7 +56,9 @@ def open_dataset(
             - an array, for a model with one input, when no targets are needed;
             - an iterable of batches, each a mapping or ``(inputs, targets)``: a list, a PyTorch-style loader;
             - a function without arguments that returns an iterator of batches;
-            - a `Dataset`, which is returned as it is.
+            - a `Dataset`.
+
+            Tables have names: their columns are brought into the order of ``columns`` of the input's spec.
         specs: what the model needs of its inputs, in their order.
         target: the name of the target, needed when several arrays are left.
         target_spec: type and shape that the loss needs; None takes the targets as they are.
@@ -74,7 +77,7 @@ def open_dataset(
     (3, dtype('float32'))
     """
     if isinstance(source, Dataset):
-        return source
+        return source.in_order_of(specs)
     wanted = [*specs, *(TensorSpec(name, np.dtype(np.float32), beside=True) for name in others)]
     if others and isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], Mapping):
         source = joined(source[0], source[1], wanted, "the data")
@@ -127,7 +130,7 @@ def _match_source(
     if reader is not None:
         return *reader.read(specs, target=target, need_target=need_target), reader.name
     if isinstance(source, str | os.PathLike):
-        name, arrays = f"'{Path(source)}'", read_arrays(source)
+        name, arrays = f"'{Path(source)}'", open_arrays(source)
         if Path(source).is_file() and len(arrays) == len(specs) == 1 and not need_target and target is None:
             arrays = {specs[0].name: next(iter(arrays.values()))}  # the only array for the only input
         return *match_names(arrays, specs, name, target=target, need_target=need_target), name
@@ -135,6 +138,10 @@ def _match_source(
         return *match_frame(source, specs, target=target, need_target=need_target), "the table"
     if isinstance(source, Mapping) or is_array_like(source):
         return *match_batch(source, specs, name, target=target, need_target=need_target), name
+    if isinstance(source, tuple) and len(source) == 2 and is_frame(source[0]) and is_array_like(source[1]):
+        inputs = [spec for spec in specs if not spec.beside]
+        if len(inputs) == len(specs) > 1:  # a column for each input
+            return match_frame(source[0], specs, target=None, need_target=False)[0], source[1], name
     if isinstance(source, list | tuple) and source and not is_batch_list(source):
         return *match_positions(source, specs, name, target=target, need_target=need_target), name
     return None

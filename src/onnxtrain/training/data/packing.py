@@ -159,6 +159,8 @@ class PackedExamples:
 
     def __init__(self, packed: PackedSequences, specs: Sequence[TensorSpec], *, need_target: bool = True) -> None:
         self._packed, self._need_target = packed, need_target
+        self.columns: dict[str, tuple[str, ...]] = {}
+        self.declared_labels: tuple[str, ...] = ()
         self._inputs = {spec.name: _role(spec) for spec in specs}
         self._formed = {spec.name: _form(spec) for spec in specs if self._inputs[spec.name] == "attention_mask"}
         roles = list(self._inputs.values())

@@ -15,14 +15,15 @@ from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.data.conversion import Array, TensorSpec
 from onnxtrain.training.data.files import check_regular
 from onnxtrain.training.data.frames import as_input, check_width, choose_columns, columns_of
-from onnxtrain.training.data.growing import GrowingArray
+from onnxtrain.training.data.growing import GrowingArray, GrowingTexts
 from onnxtrain.training.data.reader import Reader
+from onnxtrain.training.data.table_columns import NamedColumns, check_unique
 
 PARQUET_SUFFIXES: Final = (".parquet", ".pq", ".arrow", ".feather")
 
 _PARQUET_MAGIC: Final = b"PAR1"
-# How many examples are converted at a time.
-_BLOCK_ROWS: Final = 2**16
+# How many values are converted at a time.
+_BLOCK_VALUES: Final = 2**22
 
 
 @checks_arguments
@@ -31,7 +32,7 @@ class ParquetFile(Reader):
     """A Parquet file, or one in Arrow's file format (Feather).
 
     Columns named like the model's inputs are these; a model with one input of rank 2 takes all columns but the target
-    side by side, in their order. Columns hold numbers or truth values, those of targets and of text inputs may hold
+    side by side. Columns hold numbers or truth values, those of targets and of text inputs may hold
     texts, also as categories. No value may be missing. The file is read once, and its inputs are kept: in memory, or
     from 64 MiB on in a temporary file.
 
@@ -69,9 +70,7 @@ class ParquetFile(Reader):
         )
         schema = file.schema_arrow if in_parquet else file.schema
         columns = [str(name) for name in schema.names]
-        twice = next((name for name in columns if columns.count(name) > 1), None)
-        if twice is not None:
-            raise DataError(f"{self.name} has two columns '{twice}'; give every column a name of its own.")
+        check_unique(columns, self.name)
         chosen = choose_columns(columns, specs, self.name, target=target, need_target=need_target)
         features, target = chosen
         label = target if need_target else None
@@ -82,28 +81,34 @@ class ParquetFile(Reader):
         }
         if features is not None:
             check_width(chosen, specs[0], self.name)
-        arrays = [GrowingArray((len(group),), np.result_type(*(types[name] for name in group))) for group in groups]
-        targets: list[Array] = []
+        kinds = [np.result_type(*{types[name] for name in group}) for group in groups]
+        arrays = [GrowingArray((len(group),), kind) for group, kind in zip(groups, kinds, strict=True)]
+        targets: GrowingArray | GrowingTexts | None = None
+        if label is not None:
+            targets = GrowingTexts() if types[label].kind == "O" else GrowingArray((), types[label])
         read = 0
-        for block in _blocks(file, names, in_parquet):
-            values = {name: _values(block.column(name), name, read) for name in names}
+        for block in _blocks(file, names, in_parquet, max(1, _BLOCK_VALUES // len(names))):
+            columns_read = dict(zip(block.schema.names, block.columns, strict=True))
+            values = {name: _values(columns_read[name], name, read) for name in names}
             for group, array in zip(groups, arrays, strict=True):
                 array.append(np.stack([values[name] for name in group], axis=1))
-            targets += [values[label]] if label else []
+            if targets is not None and label is not None:
+                targets.append(values[label])
             read += block.num_rows
         if not read:
             raise DataError(f"{self.name} has columns, but no rows; it needs one for every example.")
         inputs: dict[str, object] = {}
         for spec, array in zip(specs, arrays, strict=True):
             found = array.finish()
-            inputs[spec.name] = as_input(found[:, 0], spec) if features is None or spec.beside else found
-        return inputs, np.concatenate(targets) if label else None
+            alone = features is None or spec.beside
+            inputs[spec.name] = as_input(found[:, 0], spec) if alone else NamedColumns(found, tuple(features or ()))
+        return inputs, None if targets is None else targets.finish()
 
 
-def _blocks(file: Any, names: list[str], in_parquet: bool) -> Iterator[Any]:
+def _blocks(file: Any, names: list[str], in_parquet: bool, rows: int) -> Iterator[Any]:
     """The file in record batches."""
     if in_parquet:
-        yield from file.iter_batches(_BLOCK_ROWS, columns=names)
+        yield from file.iter_batches(rows, columns=names)
     else:
         yield from (file.get_batch(index) for index in range(file.num_record_batches))
 

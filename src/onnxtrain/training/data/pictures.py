@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import threading
 import types
 import warnings
 from collections import deque
@@ -23,6 +25,12 @@ from onnxtrain.training.data.rescaled import Rescaled
 _logger = logging.getLogger(__name__)
 
 SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+
+MOST_PIXELS: Final = 2**26
+"""Larger pictures are not read: one of 67 million pixels takes 0.6 GB while it is decoded."""
+
+_LARGE_PIXELS: Final = 2**23
+"""Larger pictures are decoded one at a time."""
 
 _THREADS: Final = min(8, os.cpu_count() or 1)
 """How many pictures are decoded at a time: decoders let go of Python's lock."""
@@ -104,6 +112,8 @@ def _read_pixels(found: Iterable[Picture], layout: Layout, skip_broken: bool, wa
     broken: list[str] = []
     index = -1
     for index, (picture, pixels) in enumerate(_decoded(found, layout)):
+        if isinstance(pixels, DataError) and not skip_broken:
+            raise pixels
         if isinstance(pixels, Exception):
             _logger.debug("'%s' cannot be read: %s", picture.name, pixels)
             broken.append(picture.name)
@@ -143,8 +153,6 @@ def _decoded(found: Iterable[Picture], layout: Layout) -> Iterator[tuple[Picture
 def _attempt(pillow: types.ModuleType, picture: Picture, layout: Layout) -> Array | Exception:
     try:
         return _pixels(pillow, picture, layout.channels, layout.size)
-    except DataError:
-        raise
     except Exception as error:  # a damaged picture breaks Pillow in more ways than it documents
         return error
 
@@ -210,7 +218,7 @@ def _pixels(pillow: types.ModuleType, picture: Picture, channels: int, size: tup
     """A picture as bytes [H, W, C].
 
     Raises:
-        DataError: it has more than 8 bits for each channel.
+        DataError: it has more than 8 bits for each channel, or too many pixels.
     """
     from PIL import ImageOps
 
@@ -220,7 +228,26 @@ def _pixels(pillow: types.ModuleType, picture: Picture, channels: int, size: tup
             raise DataError(
                 f"'{picture.name}' has more than 8 bits for each pixel (mode {opened.mode}); save it with 8."
             )
-        return pixels_of(ImageOps.exif_transpose(opened), channels, size)
+        check_pixel_count(opened, f"'{picture.name}'")
+        with _one_large_picture if opened.width * opened.height > _LARGE_PIXELS else contextlib.nullcontext():
+            ImageOps.exif_transpose(opened, in_place=True)
+            return pixels_of(opened, channels, size)
+
+
+_one_large_picture: Final = threading.Lock()
+
+
+def check_pixel_count(image: Any, what: str) -> None:
+    """Refuse a picture before it is decoded that would take much memory.
+
+    Raises:
+        DataError: it has too many pixels.
+    """
+    if image.width * image.height > MOST_PIXELS:
+        raise DataError(
+            f"{what} has {image.width} x {image.height} pixels; pictures are read up to {MOST_PIXELS // 10**6} million "
+            "pixels: make it smaller."
+        )
 
 
 def pixels_of(image: Any, channels: int, size: tuple[int, int] | None) -> Array:

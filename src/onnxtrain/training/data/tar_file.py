@@ -23,6 +23,9 @@ from onnxtrain.training.data.reader import Reader
 
 TAR_SUFFIXES: Final = (".tar", ".tar.gz", ".tgz")
 
+MOST_MEMBER_BYTES: Final = 2**28
+"""Larger files of an example are not read: each is in memory as a whole, however small its archive is."""
+
 _TARGETS: Final = (".cls", ".label", ".txt", ".json")
 
 
@@ -125,6 +128,11 @@ class TarFile(Reader):
                     folder, _, file = member.name.rpartition("/")
                     stem, dot, rest = file.partition(".")
                     key = f"{folder}/{stem}" if folder else stem
+                    if member.size > MOST_MEMBER_BYTES:
+                        raise DataError(
+                            f"the file '{member.name}' in {self.name} has {member.size:,} bytes; files of an example "
+                            f"are read up to {MOST_MEMBER_BYTES // 2**20} MiB: give the data as .npy or .npz files."
+                        )
                     opened = archive.extractfile(member)
                     if opened is None:
                         continue

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from onnxtrain.errors import DataError
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.model.file import ModelFile
 from onnxtrain.model.validity import refuses_invalid
@@ -15,7 +16,9 @@ from onnxtrain.runtime.device_states import new_states
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.data import Dataset, open_dataset
-from onnxtrain.training.data.labels import read_labels
+from onnxtrain.training.data.conversion import kind_of
+from onnxtrain.training.data.data_names import read_names
+from onnxtrain.training.data.labels import learn_labels, no_labels
 from onnxtrain.training.inference.evaluation import Evaluator
 from onnxtrain.training.losses.heads import Metrics
 from onnxtrain.training.losses.loss_choice import LossLike
@@ -63,18 +66,22 @@ def evaluate(
     """
     specification = Specification.of(model, loss, output=output, options=options)
     objective = prepare(specification, table=())
-    labels = read_labels(specification.model)
+    names = read_names(specification.model)
+    labels, inputs = names.labels, names.specs(objective.inputs)
 
     def adapted(dataset: Dataset, targets: Targets, name: str | None) -> Dataset:
+        found = dataset.targets if name is None else None
+        if labels is None and found is not None and kind_of(found.dtype) == "string" and targets.take_labels:
+            raise DataError(no_labels(learn_labels(found, None), targets.classes))
         return dataset.adapting(lambda array: targets.adapt(array, labels), name)
 
     wanted = objective.targets is not None
     if wanted:
-        dataset, forms = open_with_targets(objective, data, target=target, adapted=adapted)
+        dataset, forms = open_with_targets(objective, data, inputs=inputs, target=target, adapted=adapted)
         objective = objective.with_form(forms)
         dataset = objective.expected(dataset)
     else:
-        dataset = open_dataset(data, objective.inputs, target=target, need_target=False, validate=False)
+        dataset = open_dataset(data, inputs, target=target, need_target=False, validate=False)
     objective.validate(dataset, labels=wanted)
     options = specification.options
     return Evaluator(objective, new_states({}, options), options).evaluate(dataset, batch_size, metrics)
@@ -125,11 +132,13 @@ def outputs(
     options: RuntimeOptions | None = None,
 ) -> dict[str, np.ndarray]:
     """What :func:`predict` returns, by name also where the model has one output."""
-    working = ModelFile.load(model).training_model()
+    file = ModelFile.load(model)
+    working = file.training_model()
     leave_out_pasts(working)
     infer_shapes(working)
     set_inference(working)
     objective = of_model(working)
-    dataset = open_dataset(data, objective.inputs, target=target, need_target=False)
+    inputs = read_names(file).specs(objective.inputs)
+    dataset = open_dataset(data, inputs, target=target, need_target=False)
     options = options or RuntimeOptions()
     return Evaluator(objective, new_states({}, options), options).predict(dataset, batch_size)
