@@ -19,9 +19,9 @@ from onnxtrain.runtime.step import StepSession
 from onnxtrain.training.data import Batch, Dataset
 from onnxtrain.training.data.shares import shared
 from onnxtrain.training.losses.base import Loss
-from onnxtrain.training.losses.heads import Metrics
+from onnxtrain.training.losses.heads import HeadMetric, Metrics
 from onnxtrain.training.losses.partial_batches import batch_axes, joined_axis
-from onnxtrain.training.metrics.base import Collector, MeanAccumulator
+from onnxtrain.training.metrics.base import MeanAccumulator
 from onnxtrain.training.objective import Objective
 from onnxtrain.training_info.entry import Entry
 
@@ -56,7 +56,7 @@ class _Part:
     Attributes:
         number: That of the batch.
         losses: Each with its weight.
-        metrics: What each metric keeps.
+        metrics: The state of each metric.
     """
 
     number: int
@@ -110,8 +110,8 @@ class Evaluator:
         batch_size: int,
         metrics: Metrics,
         communicator: Communicator = Single(),  # noqa: B008 - it has no state
-    ) -> dict[str, float]:
-        """Averages of loss and metrics over a dataset; sums of losses that are sums.
+    ) -> dict[str, Any]:
+        """Loss and metrics of a dataset: averages of losses, sums of those that are sums.
 
         Of several processes each takes a batch in turn; the averages are the same bits, in all of them.
 
@@ -123,7 +123,7 @@ class Evaluator:
         self.check(dataset)
         heads = {head.name: head for head in objective.heads}
         losses = {name: _Total(loss) for name, loss in self._losses(objective)}
-        found = {metric.name: metric.start() for metric in resolved}
+        states = [each.metric.start() for each in resolved]
         parts: list[_Part] = []
         for number, batch in self._batches(dataset, batch_size, communicator):
             feeds = objective.inputs_of(batch)
@@ -136,18 +136,18 @@ class Evaluator:
             targets = objective.targets_of(batch)
             results = session.run(feeds | targets)
             of_losses = [(float(results[name]), float(results[f"{name}{_WEIGHT}"])) for name in losses]
-            of_metrics = []
-            for metric in resolved:
-                head = heads[getattr(metric, "output", str(objective.output.name))]
-                given = results[str((head.output if metric.of_output else head.prediction).name)]
+            updated = []
+            for _, head, metric in resolved:
+                own_head = heads[head.name]
+                given = results[str((own_head.output if metric.of_output else own_head.prediction).name)]
                 real = given[: batch.size] if session is self._partial else given
-                of_metrics.append(found[metric.name].part(targets[head.targets.name], real))
-            parts.append(_Part(number, of_losses, of_metrics))
+                updated.append(metric.update(metric.start(), targets[own_head.targets.name], real))
+            parts.append(_Part(number, of_losses, updated))
             if communicator.size == 1:
-                self._take(parts, losses, [found[metric.name] for metric in resolved])
+                self._take(parts, losses, resolved, states)
         everybody = [part for of_rank in communicator.gather_objects(parts) for part in of_rank]
         everybody.sort(key=lambda part: part.number)
-        self._take(everybody, losses, [found[metric.name] for metric in resolved])
+        self._take(everybody, losses, resolved, states)
         measured = {name: total.value for name, total in losses.items()}
         if objective.others:
             weights = [head.targets.loss.weight for head in objective.heads]
@@ -159,7 +159,10 @@ class Evaluator:
         else:
             (whole,) = measured.values()
             measured = {"loss": whole}
-        return {**measured, **{name: collected.value for name, collected in found.items()}}
+        return {
+            **measured,
+            **{each.name: each.metric.result(state) for each, state in zip(resolved, states, strict=True)},
+        }
 
     def _weights_in(self, feeds: Mapping[str, np.ndarray]) -> list[str]:
         """What the examples' weights are called, where they have some."""
@@ -176,13 +179,15 @@ class Evaluator:
                 yield from ((number, piece) for piece in ([batch] if fixed is None else fixed.pieces(iter([batch]))))
 
     @staticmethod
-    def _take(parts: list[_Part], losses: Mapping[str, _Total], found: Sequence[Collector]) -> None:
+    def _take(
+        parts: list[_Part], losses: Mapping[str, _Total], metrics: Sequence[HeadMetric], states: list[Any]
+    ) -> None:
         """Add up what was measured on batches, in this order, and forget it."""
         for part in parts:
             for total, of_loss in zip(losses.values(), part.losses, strict=True):
                 total.add(*of_loss)
-            for collector, of_metric in zip(found, part.metrics, strict=True):
-                collector.take(of_metric)
+            for index, of_metric in enumerate(part.metrics):
+                states[index] = metrics[index].metric.merge(states[index], of_metric)
         parts.clear()
 
     def _losses(self, objective: Objective) -> list[tuple[str, Loss | None]]:
