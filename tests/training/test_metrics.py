@@ -203,7 +203,7 @@ def test_a_metric_that_does_not_exist():
         OptionError, match=r"there is no metric 'accurac'\. Did you mean 'accuracy'\? Use accuracy, softmax_.*huber"
     ):
         resolve_metric("accurac")
-    with pytest.raises(OptionError, match="not a int 3"):
+    with pytest.raises(OptionError, match="not an int 3"):
         resolve_metric(3)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
 from onnxtrain.errors import CheckpointError, OptionError
@@ -81,8 +81,8 @@ def fit(
         schedule: Learning rate by step: ``"cosine"``, ``"warmup(100)+linear"``, ``"step(30, 0.1)"`` ..., an
             object of :mod:`onnxtrain.training.schedules`, or a function; constant by default. A text starts from
             the trainer's learning rate.
-        metrics: What to measure on the validation data: names or functions of (y_true, y_pred); by output where several
-            have losses.
+        metrics: What to measure on the validation data: names (``"accuracy,f1"``, or a list) or functions of (y_true,
+            y_pred), which see all data at once; by output where several have losses.
         shuffle: Whether to take the examples in a new order every epoch (by the trainer's seed).
         callbacks: Called at the ends of steps and epochs.
         progress: Shows loss, metrics, examples per second and time left: a table in a notebook, a bar in a terminal,
@@ -126,7 +126,7 @@ def fit(
         raise OptionError(f"epochs is {epochs}; it needs a number of at least 1.")
     if checkpoint_every is not None and checkpoint_every < 1:
         raise OptionError(f"checkpoint_every is {checkpoint_every}; it needs a number of steps of at least 1.")
-    if metrics and validation is None:
+    if validation is None and not (metrics is None or (isinstance(metrics, Sized) and not len(metrics))):
         raise OptionError("metrics are measured on validation data; give validation=.")
     if resume and checkpoint is None:
         raise OptionError("resume needs the folder of the checkpoints; give checkpoint=.")
@@ -163,6 +163,12 @@ def fit(
     )
     shown = [] if together.rank else _progress(progress, callbacks)
     measured = trainer.objective.resolve_metrics(metrics)
+    for metric in measured:
+        if not metric.metric.number:
+            raise OptionError(
+                f"The metric {metric.name} is a table, which the row of an epoch cannot hold; measure it after the "
+                f"training: evaluate(data, metrics={metric.metric.name!r})."
+            )
     history = History()
     if save_best is not None and checkpoint is not None:
         callbacks = [*callbacks, SaveBest(os.path.join(checkpoint, "best.onnx"), save_best)]

@@ -231,6 +231,7 @@ class Loop:
     def _save(self) -> None:
         if not self.keeps:
             return
+        self.trainer.check_weights()
         tensors = {f"state/{name}": array for name, array in self.trainer.steps.kept_states().items()}
         if self.store is None:  # another process writes
             return

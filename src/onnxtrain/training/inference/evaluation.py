@@ -89,8 +89,8 @@ class Evaluator:
         self._with_loss: dict[bool, StepSession] = {}
         self._partial: StepSession | None = None
         self._padded: Objective | None = None
-        self._axes: dict[str, int | None] | None = None
-        self._plain: StepSession | None = None
+        self._axes: dict[str, int | None] = {}
+        self._plain: dict[tuple[str, ...], StepSession] = {}
         self._outputs = [
             str(value.name) for value in objective.model.graph.outputs if isinstance(value.type, ir.TensorType)
         ]
@@ -197,25 +197,34 @@ class Evaluator:
             return list(zip(objective.part_names, losses, strict=True))
         return [(objective.names.loss, losses[0] if losses else None)]
 
-    def predict(self, dataset: Dataset, batch_size: int) -> dict[str, np.ndarray]:
-        """All tensor outputs for a dataset, by name, put together along the axis of the examples.
+    def predict(
+        self, dataset: Dataset, batch_size: int, values: Sequence[ir.Value] | None = None
+    ) -> dict[str, np.ndarray]:
+        """Outputs for a dataset, by name, put together along the axis of the examples.
+
+        Args:
+            dataset: The data.
+            batch_size: Examples per batch.
+            values: Values of the objective's graph; by default all outputs that are tensors.
 
         Raises:
             DataError: Nothing tells which axis of an output that is, or a batch cannot be filled up.
         """
-        if self._plain is None:
-            self._plain = self._session(self.objective, with_loss=False)
-        if self._axes is None:
-            outputs = [value for value in self.objective.model.graph.outputs if value.name in self._outputs]
-            self._axes = batch_axes(self.objective.model, outputs)
+        if values is None:
+            values = [value for value in self.objective.model.graph.outputs if value.name in self._outputs]
+        names = tuple(str(value.name) for value in values)
+        if names not in self._plain:
+            self._plain[names] = self._session(self.objective, with_loss=False, results=names)
+            self._axes |= batch_axes(self.objective.model, values)
+        session = self._plain[names]
         fixed = self._fixed
-        parts: dict[str, list[np.ndarray]] = {name: [] for name in self._outputs}
+        parts: dict[str, list[np.ndarray]] = {name: [] for name in names}
         rows: list[int] = []
         batches = dataset.batches(batch_size if fixed is None else fixed.size)
         for batch in batches if fixed is None else fixed.pieces(batches):
-            results = self._plain.run(batch.inputs if fixed is None else fixed.filled(batch.inputs))
+            results = session.run(batch.inputs if fixed is None else fixed.filled(batch.inputs))
             rows.append(batch.size)
-            for name in self._outputs:
+            for name in names:
                 parts[name].append(np.array(results[name]))
         return {name: self._joined(name, part, rows) for name, part in parts.items()}
 
@@ -223,7 +232,6 @@ class Evaluator:
         """The results of all batches as one array, without the padding of the last."""
         if not parts[0].ndim:
             return np.stack(parts)
-        assert self._axes is not None
         fixed, axis = self._fixed, self._axes[name]
         if axis == 0:
             axis = joined_axis(name, parts, rows if fixed is None else [fixed.size] * len(rows))
@@ -245,12 +253,14 @@ class Evaluator:
             self._with_loss[predictions] = self._session(self.objective, with_loss=True, predictions=predictions)
         return self._with_loss[predictions]
 
-    def _session(self, objective: Objective, *, with_loss: bool, predictions: bool = True) -> StepSession:
+    def _session(
+        self, objective: Objective, *, with_loss: bool, predictions: bool = True, results: Sequence[str] = ()
+    ) -> StepSession:
         """A session that reads the states and writes none: a step without gradient and update."""
         own = objective.copy()
         graph = own.model.graph
         own.model.metadata_props.clear()  # how gradients are built
-        results = list(self._outputs)
+        results = list(results)
         if with_loss:
             read = [value for head in own.heads for value in (head.prediction, head.output)]
             named = dict.fromkeys(str(value.name) for value in read or (own.prediction,))

@@ -87,6 +87,8 @@ def listed(metrics: Any) -> list[Any]:
         return []
     if isinstance(metrics, str):
         return split_list(metrics)
+    if isinstance(metrics, np.ndarray):
+        metrics = np.atleast_1d(metrics).tolist()
     if callable(metrics) or is_metric(metrics):
         return [metrics]
     if isinstance(metrics, bytes | Mapping) or not isinstance(metrics, Iterable):
@@ -194,4 +196,5 @@ def _check_arguments(function: MetricFunction, name: str) -> None:
 def _shown(value: object) -> str:
     shape = f" of shape {value.shape}" if isinstance(value, np.ndarray) else ""
     short = f" {value!r}" if isinstance(value, int | float | str | bytes) and len(repr(value)) < 40 else ""
-    return "None" if value is None else f"a {type(value).__name__}{short}{shape}"
+    kind = type(value).__name__
+    return "None" if value is None else f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}{short}{shape}"
