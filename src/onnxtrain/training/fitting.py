@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from onnxtrain.errors import CheckpointError, OptionError
+from onnxtrain.training.advice.hints import Hint, warn_of
 from onnxtrain.training.callbacks import Callback, CallbackList, History, TrainingState
 from onnxtrain.training.callbacks.progress import Progress, ProgressLike, display_for
 from onnxtrain.training.callbacks.watching import SaveBest
@@ -20,8 +21,9 @@ from onnxtrain.training.description import describe_data, describe_model, descri
 from onnxtrain.training.inference.evaluation import Evaluator
 from onnxtrain.training.learner import Learner, Source
 from onnxtrain.training.loop import Loop
-from onnxtrain.training.losses.heads import Metrics
+from onnxtrain.training.losses.heads import Metrics, are_none
 from onnxtrain.training.schedules import Schedule, resolve_schedule
+from onnxtrain.training.schedules.choice import vanishing_hint
 
 if TYPE_CHECKING:
     from onnxtrain.training.checkpoints.checkpoint import CheckpointStore
@@ -126,7 +128,7 @@ def fit(
         raise OptionError(f"epochs is {epochs}; it needs a number of at least 1.")
     if checkpoint_every is not None and checkpoint_every < 1:
         raise OptionError(f"checkpoint_every is {checkpoint_every}; it needs a number of steps of at least 1.")
-    if validation is None and not (metrics is None or (isinstance(metrics, Sized) and not len(metrics))):
+    if validation is None and not are_none(metrics):
         raise OptionError("metrics are measured on validation data; give validation=.")
     if resume and checkpoint is None:
         raise OptionError("resume needs the folder of the checkpoints; give checkpoint=.")
@@ -161,6 +163,9 @@ def fit(
         total_steps=None if per_epoch is None else per_epoch * epochs,
         steps_per_epoch=per_epoch,
     )
+    if schedule is not None and per_epoch and not together.rank:
+        text = vanishing_hint(schedule, rate, per_epoch * epochs, per_epoch)
+        warn_of([Hint(text, surprising=True)] if text else [], stacklevel=2)
     shown = [] if together.rank else _progress(progress, callbacks)
     measured = trainer.objective.resolve_metrics(metrics)
     for metric in measured:

@@ -19,7 +19,7 @@ from onnxtrain.training.data import Batch, Dataset, TensorSpec
 from onnxtrain.training.data.conversion import to_numpy
 from onnxtrain.training.data.target_checks import check_weights
 from onnxtrain.training.losses.base import Loss, LossByExample, examples, reduced
-from onnxtrain.training.losses.heads import Head, HeadMetric, Metrics, metrics_of_heads
+from onnxtrain.training.losses.heads import Head, HeadMetric, Metrics, are_none, metrics_of_heads
 from onnxtrain.training.losses.joint_loss import Forms, JointLoss
 from onnxtrain.training.losses.partial_batches import FixedBatch, on_real_rows
 from onnxtrain.training.losses.targets import Targets, tensor_spec, wrapped
@@ -285,7 +285,7 @@ class Objective:
         Raises:
             OptionError: There is no such metric, it is for other predictions, or there are no targets to compare with.
         """
-        if metrics is None or (isinstance(metrics, str | list | tuple) and not metrics):
+        if are_none(metrics):
             return []
         if self.targets is None:
             raise OptionError(

@@ -81,6 +81,11 @@ def head_of(model: ir.Model, output: ir.Value, declared: Loss, form: TargetForm,
     return Head(output, inner, targets)
 
 
+def are_none(metrics: Metrics) -> bool:
+    """Return whether no metric is asked for."""
+    return metrics is None or (isinstance(metrics, str | list | tuple | Mapping) and not metrics)
+
+
 class HeadMetric(NamedTuple):
     """A metric of an output.
 

@@ -202,15 +202,13 @@ def entered(y_true: Any, y_pred: Any) -> tuple[Array, Array]:
     """Targets and predictions as arrays.
 
     Raises:
-        DataError: they do not convert, or are a single value each.
+        DataError: they do not convert, are a single value each, or hold records.
     """
     found = to_numpy(y_true, "y_true"), to_numpy(y_pred, "y_pred")
     for name, array in zip(("y_true", "y_pred"), found, strict=True):
-        if not array.ndim:
-            raise DataError(
-                f"{name} is a {type(y_true if name == 'y_true' else y_pred).__name__} without a first axis "
-                "of examples; give an array of them."
-            )
+        if not array.ndim or array.dtype.fields is not None:
+            kind = "records" if array.ndim else "a single value"
+            raise DataError(f"{name} holds {kind}; give an array of numbers, examples first.")
     return found
 
 

@@ -16,7 +16,7 @@ from onnxtrain.training.call_text import split_list
 from onnxtrain.training.data.conversion import Array
 from onnxtrain.training.metrics.base import Metric, MetricFunction, NamedMetric, is_metric
 from onnxtrain.training.metrics.error_rates import CharacterErrorRate, WordErrorRate
-from onnxtrain.training.metrics.means import BUILT_IN
+from onnxtrain.training.metrics.means import BUILT_IN, checked_options
 from onnxtrain.training.metrics.reading import Reading
 from onnxtrain.training.metrics.whole_metrics import SHOWN, WHOLE_NAMES, Predictions, find_whole_metric
 
@@ -59,7 +59,7 @@ def resolve_metric(metric: str | Metric | MetricFunction, **options: Any) -> Nam
                 f"{option}={options[option]!r} is given, but the metric {metric} has no such argument; it has "
                 f"{', '.join(known)}."
             )
-    found = {**known, **options}
+    found = {**known, **checked_options(metric, options)}
     reading = Reading("", found["predicts"], found["axis"], found["ignore_index"])
     if found["predicts"] not in whole.reads:
         raise OptionError(

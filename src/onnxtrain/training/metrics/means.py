@@ -7,7 +7,8 @@ in front of a softmax or sigmoid.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.training.data.conversion import Array, kind_of
-from onnxtrain.training.data.target_checks import check_labels
+from onnxtrain.training.data.target_checks import check_labels, checked_class_weights
 from onnxtrain.training.metrics.base import Counted, MetricFunction, NamedMetric, PredictionKind, Terms, mean_metric
 
 _Values = npt.NDArray[np.float64]
@@ -257,6 +258,49 @@ def _huber(y_true: Array, y_pred: Array, *, delta: float = 1.0) -> Terms:
     return _sum(np.where(distance <= delta, 0.5 * distance**2, delta * (distance - 0.5 * delta)))
 
 
+_KINDS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
+    "axis": (lambda value: is_integer(value) and value >= 1, "the number of an axis, from 1"),
+    "ignore_index": (lambda value: value is None or is_integer(value), "a label, which is an integer, or None"),
+    "classes": (lambda value: value is None or (is_integer(value) and value >= 1), "a number of classes, from 1"),
+    "binary": (lambda value: value is None or isinstance(value, bool), "True, False or None"),
+    "threshold": (lambda value: is_number(value), "a number"),
+    "delta": (lambda value: is_number(value), "a number above 0"),
+    "label_smoothing": (lambda value: is_number(value) and 0 <= value <= 1, "a number from 0 to 1"),
+    "predicts": (lambda value: isinstance(value, str), "'classes', 'binary' or 'numbers'"),
+}
+"""What arguments of metrics are."""
+
+
+def is_integer(value: object) -> bool:
+    """Return whether a value is an integer, of Python's or NumPy's."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value is a finite number, of Python's or NumPy's."""
+    number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    return number and math.isfinite(value)  # type: ignore[arg-type]
+
+
+def checked_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a metric.
+
+    Raises:
+        OptionError: one is of another kind than it needs.
+    """
+    found = dict(options)
+    for option, value in options.items():
+        if option == "class_weights" and value is not None:
+            weights = checked_class_weights(value)
+            if isinstance(weights, dict):
+                raise OptionError(f"class_weights of {name} is a dictionary; the metric needs a list.")
+            found[option] = weights
+        elif option in _KINDS and not _KINDS[option][0](value):
+            shown = repr(value) if len(repr(value)) < 60 else f"a {type(value).__name__}"
+            raise OptionError(f"{option} of {name} is {shown}; it needs {_KINDS[option][1]}.")
+    return found
+
+
 @dataclass(frozen=True)
 class BuiltIn:
     """A metric of this module.
@@ -291,6 +335,7 @@ class BuiltIn:
                     f"{option}={options[option]!r} is given, but the metric {name} has no such argument; it has "
                     f"{', '.join(known) or 'none'}."
                 )
+        options = checked_options(name, options)
         terms = functools.partial(self.terms, **options)
         counted = Counted(options.get("axis", 1), options.get("ignore_index"))
         return mean_metric(name, terms if read is None else lambda t, p: terms(*read(t, p)), counted=counted)

@@ -16,7 +16,7 @@ from onnxtrain.training.call_text import read_call
 from onnxtrain.training.data.conversion import Array, kind_of
 from onnxtrain.training.data.target_checks import check_labels
 from onnxtrain.training.metrics.base import EVERY, Counted, NamedMetric, PredictionKind, entered
-from onnxtrain.training.metrics.means import as_numbers
+from onnxtrain.training.metrics.means import as_numbers, checked_options
 
 Values = npt.NDArray[np.float64]
 
@@ -426,6 +426,7 @@ def confusion_matrix(
     array([[1, 0],
            [1, 1]])
     """
+    checked_options("confusion_matrix", {"classes": classes, "axis": axis, "ignore_index": ignore_index})
     truth, given = entered(y_true, y_pred)
     if Counted(axis, ignore_index).hold_nan(truth, given):
         raise DataError("y_pred holds NaN, which is no class; correct what predicts.")
