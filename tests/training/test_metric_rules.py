@@ -307,7 +307,7 @@ def test_the_confusion_matrix_is_scikit_learns():
     binary = onnxtrain.Trainer(examples.mlp((4, 8, 2)), loss="bce")
     found = binary.evaluate(X, answers, metrics="confusion_matrix")["confusion_matrix"]
     np.testing.assert_array_equal(found, oracle.multilabel_confusion_matrix(answers, binary.predict(X) > 0))
-    with pytest.raises(OptionError, match="metric confusion_matrix is a table, which the row of an epoch cannot hold"):
+    with pytest.raises(OptionError, match="metric confusion_matrix is a table, which a row of numbers cannot hold"):
         trainer.fit(X, LABELS, validation=0.2, metrics="confusion_matrix", progress=False)
     with pytest.raises(DataError, match="y_pred holds NaN"):
         metrics.confusion_matrix([0], [[np.nan, 1.0]])
@@ -411,7 +411,7 @@ def test_the_names_of_other_libraries_are_the_same_metrics():
 )
 def test_a_wrong_name_is_answered_with_the_nearest_right_one(wrong, right):
     trainer = onnxtrain.Trainer(examples.mlp((4, 8, 3)), loss="cross_entropy")
-    with pytest.raises(OptionError, match=f"there is no metric '{wrong}'. Did you mean '{right}'\\? Use accuracy, "):
+    with pytest.raises(OptionError, match=f"there is no metric '{wrong}' .did you mean '{right}'[?].: use accuracy, "):
         trainer.evaluate(X, LABELS, metrics=wrong)
 
 

@@ -21,7 +21,7 @@ from onnxtrain.training.description import describe_data, describe_model, descri
 from onnxtrain.training.inference.evaluation import Evaluator
 from onnxtrain.training.learner import Learner, Source
 from onnxtrain.training.loop import Loop
-from onnxtrain.training.losses.heads import Metrics, are_none
+from onnxtrain.training.losses.heads import Metrics, are_none, check_numbers
 from onnxtrain.training.schedules import Schedule, resolve_schedule
 from onnxtrain.training.schedules.choice import vanishing_hint
 
@@ -168,12 +168,7 @@ def fit(
         warn_of([Hint(text, surprising=True)] if text else [], stacklevel=2)
     shown = [] if together.rank else _progress(progress, callbacks)
     measured = trainer.objective.resolve_metrics(metrics)
-    for metric in measured:
-        if not metric.metric.number:
-            raise OptionError(
-                f"The metric {metric.name} is a table, which the row of an epoch cannot hold; measure it after the "
-                f"training: evaluate(data, metrics={metric.metric.name!r})."
-            )
+    check_numbers(measured)
     history = History()
     if save_best is not None and checkpoint is not None:
         callbacks = [*callbacks, SaveBest(os.path.join(checkpoint, "best.onnx"), save_best)]

@@ -86,6 +86,20 @@ def are_none(metrics: Metrics) -> bool:
     return metrics is None or (isinstance(metrics, str | list | tuple | Mapping) and not metrics)
 
 
+def check_numbers(metrics: Sequence[HeadMetric]) -> None:
+    """Refuse metrics whose value is no number, where a row of numbers is written.
+
+    Raises:
+        OptionError: One is a table.
+    """
+    for name, _, metric in metrics:
+        if not metric.number:
+            raise OptionError(
+                f"The metric {name} is a table, which a row of numbers cannot hold; measure it after the training: "
+                f"evaluate(data, metrics={metric.name!r})."
+            )
+
+
 class HeadMetric(NamedTuple):
     """A metric of an output.
 

@@ -141,8 +141,8 @@ class _NotANumber:
 NOT_A_NUMBER: Final = _NotANumber()
 
 
-@dataclass(frozen=True)
-class NamedMetric:
+@dataclass(frozen=True, eq=False, repr=False)
+class NamedMetric(ByFields):
     """A metric by its name. Every metric is one of these when it is measured: a score that is NaN makes it NaN.
 
     Attributes:

@@ -105,10 +105,11 @@ def listed(metrics: Any) -> list[Any]:
 def unknown(name: str) -> OptionError:
     """The error for a name that no metric has, with the nearest that one has."""
     names = [*BUILT_IN, *WHOLE_NAMES, *_METRIC_ALIASES, *_METRIC_ALIASES.values(), *_loss_aliases()]
-    near = difflib.get_close_matches(name.partition("(")[0].strip().lower().replace("-", "_"), names, 1, 0.5)
-    meant = f" Did you mean {near[0]!r}?" if near else ""
+    typed = name.partition("(")[0].strip().lower().replace("-", "_")
+    near = difflib.get_close_matches(typed, names, 1)
+    meant = f" (did you mean {near[0]!r}?)" if near else ""
     shown = ", ".join([*BUILT_IN, *SHOWN, "f1_micro", "top_k(5)", CharacterErrorRate.name])
-    return OptionError(f"there is no metric {name!r}.{meant} Use {shown} or a function of (y_true, y_pred).")
+    return OptionError(f"there is no metric '{name}'{meant}: use {shown} or a function of (y_true, y_pred).")
 
 
 def _loss_aliases() -> list[str]:
