@@ -546,3 +546,28 @@ def test_a_metric_object_is_measured_as_it_is():
     metric = metrics.resolve_metric(CharacterErrorRate())
     assert isinstance(metric, NamedMetric)
     assert metric.name == "character_error_rate"
+
+
+def test_several_outputs_have_labels_and_probabilities_by_name():
+    import onnx
+
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
+        f (float[n, 4] x) => (float[n, 3] kind, float[n, 1] sure)
+        <float[4, 3] a = {1, 0, 0, 0, 1, 0, 0, 0, 1, 1, 1, 1}, float[4, 1] b = {1, 0, 0, 1}>
+        { kind = MatMul(x, a)  z = MatMul(x, b)  sure = Sigmoid(z) }""")
+    trainer = onnxtrain.Trainer(model, loss={"kind": "cross_entropy", "sure": "bce"})
+    raw = trainer.predict(X)
+    chances, said = trainer.predict_proba(X), trainer.predict(X, labels=True)
+    np.testing.assert_allclose(chances["kind"], softmax(raw["kind"]), rtol=1e-5)
+    np.testing.assert_allclose(chances["sure"][:, 1:], raw["sure"], rtol=1e-5)
+    assert said["kind"].tolist() == raw["kind"].argmax(1).tolist()
+    assert said["sure"].tolist() == (raw["sure"][:, 0] > 0.5).astype(int).tolist()
+    targets = {"kind": LABELS, "sure": (X[:, :1] > 0).astype(np.float32)}
+    found = trainer.evaluate(X, targets, metrics={"kind": "accuracy,f1_micro", "sure": "auc"})
+    assert {"kind_accuracy", "kind_f1_micro", "sure_auc"} <= found.keys()
+
+    def loss(y_true, y_pred):
+        return 0.0
+
+    with pytest.raises(OptionError, match="Two values would be called 'kind_loss'"):
+        trainer.evaluate(X, targets, metrics={"kind": loss})
