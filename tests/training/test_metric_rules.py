@@ -12,12 +12,13 @@ import pytest
 import onnxtrain
 from onnxtrain import examples, losses, metrics
 from onnxtrain.errors import DataError, OnnxTrainError, OptionError
+from onnxtrain.report.record import large_is_good
 from onnxtrain.training.metrics.base import NamedMetric
 from onnxtrain.training.metrics.error_rates import CharacterErrorRate
 from onnxtrain.training.metrics.means import BUILT_IN
 from onnxtrain.training.metrics.reading import Reading
 from onnxtrain.training.metrics.told import told
-from onnxtrain.training.metrics.whole_metrics import AVERAGES, WHOLE
+from onnxtrain.training.metrics.whole_metrics import AVERAGES, WHOLE, WHOLE_NAMES
 
 oracle = pytest.importorskip("sklearn.metrics")
 
@@ -571,3 +572,17 @@ def test_several_outputs_have_labels_and_probabilities_by_name():
 
     with pytest.raises(OptionError, match="Two values would be called 'kind_loss'"):
         trainer.evaluate(X, targets, metrics={"kind": loss})
+
+
+def test_save_best_knows_of_every_name_whether_large_is_good():
+    small = {"perplexity", "calibration_error", "ece", "expected_calibration_error", "confusion_matrix"}
+    small |= BUILT_IN.keys() - {"accuracy"}
+    for name in [*WHOLE_NAMES, *BUILT_IN, "acc", "mape", "cer", "wer", "top_5"]:
+        assert large_is_good(f"validation_{name}") == (name not in small | {"mape", "cer", "wer"}), name
+
+
+def test_labels_may_be_whole_numbers_as_floats():
+    truth, scores = data("classes")
+    assert one("f1", "classes", truth.astype(np.float32), scores) == one("f1", "classes", truth, scores)
+    with pytest.raises(DataError, match="class indices must be integers"):
+        one("f1", "classes", truth + 0.5, scores)

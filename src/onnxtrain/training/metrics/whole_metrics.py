@@ -64,6 +64,8 @@ class Predictions:
         if ignore_index is not None:
             kept = labels != ignore_index
             labels, flat = labels[kept], flat[kept]
+        if kind_of(labels.dtype) == "float" and (labels == np.floor(labels)).all():
+            labels = labels.astype(np.int64)  # as a loss of a user's own may have them
         check_labels(labels, flat.shape[1])
         return cls(kind, labels.astype(np.int64), flat)
 
