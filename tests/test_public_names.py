@@ -145,7 +145,7 @@ RETURNS = {
     "lower": onnx.ModelProto,
     "training_model": onnx.ModelProto,
     "Trainer.train_step": float,
-    "Trainer.evaluate": dict[str, float],
+    "Trainer.evaluate": dict[str, typing.Any],
     "Trainer.predict": np.ndarray | dict[str, np.ndarray],
     "Trainer.model": onnx.ModelProto,
     "Trainer.training_model": onnx.ModelProto,

@@ -58,7 +58,7 @@ class CheckpointError(OnnxTrainError):
 
 
 class NumericalError(OnnxTrainError):
-    """Training left the range of numbers: the loss became NaN or infinite."""
+    """Training left the range of numbers: the loss, or a weight, became NaN or infinite."""
 
     everywhere = True
 

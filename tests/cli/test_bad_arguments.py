@@ -53,7 +53,7 @@ OPTIONS = [
     ),
     Mistake(
         "metric of another loss",
-        "metric accuracy is for scores over classes or .* measure mean_squared_error, mean_absolute_error, huber, or",
+        "metric accuracy is for scores over classes or .* measure mean_squared_error, .*, huber, .*or",
         fit("--loss", "huber", "--validation", "0.5", "--metrics", "accuracy"),
         spoil=hot(1, 0),
     ),

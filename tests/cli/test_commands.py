@@ -276,3 +276,20 @@ def test_export_keeps_kernels_as_nodes(files, success):
     success(*EXPORT, "--kernels", "--step-graph", "step.onnx")
     kinds = [(node.domain, node.op_type) for node in onnx.load(files / "step.onnx").graph.node]
     assert ("ai.onnx.preview.training", "Momentum") in kinds
+
+
+def test_metrics_are_listed_with_commas(files, success, run):
+    command = ("evaluate", "model.onnx", "--data", "test.npz", "--loss", "softmax_cross_entropy")
+    found = json.loads(
+        success(*command, "--metrics", "accuracy,f1,confusion_matrix", "--metrics", "top_k(2)", "--json").out
+    )
+    assert list(found) == ["loss", "accuracy", "f1", "confusion_matrix", "top_2"]
+    assert np.sum(found["confusion_matrix"]) == 30
+    assert np.trace(found["confusion_matrix"]) / 30 == pytest.approx(found["accuracy"])
+    assert f"{found['confusion_matrix'][0][0]}" in success(*command, "--metrics", "confusion_matrix").out
+    wrong = run(*command, "--metrics", "accuracy,f1_scor")
+    assert wrong.code == 2
+    assert "there is no metric 'f1_scor' (did you mean 'f1_score'?)" in wrong.err
+    training = ("--data", "train.npz", "--loss", "softmax_cross_entropy", "--validation", "0.2", "--output", "t.onnx")
+    success("fit", "model.onnx", *training, "--metrics", "accuracy,f1_micro", "--history", "h.csv", "--quiet")
+    assert "validation_accuracy,validation_f1_micro" in (files / "h.csv").read_text()

@@ -2,20 +2,24 @@
 
 import math
 
+import numpy as np
 import pytest
 
-from onnxtrain.errors import OptionError
+import onnxtrain
+from onnxtrain.errors import OptionError, TrainingHint
 from onnxtrain.training.schedules import (
     Constant,
     Cosine,
     Custom,
     Exponential,
     Linear,
+    OneCycle,
     Step,
     WarmUp,
     parse_schedule,
     resolve_schedule,
 )
+from onnxtrain.training.schedules.choice import vanishing_hint
 
 
 @pytest.mark.parametrize(
@@ -138,3 +142,59 @@ def test_a_function_that_returns_no_learning_rate_is_named_with_its_step():
     assert schedule(1) == 0.0
     with pytest.raises(OptionError, match=r"the schedule returned for step 2 is -1\.0"):
         schedule(2)
+
+
+# --- schedules that end a training early
+
+VANISHING = [
+    ("step(3, 0.1)", 300, 28),
+    ("step(3, 0.1)", 28, 28),
+    ("warmup(10)+step(3, 0.1)", 300, 38),
+    ("exponential(0.5)", 100, 31),
+    ("step(3 epochs, 0.1)", 900, 271),
+    (Cosine(0.1, steps=10), 1000, 11),
+    (lambda step: 0.1 * 0.1**step, 100, 10),
+]
+
+
+@pytest.mark.parametrize(("schedule", "total", "first"), VANISHING)
+def test_a_schedule_that_vanishes_within_the_training_is_told_of(schedule, total, first):
+    rate = resolve_schedule(schedule, 0.1, total_steps=total, steps_per_epoch=10)
+    hint = vanishing_hint(schedule, rate, total, 10)
+    assert f"is at a billionth of its rate from step {first} of {total} on (epoch {(first - 1) // 10 + 1})" in hint
+    if isinstance(schedule, str) and "epoch" not in schedule:
+        assert "it counts steps, of which an epoch has 10: to count epochs write" in hint
+
+
+@pytest.mark.parametrize(
+    ("schedule", "total"),
+    [
+        ("step(3, 0.1)", 27),
+        ("step(3 epochs, 0.1)", 270),
+        *((text, total) for text in ("cosine", "linear", "polynomial(4)", "one_cycle") for total in (10, 10**6)),
+        ("warmup(5)+cosine", 10**5),
+        ("constant", 100),
+        (lambda step: 0.0, 100),
+    ],
+)
+def test_a_schedule_that_ends_with_the_training_is_not_told_of(schedule, total):
+    rate = resolve_schedule(schedule, 0.1, total_steps=total, steps_per_epoch=10)
+    assert vanishing_hint(schedule, rate, total, 10) == ""
+
+
+def test_fit_warns_of_a_schedule_that_counts_steps():
+    x, y = np.ones((40, 4), np.float32), np.arange(40) % 3
+    trainer = onnxtrain.Trainer(onnxtrain.examples.mlp((4, 3)), loss="cross_entropy")
+    with pytest.warns(TrainingHint, match=r"'step\(3, 0.1\)' .* an epoch has 2: .* write step\(3 epochs, 0.1\)"):
+        trainer.fit(x, y, epochs=20, schedule="step(3, 0.1)", progress=False)
+    trainer.fit(x, y, epochs=20, schedule="step(3 epochs, 0.1)", progress=False)  # a warning would be an error
+
+
+@pytest.mark.parametrize(("rising", "least"), [(0.3, 4), (0.5, 3), (0.25, 5), (0.9, 2), (0.01, 101)])
+def test_a_cycle_needs_a_step_to_rise_in(rising, least):
+    assert all(0 < OneCycle(0.1, least, rising)(step) <= 0.1 for step in range(least + 2))
+    for steps in range(max(0, least - 3), least):
+        with pytest.raises(
+            OptionError, match=f"is {steps} steps long, of which it rises {rising}: .* at least {least};"
+        ):
+            OneCycle(0.1, steps, rising)

@@ -19,6 +19,8 @@ Examples
     onnxtrain evaluate model.onnx --data test.npz --loss softmax_cross_entropy \\
         --metrics accuracy
     onnxtrain evaluate model.onnx --data test.npz --loss huber --json
+    onnxtrain evaluate model.onnx --data test.csv --loss cross_entropy \\
+        --metrics accuracy,f1,confusion_matrix
 """
 
 
@@ -55,7 +57,10 @@ def command(
         options=flags.runtime(threads, provider),
     )
     if json_output:
-        print(json.dumps(measured))  # noqa: T201 - the output of the command
+        print(json.dumps(measured, default=lambda table: table.tolist()))  # noqa: T201 - the output of the command
         return
-    rows = {name.replace("_", " "): terminal.number(value) for name, value in measured.items()}
+    rows = {
+        name.replace("_", " "): terminal.number(value) if isinstance(value, float) else str(value)
+        for name, value in measured.items()
+    }
     terminal.console().print(terminal.facts(rows))

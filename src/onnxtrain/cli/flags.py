@@ -131,7 +131,7 @@ Metrics = Annotated[
         group=DATA,
         negative=(),
         metavar="NAME",
-        help="What to measure: accuracy, f1, auc, top_k(5), r2 ..., or a loss by its name. May be repeated.",
+        help="What to measure, with commas between: accuracy,f1,auc,top_k(5),r2 ..., or a loss by its name.",
     ),
 ]
 Ema = Annotated[

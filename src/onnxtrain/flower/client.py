@@ -13,6 +13,7 @@ from onnxtrain.flower.records import flower
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.training.fitting import fit
 from onnxtrain.training.learner import Learner
+from onnxtrain.training.losses.heads import check_numbers
 from onnxtrain.training.losses.loss_choice import LossLike
 from onnxtrain.training.options import Options
 from onnxtrain.training.private import DP, fit_privately, in_micro_batches
@@ -135,7 +136,9 @@ class _Client:
         trainer = self._trainer(message, round_number=0)
         given = self.data if self.validation is None else self.validation
         evaluator, dataset = trainer.open_for_evaluation(_source(given, context), target=self.target)
-        measured = evaluator.evaluate(dataset, 256, self.metrics)
+        metrics = evaluator.objective.resolve_metrics(self.metrics)
+        check_numbers(metrics)
+        measured = evaluator.evaluate(dataset, 256, metrics)
         return answer(message, measured, dataset.size or 0)
 
     def _trainer(self, message: Any, round_number: int) -> Trainer:

@@ -12,6 +12,7 @@ import numpy as np
 from onnxtrain.errors import DataError
 from onnxtrain.flower.records import flower, from_record
 from onnxtrain.model.writing import AtomicFiles
+from onnxtrain.training.losses.heads import check_numbers
 from onnxtrain.training.trainer import Trainer
 
 
@@ -51,7 +52,9 @@ class Federation:
         self.trainer.set_weights(weights)
         measured = {}
         if self.validation is not None:
-            measured = self.trainer.evaluate(self.validation, target=self.target, metrics=self.metrics)
+            metrics = self.trainer.objective.resolve_metrics(self.metrics)
+            check_numbers(metrics)
+            measured = self.trainer.evaluate(self.validation, target=self.target, metrics=metrics)
         self._rows.append({"round": round_number, **measured, "left_out": list(self.failures)})
         for reason in self.failures:
             flower("flwr.supercore").log(30, "%s", reason)

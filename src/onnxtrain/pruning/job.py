@@ -179,7 +179,7 @@ class Job:
     def measure(self, trainer: Trainer) -> float:
         """Accuracy, or the loss where that has no meaning."""
         metrics = ["accuracy"] if self.metric == "accuracy" else []
-        return trainer.evaluate(self.measured, target=self.target, metrics=metrics)[self.metric]
+        return float(trainer.evaluate(self.measured, target=self.target, metrics=metrics)[self.metric])
 
     def _train(self, data: Source) -> float:
         """Train and cut; returns the accuracy before the last cut."""

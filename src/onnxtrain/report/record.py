@@ -95,7 +95,7 @@ class RunRecord:
     settings: str = ""
 
 
-_GROWING: Final = ("accuracy", "precision", "recall", "f1", "iou", "auc", "r2", "top_")
+_GROWING: Final = ("acc", "precision", "recall", "f1", "iou", "auc", "auroc", "r2", "top_")
 """Parts of the names of metrics of which large values are good."""
 
 

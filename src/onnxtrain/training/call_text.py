@@ -66,6 +66,16 @@ def read_call(text: str) -> Call | None:
     return Call(match["name"], tuple(positional), named)
 
 
+def split_list(text: str) -> list[str]:
+    """The parts of a text between commas outside of brackets, without spaces around them and without empty ones.
+
+    >>> split_list("accuracy, f1(average=micro),")
+    ['accuracy', 'f1(average=micro)']
+    """
+    parts = _split(text)
+    return [text] if parts is None else [part for part in parts if part]
+
+
 def _split(arguments: str) -> list[str] | None:
     """The arguments between commas outside of brackets; ``None`` where brackets do not match."""
     parts, depth = [""], 0

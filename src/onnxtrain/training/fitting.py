@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from onnxtrain.errors import CheckpointError, OptionError
+from onnxtrain.training.advice.hints import Hint, warn_of
 from onnxtrain.training.callbacks import Callback, CallbackList, History, TrainingState
 from onnxtrain.training.callbacks.progress import Progress, ProgressLike, display_for
 from onnxtrain.training.callbacks.watching import SaveBest
@@ -21,8 +22,9 @@ from onnxtrain.training.description import describe_data, describe_model, descri
 from onnxtrain.training.inference.evaluation import Evaluator
 from onnxtrain.training.learner import Learner, Source
 from onnxtrain.training.loop import Loop
-from onnxtrain.training.losses.heads import Metrics
+from onnxtrain.training.losses.heads import Metrics, are_none, check_numbers
 from onnxtrain.training.schedules import Schedule, resolve_schedule
+from onnxtrain.training.schedules.choice import vanishing_hint
 
 if TYPE_CHECKING:
     from onnxtrain.training.checkpoints.checkpoint import CheckpointStore
@@ -60,7 +62,7 @@ def fit(
         raise OptionError(f"epochs is {epochs}; it needs a number of at least 1.")
     if checkpoint_every is not None and checkpoint_every < 1:
         raise OptionError(f"checkpoint_every is {checkpoint_every}; it needs a number of steps of at least 1.")
-    if metrics and validation is None:
+    if validation is None and not are_none(metrics):
         raise OptionError("metrics are measured on validation data; give validation=.")
     if resume and checkpoint is None:
         raise OptionError("resume needs the folder of the checkpoints; give checkpoint=.")
@@ -97,8 +99,12 @@ def fit(
         total_steps=None if per_epoch is None else per_epoch * epochs,
         steps_per_epoch=per_epoch,
     )
+    if schedule is not None and per_epoch and not together.rank:
+        text = vanishing_hint(schedule, rate, per_epoch * epochs, per_epoch)
+        warn_of([Hint(text, surprising=True)] if text else [], stacklevel=2)
     shown = [] if together.rank else _progress(progress, callbacks)
     measured = trainer.objective.resolve_metrics(metrics)
+    check_numbers(measured)
     history = History()
     if save_best is not None and checkpoint is not None:
         callbacks = [*callbacks, SaveBest(os.path.join(checkpoint, "best.onnx"), save_best)]

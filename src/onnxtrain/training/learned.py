@@ -14,7 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.collection import collection_paused
-from onnxtrain.errors import CheckpointError, OptionError
+from onnxtrain.errors import CheckpointError, ModelError, NumericalError, OptionError
 from onnxtrain.model.file import ModelFile
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.parallel.communicator import Communicator
@@ -23,6 +23,7 @@ from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.spelling import checks_arguments
+from onnxtrain.training.data.conversion import all_finite
 from onnxtrain.training.data.data_names import LABELS, labels_text, names_of_checkpoint, read_names, write_names
 from onnxtrain.training.objective import Objective
 from onnxtrain.training.preparation import prepare
@@ -341,10 +342,12 @@ class Learned:
 
         Raises:
             ModelError: The path cannot be written; nothing is left half written.
+            NumericalError: A weight is NaN or infinite; nothing is written.
             OptionError: Adapters cannot be merged, since weights are quantized, or shared.
         """
         if self.communicator.rank:
             return
+        self.check_weights(ema)
         adapted = self.objective.adapted
         if adapted is not None and adapted.writes(path):
             adapted.write(path, self.file, self._trained_or_averaged(ema))
@@ -353,16 +356,48 @@ class Learned:
             self.file.save(path, self.saved_values(ema), metadata)
         write_names(Path(path), self.names)
 
+    def check_weights(self, ema: bool = False) -> None:
+        """Refuse weights that training has made NaN or infinite.
+
+        Args:
+            ema: Whether to look at the moving averages of parameters.
+
+        Raises:
+            NumericalError: There are some; the message names the first parameter.
+        """
+        for name, array in self._trained_or_averaged(ema).items():
+            if all_finite(array) or self._came_so(name, array):
+                continue
+            values = np.asarray(array, np.float64)
+            wrong = values[~np.isfinite(values)]
+            raise NumericalError(
+                f"The weight {name!r} holds {wrong[0]} ({wrong.size:,} of {values.size:,} values), so that nothing is "
+                "saved; go on from a checkpoint (load_checkpoint), or train again with a lower learning rate or "
+                "clip_norm=1.0."
+            )
+
+    def _came_so(self, name: str, array: np.ndarray) -> bool:
+        """Whether an array has the values of the file."""
+        try:
+            return np.array_equal(self.file.value(name).astype(np.float64), array.astype(np.float64), equal_nan=True)
+        except ModelError:  # of an adapter, which the file lacks
+            return False
+
     @checks_arguments
     def model(self, *, ema: bool = False) -> onnx.ModelProto:
-        """What :meth:`save` writes, in memory: the model with its trained weights and all its data."""
+        """What :meth:`save` writes, in memory: the model with its trained weights and all its data.
+
+        Raises:
+            NumericalError: A weight is NaN or infinite.
+        """
+        self.check_weights(ema)
         return self.file.filled(self.saved_values(ema))
 
     def _base(self) -> onnx.ModelProto:
         """The model as it is, with what was added to it left out."""
         adapted = self.objective.adapted
         if adapted is None:
-            return self.model()
+            return self.file.filled(self.saved_values())
         return self.file.filled({n: a for n, a in self.trained_values().items() if n not in adapted.parameters})
 
     @overload

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxtrain.errors import DataError, NumericalError, TrainingHint
+from onnxtrain.errors import DataError, NumericalError, OptionError, TrainingHint
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.advice.hints import Hint
 from onnxtrain.training.data import Batch, Dataset, TensorSpec
@@ -26,11 +26,12 @@ from onnxtrain.training.objective import Objective
 from onnxtrain.training.opening import open_with_targets, targets_by_output, with_weights
 from onnxtrain.training.preparation import prepare
 from onnxtrain.training.specification import Specification
-from onnxtrain.training.steps.feeding import by_input_name, check_targets, fit_to_spec
+from onnxtrain.training.steps.feeding import by_input_name, check_inputs, check_targets, fit_to_spec
 from onnxtrain.training.working_copy.training_modes import Modes
 
 if TYPE_CHECKING:
     from onnxtrain.training.inference.evaluation import Evaluator
+    from onnxtrain.training.metrics.reading import Reading
 
 Source = Any
 """Data in any form that :func:`onnxtrain.training.data.open_dataset` takes."""
@@ -67,7 +68,7 @@ class Learner(Learned):
             The loss before the update.
 
         Raises:
-            DataError: Arrays do not fit the model.
+            DataError: Arrays do not fit the model, or hold NaN or infinity.
             StepError: onnxruntime failed.
         """
         self._weigh(sample_weight is not None)
@@ -103,6 +104,7 @@ class Learner(Learned):
                 given, columns = named_array(given, own, repr(spec.name))
                 self.names = self.names.learned({} if columns is None else {spec.name: columns}, ())
             feeds[spec.name] = fit_to_spec(given, self._for_any_rows(spec))
+        check_inputs(feeds)
         wanted = self.objective.targets
         if wanted is None:
             return feeds
@@ -226,7 +228,7 @@ class Learner(Learned):
         batch_size: int = 256,
         metrics: Metrics = (),
         ema: bool = False,
-    ) -> dict[str, float]:
+    ) -> dict[str, Any]:
         """Loss and metrics on data, in inference mode: no dropout, running statistics.
 
         Args:
@@ -236,12 +238,14 @@ class Learner(Learned):
                 loss is the mean over the examples of weight times loss; metrics count all examples alike (as in Keras).
             target: Name of the target in a file with several arrays left.
             batch_size: Examples per batch.
-            metrics: Names (``"accuracy"``, ...) or functions of (y_true, y_pred); by output where several have losses.
+            metrics: Names (``"accuracy,f1"``, or a list) or functions of (y_true, y_pred), which see all data at once;
+                by output where several have losses.
             ema: Whether to measure the moving average of the parameters (``Trainer(ema=...)``).
 
         Returns:
-            ``loss`` and every metric: averages over all examples, but for a loss that is a sum. Where several outputs
-            have losses, ``{output}_loss`` is that of each, and metrics are ``{output}_{metric}``.
+            ``loss`` and every metric of all examples; ``confusion_matrix`` is an array. Where several outputs have
+            losses, ``{output}_loss`` is that of each, and metrics are ``{output}_{metric}``. A prediction that is NaN
+            makes every metric NaN.
         """
         source = data if y is None else (data, y)
         evaluator, dataset = self.open_for_evaluation(source, target=target, ema=ema, sample_weight=sample_weight)
@@ -325,9 +329,44 @@ class Learner(Learned):
 
     @checks_arguments
     def predict(
+        self,
+        data: Source,
+        *,
+        target: str | None = None,
+        batch_size: int = 256,
+        ema: bool = False,
+        labels: bool = False,
+    ) -> np.ndarray | dict[str, np.ndarray]:
+        """The model's outputs for inputs, or the labels that they mean.
+
+        Args:
+            data: Inputs in any form that ``fit`` takes; targets are not needed.
+            target: A column of a table that is not one of the inputs.
+            batch_size: Examples per batch.
+            ema: Whether to predict with the moving average of the parameters.
+            labels: Return the most probable class of every example: the text of its label where targets were texts,
+                else its number, and -1 for scores that are NaN. Yes-or-no questions have 1 and 0. By output where
+                several have losses.
+
+        Returns:
+            One array per tensor output by name, or the array itself where the model has one output.
+
+        Raises:
+            OptionError: `labels` is given, and predictions are neither scores over classes nor yes-or-no logits.
+        """
+        if labels:
+            from onnxtrain.training.inference.answers import answers
+
+            return self._by_head(data, target, batch_size, ema, "predict(labels=True)", answers)
+        arrays = self._evaluator(self.objective.form, ema).predict(
+            self.open(data, target=target, need_target=False), batch_size
+        )
+        return next(iter(arrays.values())) if len(arrays) == 1 else arrays
+
+    def predict_proba(
         self, data: Source, *, target: str | None = None, batch_size: int = 256, ema: bool = False
     ) -> np.ndarray | dict[str, np.ndarray]:
-        """The model's outputs for inputs.
+        """Probabilities of classes for inputs, whether the model ends in logits or in a Softmax or Sigmoid.
 
         Args:
             data: Inputs in any form that ``fit`` takes; targets are not needed.
@@ -336,12 +375,44 @@ class Learner(Learned):
             ema: Whether to predict with the moving average of the parameters.
 
         Returns:
-            One array per tensor output by name, or the array itself where the model has one output.
+            Probabilities [N, C, ...] over classes, or [N, K] of yes for K questions; one question has those of no and
+            yes [N, 2], as in scikit-learn. By output where several have losses.
+
+        Raises:
+            OptionError: Predictions are neither scores over classes nor yes-or-no logits.
         """
-        arrays = self._evaluator(self.objective.form, ema).predict(
-            self.open(data, target=target, need_target=False), batch_size
-        )
-        return next(iter(arrays.values())) if len(arrays) == 1 else arrays
+        from onnxtrain.training.inference.answers import probabilities
+
+        def found(reading: Reading, scores: np.ndarray, labels: Sequence[str] | None) -> np.ndarray:
+            return probabilities(reading, scores)
+
+        return self._by_head(data, target, batch_size, ema, "predict_proba", found)
+
+    def _by_head(
+        self,
+        data: Source,
+        target: str | None,
+        batch_size: int,
+        ema: bool,
+        what: str,
+        found: Callable[[Reading, np.ndarray, Sequence[str] | None], np.ndarray],
+    ) -> np.ndarray | dict[str, np.ndarray]:
+        """What is found in the predictions that losses are built on; by output where several have losses."""
+        from onnxtrain.training.inference.answers import check_answers
+
+        evaluator = self._evaluator(self.objective.form, ema)
+        heads = evaluator.objective.heads
+        if not heads:
+            raise OptionError(
+                f"{what} needs a loss on targets, which says what predictions are, but the loss is an output."
+            )
+        for head in heads:
+            check_answers(head.targets.reading, what)
+        dataset = self.open(data, target=target, need_target=False)
+        arrays = evaluator.predict(dataset, batch_size, [head.prediction for head in heads])
+        labels = self.labels if len(heads) == 1 else None
+        by_head = {head.name: found(head.targets.reading, arrays[str(head.prediction.name)], labels) for head in heads}
+        return next(iter(by_head.values())) if len(heads) == 1 else by_head
 
     def _evaluator(self, form: Forms | None, ema: bool, weighted: bool = False) -> Evaluator:
         self._check_averages(ema)

@@ -22,7 +22,8 @@ from onnxtrain.training.data.prefetch import Prefetch
 from onnxtrain.training.data.shares import undivided
 from onnxtrain.training.description import JSON, describe_masks, describe_weights
 from onnxtrain.training.learner import Learner
-from onnxtrain.training.metrics.base import MeanAccumulator, Measure
+from onnxtrain.training.losses.heads import HeadMetric
+from onnxtrain.training.metrics.base import MeanAccumulator
 from onnxtrain.training.schedules import Schedule
 from onnxtrain.training.steps.feeding import Parameters
 from onnxtrain.training.weights.ema import average_name
@@ -66,7 +67,7 @@ class Loop:
         trainer: Learner,
         dataset: Dataset,
         validation: Dataset | None,
-        metrics: list[Measure],
+        metrics: list[HeadMetric],
         rate: Schedule,
         callbacks: CallbackList,
         store: CheckpointStore | None,
@@ -230,6 +231,7 @@ class Loop:
     def _save(self) -> None:
         if not self.keeps:
             return
+        self.trainer.check_weights()
         tensors = {f"state/{name}": array for name, array in self.trainer.steps.kept_states().items()}
         if self.store is None:  # another process writes
             return

@@ -19,11 +19,10 @@ from onnxtrain.training.data import Batch, Dataset, TensorSpec
 from onnxtrain.training.data.conversion import to_numpy
 from onnxtrain.training.data.target_checks import check_weights
 from onnxtrain.training.losses.base import Loss, LossByExample, examples, reduced
-from onnxtrain.training.losses.heads import Head, Metrics, metrics_of_heads
+from onnxtrain.training.losses.heads import Head, HeadMetric, Metrics, are_none, metrics_of_heads
 from onnxtrain.training.losses.joint_loss import Forms, JointLoss
 from onnxtrain.training.losses.partial_batches import FixedBatch, on_real_rows
 from onnxtrain.training.losses.targets import Targets, tensor_spec, wrapped
-from onnxtrain.training.metrics.base import Measure
 from onnxtrain.training.specification import Specification
 from onnxtrain.training.weights.groups import group_hints, update_rules
 from onnxtrain.training.weights.masks import choose_tensors
@@ -280,27 +279,19 @@ class Objective:
         """
         return update_rules(specification.groups, specification.optimizer, self.table, self.model)
 
-    def resolve_metrics(self, metrics: Metrics) -> list[Measure]:
+    def resolve_metrics(self, metrics: Metrics) -> list[HeadMetric]:
         """Metrics by name or as functions, told how to read this model's predictions; by output where it has several.
 
         Raises:
             OptionError: There is no such metric, it is for other predictions, or there are no targets to compare with.
         """
-        if not metrics:
+        if are_none(metrics):
             return []
         if self.targets is None:
             raise OptionError(
                 "metrics compare predictions with targets, which this loss does not take; leave them out."
             )
-        if self.others:
-            return metrics_of_heads(self.heads, metrics)
-        if isinstance(metrics, Mapping):
-            if list(metrics) != [self.output.name]:
-                raise OptionError(
-                    f"metrics name the outputs {', '.join(metrics)}, but the loss is on {self.output.name} alone."
-                )
-            return self.targets.metrics(next(iter(metrics.values())))
-        return self.targets.metrics(metrics)
+        return metrics_of_heads(self.heads, metrics)
 
     def validate(self, dataset: Dataset, *, labels: bool) -> None:
         """Refuse NaN, infinity and, where the dataset has targets, what the loss has no use for.

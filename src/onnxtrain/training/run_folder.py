@@ -25,7 +25,7 @@ from onnxtrain.report.record import ParameterRow, RunRecord
 from onnxtrain.training.callbacks import Callback, History, TrainingState
 from onnxtrain.training.data import Batch, Dataset
 from onnxtrain.training.learner import Learner
-from onnxtrain.training.metrics.outcome import Outcome
+from onnxtrain.training.metrics.outcome import Outcome, outcome
 from onnxtrain.version import __version__
 
 METRICS, CURVES, REPORT, RUN, CONFIG = "metrics.csv", "curves.svg", "report.html", "run.json", "config.toml"
@@ -184,7 +184,7 @@ class RunFolder(Callback):
                 if norms
                 else "Not measured: the parameters are too large for copies of them."
             ),
-            outcome=[] if outcome is None else outcome.shown(),
+            outcome=[] if outcome is None else outcome.shown(trainer.labels),
             outcome_of=said,
             settings=self._settings,
         )
@@ -198,8 +198,10 @@ class RunFolder(Callback):
         if self._compared is None or targets is None or targets.reading.predicts is None:
             return None, "Nothing is compared: the loss, or the data, do not say with what."
         data, name = self._compared
-        found = Outcome(targets.reading, trainer.labels)
-        trainer.evaluate(data, batch_size=max(self._batch_size, 64), metrics=[found], ema=ema)
+        size = max(self._batch_size, 64)
+        found = trainer.evaluate(data, batch_size=size, metrics=[outcome(targets.reading)], ema=ema)["outcome"]
+        if not isinstance(found, Outcome):
+            return None, "Nothing is compared: predictions are NaN, or there are none."
         measured = "the moving averages of the weights" if ema else "the weights"
         return found, found.note or f"On {name}, with {measured} as they are at the end."
 

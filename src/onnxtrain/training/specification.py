@@ -41,10 +41,24 @@ class Masks(Mapping[str, np.ndarray]):
 
     Args:
         masks: Boolean arrays; they are copied.
+
+    Raises:
+        OptionError: They are no mapping from names to arrays.
     """
 
     def __init__(self, masks: Mapping[str, np.ndarray] | None = None) -> None:
-        self._arrays = {name: np.array(mask) for name, mask in (masks or {}).items()}
+        if masks is not None and not isinstance(masks, Mapping):
+            raise OptionError(
+                f"masks is a {type(masks).__name__}; it needs a mapping from parameters to boolean arrays, such as "
+                "{'fc.weight': trainer.parameters['fc.weight'] != 0}."
+            )
+        self._arrays: dict[str, np.ndarray] = {}
+        for name, mask in (masks or {}).items():
+            try:
+                self._arrays[name] = np.array(mask)
+            except (TypeError, ValueError) as error:
+                kind = type(mask).__name__
+                raise OptionError(f"The mask of {name!r} is a {kind} that is no array: {error}.") from error
         for array in self._arrays.values():
             array.flags.writeable = False
 

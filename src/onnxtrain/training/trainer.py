@@ -261,8 +261,8 @@ class Trainer(Learner):
             schedule: Learning rate by step: ``"cosine"``, ``"warmup(100)+linear"``, ``"step(30, 0.1)"`` ..., an object
                 of :mod:`onnxtrain.training.schedules`, or a function; constant by default. A text starts from the
                 trainer's learning rate.
-            metrics: What to measure on the validation data: names or functions of (y_true, y_pred); by output where
-                several have losses.
+            metrics: What to measure on the validation data: names (``"accuracy,f1"``, or a list) or functions of
+                (y_true, y_pred), which see all data at once; by output where several have losses.
             shuffle: Whether to take the examples in a new order every epoch (by the trainer's seed).
             callbacks: Called at the ends of steps and epochs.
             progress: Shows loss, metrics, examples per second and time left: a table in a notebook, a bar in a

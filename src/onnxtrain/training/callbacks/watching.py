@@ -13,14 +13,15 @@ from onnxtrain.errors import OptionError
 from onnxtrain.report.record import large_is_good
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.callbacks.base import Callback, TrainingState
+from onnxtrain.training.data.conversion import all_finite
 
 
 @checks_arguments
 class Watch(Callback):
     """The base of callbacks that compare a value with the best one so far, epoch by epoch.
 
-    An epoch improves when its value is better than the best one so far by more than `minimum_delta`; NaN
-    never improves.
+    An epoch improves when its value is better than the best one so far by more than `minimum_delta`. An epoch never
+    improves where the value, the validation loss or a weight is NaN.
 
     Args:
         monitor: the name of a metric, or ``loss`` for the training loss.
@@ -57,12 +58,14 @@ class Watch(Callback):
                 f"monitor one of these, or add validation data or the metric."
             )
         value = values[self.monitor]
-        if math.isnan(value):
+        if math.isnan(value) or math.isnan(values.get("validation_loss", 0.0)):
             return False
         if self.best is not None:
             gain = value - self.best if self.mode == "max" else self.best - value
             if not gain > self.minimum_delta:
                 return False
+        if not all(map(all_finite, state.weights.values())):  # the last update may have made them so
+            return False
         self.best, self.best_epoch = value, state.epoch
         return True
 

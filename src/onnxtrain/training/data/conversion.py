@@ -232,6 +232,19 @@ def convert(array: Array, dtype: np.dtype[Any], what: str, examples: Sequence[in
         return np.require(array, dtype.newbyteorder("="), ["C", "A"]).view(np.ndarray)
 
 
+def all_finite(array: Array) -> bool:
+    """Return whether an array holds neither NaN nor infinity, without a copy of it.
+
+    >>> all_finite(np.array([1.0, np.inf])), all_finite(np.array([1e308, 1e308]))
+    (False, True)
+    """
+    if kind_of(array.dtype) != "float":
+        return True
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = array.sum(dtype=np.float64)  # NaN and infinity stay in a sum
+    return bool(np.isfinite(total)) or bool(np.isfinite(array).all())
+
+
 def check_finite(array: Array, what: str, examples: Sequence[int] | Array, original: Array | None = None) -> None:
     """Raise a `DataError` that names the first example with NaN or an infinite value.
 

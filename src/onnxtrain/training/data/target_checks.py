@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from onnxtrain.errors import DataError
+from onnxtrain.errors import DataError, OptionError
 from onnxtrain.training.data.conversion import Array, first_row, kind_of
 
 # What rounding in 16 bits, or to two decimals, makes of a probability and of the sum of some.
@@ -132,6 +132,34 @@ def check_labels(
     raise DataError(
         f"{what} {verb} label {targets[outside][0]} at example {example}, but labels must be {range_}{besides}."
     )
+
+
+def checked_class_weights(given: Any) -> tuple[float, ...] | dict[int, float]:
+    """The weights of classes, in a tuple, or by class where a dictionary is given.
+
+    Raises:
+        OptionError: They are something else, or not finite numbers of at least 0 with one above it.
+
+    >>> checked_class_weights([1, 2]), checked_class_weights({3: 2})
+    ((1.0, 2.0), {3: 2.0})
+    """
+    keys = [*given] if isinstance(given, Mapping) else []
+    if not all(isinstance(key, int | np.integer) and not isinstance(key, bool) and key >= 0 for key in keys):
+        raise OptionError(f"class_weights has the classes {keys}; they are whole numbers from 0.")
+    try:
+        found = np.asarray([*given.values()] if isinstance(given, Mapping) else given)
+        weights = found.astype(np.float64) if kind_of(found.dtype) in ("integer", "float") else np.zeros((0, 0))
+    except (TypeError, ValueError, OverflowError):
+        weights = np.zeros((0, 0))
+    if weights.ndim != 1 or isinstance(given, set | frozenset):
+        raise OptionError(
+            f"class_weights is a {type(given).__name__} that holds something else than one number per class; give a "
+            "list such as [1, 2.5], or a dictionary from class to weight."
+        )
+    if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.sum() > 0):
+        raise OptionError("class_weights needs finite numbers of at least 0, not all 0.")
+    values = tuple(weights.tolist())
+    return dict(zip(map(int, keys), values, strict=True)) if isinstance(given, Mapping) else values
 
 
 def check_weights(weights: Array, what: str = "sample_weight") -> Array:

@@ -19,9 +19,9 @@ from onnxtrain.runtime.step import StepSession
 from onnxtrain.training.data import Batch, Dataset
 from onnxtrain.training.data.shares import shared
 from onnxtrain.training.losses.base import Loss
-from onnxtrain.training.losses.heads import Metrics
+from onnxtrain.training.losses.heads import HeadMetric, Metrics
 from onnxtrain.training.losses.partial_batches import batch_axes, joined_axis
-from onnxtrain.training.metrics.base import Collector, MeanAccumulator
+from onnxtrain.training.metrics.base import MeanAccumulator
 from onnxtrain.training.objective import Objective
 from onnxtrain.training_info.entry import Entry
 
@@ -56,7 +56,7 @@ class _Part:
     Attributes:
         number: That of the batch.
         losses: Each with its weight.
-        metrics: What each metric keeps.
+        metrics: The state of each metric.
     """
 
     number: int
@@ -89,8 +89,8 @@ class Evaluator:
         self._with_loss: dict[bool, StepSession] = {}
         self._partial: StepSession | None = None
         self._padded: Objective | None = None
-        self._axes: dict[str, int | None] | None = None
-        self._plain: StepSession | None = None
+        self._axes: dict[str, int | None] = {}
+        self._plain: dict[tuple[str, ...], StepSession] = {}
         self._outputs = [
             str(value.name) for value in objective.model.graph.outputs if isinstance(value.type, ir.TensorType)
         ]
@@ -110,8 +110,8 @@ class Evaluator:
         batch_size: int,
         metrics: Metrics,
         communicator: Communicator = Single(),  # noqa: B008 - it has no state
-    ) -> dict[str, float]:
-        """Averages of loss and metrics over a dataset; sums of losses that are sums.
+    ) -> dict[str, Any]:
+        """Loss and metrics of a dataset: averages of losses, sums of those that are sums.
 
         Of several processes each takes a batch in turn; the averages are the same bits, in all of them.
 
@@ -123,7 +123,7 @@ class Evaluator:
         self.check(dataset)
         heads = {head.name: head for head in objective.heads}
         losses = {name: _Total(loss) for name, loss in self._losses(objective)}
-        found = {metric.name: metric.start() for metric in resolved}
+        states = [each.metric.start() for each in resolved]
         parts: list[_Part] = []
         for number, batch in self._batches(dataset, batch_size, communicator):
             feeds = objective.inputs_of(batch)
@@ -136,18 +136,18 @@ class Evaluator:
             targets = objective.targets_of(batch)
             results = session.run(feeds | targets)
             of_losses = [(float(results[name]), float(results[f"{name}{_WEIGHT}"])) for name in losses]
-            of_metrics = []
-            for metric in resolved:
-                head = heads[getattr(metric, "output", str(objective.output.name))]
-                given = results[str((head.output if metric.of_output else head.prediction).name)]
+            updated = []
+            for _, head, metric in resolved:
+                own_head = heads[head.name]
+                given = results[str((own_head.output if metric.of_output else own_head.prediction).name)]
                 real = given[: batch.size] if session is self._partial else given
-                of_metrics.append(found[metric.name].part(targets[head.targets.name], real))
-            parts.append(_Part(number, of_losses, of_metrics))
+                updated.append(metric.update(metric.start(), targets[own_head.targets.name], real))
+            parts.append(_Part(number, of_losses, updated))
             if communicator.size == 1:
-                self._take(parts, losses, [found[metric.name] for metric in resolved])
+                self._take(parts, losses, resolved, states)
         everybody = [part for of_rank in communicator.gather_objects(parts) for part in of_rank]
         everybody.sort(key=lambda part: part.number)
-        self._take(everybody, losses, [found[metric.name] for metric in resolved])
+        self._take(everybody, losses, resolved, states)
         measured = {name: total.value for name, total in losses.items()}
         if objective.others:
             weights = [head.targets.loss.weight for head in objective.heads]
@@ -159,7 +159,10 @@ class Evaluator:
         else:
             (whole,) = measured.values()
             measured = {"loss": whole}
-        return {**measured, **{name: collected.value for name, collected in found.items()}}
+        return {
+            **measured,
+            **{each.name: each.metric.result(state) for each, state in zip(resolved, states, strict=True)},
+        }
 
     def _weights_in(self, feeds: Mapping[str, np.ndarray]) -> list[str]:
         """What the examples' weights are called, where they have some."""
@@ -176,13 +179,15 @@ class Evaluator:
                 yield from ((number, piece) for piece in ([batch] if fixed is None else fixed.pieces(iter([batch]))))
 
     @staticmethod
-    def _take(parts: list[_Part], losses: Mapping[str, _Total], found: Sequence[Collector]) -> None:
+    def _take(
+        parts: list[_Part], losses: Mapping[str, _Total], metrics: Sequence[HeadMetric], states: list[Any]
+    ) -> None:
         """Add up what was measured on batches, in this order, and forget it."""
         for part in parts:
             for total, of_loss in zip(losses.values(), part.losses, strict=True):
                 total.add(*of_loss)
-            for collector, of_metric in zip(found, part.metrics, strict=True):
-                collector.take(of_metric)
+            for index, of_metric in enumerate(part.metrics):
+                states[index] = metrics[index].metric.merge(states[index], of_metric)
         parts.clear()
 
     def _losses(self, objective: Objective) -> list[tuple[str, Loss | None]]:
@@ -192,25 +197,34 @@ class Evaluator:
             return list(zip(objective.part_names, losses, strict=True))
         return [(objective.names.loss, losses[0] if losses else None)]
 
-    def predict(self, dataset: Dataset, batch_size: int) -> dict[str, np.ndarray]:
-        """All tensor outputs for a dataset, by name, put together along the axis of the examples.
+    def predict(
+        self, dataset: Dataset, batch_size: int, values: Sequence[ir.Value] | None = None
+    ) -> dict[str, np.ndarray]:
+        """Outputs for a dataset, by name, put together along the axis of the examples.
+
+        Args:
+            dataset: The data.
+            batch_size: Examples per batch.
+            values: Values of the objective's graph; by default all outputs that are tensors.
 
         Raises:
             DataError: Nothing tells which axis of an output that is, or a batch cannot be filled up.
         """
-        if self._plain is None:
-            self._plain = self._session(self.objective, with_loss=False)
-        if self._axes is None:
-            outputs = [value for value in self.objective.model.graph.outputs if value.name in self._outputs]
-            self._axes = batch_axes(self.objective.model, outputs)
+        if values is None:
+            values = [value for value in self.objective.model.graph.outputs if value.name in self._outputs]
+        names = tuple(str(value.name) for value in values)
+        if names not in self._plain:
+            self._plain[names] = self._session(self.objective, with_loss=False, results=names)
+            self._axes |= batch_axes(self.objective.model, values)
+        session = self._plain[names]
         fixed = self._fixed
-        parts: dict[str, list[np.ndarray]] = {name: [] for name in self._outputs}
+        parts: dict[str, list[np.ndarray]] = {name: [] for name in names}
         rows: list[int] = []
         batches = dataset.batches(batch_size if fixed is None else fixed.size)
         for batch in batches if fixed is None else fixed.pieces(batches):
-            results = self._plain.run(batch.inputs if fixed is None else fixed.filled(batch.inputs))
+            results = session.run(batch.inputs if fixed is None else fixed.filled(batch.inputs))
             rows.append(batch.size)
-            for name in self._outputs:
+            for name in names:
                 parts[name].append(np.array(results[name]))
         return {name: self._joined(name, part, rows) for name, part in parts.items()}
 
@@ -218,7 +232,6 @@ class Evaluator:
         """The results of all batches as one array, without the padding of the last."""
         if not parts[0].ndim:
             return np.stack(parts)
-        assert self._axes is not None
         fixed, axis = self._fixed, self._axes[name]
         if axis == 0:
             axis = joined_axis(name, parts, rows if fixed is None else [fixed.size] * len(rows))
@@ -240,12 +253,14 @@ class Evaluator:
             self._with_loss[predictions] = self._session(self.objective, with_loss=True, predictions=predictions)
         return self._with_loss[predictions]
 
-    def _session(self, objective: Objective, *, with_loss: bool, predictions: bool = True) -> StepSession:
+    def _session(
+        self, objective: Objective, *, with_loss: bool, predictions: bool = True, results: Sequence[str] = ()
+    ) -> StepSession:
         """A session that reads the states and writes none: a step without gradient and update."""
         own = objective.copy()
         graph = own.model.graph
         own.model.metadata_props.clear()  # how gradients are built
-        results = list(self._outputs)
+        results = list(results)
         if with_loss:
             read = [value for head in own.heads for value in (head.prediction, head.output)]
             named = dict.fromkeys(str(value.name) for value in read or (own.prediction,))

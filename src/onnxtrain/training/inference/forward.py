@@ -43,7 +43,7 @@ def evaluate(
     batch_size: int = 256,
     output: str | None = None,
     options: RuntimeOptions | None = None,
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Loss and metrics of a model on data; what :meth:`onnxtrain.Trainer.evaluate` measures, without a trainer.
 
     Args:
@@ -51,13 +51,14 @@ def evaluate(
         data: Data in any form that :func:`onnxtrain.training.data.open_dataset` takes.
         loss: See :class:`onnxtrain.Trainer`.
         target: Name of the target in a file with several arrays left.
-        metrics: Names (``"accuracy"``, ...) or functions of (y_true, y_pred); by output where several have losses.
+        metrics: Names (``"accuracy,f1"``, or a list) or functions of (y_true, y_pred), which see all data at once; by
+            output where several have losses.
         batch_size: Examples per batch.
         output: The output that the loss is built on.
         options: Threads and providers.
 
     Returns:
-        ``loss`` and every metric: averages over all examples.
+        ``loss`` and every metric of all examples; ``confusion_matrix`` is an array.
 
     Raises:
         ModelError: The model cannot be read.

@@ -13,7 +13,7 @@ from onnxtrain.errors import OptionError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.value import Dimension
 from onnxtrain.training.data.conversion import kind_of
-from onnxtrain.training.data.target_checks import DistributionCheck, LabelCheck, TargetCheck
+from onnxtrain.training.data.target_checks import DistributionCheck, LabelCheck, TargetCheck, checked_class_weights
 from onnxtrain.training.losses.base import (
     IgnoredWherePresent,
     ReducedLoss,
@@ -46,16 +46,7 @@ class ClassLoss(ReducedLoss):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.class_weights is not None:
-            given = self.class_weights
-            if isinstance(given, Mapping):
-                if not all(isinstance(key, int | np.integer) and key >= 0 for key in given):
-                    raise OptionError(f"class_weights has the classes {list(given)}; they are whole numbers from 0.")
-                object.__setattr__(self, "class_weights", {int(key): float(weight) for key, weight in given.items()})
-            else:
-                object.__setattr__(self, "class_weights", tuple(float(weight) for weight in given))
-            weights = np.asarray([*given.values()] if isinstance(given, Mapping) else given, dtype=np.float64)
-            if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.sum() > 0):
-                raise OptionError("class_weights needs finite numbers of at least 0, not all 0.")
+            object.__setattr__(self, "class_weights", checked_class_weights(self.class_weights))
 
     def label_count(self, op: Builder, prediction: Value, target: Value) -> Value:
         """How many labels count, of the prediction's type."""

@@ -90,8 +90,8 @@ class SoftmaxCrossEntropy(ClassLoss):
         axis = self.class_axis(prediction)
         if target.is_float:
             return self._on_distributions(op, prediction, target, axis, weights)
-        weight = self._label_weight(op, prediction, target, self._weights(op, prediction, axis))
-        divisor = weight if self.ignore_index is None else self._divisor(op, weight)
+        weight = self._weight(op, prediction, target)
+        divisor = self.divisor(op, weight)
         if axis == node_rank(prediction) - 1:
             target, weights = _by_row(op, target, weights)
         head = None if self.chunk is None else find_head(prediction.ir)
@@ -161,22 +161,32 @@ class SoftmaxCrossEntropy(ClassLoss):
         spread = op.ReduceSum(uniform, keepdims=0) / size_of(op, log_probability, 1)
         return total * (1.0 - self.label_smoothing) - spread * self.label_smoothing
 
-    def _divisor(self, op: Builder, weight: Value) -> Value:
+    def divisor(self, op: Builder, weight: Value) -> Value:
         """The weight, but 1 where no label counts: that batch has the loss 0, not 0 / 0. A micro-batch may be one."""
         if self.class_weights is None:
-            return op.Max(weight, 1.0)
+            return weight if self.ignore_index is None else op.Max(weight, 1.0)
+        given = self.class_weights.values() if isinstance(self.class_weights, Mapping) else self.class_weights
+        if self.ignore_index is None and all(given):
+            return weight
         return op.Where(op.binary("Equal", weight, 0), 1.0, weight)
 
-    def _label_weight(self, op: Builder, prediction: Value, target: Value, weights: Value | None) -> Value:
+    def _weight(self, op: Builder, prediction: Value, target: Value) -> Value:
         """The sum of the weights of the labels that count."""
-        if weights is None:
+        of_labels = None if self.class_weights is None else self.label_weights(op, prediction, target)
+        if of_labels is None:
             return self.label_count(op, prediction, target)
-        if self.ignore_index is None:
-            return op.ReduceSum(op.Gather(weights, target), keepdims=0).with_shape(())
-        ignored = op.Equal(target, op.scalar(self.ignore_index, target))
-        counts = op.cast(op.Not(ignored), prediction.dtype)
+        return op.ReduceSum(of_labels, keepdims=0).with_shape(())
+
+    def label_weights(self, op: Builder, prediction: Value, target: Value) -> Value | None:
+        """The weight of every label: that of its class, and 0 where it is ignored; ``None`` where all have 1."""
+        by_class = self._weights(op, prediction, self.class_axis(prediction))
+        ignored = None if self.ignore_index is None else op.Equal(target, op.scalar(self.ignore_index, target))
+        if by_class is None:
+            return None if ignored is None else op.cast(op.Not(ignored), prediction.dtype)
+        if ignored is None:
+            return op.Gather(by_class, target)
         safe = op.Where(ignored, op.zeros_like(target), target)
-        return op.ReduceSum(counts * op.Gather(weights, safe), keepdims=0).with_shape(())
+        return op.cast(op.Not(ignored), prediction.dtype) * op.Gather(by_class, safe)
 
     def _on_distributions(
         self, op: Builder, prediction: Value, target: Value, axis: int, weights: Value | None

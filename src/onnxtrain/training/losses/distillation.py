@@ -18,7 +18,7 @@ from onnxtrain.graph.clone import Values, clone_nodes
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import dimensions
 from onnxtrain.spelling import checks_arguments
-from onnxtrain.training.losses.base import count_of, size_of, weighted
+from onnxtrain.training.losses.base import weighted
 from onnxtrain.training.losses.class_loss import ClassLoss
 from onnxtrain.training.losses.cross_entropy import SoftmaxCrossEntropy
 from onnxtrain.training.losses.prediction import before_activation, named_output
@@ -36,6 +36,9 @@ class Distillation(ClassLoss):
         K = temperature**2 * mean of sum_c q_c (log q_c - log p_c)
         q = softmax(teacher's logits / temperature), p = softmax(logits / temperature)
 
+    Both are means over the same labels with the same weights, so that the loss of some batches together does not depend
+    on how they are cut.
+
     The teacher runs in the same step on the same inputs, in inference mode, and is never trained. Its inputs have the
     names of the model's, or there is one of each. A final Softmax of the teacher is left out. Positions whose label is
     ignored count in neither part.
@@ -45,8 +48,9 @@ class Distillation(ClassLoss):
         temperature: Above 0; the higher, the more the order of the wrong classes counts.
         mix: The share of the teacher, in [0, 1].
         output: The teacher's output; by default its first floating one.
-        class_weights: As of :class:`SoftmaxCrossEntropy`, for the targets' part, like the next ones.
-        label_smoothing: In [0, 1).
+        class_weights: As of :class:`SoftmaxCrossEntropy`: the weight of a label is that of its example in both parts.
+            Where targets are distributions they weigh the targets' part alone.
+        label_smoothing: In [0, 1), for the targets' part.
         ignore_index: Labels of this value do not count. The text ``"distillation"`` has -100.
         axis: The class axis of the logits.
         check_targets: Refuse targets that are no distributions.
@@ -77,23 +81,22 @@ class Distillation(ClassLoss):
 
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the teacher and the loss on logits."""
-        hard = SoftmaxCrossEntropy(
+        cross_entropy = SoftmaxCrossEntropy(
             self.class_weights, self.label_smoothing, self.ignore_index, self.axis, self.check_targets
-        ).build(op, prediction, target, weights)
+        )
+        hard = cross_entropy.build(op, prediction, target, weights)
         axis = self.class_axis(prediction)
         taught = self._teacher_logits(op, prediction)
         log_q = op.LogSoftmax(taught / self.temperature, axis=axis)
         log_p = op.LogSoftmax(prediction / self.temperature, axis=axis)
         terms = op.Exp(log_q) * (log_q - log_p)
         terms = op.ReduceSum(terms, op.ints(axis), keepdims=0)
-        count = count_of(op, prediction, prediction) / size_of(op, prediction, axis)
         shape = None if prediction.shape is None else tuple(s for a, s in enumerate(prediction.shape) if a != axis)
-        if not target.is_float and self.ignore_index is not None:
-            counts = op.Not(op.Equal(target, op.scalar(self.ignore_index, target)))
-            terms, count = terms * op.cast(counts, terms.dtype), self.label_count(op, prediction, target)
+        if not target.is_float and (of_labels := cross_entropy.label_weights(op, prediction, target)) is not None:
+            terms = terms * of_labels
         if weights is not None:
             terms = weighted(op, terms.with_shape(shape), weights)
-        soft = op.ReduceSum(terms, keepdims=0) / op.Max(count, 1.0) * self.temperature**2
+        soft = op.ReduceSum(terms, keepdims=0) / cross_entropy.divisor(op, hard.weight) * self.temperature**2
         return LossTerms((soft * self.mix + hard.loss * (1.0 - self.mix)).with_shape(()), hard.weight)
 
     def _teacher_logits(self, op: Builder, prediction: Value) -> Value:

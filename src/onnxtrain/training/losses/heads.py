@@ -16,11 +16,11 @@ from onnxtrain.training.losses.base import Loss, LossByExample, TargetForm
 from onnxtrain.training.losses.class_loss import ClassLoss
 from onnxtrain.training.losses.prediction import before_activation, sums_to_one
 from onnxtrain.training.losses.targets import Targets, target_input, wrapped
-from onnxtrain.training.metrics.base import Collector, Measure
+from onnxtrain.training.metrics.base import NamedMetric
 from onnxtrain.training_info.recipe import LossTerms
 
-Metrics = str | Sequence[Any] | Mapping[str, Any]
-"""Metrics by name or as functions; by output where several have losses."""
+Metrics = Any
+"""Metrics by name, in a text or a list, or as functions; by output where several have losses."""
 
 
 class Head(NamedTuple):
@@ -81,45 +81,73 @@ def head_of(model: ir.Model, output: ir.Value, declared: Loss, form: TargetForm,
     return Head(output, inner, targets)
 
 
-class OutputMeasure(NamedTuple):
-    """A metric of one of several outputs."""
-
-    output: str
-    measure: Measure
-
-    @property
-    def name(self) -> str:
-        """The output's and the metric's."""
-        return f"{self.output}_{self.measure.name}"
-
-    @property
-    def of_output(self) -> bool:
-        """Whether it reads the model's output rather than what the loss is built on."""
-        return self.measure.of_output
-
-    def start(self) -> Collector:
-        """What collects a data set."""
-        return self.measure.start()
+def are_none(metrics: Metrics) -> bool:
+    """Return whether no metric is asked for."""
+    return metrics is None or (isinstance(metrics, str | list | tuple | Mapping) and not metrics)
 
 
-def metrics_of_heads(heads: Sequence[Head], metrics: Metrics) -> list[Measure]:
-    """Metrics by output.
+def check_numbers(metrics: Sequence[HeadMetric]) -> None:
+    """Refuse metrics whose value is no number, where a row of numbers is written.
 
     Raises:
-        OptionError: It is not said whose they are, or there is no such output with a loss.
+        OptionError: One is a table.
     """
+    for name, _, metric in metrics:
+        if not metric.number:
+            raise OptionError(
+                f"The metric {name} is a table, which a row of numbers cannot hold; measure it after the training: "
+                f"evaluate(data, metrics={metric.name!r})."
+            )
+
+
+class HeadMetric(NamedTuple):
+    """A metric of an output.
+
+    Attributes:
+        name: The name of its value in results.
+        head: The output.
+        metric: The metric.
+    """
+
+    name: str
+    head: Head
+    metric: NamedMetric
+
+
+def metrics_of_heads(heads: Sequence[Head], metrics: Metrics) -> list[HeadMetric]:
+    """Metrics by output, told how to read its predictions.
+
+    Raises:
+        OptionError: There is no such metric, it is not said whose it is, there is no such output with a loss, or two
+            values have one name.
+    """
+    from onnxtrain.training.metrics.choice import listed
+
+    if isinstance(metrics, list) and metrics and all(isinstance(metric, HeadMetric) for metric in metrics):
+        return metrics
     known = {head.name: head for head in heads}
     if not isinstance(metrics, Mapping):
-        listed: list[Any] = [metrics] if isinstance(metrics, str) else list(metrics)
-        if all(isinstance(metric, OutputMeasure) for metric in listed):
-            return listed
-        raise OptionError(
-            f"metrics is {metrics!r}, but several outputs have losses; say whose they are: "
-            f"metrics={{{next(iter(known))!r}: {listed[0]!r}}}."
-        )
-    found: list[Measure] = []
+        metrics = listed(metrics)
+        if len(heads) > 1 and metrics:
+            raise OptionError(
+                f"metrics is {metrics!r}, but several outputs have losses; say whose they are: "
+                f"metrics={{{next(iter(known))!r}: {metrics[0]!r}}}."
+            )
+        metrics = {heads[0].name: metrics}
+    found: list[HeadMetric] = []
     for output, given in metrics.items():
         if output not in known:
             raise OptionError(f"metrics has the output {output!r}, but those with losses are {', '.join(known)}.")
-        found += [OutputMeasure(output, measure) for measure in known[output].targets.metrics(given)]
+        head = known[output]
+        for metric in head.targets.metrics(listed(given)):
+            name = f"{output}_{metric.name}" if len(heads) > 1 else metric.name
+            found.append(HeadMetric(name, head, metric))
+    taken = {"loss", *(f"{name}_loss" for name in known if len(heads) > 1)}
+    for each in found:
+        if each.name in taken:
+            raise OptionError(
+                f"Two values would be called {each.name!r}; leave one of the metrics out, or give its function another "
+                "name (__name__)."
+            )
+        taken.add(each.name)
     return found

@@ -19,7 +19,7 @@ from onnxtrain.training.data.labels import are_labels, as_classes, as_numbers, t
 from onnxtrain.training.data.target_checks import none_negative_below
 from onnxtrain.training.losses.base import IgnoredWherePresent, Loss, LossByExample, TargetForm, TargetKind
 from onnxtrain.training.losses.cross_entropy import SoftmaxCrossEntropy
-from onnxtrain.training.metrics.base import Measure
+from onnxtrain.training.metrics.base import NamedMetric
 from onnxtrain.training.metrics.reading import Reading
 
 
@@ -176,8 +176,8 @@ class Targets(ByFields):
         """The check of their values."""
         return self._whole_loss.target_check(wrapped(self.prediction), self.form.kind)
 
-    def metrics(self, metrics: str | Sequence[Any]) -> list[Measure]:
-        """Metrics by name or as functions, told how to read this loss's predictions.
+    def metrics(self, metrics: Sequence[Any]) -> list[NamedMetric]:
+        """Metrics by name, as functions or as objects, told how to read this loss's predictions.
 
         The loss says what predictions are; a metric for others is refused. Functions of a user's own get the
         model's output.
@@ -185,11 +185,9 @@ class Targets(ByFields):
         Raises:
             OptionError: There is no such metric, or it is for other predictions.
         """
-        one = isinstance(metrics, str) or callable(metrics) or hasattr(metrics, "start")
-        listed: list[Any] = [metrics] if one else list(metrics)
-        from onnxtrain.training.metrics.told import measure  # imports all metrics
+        from onnxtrain.training.metrics.told import told  # imports all metrics
 
-        return [measure(self.reading, metric) for metric in listed]
+        return [told(self.reading, metric) for metric in metrics]
 
     @cached_property
     def reading(self) -> Reading:

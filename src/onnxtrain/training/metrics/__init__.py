@@ -7,24 +7,28 @@ from typing import TYPE_CHECKING
 from onnxtrain.lazy import lazy_names, public_names
 
 if TYPE_CHECKING:
-    from onnxtrain.training.metrics.base import Metric
-    from onnxtrain.training.metrics.choice import NamedMetric, resolve_metric
+    from onnxtrain.training.metrics.base import Metric, NamedMetric
+    from onnxtrain.training.metrics.choice import resolve_metric
     from onnxtrain.training.metrics.means import (
         accuracy,
         binary_cross_entropy,
         huber,
         mean_absolute_error,
+        mean_absolute_percentage_error,
         mean_squared_error,
         softmax_cross_entropy,
     )
+    from onnxtrain.training.metrics.whole_metrics import confusion_matrix
 
 __all__ = [
     "Metric",
     "NamedMetric",
     "accuracy",
     "binary_cross_entropy",
+    "confusion_matrix",
     "huber",
     "mean_absolute_error",
+    "mean_absolute_percentage_error",
     "mean_squared_error",
     "resolve_metric",
     "softmax_cross_entropy",
@@ -36,11 +40,13 @@ __getattr__ = lazy_names(
     {
         "accuracy": "onnxtrain.training.metrics.means",
         "binary_cross_entropy": "onnxtrain.training.metrics.means",
+        "confusion_matrix": "onnxtrain.training.metrics.whole_metrics",
         "huber": "onnxtrain.training.metrics.means",
         "mean_absolute_error": "onnxtrain.training.metrics.means",
+        "mean_absolute_percentage_error": "onnxtrain.training.metrics.means",
         "mean_squared_error": "onnxtrain.training.metrics.means",
         "Metric": "onnxtrain.training.metrics.base",
-        "NamedMetric": "onnxtrain.training.metrics.choice",
+        "NamedMetric": "onnxtrain.training.metrics.base",
         "resolve_metric": "onnxtrain.training.metrics.choice",
         "softmax_cross_entropy": "onnxtrain.training.metrics.means",
     },

@@ -1,23 +1,55 @@
-"""What a metric is: a mean in two parts for those that are one, and what takes batch after batch for all."""
+"""The protocol of metrics, and the rule for scores that are NaN, which holds for every one of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeGuard
+
+import numpy as np
 
 from onnxtrain.by_fields import ByFields
-from onnxtrain.training.data.conversion import Array
+from onnxtrain.errors import DataError
+from onnxtrain.training.data.conversion import Array, kind_of, to_numpy
 
 PredictionKind = Literal["classes", "binary", "numbers"]
 """What predictions are: scores along a class axis, independent logits, or the numbers themselves."""
 
+MetricFunction = Callable[[Array, Array], Any]
+"""A metric as a function of all targets and all predictions."""
+
 
 class Metric(Protocol):
-    """A number that says how well predictions agree with the truth."""
+    """A metric of a data set that comes in batches: ``start``, ``update``, ``merge``, ``result``.
 
-    def __call__(self, y_true: Array, y_pred: Array, /) -> float:
-        """Compare targets and predictions, examples first in both."""
+    A state is what a metric knows of some examples, a plain value that can be pickled: other processes send theirs.
+    ``update`` and ``merge`` may change the state that they are given and return it.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name of the value in results."""
+        ...
+
+    @property
+    def of_output(self) -> bool:
+        """Whether predictions are the model's output, instead of the logits before a final Softmax or Sigmoid."""
+        ...
+
+    def start(self) -> Any:
+        """Return the state of no examples."""
+        ...
+
+    def update(self, state: Any, y_true: Array, y_pred: Array, /) -> Any:
+        """Return the state with a batch added: targets and predictions, examples first."""
+        ...
+
+    def merge(self, state: Any, other: Any, /) -> Any:
+        """Return the state of the examples of both, those of `state` first."""
+        ...
+
+    def result(self, state: Any, /) -> Any:
+        """Return the value of the examples of a state."""
         ...
 
 
@@ -39,41 +71,6 @@ class Terms(ByFields):
         return self.total / self.weight if self.weight else float("nan")
 
 
-class Collector(Protocol):
-    """Takes batch after batch and knows the value of all."""
-
-    @property
-    def value(self) -> float:
-        """The value of all batches so far; NaN before the first."""
-        ...
-
-    def part(self, y_true: Array, y_pred: Array) -> Any:
-        """What counts of a batch; another process may take it."""
-        ...
-
-    def take(self, part: Any) -> None:
-        """Take what counts of the next batch."""
-        ...
-
-
-class Measure(Protocol):
-    """A metric as an evaluation uses it."""
-
-    @property
-    def name(self) -> str:
-        """What the value is called in results."""
-        ...
-
-    @property
-    def of_output(self) -> bool:
-        """Whether predictions are the model's output itself; see `NamedMetric`."""
-        ...
-
-    def start(self) -> Collector:
-        """What takes the batches of one evaluation."""
-        ...
-
-
 class MeanAccumulator:
     """The mean of values of batches, each weighted by the size of its batch, in float64.
 
@@ -90,12 +87,9 @@ class MeanAccumulator:
 
     def add(self, value: float, weight: float) -> None:
         """Add the mean of one batch with its weight; a weight of 0 adds nothing, whatever the value."""
-        self.add_terms(terms_of(value, weight))
-
-    def add_terms(self, terms: Terms) -> None:
-        """Add a batch as what `NamedMetric.measure` returns."""
-        self._total += terms.total
-        self._weight += terms.weight
+        if weight:
+            self._total += float(value) * weight
+            self._weight += float(weight)
 
     @property
     def value(self) -> float:
@@ -103,26 +97,138 @@ class MeanAccumulator:
         return Terms(self._total, self._weight).mean
 
 
-class Means:
-    """The mean of a metric that is one."""
+class Counted(NamedTuple):
+    """The predictions that a metric counts: of labels that are ignored it counts none.
 
-    def __init__(self, measure: Callable[[Array, Array], Terms]) -> None:
-        self._measure, self._mean = measure, MeanAccumulator()
+    Attributes:
+        axis: the axis of the classes.
+        ignore_index: a label that does not count.
+        later: how many positions along axis 1 a target stands behind the prediction that is for it.
+    """
 
-    def part(self, y_true: Array, y_pred: Array) -> Terms:
-        """The terms of a batch."""
-        return self._measure(y_true, y_pred)
+    axis: int = 1
+    ignore_index: int | None = None
+    later: int = 0
 
-    def take(self, part: Terms) -> None:
-        """Add the terms of a batch."""
-        self._mean.add_terms(part)
+    def hold_nan(self, y_true: Array, y_pred: Array) -> bool:
+        """Return whether a prediction that counts is NaN."""
+        if kind_of(y_pred.dtype) != "float":
+            return False
+        if self.later:
+            y_true, y_pred = y_true[:, self.later :], y_pred[:, : -self.later]
+        wrong = np.isnan(y_pred)
+        if not wrong.any():
+            return False
+        if self.ignore_index is None or y_true.ndim >= y_pred.ndim or y_pred.ndim <= self.axis:
+            return True
+        rows = wrong.any(self.axis)
+        if rows.size != y_true.size:
+            return True
+        return bool((rows.reshape(-1) & (y_true != self.ignore_index).reshape(-1)).any())
 
-    @property
-    def value(self) -> float:
-        """The mean so far."""
-        return self._mean.value
+
+EVERY: Final = Counted()
+"""All predictions count."""
 
 
-def terms_of(value: float, weight: float) -> Terms:
-    """The terms of a mean that is known; a weight of 0 counts nothing, whatever the value."""
-    return Terms(float(value) * weight if weight else 0.0, float(weight))
+class _NotANumber:
+    """The state of a metric that has met a score which is NaN."""
+
+    def __reduce__(self) -> str:
+        return "NOT_A_NUMBER"  # one object, in other processes, too
+
+
+NOT_A_NUMBER: Final = _NotANumber()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class NamedMetric(ByFields):
+    """A metric by its name. Every metric is one of these when it is measured: a score that is NaN makes it NaN.
+
+    Attributes:
+        name: the name of the value in results.
+        measure: (y_true, y_pred) of a batch to its part of the state.
+        join: two parts, the first of which may be changed, to the part of both.
+        finish: the part of all batches to the value.
+        of_output: whether predictions are the model's output itself, instead of what the loss is built on: the
+            logits before a final activation that the loss contains.
+        counted: which predictions count.
+        number: whether the value is one number, which a row of a history can hold.
+    """
+
+    name: str
+    measure: Callable[[Array, Array], Any]
+    join: Callable[[Any, Any], Any]
+    finish: Callable[[Any], Any]
+    of_output: bool = False
+    counted: Counted = EVERY
+    number: bool = True
+
+    def start(self) -> Any:
+        """Return the state of no examples."""
+        return None
+
+    def update(self, state: Any, y_true: Array, y_pred: Array, /) -> Any:
+        """Return the state with a batch added."""
+        if state is NOT_A_NUMBER or self.counted.hold_nan(y_true, y_pred):
+            return NOT_A_NUMBER
+        with np.errstate(invalid="ignore", over="ignore"):  # infinite scores: their differences are NaN
+            return self.merge(state, self.measure(y_true, y_pred))
+
+    def merge(self, state: Any, other: Any, /) -> Any:
+        """Return the state of the examples of both."""
+        if state is None or other is None:
+            return other if state is None else state
+        nan = state is NOT_A_NUMBER or other is NOT_A_NUMBER  # an array has no single answer to "=="
+        return NOT_A_NUMBER if nan else self.join(state, other)
+
+    def result(self, state: Any, /) -> Any:
+        """Return the value; NaN where there are no examples, or a score is NaN."""
+        if state is None or state is NOT_A_NUMBER:
+            return float("nan")
+        with np.errstate(invalid="ignore", over="ignore"):
+            return self.finish(state)
+
+    def __call__(self, y_true: Any, y_pred: Any, /) -> Any:
+        """The value for arrays, or what converts to them.
+
+        Raises:
+            DataError: they do not convert, or do not fit each other.
+        """
+        return self.result(self.update(self.start(), *entered(y_true, y_pred)))
+
+
+def entered(y_true: Any, y_pred: Any) -> tuple[Array, Array]:
+    """Targets and predictions as arrays.
+
+    Raises:
+        DataError: they do not convert, are a single value each, or hold records.
+    """
+    found = to_numpy(y_true, "y_true"), to_numpy(y_pred, "y_pred")
+    for name, array in zip(("y_true", "y_pred"), found, strict=True):
+        if not array.ndim or array.dtype.fields is not None:
+            kind = "records" if array.ndim else "a single value"
+            raise DataError(f"{name} holds {kind}; give an array of numbers, examples first.")
+    return found
+
+
+def mean_metric(
+    name: str,
+    terms: Callable[[Array, Array], Terms],
+    *,
+    of_output: bool = False,
+    counted: Counted = EVERY,
+) -> NamedMetric:
+    """A metric that is a mean of terms."""
+    return NamedMetric(name, terms, _added, lambda found: found.mean, of_output, counted)
+
+
+def _added(one: Terms, other: Terms) -> Terms:
+    return Terms(one.total + other.total, one.weight + other.weight)
+
+
+def is_metric(value: object) -> TypeGuard[Metric]:
+    """Return whether an object has the methods of a metric."""
+    return not isinstance(value, type) and all(
+        callable(getattr(value, name, None)) for name in ("start", "update", "merge", "result")
+    )

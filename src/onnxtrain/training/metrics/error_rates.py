@@ -48,9 +48,35 @@ class CharacterErrorRate:
     name: str = "character_error_rate"
     of_output: bool = False
 
-    def start(self) -> _Rate:
-        """What takes the batches of one evaluation."""
-        return _Rate(self)
+    def start(self) -> tuple[int, int]:
+        """Return no edits and no labels."""
+        return 0, 0
+
+    def update(self, state: tuple[int, int], y_true: Array, y_pred: Array, /) -> tuple[int, int]:
+        """Return the edits and the number of true labels with those of a batch.
+
+        Raises:
+            DataError: Predictions are no scores of steps.
+        """
+        if y_pred.ndim != 3 or y_true.ndim != 2:
+            raise DataError(
+                f"{self.name} needs scores [N, T, C] and labels [N, S], but they have the shapes {y_pred.shape} and "
+                f"{y_true.shape}."
+            )
+        edits, length = state
+        for labels, found in zip(np.asarray(y_true), self.decode(np.asarray(y_pred)), strict=True):
+            truth = self.items([int(label) for label in labels if label >= 0 and label != self.blank])
+            edits += edit_distance(truth, self.items(found))
+            length += len(truth)
+        return edits, length
+
+    def merge(self, state: tuple[int, int], other: tuple[int, int], /) -> tuple[int, int]:
+        """Return the sums of both."""
+        return state[0] + other[0], state[1] + other[1]
+
+    def result(self, state: tuple[int, int], /) -> float:
+        """Return the rate; NaN where there was nothing to read."""
+        return state[0] / state[1] if state[1] else float("nan")
 
     def items(self, labels: list[int]) -> Sequence[object]:
         """What is counted: the labels."""
@@ -96,39 +122,3 @@ class WordErrorRate(CharacterErrorRate):
             else:
                 words[-1] = (*words[-1], label)
         return [word for word in words if word]
-
-
-class _Rate:
-    """Edits and lengths of the batches so far."""
-
-    def __init__(self, metric: CharacterErrorRate) -> None:
-        self._metric = metric
-        self._edits = self._length = 0
-
-    def part(self, y_true: Array, y_pred: Array) -> tuple[int, int]:
-        """The edits and the length of a batch.
-
-        Raises:
-            DataError: Predictions are no scores of steps.
-        """
-        metric = self._metric
-        if y_pred.ndim != 3 or y_true.ndim != 2:
-            raise DataError(
-                f"{metric.name} needs scores [N, T, C] and labels [N, S], but they have the shapes {y_pred.shape} and "
-                f"{y_true.shape}."
-            )
-        edits = length = 0
-        for labels, found in zip(np.asarray(y_true), metric.decode(np.asarray(y_pred)), strict=True):
-            truth = metric.items([int(label) for label in labels if label >= 0 and label != metric.blank])
-            edits += edit_distance(truth, metric.items(found))
-            length += len(truth)
-        return edits, length
-
-    def take(self, part: tuple[int, int]) -> None:
-        """Take those of the next batch."""
-        self._edits, self._length = self._edits + part[0], self._length + part[1]
-
-    @property
-    def value(self) -> float:
-        """The rate; NaN where there was nothing to read."""
-        return self._edits / self._length if self._length else float("nan")

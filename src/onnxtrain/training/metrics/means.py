@@ -6,9 +6,11 @@ in front of a softmax or sigmoid.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +18,8 @@ import numpy.typing as npt
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.data.conversion import Array, kind_of
-from onnxtrain.training.data.target_checks import check_labels
-from onnxtrain.training.metrics.base import Metric, PredictionKind, Terms
+from onnxtrain.training.data.target_checks import check_labels, checked_class_weights
+from onnxtrain.training.metrics.base import Counted, MetricFunction, NamedMetric, PredictionKind, Terms, mean_metric
 
 _Values = npt.NDArray[np.float64]
 
@@ -54,7 +56,7 @@ def accuracy(
     >>> accuracy(np.array([[1, 1], [0, 0]]), np.array([[0.9, 0.8], [0.2, 0.7]]), binary=True)
     0.75
     """
-    return _accuracy(y_true, y_pred, threshold=threshold, ignore_index=ignore_index, axis=axis, binary=binary).mean
+    return _value("accuracy", y_true, y_pred, threshold=threshold, ignore_index=ignore_index, axis=axis, binary=binary)
 
 
 def _accuracy(
@@ -79,10 +81,11 @@ def _accuracy(
         labels, scores = _same_shape(y_true, y_pred)
         labels, predicted = labels.ravel(), scores.ravel() > threshold
     elif y_pred.ndim > axis and y_true.shape == y_pred.shape:
-        labels, predicted = y_true.argmax(axis).ravel(), y_pred.argmax(axis).ravel()
+        labels = as_numbers(y_true, "targets").argmax(axis).ravel()
+        predicted = as_numbers(y_pred, "predictions").argmax(axis).ravel()
     else:
         _check_index_shape(y_true, y_pred, axis)
-        labels, predicted = y_true.ravel(), y_pred.argmax(axis).ravel()
+        labels, predicted = y_true.ravel(), as_numbers(y_pred, "predictions").argmax(axis).ravel()
     right = labels == predicted
     if ignore_index is not None:
         right = right[labels != ignore_index]
@@ -118,14 +121,15 @@ def softmax_cross_entropy(
     Raises:
         DataError: the shapes do not fit each other, or a label is out of range.
     """
-    return _softmax_cross_entropy(
+    return _value(
+        "softmax_cross_entropy",
         y_true,
         y_pred,
         class_weights=class_weights,
         label_smoothing=label_smoothing,
         ignore_index=ignore_index,
         axis=axis,
-    ).mean
+    )
 
 
 def _softmax_cross_entropy(
@@ -143,9 +147,9 @@ def _softmax_cross_entropy(
     weights = np.ones(classes) if class_weights is None else np.asarray(class_weights, np.float64)
     if weights.shape != (classes,):
         raise DataError(f"there are {weights.size} class weights for {classes} classes; one each is needed.")
-    log_probabilities = _log_softmax(np.moveaxis(y_pred, axis, -1).reshape(-1, classes))
+    log_probabilities = _log_softmax(as_numbers(np.moveaxis(y_pred, axis, -1).reshape(-1, classes), "predictions"))
     if y_true.shape == y_pred.shape:
-        truth = np.moveaxis(y_true, axis, -1).reshape(-1, classes).astype(np.float64)
+        truth = as_numbers(np.moveaxis(y_true, axis, -1).reshape(-1, classes), "targets")
         counted = np.ones(len(truth))
     else:
         _check_index_shape(y_true, y_pred, axis)
@@ -175,7 +179,7 @@ def binary_cross_entropy(y_true: Array, y_pred: Array) -> float:
     Raises:
         DataError: the shapes do not fit each other.
     """
-    return _binary_cross_entropy(y_true, y_pred).mean
+    return _value("binary_cross_entropy", y_true, y_pred)
 
 
 def _binary_cross_entropy(y_true: Array, y_pred: Array) -> Terms:
@@ -193,7 +197,7 @@ def mean_squared_error(y_true: Array, y_pred: Array) -> float:
     >>> mean_squared_error(np.array([1.0, 2.0]), np.array([1.0, 4.0]))
     2.0
     """
-    return _mean_squared_error(y_true, y_pred).mean
+    return _value("mean_squared_error", y_true, y_pred)
 
 
 def _mean_squared_error(y_true: Array, y_pred: Array) -> Terms:
@@ -208,12 +212,31 @@ def mean_absolute_error(y_true: Array, y_pred: Array) -> float:
     Raises:
         DataError: the shapes do not fit each other.
     """
-    return _mean_absolute_error(y_true, y_pred).mean
+    return _value("mean_absolute_error", y_true, y_pred)
 
 
 def _mean_absolute_error(y_true: Array, y_pred: Array) -> Terms:
     truth, prediction = _same_shape(y_true, y_pred)
     return _sum(np.abs(prediction - truth))
+
+
+def mean_absolute_percentage_error(y_true: Array, y_pred: Array) -> float:
+    """The mean of ``|y_pred - y_true| / |y_true|``; a truth of 0 counts as the smallest step of float64 above 1.
+
+    scikit-learn: ``mean_absolute_percentage_error``. 0.1 is ten percent.
+
+    Raises:
+        DataError: the shapes do not fit each other.
+
+    >>> mean_absolute_percentage_error(np.array([2.0, 4.0]), np.array([1.0, 4.0]))
+    0.25
+    """
+    return _value("mean_absolute_percentage_error", y_true, y_pred)
+
+
+def _mean_absolute_percentage_error(y_true: Array, y_pred: Array) -> Terms:
+    truth, prediction = _same_shape(y_true, y_pred)
+    return _sum(np.abs(prediction - truth) / np.maximum(np.abs(truth), np.finfo(np.float64).eps))
 
 
 @checks_arguments
@@ -231,7 +254,7 @@ def huber(y_true: Array, y_pred: Array, *, delta: float = 1.0) -> float:
         DataError: the shapes do not fit each other.
         OptionError: delta is not above 0.
     """
-    return _huber(y_true, y_pred, delta=delta).mean
+    return _value("huber", y_true, y_pred, delta=delta)
 
 
 def _huber(y_true: Array, y_pred: Array, *, delta: float = 1.0) -> Terms:
@@ -240,6 +263,49 @@ def _huber(y_true: Array, y_pred: Array, *, delta: float = 1.0) -> Terms:
     truth, prediction = _same_shape(y_true, y_pred)
     distance = np.abs(prediction - truth)
     return _sum(np.where(distance <= delta, 0.5 * distance**2, delta * (distance - 0.5 * delta)))
+
+
+_KINDS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
+    "axis": (lambda value: is_integer(value) and value >= 1, "the number of an axis, from 1"),
+    "ignore_index": (lambda value: value is None or is_integer(value), "a label, which is an integer, or None"),
+    "classes": (lambda value: value is None or (is_integer(value) and value >= 1), "a number of classes, from 1"),
+    "binary": (lambda value: value is None or isinstance(value, bool), "True, False or None"),
+    "threshold": (lambda value: is_number(value), "a number"),
+    "delta": (lambda value: is_number(value), "a number above 0"),
+    "label_smoothing": (lambda value: is_number(value) and 0 <= value <= 1, "a number from 0 to 1"),
+    "predicts": (lambda value: isinstance(value, str), "'classes', 'binary' or 'numbers'"),
+}
+"""What arguments of metrics are."""
+
+
+def is_integer(value: object) -> bool:
+    """Return whether a value is an integer, of Python's or NumPy's."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value is a finite number, of Python's or NumPy's."""
+    number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    return number and math.isfinite(value)  # type: ignore[arg-type]
+
+
+def checked_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a metric.
+
+    Raises:
+        OptionError: one is of another kind than it needs.
+    """
+    found = dict(options)
+    for option, value in options.items():
+        if option == "class_weights" and value is not None:
+            weights = checked_class_weights(value)
+            if isinstance(weights, dict):
+                raise OptionError(f"class_weights of {name} is a dictionary; the metric needs a list.")
+            found[option] = weights
+        elif option in _KINDS and not _KINDS[option][0](value):
+            shown = repr(value) if len(repr(value)) < 60 else f"a {type(value).__name__}"
+            raise OptionError(f"{option} of {name} is {shown}; it needs {_KINDS[option][1]}.")
+    return found
 
 
 @dataclass(frozen=True)
@@ -252,9 +318,34 @@ class BuiltIn:
         reads: for which predictions it is.
     """
 
-    function: Metric
+    function: MetricFunction
     terms: Callable[..., Terms]
     reads: tuple[PredictionKind, ...]
+
+    def named(
+        self, name: str, read: Callable[[Array, Array], tuple[Array, Array]] | None = None, **options: Any
+    ) -> NamedMetric:
+        """The metric under a name.
+
+        Args:
+            name: the name.
+            read: brings targets and predictions to the form that it takes.
+            options: its arguments.
+
+        Raises:
+            OptionError: it has no such argument.
+        """
+        known = self.terms.__kwdefaults__ or {}
+        for option in options:
+            if option not in known:
+                raise OptionError(
+                    f"{option}={options[option]!r} is given, but the metric {name} has no such argument; it has "
+                    f"{', '.join(known) or 'none'}."
+                )
+        options = checked_options(name, options)
+        terms = functools.partial(self.terms, **options)
+        counted = Counted(options.get("axis", 1), options.get("ignore_index"))
+        return mean_metric(name, terms if read is None else lambda t, p: terms(*read(t, p)), counted=counted)
 
 
 BUILT_IN: Final[dict[str, BuiltIn]] = {
@@ -263,8 +354,27 @@ BUILT_IN: Final[dict[str, BuiltIn]] = {
     "binary_cross_entropy": BuiltIn(binary_cross_entropy, _binary_cross_entropy, ("binary",)),
     "mean_squared_error": BuiltIn(mean_squared_error, _mean_squared_error, ("numbers",)),
     "mean_absolute_error": BuiltIn(mean_absolute_error, _mean_absolute_error, ("numbers",)),
+    "mean_absolute_percentage_error": BuiltIn(
+        mean_absolute_percentage_error, _mean_absolute_percentage_error, ("numbers",)
+    ),
     "huber": BuiltIn(huber, _huber, ("numbers",)),
 }
+
+
+def _value(name: str, y_true: Any, y_pred: Any, **options: Any) -> float:
+    """The value of a metric for arrays, or what converts to them."""
+    return float(BUILT_IN[name].named(name, **options)(y_true, y_pred))
+
+
+def as_numbers(array: Array, what: str) -> _Values:
+    """An array in float64.
+
+    Raises:
+        DataError: it holds texts, dates or the like.
+    """
+    if kind_of(array.dtype) not in ("float", "integer", "boolean"):
+        raise DataError(f"{what} have the type {array.dtype}, but this metric compares numbers; convert them first.")
+    return np.asarray(array, np.float64)
 
 
 def _sum(values: _Values) -> Terms:
@@ -288,8 +398,7 @@ def _has_questions(y_true: Array, axis: int) -> bool | None:
 
 
 def _log_softmax(logits: Array) -> _Values:
-    shifted = logits.astype(np.float64)
-    shifted -= shifted.max(axis=1, keepdims=True)
+    shifted = logits - logits.max(axis=1, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
 
 
@@ -297,7 +406,7 @@ def _same_shape(y_true: Array, y_pred: Array) -> tuple[_Values, _Values]:
     """Bring both to one shape; axes of size 1 may differ, nothing broadcasts: [N] - [N, 1] is not [N, N]."""
     if [size for size in y_true.shape if size != 1] != [size for size in y_pred.shape if size != 1]:
         raise DataError(f"targets of shape {y_true.shape} do not fit predictions of shape {y_pred.shape}.")
-    return y_true.astype(np.float64).reshape(y_pred.shape), y_pred.astype(np.float64)
+    return as_numbers(y_true, "targets").reshape(y_pred.shape), as_numbers(y_pred, "predictions")
 
 
 def _check_index_shape(y_true: Array, y_pred: Array, axis: int) -> None:

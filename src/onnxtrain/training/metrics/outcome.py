@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
 from onnxtrain.report.record import Confusion, Residuals
 from onnxtrain.training.data.conversion import Array
+from onnxtrain.training.metrics.base import NamedMetric
 from onnxtrain.training.metrics.reading import Reading
-from onnxtrain.training.metrics.told import measure_whole
-from onnxtrain.training.metrics.whole_metrics import Values, WholeMetric
+from onnxtrain.training.metrics.told import reader
+from onnxtrain.training.metrics.whole_metrics import Values
 
 MOST_CLASSES: Final = 500
 """Of more classes no matrix is kept."""
@@ -21,75 +22,83 @@ MOST_PAIRS: Final = 2000
 """Up to so many pairs of numbers are kept, of more every second, fourth, ..."""
 
 
+@dataclass
 class Outcome:
-    """A measure that keeps what a report shows, instead of a number.
+    """What a report shows of predictions beside targets.
 
-    Args:
-        reading: how predictions are to be read, of a loss that says what they are.
-        labels: the names of the classes, where they have some.
+    Attributes:
+        counts: how often each class was taken for each.
+        pairs: targets and predictions [M, 2], every `every`-th of all that were `seen`.
+        too_many: the number of classes, where a matrix of them is too large.
     """
 
-    name = "outcome"
-    of_output = False
-    value = math.nan
-
-    def __init__(self, reading: Reading, labels: Sequence[str] | None = None) -> None:
-        self._labels = labels
-        self._measured = measure_whole(
-            reading, WholeMetric(self.name, ("classes", "binary", "numbers"), lambda _: np.zeros(0), lambda _: math.nan)
-        )
-        self._counts: Values | None = None
-        self._pairs = np.zeros((0, 2))
-        self._every = 1
-        self._seen = 0
-        self._too_many = 0
-
-    def start(self) -> Outcome:
-        """What takes the batches: itself."""
-        return self
-
-    def part(self, y_true: Array, y_pred: Array) -> tuple[str, Any]:
-        """What counts of a batch: counts of mistakes, or pairs of numbers."""
-        found = self._measured.read(y_true, y_pred)
-        if found.kind == "numbers":
-            return "numbers", np.stack([found.truth, found.scores], axis=1)
-        if found.kind == "classes" and found.scores.shape[1] > MOST_CLASSES:
-            return "too many", found.scores.shape[1]
-        return "counts", found.confusion()
-
-    def take(self, part: tuple[str, Any]) -> None:
-        """Take what counts of the next batch."""
-        kind, found = part
-        if kind == "numbers":
-            self._add_numbers(found)
-        elif kind == "too many":
-            self._too_many = found
-        else:
-            self._counts = found if self._counts is None else self._counts + found
-
-    def _add_numbers(self, pairs: Values) -> None:
-        """Keep every so many-th pair, evenly over all that came."""
-        self._pairs = np.concatenate([self._pairs, pairs[-self._seen % self._every :: self._every]])
-        self._seen += len(pairs)
-        while len(self._pairs) > MOST_PAIRS:
-            self._pairs, self._every = self._pairs[::2], self._every * 2
+    counts: Values | None = None
+    pairs: Values = field(default_factory=lambda: np.zeros((0, 2)))
+    every: int = 1
+    seen: int = 0
+    too_many: int = 0
 
     @property
     def note(self) -> str:
         """Why there is nothing to show, or ""."""
-        return f"Of {self._too_many} classes no matrix is drawn." if self._too_many else ""
+        return f"Of {self.too_many} classes no matrix is drawn." if self.too_many else ""
 
-    def shown(self) -> list[Confusion | Residuals]:
-        """What a report draws."""
-        if len(self._pairs):
-            return [Residuals(self._pairs[:, 0].tolist(), self._pairs[:, 1].tolist())]
-        if self._counts is None:
+    def add(self, pairs: Values) -> None:
+        """Add pairs of the next batch, and keep every so many-th, evenly over all that came."""
+        self.pairs = np.concatenate([self.pairs, pairs[-self.seen % self.every :: self.every]])
+        self.seen += len(pairs)
+        while len(self.pairs) > MOST_PAIRS:
+            self.pairs, self.every = self.pairs[::2], self.every * 2
+
+    def shown(self, labels: Sequence[str] | None = None) -> list[Confusion | Residuals]:
+        """What a report draws.
+
+        Args:
+            labels: the names of the classes, where they have some.
+        """
+        if len(self.pairs):
+            return [Residuals(self.pairs[:, 0].tolist(), self.pairs[:, 1].tolist())]
+        if self.counts is None:
             return []
-        if self._counts.ndim == 2:
-            names = self._labels or [str(index) for index in range(len(self._counts))]
-            return [Confusion(self._counts.tolist(), list(names))]
-        several = len(self._counts) > 1
+        if self.counts.ndim == 2:
+            names = labels or [str(index) for index in range(len(self.counts))]
+            return [Confusion(self.counts.tolist(), list(names))]
+        several = len(self.counts) > 1
         return [
             Confusion(counts.tolist(), ["no", "yes"], f"question {index}" if several else "")
-            for index, counts in enumerate(self._counts)
+            for index, counts in enumerate(self.counts)
         ]
+
+
+def outcome(reading: Reading) -> NamedMetric:
+    """A metric whose value is an :class:`Outcome`.
+
+    Args:
+        reading: how predictions are to be read, of a loss that says what they are.
+    """
+    read = reader(reading, "outcome", ("classes", "binary", "numbers"))
+
+    def measure(y_true: Array, y_pred: Array) -> Outcome:
+        found = read(y_true, y_pred)
+        if found.kind == "numbers":
+            pairs = np.stack([found.truth.reshape(-1), found.scores.reshape(-1)], axis=1)
+            return Outcome(pairs=pairs, seen=len(pairs))
+        if found.kind == "classes" and found.scores.shape[1] > MOST_CLASSES:
+            return Outcome(too_many=found.scores.shape[1])
+        return Outcome(found.confusion())
+
+    return NamedMetric("outcome", measure, _joined, _thinned, counted=reading.counted, number=False)
+
+
+def _joined(one: Outcome, other: Outcome) -> Outcome:
+    """Add the outcome of the next batch."""
+    if other.counts is not None:
+        one.counts = other.counts if one.counts is None else one.counts + other.counts
+    one.too_many = one.too_many or other.too_many
+    one.add(other.pairs)
+    return one
+
+
+def _thinned(found: Outcome) -> Outcome:
+    found.add(found.pairs[:0])
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from onnxtrain.training.metrics.base import PredictionKind
+from onnxtrain.training.metrics.base import Counted, PredictionKind
 
 if TYPE_CHECKING:
     from onnxtrain.training.metrics.error_rates import CharacterErrorRate
@@ -30,3 +30,8 @@ class Reading(NamedTuple):
     probabilities: bool = False
     later: int = 0
     sequence: CharacterErrorRate | None = None
+
+    @property
+    def counted(self) -> Counted:
+        """Which predictions a metric counts."""
+        return Counted(self.axis, self.ignore_index, self.later)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, cast
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import numpy as np
 
 from onnxtrain.errors import OptionError
-from onnxtrain.spelling import suggestion
-from onnxtrain.training.aliases import ALIASES
-from onnxtrain.training.call_text import name_of
 from onnxtrain.training.data.conversion import Array
-from onnxtrain.training.metrics.base import Measure, Metric, PredictionKind
-from onnxtrain.training.metrics.choice import NamedMetric, resolve_metric
+from onnxtrain.training.metrics.base import Metric, MetricFunction, NamedMetric, PredictionKind
+from onnxtrain.training.metrics.choice import canonical, from_object, unknown
 from onnxtrain.training.metrics.error_rates import CharacterErrorRate, WordErrorRate
 from onnxtrain.training.metrics.means import BUILT_IN
 from onnxtrain.training.metrics.reading import Reading
-from onnxtrain.training.metrics.whole_metrics import WHOLE, MeasuredWhole, Predictions, WholeMetric, find_whole_metric
+from onnxtrain.training.metrics.whole_metrics import SHOWN, WHOLE, Predictions, find_whole_metric
 
 _DESCRIPTIONS: Final[dict[PredictionKind, str]] = {
     "classes": "scores over classes",
@@ -25,52 +23,60 @@ _DESCRIPTIONS: Final[dict[PredictionKind, str]] = {
 }
 
 
-def measure(reading: Reading, metric: str | Metric | Measure) -> Measure:
-    """A metric told how to read this loss's predictions; a function of a user's own is left as it is.
+def told(reading: Reading, metric: str | Metric | MetricFunction) -> NamedMetric:
+    """A metric told how to read this loss's predictions; one of a user's own is left as it is.
 
     Raises:
         OptionError: there is no such metric, or it is for other predictions.
     """
-    if hasattr(metric, "start"):
-        return cast("Measure", metric)
-    if metric in (CharacterErrorRate.name, WordErrorRate.name):
-        return _error_rate(reading, str(metric))
-    whole = find_whole_metric(metric)
+    name = canonical(metric) if isinstance(metric, str) else None
+    if name in (CharacterErrorRate.name, WordErrorRate.name):
+        return from_object(_error_rate(reading, str(name)))
+    whole = find_whole_metric(name)
     if whole is not None:
-        return measure_whole(reading, whole)
-    wanted = ALIASES.get(metric, metric) if isinstance(metric, str) else metric
-    name = next((name for name, entry in BUILT_IN.items() if wanted in (name, entry.function)), None)
-    if name is None and isinstance(metric, str):
-        names = ", ".join([*BUILT_IN, *WHOLE, "top_k(5)", CharacterErrorRate.name])
-        near = suggestion(name_of(metric), [*BUILT_IN, *WHOLE, "top_k", *ALIASES])
-        raise OptionError(f"there is no metric '{metric}': use {names} or a function of (y_true, y_pred).{near}")
-    if name is None:
-        return resolve_metric(metric)
-    shown = metric if isinstance(metric, str) else name
-    terms, options = BUILT_IN[name].terms, _options(reading, name)
-    return NamedMetric(shown, lambda y_true, y_pred: terms(*_aligned(reading, y_true, y_pred), **options))
+        return whole.named(reader(reading, whole.name, whole.reads), reading.counted)
+    built_in = next((key for key, entry in BUILT_IN.items() if key == name or entry.function is metric), None)
+    if built_in is None and isinstance(metric, str):
+        raise unknown(metric)
+    if built_in is None:
+        return from_object(metric)
+    shown = metric if isinstance(metric, str) else built_in
+    options = _options(reading, built_in)
+    found = BUILT_IN[built_in].named(shown, lambda y_true, y_pred: _aligned(reading, y_true, y_pred), **options)
+    return _counting(found, reading)
 
 
-def measure_whole(reading: Reading, metric: WholeMetric) -> MeasuredWhole:
-    """A metric of a whole data set told how to read this loss's predictions.
+def _counting(metric: NamedMetric, reading: Reading) -> NamedMetric:
+    return NamedMetric(metric.name, metric.measure, metric.join, metric.finish, counted=reading.counted)
+
+
+def reader(reading: Reading, name: str, reads: Sequence[PredictionKind]) -> Callable[[Array, Array], Predictions]:
+    """Bring targets and predictions of this loss to the form that a metric takes.
 
     Raises:
-        OptionError: it is for other predictions.
+        OptionError: the metric is for other predictions.
     """
     kind = reading.predicts
-    if kind is None or kind not in metric.reads:
-        reads = " or ".join(_DESCRIPTIONS[each] for each in metric.reads)
+    if kind is None or kind not in reads:
+        wanted = " or ".join(_DESCRIPTIONS[each] for each in reads)
         given = "are not known" if kind is None else f"are {_DESCRIPTIONS[kind]}"
         raise OptionError(
-            f"The metric {metric.name} is for {reads}, but with the loss {reading.loss} predictions {given}; measure "
-            "another, or a function of (y_true, y_pred)."
+            f"The metric {name} is for {wanted}, but with the loss {reading.loss} predictions {given}; measure "
+            f"{_fitting(kind)}a function of (y_true, y_pred)."
         )
 
     def read(y_true: Array, y_pred: Array) -> Predictions:
         aligned = _aligned(reading, y_true, y_pred)
         return Predictions.of(kind, *aligned, axis=reading.axis, ignore_index=reading.ignore_index)
 
-    return MeasuredWhole(metric, read)
+    return read
+
+
+def _fitting(kind: PredictionKind | None) -> str:
+    """The metrics for predictions of a kind, in words."""
+    names = [name for name, entry in BUILT_IN.items() if kind in entry.reads]
+    names += [name for name in SHOWN if kind in WHOLE[name].reads]
+    return "".join(f"{name}, " for name in names) + "or " if names else "another, or "
 
 
 def _aligned(reading: Reading, y_true: Array, y_pred: Array) -> tuple[Array, Array]:
@@ -79,7 +85,7 @@ def _aligned(reading: Reading, y_true: Array, y_pred: Array) -> tuple[Array, Arr
     return (y_true[:, reading.later :], given[:, : -reading.later]) if reading.later else (y_true, given)
 
 
-def _error_rate(reading: Reading, name: str) -> Measure:
+def _error_rate(reading: Reading, name: str) -> CharacterErrorRate:
     if name == WordErrorRate.name:
         raise OptionError(
             f"The metric {name} needs the class of the space between words; give it as "
@@ -107,11 +113,10 @@ def _options(reading: Reading, name: str) -> dict[str, Any]:
             "predicts='classes' or predicts='binary', or measure a function of (y_true, y_pred)."
         )
     if reading.predicts not in BUILT_IN[name].reads:
-        reads = " or ".join(_DESCRIPTIONS[kind] for kind in BUILT_IN[name].reads)
-        fitting = ", ".join(other for other, entry in BUILT_IN.items() if reading.predicts in entry.reads)
+        wanted = " or ".join(_DESCRIPTIONS[kind] for kind in BUILT_IN[name].reads)
         raise OptionError(
-            f"The metric {name} is for {reads}, but with the loss {reading.loss} predictions are "
-            f"{_DESCRIPTIONS[reading.predicts]}; measure {fitting}, or a function of (y_true, y_pred)."
+            f"The metric {name} is for {wanted}, but with the loss {reading.loss} predictions are "
+            f"{_DESCRIPTIONS[reading.predicts]}; measure {_fitting(reading.predicts)}a function of (y_true, y_pred)."
         )
     if reading.predicts == "binary":
         return {"binary": True, "threshold": 0.0} if name == "accuracy" else {}

@@ -55,6 +55,56 @@ def resolve_schedule(
     return Custom(schedule)
 
 
+_VANISHED: Final = 1e-9
+"""The part of its highest rate at which a schedule trains nothing any more."""
+
+_SAMPLES: Final = 200
+"""How many steps of a training are looked at."""
+
+
+def vanishing_hint(schedule: str | Schedule, rate: Schedule, total_steps: int, steps_per_epoch: int) -> str:
+    """What to know of a schedule that falls to a billionth of its rate well before its training ends, or "".
+
+    One that ends with the training, as cosine does, may fall to nothing in its last steps.
+
+    Args:
+        schedule: what the user gave.
+        rate: what it was resolved to.
+        total_steps: how many steps the training has.
+        steps_per_epoch: how many steps an epoch has.
+
+    >>> "step(3 epochs" in vanishing_hint("step(3, 0.1)", Step(0.1, 3), total_steps=300, steps_per_epoch=10)
+    True
+    """
+    shape: object = rate
+    while isinstance(shape, WarmUp | Custom):
+        shape = shape.inner if isinstance(shape, WarmUp) else shape.function
+    if isinstance(shape, Constant):
+        return ""
+    steps = sorted({round(index * (total_steps - 1) / (_SAMPLES - 1)) for index in range(_SAMPLES)})
+    rates = [rate(step) for step in steps]
+    limit = _VANISHED * max(rates) * (1 + 1e-6)  # powers of 0.1 are rounded
+    allowed = 0 if isinstance(shape, Step | Exponential) else len(steps) // 20
+    late = [step for step, value in zip(steps, rates, strict=True) if value <= limit]
+    if not limit or len(late) <= allowed:
+        return ""
+    low, high = max((step for step in steps if step < late[0]), default=0), late[0]
+    while high - low > 1:  # the first step is between two samples
+        middle = (low + high) // 2
+        low, high = (low, middle) if rate(middle) <= limit else (middle, high)
+    shown = repr(schedule) if isinstance(schedule, str) else f"of the type {type(shape).__name__}"
+    advice = "train shorter, or let the rate fall more slowly"
+    if isinstance(schedule, str) and isinstance(shape, Step | Exponential) and "epoch" not in schedule:
+        counted = f"step({shape.every} epochs, {shape.factor:g})"
+        if isinstance(shape, Exponential):
+            counted = f"exponential({shape.factor:g}, {shape.every} epochs)"
+        advice = f"it counts steps, of which an epoch has {steps_per_epoch}: to count epochs write {counted}"
+    return (
+        f"The schedule {shown} is at a billionth of its rate from step {high + 1} of {total_steps} on (epoch "
+        f"{high // steps_per_epoch + 1}), where nothing is learned any more; {advice}."
+    )
+
+
 _FORMS: Final = (
     "constant, linear(end_factor), cosine(end_factor), polynomial(power), one_cycle(rising), step(every, factor), "
     "exponential(factor, every), each with warmup(steps)+ in front"

@@ -183,7 +183,8 @@ class OneCycle:
 
     Args:
         learning_rate: the highest.
-        steps: how many steps the cycle has, at least 2; later steps keep the last rate.
+        steps: how many steps the cycle has; later steps keep the last rate. There must be more than 1 / rising, so that
+            it has one to rise in.
         rising: which part of them it rises, above 0 and below 1.
     """
 
@@ -195,8 +196,12 @@ class OneCycle:
         check_rate(self.learning_rate)
         if not 0 < self.rising < 1:
             raise OptionError(f"rising of the one-cycle schedule is {self.rising}; it is a part between 0 and 1.")
-        if self.steps < 2:
-            raise OptionError(f"a one-cycle schedule is {self.steps} steps long; it must be at least 2.")
+        least = math.floor(1 / self.rising) + 1
+        if self.steps < least:
+            raise OptionError(
+                f"a one-cycle schedule is {self.steps} steps long, of which it rises {self.rising:g}: it needs at "
+                f"least {least}; train longer, or take another schedule."
+            )
 
     def __call__(self, step: int) -> float:
         """The learning rate of a step."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.training.data import TargetCheck, TensorSpec
-from onnxtrain.training.data.conversion import check_finite
+from onnxtrain.training.data.conversion import check_finite, kind_of, to_numpy
 from onnxtrain.training.showing import html_table, text_table
 
 
@@ -107,9 +107,10 @@ def by_input_name(specs: Sequence[TensorSpec], inputs: Any) -> dict[str, Any]:
 
 def fit_to_spec(value: Any, spec: TensorSpec) -> np.ndarray:
     """An array of the type of an input; ranks and fixed sizes checked."""
-    array = np.asarray(value)
+    array = to_numpy(value, repr(spec.name))
     if array.dtype != spec.dtype:
-        if array.dtype.kind == "f" and spec.dtype.kind in "iub":
+        found, needed = kind_of(array.dtype), kind_of(spec.dtype)
+        if (found == "float" and needed in ("integer", "boolean")) or found in ("string", "other"):
             raise DataError(f"{spec.name!r} needs {spec.dtype}, but got {array.dtype}.")
         array = array.astype(spec.dtype)
     shape = spec.shape
@@ -120,6 +121,18 @@ def fit_to_spec(value: Any, spec: TensorSpec) -> np.ndarray:
         hint = spec.size_hint if array.ndim == len(shape) else spec.hint
         raise DataError(f"{spec.name!r} needs shape {spec.describe_shape()}, but got {array.shape}.{hint}")
     return array
+
+
+def check_inputs(inputs: Mapping[str, np.ndarray]) -> None:
+    """Refuse inputs of one step that hold NaN or infinity, as ``fit`` does.
+
+    Raises:
+        DataError: One does.
+    """
+    for name, array in inputs.items():
+        if array.dtype.kind not in "iub":
+            rows = np.atleast_1d(array)
+            check_finite(rows, f"the input {name!r}", range(len(rows)))
 
 
 def check_targets(targets: np.ndarray, check: TargetCheck | None) -> np.ndarray:

@@ -1,0 +1,65 @@
+"""Probabilities and labels from the scores that a loss is built on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from onnxtrain.errors import OptionError
+from onnxtrain.training.data.conversion import Array
+from onnxtrain.training.metrics.reading import Reading
+from onnxtrain.training.metrics.whole_metrics import sigmoid, softmax
+
+
+def check_answers(reading: Reading, what: str) -> None:
+    """Refuse scores of which nothing says how they become probabilities.
+
+    Args:
+        reading: How the loss reads predictions.
+        what: What was asked for, for the message.
+
+    Raises:
+        OptionError: Predictions are neither scores over classes nor yes-or-no logits.
+    """
+    if reading.predicts not in ("classes", "binary"):
+        kind = "are numbers" if reading.predicts == "numbers" else "may be anything"
+        raise OptionError(
+            f"{what} needs scores over classes, or yes-or-no logits, but with the loss {reading.loss} predictions "
+            f"{kind}; call predict() for the outputs."
+        )
+
+
+def probabilities(reading: Reading, scores: Array) -> Array:
+    """Probabilities of the shape of the scores.
+
+    Of one yes-or-no logit per example, [N] or [N, 1], those of no and yes [N, 2].
+    """
+    if reading.predicts == "classes":
+        found = scores if reading.probabilities else softmax(scores.astype(np.float64), reading.axis)
+        return np.asarray(found, scores.dtype)
+    yes = np.asarray(sigmoid(scores.astype(np.float64)), scores.dtype)
+    if scores.ndim > 2 or (scores.ndim == 2 and scores.shape[1] != 1):
+        return yes
+    column = yes.reshape(-1, 1)
+    return np.concatenate([1 - column, column], axis=1)
+
+
+def answers(reading: Reading, scores: Array, labels: Sequence[str] | None) -> Array:
+    """The most probable class of every example, by its label where classes have some; 1 for yes and 0 for no.
+
+    Scores that are NaN have the answer -1.
+
+    Args:
+        reading: How the loss reads predictions.
+        scores: The scores.
+        labels: The names of the classes; more classes than names have their numbers.
+    """
+    if reading.predicts == "binary":
+        yes = np.where(np.isnan(scores), -1, scores > 0).astype(np.int64)
+        return yes[:, 0] if yes.ndim == 2 and yes.shape[1] == 1 else yes
+    found = np.where(np.isnan(scores).any(reading.axis), -1, scores.argmax(reading.axis)).astype(np.int64)
+    if labels is None:
+        return found
+    names = [*labels, *map(str, range(len(labels), scores.shape[reading.axis]))]
+    return np.asarray(names)[found]
