@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import onnxtrain
-from parallel.processes import needs_mpi, run_script
+from parallel.processes import mpiexec, needs_mpi, run_script, script
 from zoo.arrays import assert_same
 
 # One script: alone with micro-batches, or in several processes.
@@ -48,6 +48,71 @@ def test_twenty_steps_of_lenet_are_those_of_micro_batches_bit_for_bit(tmp_path, 
     assert alone == together
     assert alone[-1]["step"] == 18
     assert_same(states, others)
+
+
+KINDS = """
+    import sys
+    import numpy as np
+    import onnx
+    import onnxtrain
+    from onnx import numpy_helper, parser
+    ranks, kind = int(sys.argv[1]), sys.argv[2]
+    rng = np.random.default_rng(0)
+    y = np.arange(12) % 4
+    if kind == "transformer":  # as read from a file, with types whose byte order is spelt out
+        model, x = onnxtrain.examples.small_transformer(), [rng.integers(1, 100, (12, 7)), np.ones((12, 7), np.int64)]
+        onnx.save(model, f"{ranks}.onnx")
+        model = f"{ranks}.onnx"
+    else:
+        text = "g (float[n, 4] x) => (float[n, 4] y) { a = MatMul(x, w) y = Mul(a, scale) }"
+        model = parser.parse_model('<ir_version: 8, opset_import: ["": 18]>' + text)
+        model.graph.initializer.extend([
+            numpy_helper.from_array(rng.normal(size=(4, 4)).astype(np.float32), "w"),
+            numpy_helper.from_array(np.float32(1.5), "scale"),
+        ])
+        x = rng.normal(size=(12, 4)).astype(np.float32)
+    options = {"parallel": onnxtrain.parallel.MPI()} if ranks > 1 else {"accumulate": 2}
+    if kind == "bfloat16 states":
+        options["state_dtype"] = "bfloat16"
+    trainer = onnxtrain.Trainer(
+        model, loss="softmax_cross_entropy", optimizer="adam(lr=0.01)", train="*", threads=1, **options
+    )
+    for _ in range(3):
+        trainer.train_step(x, y)
+    if not trainer.communicator.rank:
+        np.savez(f"{kind}-{ranks}", **trainer.get_weights())
+"""
+
+
+@needs_mpi
+@pytest.mark.parametrize("kind", ["transformer", "number", "bfloat16 states"])
+def test_parameters_of_any_kind_start_equal_and_stay_so(tmp_path, kind):
+    """A transformer of a file, a parameter without axes, and states in a type that NumPy does not have."""
+    run_script(tmp_path, 1, KINDS, "1", kind, cwd=tmp_path)
+    run_script(tmp_path, 2, KINDS, "2", kind, cwd=tmp_path)
+    with np.load(tmp_path / f"{kind}-1.npz") as alone, np.load(tmp_path / f"{kind}-2.npz") as together:
+        assert set(alone) == set(together)
+        assert kind == "transformer" or "scale" in alone
+        for name in alone:
+            np.testing.assert_array_equal(alone[name], together[name], err_msg=name)
+
+
+ENDS_EARLY = """
+    import os, sys
+    from onnxtrain.parallel.mpi import environment_rank
+    if environment_rank() == 1:
+        sys.exit(int(sys.argv[1]))
+    import onnxtrain
+    onnxtrain.parallel.MPI(timeout=2)
+"""
+
+
+@needs_mpi
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_rank_that_ends_before_mpi_starts_does_not_keep_the_others(tmp_path, code):
+    done = mpiexec(2, script(tmp_path, ENDS_EARLY), code, timeout=30)
+    assert done.returncode != 0
+    assert "Rank 0 waited 2 s for all ranks to start MPI; one of them has ended before" in done.stderr
 
 
 STEPS = """

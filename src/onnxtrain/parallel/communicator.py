@@ -38,11 +38,14 @@ class Communicator(ABC):
 
     @abstractmethod
     def broadcast_(self, array: np.ndarray, root: int = 0) -> None:
-        """Replace all elements by those that the rank ``root`` has."""
+        """Replace all elements by those that the rank ``root`` has. Moves bytes, whatever the type of the elements."""
 
     @abstractmethod
     def all_gather_(self, array: np.ndarray) -> None:
-        """Fill an array [size, ...] of which each rank has the row of its number with the rows of all others."""
+        """Fill an array [size, ...] of which each rank has the row of its number with the rows of all others.
+
+        Moves bytes, whatever the type of the elements.
+        """
 
     def reduce_scatter_(self, array: np.ndarray) -> None:
         """Replace the row of this rank, of an array [size, ...], by its sum over all ranks; other rows are lost."""

@@ -7,6 +7,7 @@ import ctypes
 import itertools
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
@@ -79,7 +80,7 @@ class MPI(Communicator):
         compress: Send gradients rounded to ``"float16"`` or ``"bfloat16"``, or the largest alone, as ``TopK(0.01)``;
             what is left out is added to the gradients of the next step. Sums are then in the order of the ranks.
         timeout: Seconds to wait for another rank before giving it up; the error names it. A rank that writes a
-            checkpoint makes the others wait.
+            checkpoint makes the others wait. Where a rank does not start MPI in that time, the others exit with 3.
 
     Raises:
         OptionError: mpi4py is not installed, or finds no MPI; an argument has a value that it cannot have.
@@ -100,7 +101,7 @@ class MPI(Communicator):
         self.order = order
         self.compress = choose_compression(compress)
         self.timeout = float(timeout)
-        self._library = _library()
+        self._library = _library(self.timeout)
         world = self._library.COMM_WORLD
         self.overlap = overlap and self._library.Query_thread() >= self._library.THREAD_SERIALIZED
         self._pause = 0.0
@@ -336,10 +337,11 @@ _TYPES = "bBhHiIlLqQfd"
 """Types that MPI itself can add."""
 
 
-def _library() -> Any:
+def _library(timeout: float) -> Any:
     try:
         import mpi4py
 
+        mpi4py.rc.initialize = False  # `_start` does, with a time limit
         mpi4py.rc.finalize = False  # `_leave` does, where the other ranks are there
         from mpi4py import MPI as library  # noqa: N811 - a module with the name of a class
     except ImportError as error:
@@ -350,7 +352,34 @@ def _library() -> Any:
         raise OptionError(
             f"mpi4py finds no MPI library ({' '.join(str(error).split())}); install one, such as pip install mpich."
         ) from error
+    if not library.Is_initialized():
+        _start(library, timeout)
     return library
+
+
+def _start(library: Any, timeout: float) -> None:
+    """Call MPI_Init_thread, which waits for all ranks; end this process where they do not come in time.
+
+    mpi4py calls it with Python's lock held, so that no other thread could tell the time; ctypes releases the lock. The
+    call never returns where a rank has ended before, so that nothing can be raised from it.
+    """
+
+    def give_up() -> None:
+        sys.stderr.flush()
+        (sys.__stderr__ or sys.stderr).write(
+            f"error: Rank {environment_rank()} waited {timeout:g} s for all ranks to start MPI; one of them has ended "
+            "before or is slow to start: see its own message, or wait longer (timeout=, --wait).\n"
+        )
+        os._exit(3)
+
+    timer = threading.Timer(timeout, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        wanted = int(library.THREAD_MULTIPLE)
+        ctypes.CDLL(library.__file__).MPI_Init_thread(None, None, wanted, ctypes.byref(ctypes.c_int()))
+    finally:
+        timer.cancel()
 
 
 def _again(order: Literal["rank", "fast"], compress: Compression | None, timeout: float, overlap: bool) -> MPI:

@@ -55,12 +55,12 @@ class Collective(Communicator):
     def broadcast_(self, array: np.ndarray, root: int = 0) -> None:
         """Replace all elements by those that the worker ``root`` has."""
         if self.size > 1 and array.size:
-            self._call("broadcast", self._tensor(array), root, self._group)
+            self._call("broadcast", self._tensor(_bytes(array)), root, self._group)
 
     def all_gather_(self, array: np.ndarray) -> None:
         """Fill the rows of an array [size, ...] of which each worker has one."""
         if self.size > 1 and array.size:
-            rows = [self._tensor(row) for row in array.reshape(self.size, -1)]
+            rows = [self._tensor(_bytes(row)) for row in array.reshape(self.size, -1)]
             self._call("allgather", rows, rows[self.rank].clone(), self._group)
 
     def _tensor(self, array: np.ndarray) -> Any:
@@ -74,3 +74,8 @@ class Collective(Communicator):
             raise ParallelError(
                 f"Worker {self.rank} lost another one ({' '.join(str(error).split())[:200]}).", lost=True
             ) from error
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    """The memory of an array as uint8, which gloo moves; it does not know uint16 or bfloat16 of NumPy."""
+    return array.reshape(-1).view(np.uint8)

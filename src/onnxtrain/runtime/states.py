@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnxtrain.errors import OptionError
 from onnxtrain.model.aligned import ALIGNMENT, aligned
+from onnxtrain.workarounds.sessions import is_extension_type
 
 Take = Callable[[np.ndarray], "np.ndarray | None"]
 
@@ -179,8 +180,8 @@ class StateBuffers(MutableMapping[str, np.ndarray]):
 
 
 def _bind(bind: Callable[..., None], name: str, buffer: np.ndarray) -> None:
-    # Types that NumPy has from elsewhere, such as bfloat16, are known to ONNX Runtime by their numbers in ONNX.
-    kind = buffer.dtype if buffer.dtype.isbuiltin == 1 else int(ir.DataType.from_numpy(buffer.dtype))
+    # ONNX Runtime knows the extension types of ml_dtypes by their numbers in ONNX.
+    kind = int(ir.DataType.from_numpy(buffer.dtype)) if is_extension_type(buffer.dtype) else buffer.dtype
     bind(name, "cpu", 0, kind, list(buffer.shape), buffer.ctypes.data)
 
 

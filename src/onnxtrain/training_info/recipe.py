@@ -136,6 +136,8 @@ class Recipe:
         wide: Parameters in bfloat16, which are rounded at random, to the values of the main graph that have their
             numbers in float32: gradients are taken of these.
         seed: Of the rounding of parameters.
+        given_squares: States that hold the squares of the rows of all gradients, with their first values, for an
+            update of parts of the parameters; by default the update computes them.
     """
 
     model: ir.Model
@@ -159,6 +161,7 @@ class Recipe:
     rounding: Rounding | None = None
     wide: Mapping[str, str] = field(default_factory=dict)
     seed: int = 0
+    given_squares: Mapping[str, np.ndarray] | None = None
 
     def rule_of(self, parameter: str) -> UpdateRule:
         """How a parameter is updated."""

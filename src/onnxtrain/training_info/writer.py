@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnxtrain.graph import Builder, Value
 from onnxtrain.operators.schema import State
 from onnxtrain.training_info.algorithm import Algorithm
+from onnxtrain.training_info.gradient_norm import norm_of, row_squares
 from onnxtrain.training_info.recipe import LossTerms, Recipe
 from onnxtrain.training_info.rounding import Rounding, widened
 from onnxtrain.training_info.update import AVERAGE, average_node, optimizer_nodes
@@ -33,7 +34,7 @@ class Writer:
         """Loss, gradient and update in one."""
         terms = builder.loss()
         gradients = self._masked(builder, builder.gradient(terms.loss))
-        self._update(builder, self._clip(builder.op, gradients))
+        self._update(builder, self._clip(builder, gradients))
         builder.updates.update(self.recipe.statistics)
         self._return(builder, terms)
         return builder
@@ -75,7 +76,7 @@ class Writer:
         accumulators = [
             builder.state(f"{name}/accumulated", _repeated(0.0, value)) for name, value in builder.parameters.items()
         ]
-        self._update(builder, self._clip(op, accumulators, 1 / divisor))
+        self._update(builder, self._clip(builder, accumulators, 1 / divisor))
         builder.result(self.recipe.names.loss, op.cast(total / divisor, ir.DataType.FLOAT))
         for state in accumulators if self.recipe.cleared else ():
             builder.update(state, op.zeros_like(state))
@@ -94,9 +95,9 @@ class Writer:
             masked.append(gradient)
         return masked
 
-    def _clip(self, op: Builder, gradients: list[Value], scale: Value | None = None) -> list[Value]:
+    def _clip(self, builder: Algorithm, gradients: list[Value], scale: Value | None = None) -> list[Value]:
         """Gradients, times a scale where there is one, after clipping: of all products one, which updates take in."""
-        clipping = self.recipe.clipping
+        op, clipping = builder.op, self.recipe.clipping
         if any(g.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE) for g in gradients):
             gradients, scale = _scaled(op, gradients, scale), None  # squares of sums leave the range of float16
         if clipping.value is not None:
@@ -104,8 +105,12 @@ class Writer:
             gradients = [op.Clip(g, op.scalar(-bound, g), op.scalar(bound, g)).with_shape(g.shape) for g in scaled]
         if clipping.norm is None:
             return _scaled(op, gradients, scale)
-        squares = [op.cast(op.ReduceSumSquare(g, keepdims=0), ir.DataType.DOUBLE) for g in gradients]
-        norm = op.Sqrt(op.sum_of(squares))
+        if self.recipe.given_squares is None:
+            shapes = [_shape(value) for value in builder.parameters.values()]
+            squares = [row_squares(op, g, shape) for g, shape in zip(gradients, shapes, strict=True)]
+        else:
+            squares = [builder.state(*item) for item in self.recipe.given_squares.items()]
+        norm = norm_of(op, squares)
         if scale is not None:
             norm = norm * scale
         # min(1, bound / norm) in a form that is right for norm = 0 and lets NaN through.

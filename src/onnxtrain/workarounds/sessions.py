@@ -79,7 +79,15 @@ def is_foreign(dtype: ir.DataType) -> bool:
     """Whether NumPy has a type from another package ("types of others")."""
     if dtype in (ir.DataType.STRING, ir.DataType.UNDEFINED):
         return False
-    return dtype.bitwidth in _BYTES and dtype.numpy().isbuiltin != 1
+    return dtype.bitwidth in _BYTES and is_extension_type(dtype.numpy())
+
+
+def is_extension_type(dtype: np.dtype[Any]) -> bool:
+    """Return whether a type comes from ml_dtypes, such as bfloat16, and not from NumPy itself.
+
+    ``dtype.isbuiltin`` does not tell: it is 0 for a float32 whose byte order was spelt out.
+    """
+    return dtype.type.__module__ != "numpy"
 
 
 _BYTES = {8: np.uint8, 16: np.uint16}

@@ -70,8 +70,7 @@ class ParallelSteps(Steps):
             agree(self.communicator, self._description())
             for name in self.states:
                 if name not in self.transient:
-                    array = self.states.current(name)  # of bfloat16 the bits, which every engine moves
-                    self.communicator.broadcast_(array if array.dtype.isbuiltin == 1 else array.view(np.uint16))
+                    self.communicator.broadcast_(self.states.current(name))
             self.check()
         self._gradients = self._join_gradients()
         compressed = self.communicator.compress is not None

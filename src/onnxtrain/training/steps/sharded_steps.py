@@ -18,11 +18,11 @@ from onnxtrain.runtime.step import StepSession
 from onnxtrain.training.objective import Objective
 from onnxtrain.training.specification import Specification
 from onnxtrain.training.steps.parallel_steps import ParallelSteps
+from onnxtrain.training.steps.row_squares import Layout, RowSquares
 from onnxtrain.training.steps.steps import Arrays, Steps
 from onnxtrain.training_info.algorithm import FirstValues
 from onnxtrain.training_info.build import build_update, fill_states
 from onnxtrain.training_info.entry import Entry
-from onnxtrain.training_info.recipe import Clipping
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ class ShardedSteps(ParallelSteps):
     whatever tensor they are of. Every process adds up its share of the gradients of all, updates its share of the
     parameters, and hands it round. That moves as many bytes as adding all gradients up, and gives the same bits.
 
-    Clipping by norm takes the norm from the shares: it may differ from the norm of whole tensors in its last bits.
+    Clipping by norm sums the squares of the rows of whole gradients, in the order of one process: a row that is cut
+    is sent to all.
 
     Args:
         objective: What is minimised.
@@ -93,6 +94,12 @@ class ShardedSteps(ParallelSteps):
             name: piece for index, names in enumerate(self._buckets) for name, piece in self._cut(index, names)
         }
         self._own = self._own_gradients()
+        self._squares: RowSquares | None = None
+        if specification.clip_norm is not None:
+            dtypes = [memory.dtype for memory in self._parameters]
+            self._squares = RowSquares(
+                self._layouts(), self.communicator, dtypes=dtypes, order=list(self.objective.parameters)
+            )
         self._update: StepSession | None = None
         if not self._pieces:  # of a model with fewer elements than fit a cache line in each process
             first = np.asarray(specification.optimizer.schema.first_count, np.int64)
@@ -154,14 +161,13 @@ class ShardedSteps(ParallelSteps):
             values[-1].const_value = ir.Tensor(memory, name=name)
         imports = dict(recipe.model.opset_imports)
         graph = ir.Graph([], [], nodes=[], initializers=values, opset_imports=imports, name="update")
-        clipping = Clipping(recipe.clipping.value, None)
         return replace(
             recipe,
             model=infer_shapes(ir.Model(graph, ir_version=recipe.model.ir_version)),
             parameters=list(self._pieces),
             statistics={},
             masks={},  # gradients have zeros there
-            clipping=clipping,
+            given_squares=None if self._squares is None else self._squares.states,
         )
 
     def _session_of(self, entry: Entry) -> StepSession:
@@ -174,11 +180,13 @@ class ShardedSteps(ParallelSteps):
         names, communicator = self.objective.names, self.communicator
         rate = {names.learning_rate: np.asarray(learning_rate, dtype=np.float32)}
         weight, loss = self._add_up_and_share(feeds, rate)
-        divisor = (weight or 1) / self._clipping_factor(weight)
+        squares = {} if self._squares is None else self._squares.add_up(self._own)
         if self._update is None:
             self._share.current(names.count)[...] += 1
         else:
-            self._share.current("accumulated_weight")[...] = divisor
+            self._share.current("accumulated_weight")[...] = weight
+            for name, rows in squares.items():
+                self._share.current(name)[...] = rows
             self._update.run(rate)
         for parameters in self._parameters:
             communicator.all_gather_(parameters.reshape(communicator.size, -1))
@@ -186,16 +194,12 @@ class ShardedSteps(ParallelSteps):
             self.states.current(names.count)[...] = self._share.current(names.count)
         return float(np.float32(loss / (weight or 1)))
 
-    def _clipping_factor(self, weight: float) -> float:
-        """What gradients are multiplied by, so that the norm of all of them is at most what was asked for."""
-        most = self.specification.clip_norm
-        if most is None:
-            return 1.0
-        blocks = [own[start : start + 4096] for own in self._own for start in range(0, own.size, 4096)]
-        squares = np.asarray([sum(float(np.dot(block, block)) for block in blocks)])
-        self.communicator.all_reduce_(squares)
-        norm = float(np.sqrt(squares[0])) / (weight or 1)
-        return most / max(norm, most) if np.isfinite(norm) else 1.0
+    def _layouts(self) -> list[list[Layout]]:
+        """The parameters of each bucket, in its order."""
+        return [
+            [Layout(name, self._begin(group, name), self.states.current(name).shape) for name in names]
+            for group, names in enumerate(self._buckets)
+        ]
 
     def kept_states(self) -> dict[str, np.ndarray]:
         """What a checkpoint has: whole parameters and states, whatever share of them a process has."""
