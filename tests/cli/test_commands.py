@@ -289,7 +289,7 @@ def test_metrics_are_listed_with_commas(files, success, run):
     assert f"{found['confusion_matrix'][0][0]}" in success(*command, "--metrics", "confusion_matrix").out
     wrong = run(*command, "--metrics", "accuracy,f1_scor")
     assert wrong.code == 2
-    assert "there is no metric 'f1_scor' (did you mean 'f1_score'?)" in wrong.err
+    assert "The nearest is 'f1_score'." in wrong.err
     training = ("--data", "train.npz", "--loss", "softmax_cross_entropy", "--validation", "0.2", "--output", "t.onnx")
     success("fit", "model.onnx", *training, "--metrics", "accuracy,f1_micro", "--history", "h.csv", "--quiet")
     assert "validation_accuracy,validation_f1_micro" in (files / "h.csv").read_text()
