@@ -7,6 +7,7 @@ The operator that reads a scalar decides where it can: a slope of PRelu is a wei
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,19 +15,25 @@ import onnx_ir as ir
 
 from onnxtrain.graph.value import dimensions
 from onnxtrain.training.weights.names import Origin, is_buffer, is_learned, origin_of
-from onnxtrain.training.weights.of_products import is_lookup, is_product
-from onnxtrain.training.weights.readers import REARRANGING, Reader, arrivals, summed_with
+from onnxtrain.training.weights.readers import REARRANGING, Functions, Reader, arrivals, summed_with
+from onnxtrain.training.weights.rule import Use, use_of
+from onnxtrain.training.weights.tables import is_operand_of_weight
 
 REASON = "a scalar of the computation"
 
-_LAYERS = frozenset(
-    {"Gemm", "Conv", "ConvTranspose", "BatchNormalization", "InstanceNormalization", "LayerNormalization"}
-    | {"GroupNormalization", "RMSNormalization", "PRelu", "MatMul", "LSTM", "GRU", "RNN"}
-)
-"""Operators whose one-element inputs are weights all the same: a bias or slope of a single channel."""
+_SPREADING = frozenset({"Expand", "Tile"})
+"""Operators that fill a tensor with a scalar, as with the zeros of an initial state."""
 
 _SHAPING = frozenset({"Exp", "Sigmoid", "Softplus", "Tanh"})
 """Functions that keep a learned number in its range; of a constant an exporter would have computed them."""
+
+_SHAPED = r"^(exp|sigmoid|softplus|tanh)(_\d+)?$"
+"""The name of a shaped number that PyTorch's newer exporter computed."""
+
+_GUARDED = frozenset({"Sqrt", "Log", "Reciprocal", "Pow"})
+"""Functions that an epsilon keeps away from zero."""
+
+_LARGEST_EPSILON = 1e-2
 
 _HUGE = 1e4
 """What fills masked places is beyond it, and no learned scalar."""
@@ -43,11 +50,16 @@ def is_scalar(value: ir.Value) -> bool:
     return shape is not None and all(size == 1 for size in shape)
 
 
+def scalar_readers(value: ir.Value, functions: Functions | None = None) -> list[Reader]:
+    """Find the readers of a one-element value; what fills a tensor with it is one."""
+    return arrivals(value, functions, REARRANGING - _SPREADING)
+
+
 def scalar_reason(value: ir.Value) -> str:
     """Why a one-element initializer is no parameter; "" where it is one."""
     if _is_weight(value):
         return ""
-    name, readers = value.name or "", arrivals(value)
+    name, readers = value.name or "", scalar_readers(value)
     number = _number(value)
     if number is not None and (not math.isfinite(number) or abs(number) >= _HUGE):
         return REASON
@@ -55,8 +67,8 @@ def scalar_reason(value: ir.Value) -> str:
     limited = arrivals(value, through=REARRANGING | {"Clip"})
     shaped = any(node.op_type in _SHAPING and not node.domain for node, _ in limited)
     if origin is Origin.EXPORTER:
-        learned = shaped
-    elif is_buffer(name):
+        learned = shaped or (re.match(_SHAPED, name) is not None and number is not None and not is_common(number))
+    elif any(_is_epsilon(reader, number) for reader in readers) or is_buffer(name):
         learned = False
     elif origin is Origin.MODULE or is_learned(name) or shaped or any(_is_bias(reader) for reader in readers):
         learned = True
@@ -72,15 +84,21 @@ def _number(value: ir.Value) -> float | None:
 
 def _is_weight(value: ir.Value) -> bool:
     """Whether an operator says that it weighs data: a parameter of a layer, or added to a product with weights."""
-    readers = arrivals(value)
-    if any(_is_layer(reader) or is_product(reader) or is_lookup(reader) for reader in readers):
+    readers = scalar_readers(value)
+    if any(use_of(reader) is Use.WEIGHT and not is_operand_of_weight(reader) for reader in readers):
         return True
     return dimensions(value) != () and any(_is_bias(reader) for reader in readers)
 
 
-def _is_layer(reader: Reader) -> bool:
-    node, index = reader
-    return node.op_type in _LAYERS and (index > 0 or node.op_type == "MatMul")
+def _is_epsilon(reader: Reader, number: float | None) -> bool:
+    """Return whether a small number keeps the argument of a root, a logarithm or a quotient away from zero."""
+    node, _ = reader
+    if number is None or abs(number) > _LARGEST_EPSILON or node.op_type not in ("Add", "Max") or node.domain:
+        return False
+    return any(
+        not other.domain and (other.op_type in _GUARDED or (other.op_type, index) == ("Div", 1))
+        for other, index in node.outputs[0].uses()
+    )
 
 
 def _is_bias(reader: Reader) -> bool:
