@@ -6,6 +6,7 @@ Nothing here imports torch before a function is called.
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx
 
+import onnxtrain
+from onnxtrain.model.file import ModelFile
 from zoo.gradients import distinct
 
 
@@ -22,7 +25,7 @@ class Exported(NamedTuple):
     Attributes:
         build: Makes it of ``torch``.
         shapes: Shapes of its floating inputs; the first axis is the batch, which has 2 examples.
-        ids: Integers below this are its only input, where not 0.
+        ids: Inputs of two axes are integers below this, where not 0.
         exporters: Those that can write it.
         free: Those of the exporters that can write it with a free batch.
     """
@@ -36,9 +39,14 @@ class Exported(NamedTuple):
     def example(self, torch: Any) -> tuple[Any, ...]:
         """Seeded inputs."""
         generator = np.random.default_rng(0)
-        if self.ids:
-            return tuple(torch.from_numpy(generator.integers(0, self.ids, shape)) for shape in self.shapes)
-        return tuple(torch.from_numpy(generator.normal(size=s).astype(np.float32)) for s in self.shapes)
+        return tuple(
+            torch.from_numpy(
+                generator.integers(0, self.ids, shape)
+                if self.ids and len(shape) == 2
+                else generator.normal(size=shape).astype(np.float32)
+            )
+            for shape in self.shapes
+        )
 
 
 def module_class(torch: Any, forward: Callable[..., Any], **parts: Any) -> Any:
@@ -54,6 +62,45 @@ def module_class(torch: Any, forward: Callable[..., Any], **parts: Any) -> Any:
             return forward(self, *inputs)
 
     return Made()
+
+
+def differences(parameters: dict[str, np.ndarray], model: onnx.ModelProto) -> list[str]:
+    """What is trained of a file and is no parameter of the program, and the other way round.
+
+    Layout does not count, nor do tensors that the exporter computed from parameters (a folded batch normalization):
+    these have the shape of one. A parameter that the file does not hold is none that can be trained. Where only one
+    value fills a parameter, its name tells.
+    """
+    rows = onnxtrain.inspect(model).initializers
+    file = ModelFile.load(model)
+    held = {row.name: elements(file.value(row.name)) for row in rows if row.dtype == "float"}
+    known = Counter(value for array in parameters.values() for value in elements(array))
+    shapes = {tuple(sorted(array.shape)) for array in parameters.values()}
+    trained = {row.name for row in rows if row.trainable}
+    seen = Counter(value for name in trained for value in held[name])
+    hinted = {value for row in rows if row.undecided for value in held[row.name]}
+    found = []
+    for row in rows:
+        if row.trainable:
+            others = [value for value in held[row.name] if value not in known]
+            if others and tuple(sorted(row.shape)) not in shapes:
+                found.append(f"{row.name} {row.shape} is trained: {others[:3]}")
+    found += [f"{seen[fill]} times {fill} is trained" for fill in (0.0, 1.0) if seen[fill] > known[fill]]
+    for name, array in parameters.items():
+        values = elements(array)
+        is_fill = len(set(values)) == 1 and values[0] in (0.0, 1.0)
+        if is_fill and name in held and name not in trained:
+            found.append(f"{name} {array.shape} is not trained")
+        everywhere = {value for others in held.values() for value in others}
+        if not is_fill and any(value in everywhere and value not in seen and value not in hinted for value in values):
+            found.append(f"{name} {array.shape} is not trained")
+    return found
+
+
+def elements(array: np.ndarray) -> list[float]:
+    """The elements of an array in float32."""
+    flat: list[float] = np.asarray(array, np.float32).reshape(-1).tolist()
+    return flat
 
 
 def export(
@@ -241,7 +288,7 @@ MODULES: dict[str, Exported] = {
     "linear without bias": Exported(_nn("Linear", 6, 3, bias=False)),
     "linear of sequences": Exported(_nn("Linear", 4, 3), SEQUENCE),
     "linear of one output": Exported(_nn("Linear", 6, 1)),
-    "bilinear": Exported(_nn("Bilinear", 6, 4, 3), ((2, 6), (2, 4))),
+    "bilinear": Exported(_nn("Bilinear", 6, 4, 3), ((2, 6), (2, 4)), exporters=DYNAMO),
     "two linear": Exported(_after(LINEAR, _nn("Tanh"), _nn("Linear", 6, 2))),
     # Convolutions
     "conv1d": Exported(_nn("Conv1d", 5, 3, 3), SEQUENCE),
@@ -308,12 +355,18 @@ MODULES: dict[str, Exported] = {
         ),
         SEQUENCE,
     ),
-    "encoder layer": Exported(_nn("TransformerEncoderLayer", 4, 2, 8, batch_first=True), SEQUENCE),
+    "encoder layer": Exported(_nn("TransformerEncoderLayer", 4, 2, 8, batch_first=True), SEQUENCE, exporters=DYNAMO),
     "encoder layer, norm first": Exported(
-        _nn("TransformerEncoderLayer", 4, 2, 8, batch_first=True, norm_first=True, activation="gelu"), SEQUENCE
+        _nn("TransformerEncoderLayer", 4, 2, 8, batch_first=True, norm_first=True, activation="gelu"),
+        SEQUENCE,
+        exporters=DYNAMO,
     ),
-    "decoder layer": Exported(_nn("TransformerDecoderLayer", 4, 2, 8, batch_first=True), ((2, 5, 4), (2, 3, 4))),
-    "transformer": Exported(_nn("Transformer", 4, 2, 1, 1, 8, batch_first=True), ((2, 5, 4), (2, 3, 4))),
+    "decoder layer": Exported(
+        _nn("TransformerDecoderLayer", 4, 2, 8, batch_first=True), ((2, 5, 4), (2, 3, 4)), exporters=DYNAMO
+    ),
+    "transformer": Exported(
+        _nn("Transformer", 4, 2, 1, 1, 8, batch_first=True), ((2, 5, 4), (2, 3, 4)), exporters=DYNAMO
+    ),
     # Activations
     "prelu": Exported(_after(LINEAR, _nn("PReLU"))),
     "prelu by channel": Exported(_after(CONVOLUTION, _nn("PReLU", 8)), IMAGE),
@@ -342,7 +395,7 @@ MODULES: dict[str, Exported] = {
             "Tanhshrink",
         )
     },
-    "threshold": Exported(_after(LINEAR, _nn("Threshold", 0.1, 20.0))),
+    "threshold": Exported(_after(LINEAR, _nn("Threshold", 0.1, 20.0)), exporters=DYNAMO),
     "glu": Exported(_after(_nn("Linear", 6, 8), _nn("GLU"))),
     "softmax": Exported(_after(LINEAR, _nn("Softmax", dim=-1))),
     "log softmax": Exported(_after(LINEAR, _nn("LogSoftmax", dim=-1))),
@@ -427,12 +480,14 @@ MODULES: dict[str, Exported] = {
             "GPT2LMHeadModel", "GPT2Config", **WORDS, n_embd=16, n_layer=2, n_head=2, n_positions=16, use_cache=False
         ),
         **TOKENS,
+        exporters=DYNAMO,
     ),
     "GPT-NeoX": Exported(
         _transformer(
             "GPTNeoXForCausalLM", "GPTNeoXConfig", **SMALL, **WORDS, max_position_embeddings=16, use_cache=False
         ),
         **TOKENS,
+        exporters=DYNAMO,
     ),
     "OPT": Exported(
         _transformer(
@@ -452,16 +507,19 @@ MODULES: dict[str, Exported] = {
     "Llama": Exported(
         _transformer("LlamaForCausalLM", "LlamaConfig", **SMALL, **WORDS, max_position_embeddings=16, use_cache=False),
         **TOKENS,
+        exporters=DYNAMO,
     ),
     "Qwen2": Exported(
         _transformer("Qwen2ForCausalLM", "Qwen2Config", **SMALL, **WORDS, num_key_value_heads=1, use_cache=False),
         **TOKENS,
+        exporters=DYNAMO,
     ),
     "Gemma": Exported(
         _transformer(
             "GemmaForCausalLM", "GemmaConfig", **SMALL, **WORDS, num_key_value_heads=1, head_dim=8, use_cache=False
         ),
         **TOKENS,
+        exporters=DYNAMO,
     ),
     "T5 encoder": Exported(
         _transformer("T5EncoderModel", "T5Config", **WORDS, d_model=16, d_ff=32, d_kv=8, num_layers=2, num_heads=2),
@@ -527,7 +585,7 @@ MODULES: dict[str, Exported] = {
     "CLIP vision": Exported(
         _transformer("CLIPVisionModel", "CLIPVisionConfig", **SMALL, image_size=16, patch_size=8), **PICTURES
     ),
-    "CLIP": Exported(lambda torch: _clip(torch), ((2, 3, 16, 16),), exporters=("dynamo", "torchscript"), free=()),
+    "CLIP": Exported(lambda torch: _clip(torch), ((2, 6), (2, 3, 16, 16)), ids=30, free=()),
 }
 
 
@@ -540,10 +598,7 @@ def _clip(torch: Any) -> Any:
     config._attn_implementation = "eager"
     model = transformers.CLIPModel(config)
 
-    def forward(self: Any, pixels: Any) -> Any:
-        words = torch.arange(12).view(2, 6) % 30
-        return self.model(
-            input_ids=words, pixel_values=pixels, attention_mask=torch.ones(2, 6, dtype=torch.int64)
-        ).logits_per_image
+    def forward(self: Any, words: Any, pixels: Any) -> Any:
+        return self.model(input_ids=words, pixel_values=pixels).logits_per_image
 
     return module_class(torch, forward, model=model)
