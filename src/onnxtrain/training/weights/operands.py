@@ -91,7 +91,7 @@ def _by_values(array: np.ndarray, readers: Sequence[Reader]) -> Decision:
     if _rises_evenly(array):
         return _TABLE
     if any(map(is_preprocessed, readers)):
-        return OPEN
+        return PREPROCESSING if all(map(_is_of_affine, readers)) else OPEN
     operators = {node.op_type for node, _ in readers if not node.domain}
     if any(use_of(reader) is Use.STATE for reader in readers):
         return LEARNED if all(_is_one_state(array, node) for node, _ in readers) else OPEN
@@ -144,6 +144,23 @@ def _normalizes(reader: Reader) -> bool:
         return False
     shapes = [dimensions(v) for v in (before.inputs[1], after[0].inputs[1]) if v is not None]
     return is_weight(after[0].inputs[1]) and shapes[0] == shapes[-1]
+
+
+def _is_of_affine(reader: Reader) -> bool:
+    """Return whether a node is of x scale + shift, where both are initializers."""
+    node, index = reader
+    other = node.inputs[1 - index]
+    before = None if other is None else other.producer()
+    after = node.outputs[0].uses()
+    pairs = [(before, node)] + ([(node, after[0][0])] if len(after) == 1 else [])
+    return any(
+        one is not None
+        and one.op_type in ("Mul", "Div")
+        and two.op_type in ("Add", "Sub")
+        and any(map(is_weight, one.inputs))
+        and any(map(is_weight, two.inputs))
+        for one, two in pairs
+    )
 
 
 def _is_affine(reader: Reader, name: str) -> bool:
