@@ -274,9 +274,37 @@ CASES = {
         "val_4", RNG.normal(size=8), "s = Sub(x, @); y = Mul(s, d)", False, PREPROCESSING, {"d": RNG.random(8) + 1}
     ),
     "scale of skl2onnx": Case(
-        "Scaler.scale", RNG.random(8), "s = Sub(x, o); y = Mul(s, @)", False, PREPROCESSING, {"o": RNG.normal(size=8)}
+        "Scaler.scale",
+        RNG.random(8),
+        "s = Sub(x, my_offset); y = Mul(s, @)",
+        False,
+        PREPROCESSING,
+        {"my_offset": RNG.normal(size=8)},
     ),
     "centres": Case("rbf.centers", RNG.normal(size=8), "s = Sub(x, @); q = Mul(s, s); n = Neg(q); y = Exp(n)", True),
+    "shift of a layer that normalizes": Case(
+        "actnorm.loc", RNG.normal(size=8), "s = Sub(x, @); y = Mul(s, d)", True, "", {"d": RNG.random(8) + 1}
+    ),
+    "scale and shift of skl2onnx": Case(
+        "Mu_Mulcst",
+        RNG.random(8),
+        "s = Mul(x, @); y = Add(s, Ad_Addcst)",
+        False,
+        PREPROCESSING,
+        {"Ad_Addcst": RNG.normal(size=8)},
+    ),
+    "literal of TensorFlow": Case(
+        "model/mul/y:0",
+        RNG.normal(size=8),
+        TANH.format("Mul"),
+        False,
+        "a tensor written in the model's code, by its name",
+    ),
+    "few sinusoids": Case("pe.table", sinusoids()[:4], EMBEDDED, False, COLUMNS),
+    "few sinusoids that are added": Case(
+        "pe.table", sinusoids()[None, :4], "c = Concat<axis = 1>(x, @); y = Tanh(c)", False, COLUMNS
+    ),
+    "few learned positions": Case("pe.table", RNG.normal(size=(4, 8)), EMBEDDED, True),
     # Tables.
     "anchors that are scaled": Case("val_91", np.arange(8) + 0.5, TANH.format("Mul"), False, EVEN),
     "strides": Case("val_92", np.repeat([8.0, 16.0, 32.0], [4, 2, 2]), TANH.format("Mul"), False, EVEN),

@@ -294,6 +294,8 @@ def _collect(graph: GraphProto, found: _Reads, outer: _Results) -> None:
     results = _Results(*(set(names) for names in outer))
     constants = {node.output[0] for node in graph.node if node.op_type == "Constant" and node.output}
     constants |= {tensor.name for tensor in graph.initializer}
+    halves = {node.output[0] for node in graph.node if node.op_type == "Constant" and _is_half(node)}
+    halves |= {tensor.name for tensor in graph.initializer if _holds_half(tensor)}
     for node in graph.node:
         if is_default_domain(node.domain):
             places = _WEIGHTS.get(node.op_type, ())
@@ -313,6 +315,8 @@ def _collect(graph: GraphProto, found: _Reads, outer: _Results) -> None:
                 for names in results[1:]:
                     if node.input[0] in names:
                         names.update(node.output)
+            if node.op_type == "Pow" and node.input[1] in halves:
+                results.roots.update(node.output)
             _collect_normalization(node, found, results, constants)
         for body in proto_subgraphs(node):
             _collect(body, found, results)
@@ -320,6 +324,17 @@ def _collect(graph: GraphProto, found: _Reads, outer: _Results) -> None:
         for names in found:
             if result in names:
                 names.add(source)
+
+
+def _is_half(node: NodeProto) -> bool:
+    """Return whether a Constant holds 0.5 or -0.5: the exponent of a root."""
+    return any(abs(a.f) == 0.5 or (a.HasField("t") and _holds_half(a.t)) for a in node.attribute)
+
+
+def _holds_half(tensor: TensorProto) -> bool:
+    if tensor.data_type not in _FLOATING or math.prod(tensor.dims) != 1 or tensor.external_data:
+        return False
+    return abs(float(numpy_helper.to_array(tensor).reshape(-1)[0])) == 0.5
 
 
 def _collect_normalization(node: NodeProto, found: _Reads, results: _Results, constants: Collection[str]) -> None:

@@ -42,6 +42,7 @@ _LITERAL = (
     r"^/.*Constant(_\d+)?_output_\d+$"
     r"|^(c_)?_?(lifted_)?tensor(_constant)?_?\d+$"
     r"|(^|/)constants/"
+    r"|/([xy]|Const(_\d+)?)(:0)?$"  # TensorFlow
 )
 
 _TABLE = (

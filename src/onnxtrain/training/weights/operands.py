@@ -16,8 +16,8 @@ import onnx_ir as ir
 from onnxtrain.graph.value import dimensions
 from onnxtrain.training.weights.module_paths import CALL
 from onnxtrain.training.weights.names import Origin, is_preprocessing, is_statistic_name, last_word, origin_of
-from onnxtrain.training.weights.readers import Reader, arrivals
-from onnxtrain.training.weights.rule import Use, is_normalization, use_of
+from onnxtrain.training.weights.readers import Reader, arrivals, behind_identity
+from onnxtrain.training.weights.rule import Use, is_lookup, is_normalization, use_of
 from onnxtrain.training.weights.tables import is_bias, is_operand_of_weight, is_preprocessed, is_weight
 from onnxtrain.training.weights.untie import has_one_value
 from onnxtrain.training.weights.widened import as_stored
@@ -25,6 +25,9 @@ from onnxtrain.training.weights.widened import as_stored
 _WEIGHT_NAMES = frozenset({"weight", "bias", "gamma", "beta", "kernel"})
 
 _TOLERANCE = 1e-5
+
+_CIRCLE = 1e-3
+"""How far squares of cosines and sines may be from their sum."""
 
 _LEAST_STEPS = 3
 """Values rise evenly from this many on."""
@@ -102,27 +105,30 @@ def _by_values(array: np.ndarray, readers: Sequence[Reader]) -> Decision:
 
 
 def rotary_tables(values: Iterable[ir.Value]) -> set[ir.Value]:
-    """Find pairs of cosines and sines: tensors of one shape whose squares add up to one number everywhere."""
+    """Find pairs of cosines and sines: tables of one shape whose squares add up to one number everywhere."""
     alike: dict[tuple[object, ...], list[tuple[ir.Value, np.ndarray]]] = {}
     for value in values:
-        tensor, shape = value.const_value, dimensions(value)
-        is_open = all(use_of(reader) is Use.OPEN for reader in arrivals(value))
-        if tensor is not None and shape and origin_of(value.name or "") is Origin.EXPORTER and is_open:
+        tensor, shape = value.const_value, dimensions(value) or ()
+        is_table = sum(size != 1 for size in shape) > 1
+        if is_table and tensor is not None and all(map(_may_be_table, arrivals(value))):
             alike.setdefault(tuple(shape), []).append((value, as_stored(tensor)))
     found: set[ir.Value] = set()
     for group in alike.values():
         for place, (one, cosines) in enumerate(group):
-            for two, sines in group[place + 1 :]:
-                squares = cosines.astype(np.float64) ** 2 + sines.astype(np.float64) ** 2
-                size = float(squares.flat[0]) if squares.size else 0.0
-                if (
-                    squares.size > 1
-                    and size > 0
-                    and np.allclose(squares, size, rtol=1e-3)
-                    and not has_one_value(cosines)
-                ):
-                    found |= {one, two}
+            found.update(v for two, sines in group[place + 1 :] if _are_circle(cosines, sines) for v in (one, two))
     return found
+
+
+def _may_be_table(reader: Reader) -> bool:
+    return use_of(reader) is Use.OPEN or is_lookup(reader)
+
+
+def _are_circle(cosines: np.ndarray, sines: np.ndarray) -> bool:
+    """Return whether pairs of elements lie on one circle; the ends tell most others apart."""
+    ends = [float(cosines.flat[place]) ** 2 + float(sines.flat[place]) ** 2 for place in (0, -1)]
+    if ends[0] == 0 or not math.isclose(*ends, rel_tol=_CIRCLE) or has_one_value(cosines):
+        return False
+    return np.allclose(cosines.astype(np.float64) ** 2 + sines.astype(np.float64) ** 2, ends[0], rtol=_CIRCLE)
 
 
 def _normalizes(reader: Reader) -> bool:
@@ -142,8 +148,12 @@ def _normalizes(reader: Reader) -> bool:
     after = [user for user, _ in before.outputs[0].uses()]
     if len(after) != 1 or after[0].op_type not in ("Mul", "Div") or not is_preprocessed((before, 1)):
         return False
-    shapes = [dimensions(v) for v in (before.inputs[1], after[0].inputs[1]) if v is not None]
-    return is_weight(after[0].inputs[1]) and shapes[0] == shapes[-1]
+    pair = [behind_identity(value) for value in (before.inputs[1], after[0].inputs[1])]
+    known = [value for value in pair if value is not None and is_weight(value)]
+    names = [value.name or "" for value in known]
+    # Other names are those of a layer that learns to normalize.
+    is_named = any(is_preprocessing(name) or origin_of(name) is Origin.EXPORTER for name in names)
+    return len(known) == 2 and is_named and dimensions(known[0]) == dimensions(known[1])
 
 
 def _is_of_affine(reader: Reader) -> bool:
@@ -151,16 +161,20 @@ def _is_of_affine(reader: Reader) -> bool:
     node, index = reader
     other = node.inputs[1 - index]
     before = None if other is None else other.producer()
-    after = node.outputs[0].uses()
+    after = list(node.outputs[0].uses())
     pairs = [(before, node)] + ([(node, after[0][0])] if len(after) == 1 else [])
     return any(
         one is not None
         and one.op_type in ("Mul", "Div")
         and two.op_type in ("Add", "Sub")
-        and any(map(is_weight, one.inputs))
-        and any(map(is_weight, two.inputs))
+        and all(any(map(_is_made, pair.inputs)) for pair in (one, two))
         for one, two in pairs
     )
+
+
+def _is_made(value: ir.Value | None) -> bool:
+    """Return whether a value is an initializer with an exporter's name."""
+    return value is not None and is_weight(value) and origin_of(value.name or "") is Origin.EXPORTER
 
 
 def _is_affine(reader: Reader, name: str) -> bool:

@@ -224,9 +224,11 @@ def _is_sinusoid(value: ir.Value) -> bool:
     if tensor is None or shape is None or value.dtype is None or not value.dtype.is_floating_point():
         return False
     sizes = [size for size in shape if size != 1]
-    if len(sizes) < 2 or not all(isinstance(size, int) for size in sizes) or int(sizes[0] or 0) < _LEAST_ROWS:
+    if len(sizes) < 2 or not all(isinstance(size, int) for size in sizes):
         return False
     rows = as_stored(tensor).reshape(int(sizes[0] or 0), -1)
+    if len(rows) < _LEAST_ROWS:
+        return _is_of_pairs(rows)
     start = min(len(rows) // 4, _FIRST_ROW)
     part = rows[start : start + _ROWS].astype(np.float64)
     if not np.isfinite(part).all():
@@ -237,3 +239,13 @@ def _is_sinusoid(value: ir.Value) -> bool:
     fits = np.abs(around - factors * middle) <= _TOLERANCE * np.abs(part).max(0)
     turns = np.abs(factors) < 2 - _TOLERANCE
     return bool(turns.any() and (np.abs(factors) <= 2 + _TOLERANCE).all() and fits.all())
+
+
+def _is_of_pairs(rows: np.ndarray) -> bool:
+    """Return whether few rows consist of pairs of a sine and a cosine of one angle, side by side or half and half."""
+    width = rows.shape[1]
+    if width % 2 or not np.isfinite(rows).all() or (rows == rows[:1]).all():
+        return False
+    full = rows.astype(np.float64)
+    halves = ((full[:, ::2], full[:, 1::2]), (full[:, : width // 2], full[:, width // 2 :]))
+    return any(bool((np.abs(one**2 + two**2 - 1) <= _TOLERANCE).all()) for one, two in halves)
