@@ -92,7 +92,8 @@ def differences(parameters: dict[str, np.ndarray], model: onnx.ModelProto) -> li
         if is_fill and name in held and name not in trained:
             found.append(f"{name} {array.shape} is not trained")
         everywhere = {value for others in held.values() for value in others}
-        if not is_fill and any(value in everywhere and value not in seen and value not in hinted for value in values):
+        missing = everywhere.difference(seen, hinted, (0.0, 1.0))
+        if not is_fill and missing.intersection(values):
             found.append(f"{name} {array.shape} is not trained")
     return found
 
@@ -139,7 +140,7 @@ def export(
             if signature_is_variadic:
                 options["dynamic_shapes"] = (tuple(options["dynamic_shapes"]),)
         torch.onnx.export(module, example, str(path), **options)
-    parameters = {name: p.detach().numpy().copy() for name, p in module.named_parameters()}
+    parameters = {name: p.detach().numpy().copy() for name, p in module.named_parameters() if p.requires_grad}
     return parameters, onnx.load(path)
 
 
@@ -584,6 +585,134 @@ MODULES: dict[str, Exported] = {
     ),
     "CLIP vision": Exported(
         _transformer("CLIPVisionModel", "CLIPVisionConfig", **SMALL, image_size=16, patch_size=8), **PICTURES
+    ),
+    "Swin": Exported(
+        _transformer(
+            "SwinForImageClassification",
+            "SwinConfig",
+            image_size=16,
+            patch_size=2,
+            embed_dim=8,
+            depths=[2, 1],
+            num_heads=[2, 2],
+            window_size=4,
+        ),
+        **PICTURES,
+    ),
+    "BEiT": Exported(
+        _transformer(
+            "BeitForImageClassification",
+            "BeitConfig",
+            **SMALL,
+            image_size=16,
+            patch_size=8,
+            use_relative_position_bias=True,
+            use_mask_token=False,
+        ),
+        **PICTURES,
+    ),
+    "DINOv2": Exported(
+        _transformer(
+            "Dinov2ForImageClassification",
+            "Dinov2Config",
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            mlp_ratio=2,
+            image_size=16,
+            patch_size=8,
+        ),
+        **PICTURES,
+    ),
+    "ConvNeXt V2": Exported(
+        _transformer(
+            "ConvNextV2ForImageClassification", "ConvNextV2Config", hidden_sizes=[8, 16], depths=[1, 1], num_stages=2
+        ),
+        ((2, 3, 32, 32),),
+    ),
+    "PoolFormer": Exported(
+        _transformer(
+            "PoolFormerForImageClassification",
+            "PoolFormerConfig",
+            hidden_sizes=[8, 16],
+            depths=[1, 1],
+            num_encoder_blocks=2,
+            patch_sizes=[7, 3],
+            strides=[4, 2],
+            padding=[2, 1],
+        ),
+        ((2, 3, 32, 32),),
+    ),
+    "BLOOM": Exported(
+        _transformer("BloomForCausalLM", "BloomConfig", **WORDS, hidden_size=16, n_layer=2, n_head=2, use_cache=False),
+        **TOKENS,
+    ),
+    "MPNet": Exported(
+        _transformer("MPNetForSequenceClassification", "MPNetConfig", **SMALL, **WORDS, max_position_embeddings=16),
+        **TOKENS,
+    ),
+    "RoFormer": Exported(
+        _transformer(
+            "RoFormerForSequenceClassification", "RoFormerConfig", **SMALL, **WORDS, max_position_embeddings=16
+        ),
+        **TOKENS,
+    ),
+    "ESM": Exported(
+        _transformer(
+            "EsmForSequenceClassification",
+            "EsmConfig",
+            **SMALL,
+            **WORDS,
+            max_position_embeddings=16,
+            pad_token_id=1,
+            position_embedding_type="rotary",
+        ),
+        **TOKENS,
+    ),
+    "Mamba": Exported(
+        _transformer(
+            "MambaForCausalLM",
+            "MambaConfig",
+            **WORDS,
+            hidden_size=16,
+            num_hidden_layers=1,
+            state_size=4,
+            use_cache=False,
+        ),
+        **TOKENS,
+    ),
+    "Hubert": Exported(
+        _transformer(
+            "HubertForSequenceClassification",
+            "HubertConfig",
+            **SMALL,
+            **WORDS,
+            conv_dim=(8, 8),
+            conv_kernel=(4, 2),
+            conv_stride=(2, 2),
+            num_conv_pos_embeddings=4,
+            num_conv_pos_embedding_groups=2,
+            num_feat_extract_layers=2,
+        ),
+        ((2, 200),),
+    ),
+    "Mixer by hand": Exported(
+        lambda torch: module_class(
+            torch,
+            lambda self, x: self.mix(x.transpose(1, 2)).transpose(1, 2) * self.scale[None, None] + x,
+            mix=torch.nn.Linear(5, 5),
+            scale=torch.nn.Parameter(torch.ones(4)),
+        ),
+        SEQUENCE,
+    ),
+    "queries": Exported(
+        lambda torch: module_class(
+            torch,
+            lambda self, x: self.attend(self.queries.expand(x.shape[0], -1, -1), x, x)[0],
+            queries=torch.nn.Parameter(torch.randn(1, 3, 4)),
+            attend=torch.nn.MultiheadAttention(4, 2, batch_first=True),
+        ),
+        SEQUENCE,
     ),
     "CLIP": Exported(lambda torch: _clip(torch), ((2, 6), (2, 3, 16, 16)), ids=30, free=()),
 }

@@ -29,6 +29,9 @@ _KEEP_BATCH_NORM = (
     "training=torch.onnx.TrainingMode.TRAINING does"
 )
 
+QUANTIZED = "The model is quantized"
+"""Beginning of the hint that says so."""
+
 _KEEP_DROPOUT = "torch.onnx.export(model.train(), ...) keeps it"
 
 
@@ -127,7 +130,7 @@ def _quantized(model: ir.Model) -> list[Hint]:
         return []
     return [
         Hint(
-            f"The model is quantized ({_nodes(counts['QuantizeLinear'], 'QuantizeLinear')}, "
+            f"{QUANTIZED} ({_nodes(counts['QuantizeLinear'], 'QuantizeLinear')}, "
             f"{_nodes(counts['DequantizeLinear'], 'DequantizeLinear')}): no gradient passes its rounding, so that "
             "weights in front of it are not trained. qat=True trains the quantized weights; straight_through=True "
             "passes gradients on to float weights.",

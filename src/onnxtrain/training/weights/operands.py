@@ -71,7 +71,10 @@ def operand_decision(value: ir.Value) -> Decision:
     if has_one_value(array):
         if not weighing and any(_is_affine(reader, name) for reader in readers):
             return LEARNED
-        return LEARNED if any(map(is_bias, readers)) else _FILL
+        if any(map(is_bias, readers)):
+            return LEARNED
+        # What exporters fill in themselves are ones and zeros.
+        return _FILL if weighing or array.flat[0] in (0, 1) else OPEN
     if weighing:
         return LEARNED
     if _is_repeated(array):

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnxtrain.graph.value import dimensions
 from onnxtrain.training.weights.names import Origin, is_buffer, is_learned, origin_of
 from onnxtrain.training.weights.readers import REARRANGING, Functions, Reader, arrivals, summed_with
-from onnxtrain.training.weights.rule import Use, use_of
+from onnxtrain.training.weights.rule import Use, is_normalization, use_of
 from onnxtrain.training.weights.tables import is_operand_of_weight
 
 REASON = "a scalar of the computation"
@@ -85,7 +85,10 @@ def _number(value: ir.Value) -> float | None:
 def _is_weight(value: ir.Value) -> bool:
     """Whether an operator says that it weighs data: a parameter of a layer, or added to a product with weights."""
     readers = scalar_readers(value)
-    if any(use_of(reader) is Use.WEIGHT and not is_operand_of_weight(reader) for reader in readers):
+    weighing = [reader for reader in readers if use_of(reader) is Use.WEIGHT and not is_operand_of_weight(reader)]
+    # Exporters fill in the scale and bias of a normalization that has none.
+    is_fill = origin_of(value.name or "") is Origin.EXPORTER and _number(value) in (0, 1)
+    if any(not (is_fill and is_normalization(reader)) for reader in weighing):
         return True
     return dimensions(value) != () and any(_is_bias(reader) for reader in readers)
 

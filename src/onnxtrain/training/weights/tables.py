@@ -51,7 +51,8 @@ def table_reason(value: ir.Value, functions: Functions, readers: list[Reader]) -
         return "a table of positions, by its name"
     if _only_angles(value, functions, readers):
         return "a table of positions: only sines and cosines of it are used"
-    if any(use_of(reader) is Use.WEIGHT and not is_lookup(reader) for reader in readers):
+    weighing = [reader for reader in readers if use_of(reader) is Use.WEIGHT and not is_operand_of_weight(reader)]
+    if any(not is_lookup(reader) for reader in weighing):
         return ""
     if _is_sinusoid(value):
         return "a table of positions: its columns are sines and cosines"
