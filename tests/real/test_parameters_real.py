@@ -237,6 +237,17 @@ CASES = {
     "initial state by its values": Case(
         "val_10", RNG.normal(size=(1, 1, 8)), RECURRENT, True, "", {"w": RNG.normal(size=(1, 24, 8))}
     ),
+    "zeros of a fixed batch": Case(
+        "initial_h", np.zeros((1, 4, 8)), RECURRENT, False, FILL, {"w": RNG.normal(size=(1, 24, 8))}
+    ),
+    "zeros of TensorFlow": Case(
+        "model/lstm/zeros:0", np.zeros((1, 1, 8)), RECURRENT, False, FILL, {"w": RNG.normal(size=(1, 24, 8))}
+    ),
+    "shift of one element by Paddle": Case(
+        "helper.constant.9", [3.0], "h = MatMul(x, w); y = Add(h, @)", False, SCALAR, SQUARE
+    ),
+    "root of a module": Case("blocks.0.act.root_two", math.sqrt(2), "y = Div(x, @)", False, SCALAR),
+    "factor of a module": Case("blocks.0.act.factor", 0.044715, SCALE, False, SCALAR),
     "initial state that an exporter repeated": Case(
         "expand", RNG.normal(size=(1, 1, 8)).repeat(2, 1), RECURRENT, False, OPEN, {"w": RNG.normal(size=(1, 24, 8))}
     ),

@@ -147,7 +147,8 @@ def _quantized(found: Inspection) -> Iterator[Finding]:
             Severity.CHANGES if found.trainable_size else Severity.STOPS,
             f"The model computes with quantized values ({', '.join(names)}), through which derivatives are zero or "
             "missing.",
-            "qat=True trains the quantized weights, straight_through=True passes gradients on; or train the model before it was quantized.",
+            "qat=True trains the quantized weights, straight_through=True passes gradients on; or train the model "
+            "before it was quantized.",
         )
 
 

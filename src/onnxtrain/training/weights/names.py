@@ -23,6 +23,7 @@ _MADE = (
     r"|^(c_)?_?(val|tensor|scalar_tensor(_default)?|lifted_tensor|tensor_constant|clone|full|arange)(_\d+)*$"
     r"|(^|[/._])const(ant)?([._]?\d+)*$|const_fold_opt|^constantfolding/|__\d+$|/[xy]$"  # TensorFlow, Paddle
     r"|(^|/)constants?/"
+    r"|(^|/)(zeros|ones|fill|full)(_like)?(_\d+)*$"
     r"|cst\d*$"  # skl2onnx
     r"|(^|\.)tmp(_\d+)*$"  # Paddle
     r"|_output_\d+$"

@@ -59,6 +59,8 @@ def operand_decision(value: ir.Value) -> Decision:
         return Decision("a running statistic, by its name")
     if preprocesses(value, readers):
         return PREPROCESSING
+    if _is_filled_state(value, readers):
+        return _FILL
     if origin_of(name) is not Origin.EXPORTER:
         return LEARNED
     weighing = [reader for reader in readers if use_of(reader) is Use.WEIGHT and not is_operand_of_weight(reader)]
@@ -201,6 +203,15 @@ def _is_affine(reader: Reader, name: str) -> bool:
             return name.startswith("onnx::")
         other = producer.inputs[0]
     return False
+
+
+def _is_filled_state(value: ir.Value, readers: Sequence[Reader]) -> bool:
+    """Return whether a tensor of one value is the initial state of each example of a fixed batch."""
+    nodes = [reader[0] for reader in readers if use_of(reader) is Use.STATE]
+    if not nodes or len(nodes) < len(readers) or value.const_value is None:
+        return False
+    array = as_stored(value.const_value)
+    return has_one_value(array) and not any(_is_one_state(array, node) for node in nodes)
 
 
 def _is_one_state(array: np.ndarray, node: ir.Node) -> bool:

@@ -75,6 +75,7 @@ NORMALIZATIONS: _Slots = {
     ("", "SimplifiedLayerNormalization"): (1,),
     (MICROSOFT_DOMAIN, "EmbedLayerNormalization"): (5, 6),
     (MICROSOFT_DOMAIN, "GroupNorm"): (1, 2),
+    (MICROSOFT_DOMAIN, "SkipGroupNorm"): (1, 2),
     (MICROSOFT_DOMAIN, "SkipLayerNormalization"): (2, 3),
     (MICROSOFT_DOMAIN, "SkipSimplifiedLayerNormalization"): (2,),
 }
@@ -96,6 +97,7 @@ SHIFTS: _Slots = {
     (MICROSOFT_DOMAIN, "FusedGemm"): (2,),
     (MICROSOFT_DOMAIN, "GemmFastGelu"): (2,),
     (MICROSOFT_DOMAIN, "MoE"): (3, 5, 7),
+    (MICROSOFT_DOMAIN, "MultiHeadAttention"): (3,),
     (MICROSOFT_DOMAIN, "NhwcConv"): (2,),
     (MICROSOFT_DOMAIN, "SkipLayerNormalization"): (4,),
 }

@@ -41,6 +41,9 @@ _HUGE = 1e4
 _KNOWN = (math.pi, math.e, math.log(2), math.log(10), math.sqrt(2 / math.pi), 2 / math.sqrt(math.pi), 0.044715, 1.702)
 """Numbers of formulas that are neither round nor roots."""
 
+_OF_ACTIVATIONS = (math.sqrt(2), math.sqrt(0.5), math.sqrt(2 / math.pi), 2 / math.sqrt(math.pi), 0.044715, 1.702)
+"""Numbers in the formulas of GELU, with which nothing that is learned begins."""
+
 _LARGEST_ROOT = 1 << 14
 
 
@@ -68,7 +71,7 @@ def scalar_reason(value: ir.Value) -> str:
     shaped = any(node.op_type in _SHAPING and not node.domain for node, _ in limited)
     if origin is Origin.EXPORTER:
         learned = shaped or (re.match(_SHAPED, name) is not None and number is not None and not is_common(number))
-    elif any(_is_epsilon(reader, number) for reader in readers) or is_buffer(name):
+    elif any(_is_epsilon(reader, number) for reader in readers) or _is_of_activation(number) or is_buffer(name):
         learned = False
     elif origin is Origin.MODULE or is_learned(name) or shaped or any(_is_bias(reader) for reader in readers):
         learned = True
@@ -90,7 +93,19 @@ def _is_weight(value: ir.Value) -> bool:
     is_fill = origin_of(value.name or "") is Origin.EXPORTER and _number(value) in (0, 1)
     if any(not (is_fill and is_normalization(reader)) for reader in weighing):
         return True
-    return dimensions(value) != () and any(_is_bias(reader) for reader in readers)
+    biases = [reader for reader in readers if _is_bias(reader)] if dimensions(value) != () else []
+    if origin_of(value.name or "") is Origin.EXPORTER:
+        biases = [reader for reader in biases if _has_one_channel(reader)]
+    return bool(biases)
+
+
+def _has_one_channel(reader: Reader) -> bool:
+    """Return whether the product that a bias is added to has a single output."""
+    product = summed_with(reader)
+    shape = None if product is None else dimensions(product.outputs[0])
+    if product is None or not shape:
+        return False
+    return shape[1 if product.op_type.startswith("Conv") else -1] == 1
 
 
 def _is_epsilon(reader: Reader, number: float | None) -> bool:
@@ -108,6 +123,10 @@ def _is_bias(reader: Reader) -> bool:
     """Whether a node adds a value to a product with weights."""
     producer = summed_with(reader)
     return producer is not None and producer.op_type in ("MatMul", "Gemm", "Conv", "ConvTranspose")
+
+
+def _is_of_activation(number: float | None) -> bool:
+    return number is not None and any(math.isclose(abs(number), one, rel_tol=1e-6) for one in _OF_ACTIVATIONS)
 
 
 def is_common(number: float) -> bool:
