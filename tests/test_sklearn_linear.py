@@ -76,8 +76,12 @@ def test_a_pipeline_goes_on_learning_preprocessing_included(iris, tmp_path):
     x = 100 * x + 500
     pipeline = make_pipeline(StandardScaler(), LogisticRegression(C=1e-2)).fit(x, names)
     onnx.save(written(pipeline, x), tmp_path / "model.onnx")
-    trainer = onnxtrain.Trainer(tmp_path / "model.onnx", loss="softmax_cross_entropy", optimizer="adam(lr=0.05)")
-    assert {"Scaler.offset", "Scaler.scale", "LinearClassifier.coefficients"} <= set(trainer.parameters)
+    options = {"loss": "softmax_cross_entropy", "optimizer": "adam(lr=0.05)"}
+    fitted = onnxtrain.Trainer(tmp_path / "model.onnx", **options).parameters
+    assert set(fitted) == {"LinearClassifier.coefficients", "LinearClassifier.intercepts"}
+    preprocessing = ["Scaler.offset", "Scaler.scale"]
+    trainer = onnxtrain.Trainer(tmp_path / "model.onnx", train=["*", *preprocessing], **options)
+    assert set(trainer.parameters) == {*fitted, *preprocessing}
     trainer.fit(x, names, epochs=30, progress=False)
     assert trainer.labels == ("setosa", "versicolor", "virginica")
     trainer.save(tmp_path / "tuned.onnx")

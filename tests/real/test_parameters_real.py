@@ -70,6 +70,11 @@ class Case:
 
 
 SCALAR = "a scalar of the computation"
+EXPONENT = "exponent of Pow"
+OPEN = "neither its use nor its name says that it is learned"
+FILL = "ones, zeros or another single value that an exporter wrote"
+PREPROCESSING = "mean or deviation of preprocessing"
+EVEN = "a table of positions: its values rise evenly"
 HUGE = "a mask: it holds infinite or huge values"
 NAMED = "a table of positions, by its name"
 COLUMNS = "a table of positions: its columns are sines and cosines"
@@ -83,6 +88,11 @@ PAIR = "p = Cast<to = 1>(ids); q = Unsqueeze(p, last); f = {product}(q, @); " + 
 ROTARY = "y = com.microsoft.RotaryEmbedding<num_heads = 1, rotary_embedding_dim = 8>(x, ids, {caches})"
 HIDING = "a mask: it holds zeros and values that hide places"
 CUT = {"a": np.array([0]), "b": np.array([6]), "c": np.array([1])}
+NORM = "n = InstanceNormalization(x, b, b); y = {}(n, @)"
+TANH = "t = Tanh(x); y = {}(t, @)"
+FEW = "t = Tanh(x); a = Mul(t, @); b = Neg(t); c = Mul(b, slice_2); y = Add(a, c)"
+RECURRENT = "t = Tanh(x); y = GRU<hidden_size = 8>(t, w, w, , , @)"
+TWO = {"b": RNG.normal(size=5)}
 SQUARE = {"w": RNG.normal(size=(8, 8))}
 COLUMN = {"w": RNG.normal(size=(8, 1))}
 LAST = {"last": np.array([2], np.int64)}
@@ -99,7 +109,8 @@ CASES = {
         ANGLES,
         LAST,
     ),
-    "sines of data": Case("val_7", RNG.normal(size=(1, 8)), "f = Mul(x, @); y = Sin(f)", True),
+    "sines of data": Case("frequencies", RNG.normal(size=(1, 8)), "f = Mul(x, @); y = Sin(f)", True),
+    "sines of data without a name": Case("val_7", RNG.normal(size=(1, 8)), "f = Mul(x, @); y = Sin(f)", False, OPEN),
     # Scalars that are learned.
     "logit scale": Case("logit_scale", 2.6592, "e = Exp(@); y = Mul(x, e)", True),
     "logit scale without a name": Case("onnx::Exp_12", 2.6592, "e = Exp(@); y = Mul(x, e)", True),
@@ -112,7 +123,7 @@ CASES = {
     "logarithm of a deviation": Case("policy.log_std", [-0.5], SHIFT, True),
     "gate that starts at zero": Case("blocks.0.resweight", 0.0, SCALE, True),
     "scale of a module": Case("blocks.0.layer_scale", [1.0], SCALE, True),
-    "power of a pooling": Case("pool.p", 3.0, "a = Abs(x); y = Pow(a, @)", True),
+    "power of a pooling": Case("pool.p", 3.0, "a = Abs(x); y = Pow(a, @)", False, EXPONENT),
     "variable of TensorFlow": Case("StatefulPartitionedCall/net/scale/ReadVariableOp:0", 1.0, SCALE, True),
     "folded exponential": Case("exp", 14.2857, SCALE, True),
     "word with an odd value": Case("kappa", 0.713249, SCALE, True),
@@ -121,10 +132,10 @@ CASES = {
     "slopes of PRelu": Case(
         "val_10",
         np.full((8, 1, 1), 0.25),
-        "u = Unsqueeze(x, last); p = PRelu(u, q); y = Add(p, @)",
+        "u = Unsqueeze(x, last); y = PRelu(u, @)",
         True,
         "",
-        {**LAST, "q": [0.25]},
+        LAST,
     ),
     "bias of one output": Case("Ad_Addcst", [0.0], "h = MatMul(x, w); y = Add(h, @)", True, "", COLUMN),
     "bias of rank 0": Case("bias", 0.0, "h = MatMul(x, w); y = Add(h, @)", True, "", COLUMN),
@@ -142,7 +153,7 @@ CASES = {
     "half": Case("half", 0.5, SCALE, False, SCALAR),
     "root": Case("root_two", math.sqrt(2), "y = Div(x, @)", False, SCALAR),
     "constant of Gelu": Case("factor", 0.044715, SCALE, False, SCALAR),
-    "exponent": Case("two", 2.0, "a = Abs(x); y = Pow(a, @)", False, SCALAR),
+    "exponent": Case("two", 2.0, "a = Abs(x); y = Pow(a, @)", False, EXPONENT),
     "epsilon of a module": Case("norm.eps", 1e-5, "q = Mul(x, x); e = Add(q, @); y = Sqrt(e)", False, SCALAR),
     "norm factor of GPT-NeoX": Case("layers.0.attention.norm_factor", 8.0, "y = Div(x, @)", False, SCALAR),
     "fill of GPT-2": Case(
@@ -190,6 +201,157 @@ CASES = {
         False,
         "a table of positions: sines of RotaryEmbedding",
         {"cosines": RNG.normal(size=(POSITIONS, 4))},
+    ),
+    # Constants by their use, whatever they are called.
+    "operand of Less that is added": Case(
+        "net.threshold",
+        0.3337,
+        "l = Less(x, @); c = Cast<to = 1>(l); g = Add(c, @); y = Mul(x, g)",
+        False,
+        "operand of Less",
+    ),
+    "operand of Equal that is added": Case(
+        "const_fold_opt__2079",
+        0.0,
+        "e = Equal(x, @); f = Cast<to = 1>(e); g = Add(f, @); y = Mul(x, g)",
+        False,
+        "operand of Equal",
+    ),
+    "fill of Expand": Case("val_2", 0.0, "s = Shape(x); e = Expand(@, s); y = Add(x, e)", False, SCALAR),
+    "zeros of Keras": Case(
+        "gru/zeros/Const:0", 0.0, "s = Shape(x); e = Expand(@, s); y = MatMul(e, w)", False, SCALAR, SQUARE
+    ),
+    "exponent of Paddle": Case("helper.constant.12", 2.0, "a = Abs(x); y = Pow(a, @)", False, EXPONENT),
+    "root of Paddle": Case("helper.constant.3", math.sqrt(2), "y = Div(x, @)", False, SCALAR),
+    "odd number of Paddle": Case("helper.constant.4", 0.7133, SCALE, False, SCALAR),
+    "guard of a logarithm": Case(
+        "log_zero_guard_value", 2**-24, "a = Abs(x); e = Add(a, @); y = Log(e)", False, SCALAR
+    ),
+    "epsilon by use": Case("tiny", 3.3e-7, "a = Abs(x); e = Add(a, @); y = Div(x, e)", False, SCALAR),
+    "zeros of an initial state": Case(
+        "val_10", np.zeros((1, 1, 8)), RECURRENT, False, FILL, {"w": RNG.normal(size=(1, 24, 8))}
+    ),
+    "initial state by its name": Case(
+        "encoder.h0", np.zeros((1, 1, 8)), RECURRENT, True, "", {"w": RNG.normal(size=(1, 24, 8))}
+    ),
+    "initial state by its values": Case(
+        "val_10", RNG.normal(size=(1, 1, 8)), RECURRENT, True, "", {"w": RNG.normal(size=(1, 24, 8))}
+    ),
+    "zeros of a fixed batch": Case(
+        "initial_h", np.zeros((1, 4, 8)), RECURRENT, False, FILL, {"w": RNG.normal(size=(1, 24, 8))}
+    ),
+    "zeros of TensorFlow": Case(
+        "model/lstm/zeros:0", np.zeros((1, 1, 8)), RECURRENT, False, FILL, {"w": RNG.normal(size=(1, 24, 8))}
+    ),
+    "shift of one element by Paddle": Case(
+        "helper.constant.9", [3.0], "h = MatMul(x, w); y = Add(h, @)", False, SCALAR, SQUARE
+    ),
+    "root of a module": Case("blocks.0.act.root_two", math.sqrt(2), "y = Div(x, @)", False, SCALAR),
+    "factor of a module": Case("blocks.0.act.factor", 0.044715, SCALE, False, SCALAR),
+    "initial state that an exporter repeated": Case(
+        "expand", RNG.normal(size=(1, 1, 8)).repeat(2, 1), RECURRENT, False, OPEN, {"w": RNG.normal(size=(1, 24, 8))}
+    ),
+    "ones of a decomposed norm": Case(
+        "val_8", np.ones(5), "n = InstanceNormalization(x, @, b); y = Mul(n, x)", False, FILL, {"b": RNG.normal(size=5)}
+    ),
+    "zeros of a decomposed norm": Case("val_28", np.zeros((5, 1)), NORM.format("Add"), False, FILL, TWO),
+    "scale of a decomposed norm": Case("val_26", RNG.normal(size=(5, 1)), NORM.format("Mul"), True, "", TWO),
+    "one of a decomposed norm of one group": Case(
+        "val_8",
+        [1.0],
+        "v = Unsqueeze(x, one); n = InstanceNormalization(v, @, b); y = Mul(n, v)",
+        False,
+        SCALAR,
+        {"b": [0.3], "one": np.array([1])},
+    ),
+    "fresh scale of a layer, folded": Case("unsqueeze_1", np.full((6, 1), 1e-5), TANH.format("Mul"), False, OPEN),
+    "sinusoids that are projected": Case(
+        "unsqueeze_2",
+        np.concatenate([np.sin(angles()), np.cos(angles())], 1),
+        "p = MatMul(@, w); q = Transpose<perm = [1, 0]>(p); y = MatMul(x, q)",
+        False,
+        COLUMNS,
+        SQUARE,
+    ),
+    "fresh scale of TorchScript": Case("onnx::Mul_16", np.ones((5, 1)), NORM.format("Mul"), True, "", TWO),
+    "fresh scale of a module": Case("1.weight", np.ones((5, 1)), NORM.format("Mul"), True, "", TWO),
+    "ones without affine": Case("val_2", np.ones(8), "y = LayerNormalization(x, @)", False, FILL),
+    "fresh scale of LayerNorm": Case("norm.weight", np.ones(8), "y = LayerNormalization(x, @)", True),
+    "running variance that is a scale": Case(
+        "1.running_var",
+        np.ones(5),
+        "y = BatchNormalization(x, @, b, b, @)",
+        False,
+        "a running statistic, by its name",
+        {"b": RNG.normal(size=5)},
+    ),
+    "branch of Where": Case(
+        "val_5", RNG.normal(size=8), "c = Greater(x, zero); y = Where(c, x, @)", False, OPEN, {"zero": 0.0}
+    ),
+    "learned branch of Where": Case(
+        "mask_token", RNG.normal(size=8), "c = Greater(x, zero); y = Where(c, x, @)", True, "", {"zero": 0.0}
+    ),
+    # Preprocessing.
+    "mean": Case(
+        "mean", RNG.normal(size=8), "s = Sub(x, @); y = Div(s, d)", False, PREPROCESSING, {"d": RNG.random(8) + 1}
+    ),
+    "deviation": Case(
+        "std", RNG.random(8), "s = Sub(x, m); y = Div(s, @)", False, PREPROCESSING, {"m": RNG.normal(size=8)}
+    ),
+    "mean without a name": Case(
+        "val_4", RNG.normal(size=8), "s = Sub(x, @); y = Mul(s, d)", False, PREPROCESSING, {"d": RNG.random(8) + 1}
+    ),
+    "scale of skl2onnx": Case(
+        "Scaler.scale",
+        RNG.random(8),
+        "s = Sub(x, my_offset); y = Mul(s, @)",
+        False,
+        PREPROCESSING,
+        {"my_offset": RNG.normal(size=8)},
+    ),
+    "centres": Case("rbf.centers", RNG.normal(size=8), "s = Sub(x, @); q = Mul(s, s); n = Neg(q); y = Exp(n)", True),
+    "shift of a layer that normalizes": Case(
+        "actnorm.loc", RNG.normal(size=8), "s = Sub(x, @); y = Mul(s, d)", True, "", {"d": RNG.random(8) + 1}
+    ),
+    "scale and shift of skl2onnx": Case(
+        "Mu_Mulcst",
+        RNG.random(8),
+        "s = Mul(x, @); y = Add(s, Ad_Addcst)",
+        False,
+        PREPROCESSING,
+        {"Ad_Addcst": RNG.normal(size=8)},
+    ),
+    "literal of TensorFlow": Case(
+        "model/mul/y:0",
+        RNG.normal(size=8),
+        TANH.format("Mul"),
+        False,
+        "a tensor written in the model's code, by its name",
+    ),
+    "few sinusoids": Case("pe.table", sinusoids()[:4], EMBEDDED, False, COLUMNS),
+    "few sinusoids that are added": Case(
+        "pe.table", sinusoids()[None, :4], "c = Concat<axis = 1>(x, @); y = Tanh(c)", False, COLUMNS
+    ),
+    "few learned positions": Case("pe.table", RNG.normal(size=(4, 8)), EMBEDDED, True),
+    # Tables.
+    "anchors that are scaled": Case("val_91", np.arange(8) + 0.5, TANH.format("Mul"), False, EVEN),
+    "strides": Case("val_92", np.repeat([8.0, 16.0, 32.0], [4, 2, 2]), TANH.format("Mul"), False, EVEN),
+    "anchors by name": Case("head.anchor_points", RNG.normal(size=8), TANH.format("Add"), False, NAMED),
+    "slopes of ALiBi by value": Case("val_93", 2.0 ** -np.arange(1, 9), TANH.format("Mul"), False, EVEN),
+    "distances of ALiBi": Case("val_94", np.arange(-5, 1) / 8 * np.ones((6, 1)), ATTENTION, False, OPEN),
+    "few turned positions": Case(
+        "slice_1",
+        np.cos(angles(4, 8)).repeat(2, 1),
+        FEW,
+        False,
+        "a table of positions: cosines and sines",
+        {"slice_2": np.sin(angles(4, 8)).repeat(2, 1)},
+    ),
+    "matrix that an exporter multiplies by": Case("val_95", RNG.normal(size=(6, 8)), TANH.format("Mul"), False, OPEN),
+    "vector that an exporter multiplies by": Case("val_96", RNG.normal(size=8), TANH.format("Mul"), True),
+    "positions that an exporter looked up": Case("embedding_1", RNG.normal(size=(1, 6, 8)), TANH.format("Add"), True),
+    "token types that an exporter looked up": Case(
+        "embedding_2", RNG.normal(size=(1, 1, 8)).repeat(6, 1), TANH.format("Add"), False, OPEN
     ),
     # Masks.
     "causal mask": Case("onnx::Add_196", np.where(CAUSAL, -np.inf, 0), ATTENTION, False, HUGE),

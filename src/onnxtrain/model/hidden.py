@@ -44,8 +44,14 @@ _WEIGHTS: Mapping[str, tuple[int, ...]] = {
 }
 """Operators that read weights, and at which inputs."""
 
+_RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
+"""Operators whose weights nobody writes as literals in code."""
+
 _PRODUCTS = frozenset({"MatMul", "Conv", "ConvTranspose", "Gemm"})
-_HANDING_ON = frozenset({"Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Cast"})
+_HANDING_ON = frozenset(
+    {"Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Cast", "Slice", "Split", "Concat"}
+)
+_ROOTS = frozenset({"Sqrt", "Reciprocal"})
 
 
 class Hidden(NamedTuple):
@@ -218,14 +224,14 @@ def _weights(graph: GraphProto, path: Path, *, literal: bool) -> Iterator[tuple[
     if len(path) > 1:
         given = {value.name for value in graph.input}
         for place, tensor in enumerate(graph.initializer):
-            if _is_weight(tensor) and tensor.name in reads and tensor.name not in outputs | given:
+            if _is_weight(tensor) and tensor.name in reads.weights and tensor.name not in outputs | given:
                 yield tensor.name, (*path, (_INITIALIZER, place)), tensor, False
     for place, node in enumerate(graph.node):
         at = (*path, (_NODE, place))
         if node.op_type == "Constant" and is_default_domain(node.domain) and node.output:
-            kept = (
-                node.output[0] in outputs or node.output[0] not in reads or (not literal and _is_written_in_code(node))
-            )
+            value = node.output[0]
+            is_literal = not literal and value not in reads.certain and _is_written_in_code(node)
+            kept = value in outputs or value not in reads.weights or is_literal
             for index, attribute in enumerate(node.attribute):
                 if not kept and attribute.HasField("t") and _is_weight(attribute.t):
                     yield node.output[0], (*at, (_ATTRIBUTE, index), (_TENSOR, 0)), attribute.t, False
@@ -248,31 +254,105 @@ def _is_written_in_code(node: NodeProto) -> bool:
     return "Constant" in node.output[0].rsplit("/", 1)[-1] or node.output[0].isdigit()
 
 
-def _weight_reads(graph: GraphProto) -> set[str]:
+class _Reads(NamedTuple):
+    """The names of values that nodes read as weights.
+
+    Attributes:
+        weights: All of them.
+        certain: Those that cannot be literals of the code: weights of recurrent layers, scales of normalizations.
+    """
+
+    weights: set[str]
+    certain: set[str]
+
+
+def _weight_reads(graph: GraphProto) -> _Reads:
     """The names of the values that nodes of a graph and its bodies read as weights."""
-    found: set[str] = set()
-    _collect(graph, found, frozenset())
+    found = _Reads(set(), set())
+    _collect(graph, found, _Results(set(), set(), set(), set()))
     return found
 
 
-def _collect(graph: GraphProto, found: set[str], products: Collection[str]) -> None:
+class _Results(NamedTuple):
+    """Values by what they are the result of.
+
+    Attributes:
+        products: Of products.
+        roots: Of square roots and their reciprocals: deviations.
+        normalized: Of quotients by roots, and of InstanceNormalization.
+        scaled: Of normalized values times a scale.
+    """
+
+    products: set[str]
+    roots: set[str]
+    normalized: set[str]
+    scaled: set[str]
+
+
+def _collect(graph: GraphProto, found: _Reads, outer: _Results) -> None:
     handed: list[tuple[str, str]] = []
-    results = set(products)
+    results = _Results(*(set(names) for names in outer))
+    constants = {node.output[0] for node in graph.node if node.op_type == "Constant" and node.output}
+    constants |= {tensor.name for tensor in graph.initializer}
+    halves = {node.output[0] for node in graph.node if node.op_type == "Constant" and _is_half(node)}
+    halves |= {tensor.name for tensor in graph.initializer if _holds_half(tensor)}
     for node in graph.node:
         if is_default_domain(node.domain):
             places = _WEIGHTS.get(node.op_type, ())
-            found.update(name for place, name in enumerate(node.input) if place in places)
+            read = [name for place, name in enumerate(node.input) if place in places]
+            found.weights.update(read)
+            if node.op_type in _RECURRENT:
+                found.certain.update(read)
             if node.op_type in _PRODUCTS:
-                results.update(node.output)
-            elif node.op_type == "Add" and any(name in results for name in node.input):
-                found.update(name for name in node.input if name not in results)
+                results.products.update(node.output)
+            elif node.op_type == "Add" and any(name in results.products for name in node.input):
+                found.weights.update(name for name in node.input if name not in results.products)
             elif node.op_type in _HANDING_ON and node.input and node.output:
-                handed.append((node.input[0], node.output[0]))
+                sources = node.input if node.op_type == "Concat" else node.input[:1]
+                handed += [(source, result) for source in sources for result in node.output]
+                if all(name in constants for name in sources):
+                    constants.update(node.output)
+                for names in results[1:]:
+                    if node.input[0] in names:
+                        names.update(node.output)
+            if node.op_type == "Pow" and node.input[1] in halves:
+                results.roots.update(node.output)
+            _collect_normalization(node, found, results, constants)
         for body in proto_subgraphs(node):
             _collect(body, found, results)
     for source, result in reversed(handed):
-        if result in found:
-            found.add(source)
+        for names in found:
+            if result in names:
+                names.add(source)
+
+
+def _is_half(node: NodeProto) -> bool:
+    """Return whether a Constant holds 0.5 or -0.5: the exponent of a root."""
+    return any(abs(a.f) == 0.5 or (a.HasField("t") and _holds_half(a.t)) for a in node.attribute)
+
+
+def _holds_half(tensor: TensorProto) -> bool:
+    if tensor.data_type not in _FLOATING or math.prod(tensor.dims) != 1 or tensor.external_data:
+        return False
+    return abs(float(numpy_helper.to_array(tensor).reshape(-1)[0])) == 0.5
+
+
+def _collect_normalization(node: NodeProto, found: _Reads, results: _Results, constants: Collection[str]) -> None:
+    """Collect the scale and bias of a normalization that is written as its arithmetic."""
+    given = [name for name in node.input if name in constants]
+    if node.op_type in _ROOTS and not given:
+        results.roots.update(node.output)
+    elif node.op_type == "InstanceNormalization" or (
+        node.op_type in ("Div", "Mul") and any(name in results.roots for name in node.input)
+    ):
+        results.normalized.update(node.output)
+    elif node.op_type == "Mul" and len(given) == 1 and any(name in results.normalized for name in node.input):
+        found.weights.update(given)
+        found.certain.update(given)
+        results.scaled.update(node.output)
+    elif node.op_type == "Add" and len(given) == 1 and any(name in results.scaled for name in node.input):
+        found.weights.update(given)
+        found.certain.update(given)
 
 
 def _names(graph: GraphProto) -> Iterator[str]:

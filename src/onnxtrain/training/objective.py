@@ -49,6 +49,7 @@ class Objective:
         names: What the step graph calls its own inputs and results.
         statistics: Initializers of running statistics, to the values that replace them.
         layers: Batch normalization and dropout, as the file has them.
+        dropped: Biases that the exporter left out of the file.
         modes: How they are run.
         copies: Initializers that are computed from others, since they are copies of them.
         table: All initializers, trainable or not.
@@ -65,6 +66,7 @@ class Objective:
     names: Names = field(default_factory=Names)
     statistics: dict[str, str] = field(default_factory=dict)
     layers: Layers = field(default_factory=Layers)
+    dropped: tuple[str, ...] = ()
     modes: Modes = field(default_factory=Modes)
     copies: Sequence[Copy] = ()
     table: Sequence[Initializer] = ()
@@ -169,6 +171,9 @@ class Objective:
             find_copies(file, self.parameters),
             batch_norm=self.modes.batch_norm,
             dropout=self.modes.dropout,
+            undecided=[row.name for row in self.table if row.undecided],
+            dropped=self.dropped,
+            quantized=not (specification.qat or specification.straight_through or specification.lora is not None),
         )
         texts = group_hints(specification.groups, self.table, self.model)
         return found + [Hint(text, surprising=False) for text in texts]

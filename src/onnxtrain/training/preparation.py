@@ -16,6 +16,7 @@ from onnxtrain.collection import collection_paused
 from onnxtrain.errors import GradientError, OptionError
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import dimensions, is_float
+from onnxtrain.training.advice.dropped_biases import dropped_biases
 from onnxtrain.training.losses.base import Loss
 from onnxtrain.training.losses.heads import Head, head_of
 from onnxtrain.training.losses.joint_loss import JointLoss
@@ -63,6 +64,7 @@ def prepare(
     modes = specification.modes if modes is None else modes
     copies = choose_copies(file, specification.tie) if copies is None else copies
     model = file.training_model()
+    dropped = dropped_biases(model)
     forget_traces(model)
     leave_out_pasts(model)
     halves = widen(model)
@@ -99,6 +101,7 @@ def prepare(
         names=Names.beside(model.graph),
         statistics=statistics,
         layers=layers,
+        dropped=dropped,
         modes=modes,
         copies=copies,
         table=table or (),

@@ -12,6 +12,7 @@ import onnx
 
 from onnxtrain.graph.domains import MACHINE_LEARNING_DOMAIN
 from onnxtrain.model.validity import refuses_invalid
+from onnxtrain.training.advice.hints import QUANTIZED
 from onnxtrain.training.advice.inspection import Inspection, inspect
 from onnxtrain.training.weights.parameters import Initializer
 
@@ -60,7 +61,7 @@ def diagnose(model: str | os.PathLike[str] | onnx.ModelProto, *, output: str | N
 
     Args:
         model: A path or a loaded model.
-        output: Count only what this output depends on; by default all floating outputs.
+        output: Count only what this output depends on; by default the first floating one.
 
     Raises:
         ModelError: The model cannot be read.
@@ -79,7 +80,11 @@ def diagnose(model: str | os.PathLike[str] | onnx.ModelProto, *, output: str | N
         *_quantized(found),
         *_fixed_batch(found),
         *_folded(found),
-        *(Finding(Severity.CHANGES if text in found.surprises else Severity.NOTE, text) for text in found.hints),
+        *(
+            Finding(Severity.CHANGES if text in found.surprises else Severity.NOTE, text)
+            for text in found.hints
+            if not (text.startswith(QUANTIZED) and _quantized_operators(found))
+        ),
         *_old_opset(found),
     ]
     order = list(Severity)
@@ -142,7 +147,8 @@ def _quantized(found: Inspection) -> Iterator[Finding]:
             Severity.CHANGES if found.trainable_size else Severity.STOPS,
             f"The model computes with quantized values ({', '.join(names)}), through which derivatives are zero or "
             "missing.",
-            "straight_through=True passes gradients on; or train the model before it was quantized.",
+            "qat=True trains the quantized weights, straight_through=True passes gradients on; or train the model "
+            "before it was quantized.",
         )
 
 

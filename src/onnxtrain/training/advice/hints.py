@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -11,15 +12,25 @@ import onnx_ir as ir
 
 from onnxtrain.errors import TrainingHint
 from onnxtrain.training.weights.parameters import shared_parameters
-from onnxtrain.training.weights.readers import is_statistic, read_through_identity
+from onnxtrain.training.weights.readers import (
+    Reader,
+    behind_identity,
+    is_statistic,
+    read_through_identity,
+    summed_with,
+)
+from onnxtrain.training.weights.rule import PRODUCTS, use_of
 from onnxtrain.training.weights.ties import Copy
-from onnxtrain.training.weights.untie import has_one_value, is_mergeable
+from onnxtrain.training.weights.untie import has_one_value
 from onnxtrain.training.working_copy.training_modes import Layers
 
 _KEEP_BATCH_NORM = (
     "torch.onnx.export(..., optimize=False) keeps it, and with dynamo=False "
     "training=torch.onnx.TrainingMode.TRAINING does"
 )
+
+QUANTIZED = "The model is quantized"
+"""Beginning of the hint that says so."""
 
 _KEEP_DROPOUT = "torch.onnx.export(model.train(), ...) keeps it"
 
@@ -44,6 +55,9 @@ def find_hints(
     *,
     batch_norm: str = "frozen",
     dropout: bool = False,
+    undecided: Sequence[str] = (),
+    dropped: Sequence[str] = (),
+    quantized: bool = False,
 ) -> list[Hint]:
     """What is worth knowing before training.
 
@@ -54,8 +68,14 @@ def find_hints(
         copies: Parameters that hold the same values as others, and are trained apart from them.
         batch_norm: "frozen", "train" or "sync".
         dropout: Whether Dropout nodes drop.
+        undecided: Tensors of which neither use nor name says that they are learned.
+        dropped: Biases that the exporter left out.
+        quantized: Whether the rounding of quantization stops gradients.
     """
     return [
+        *_undecided(undecided),
+        *_dropped(dropped),
+        *(_quantized(model) if quantized else ()),
         *_shared(model, parameters),
         *_copied(copies),
         *_batch_norm(layers, batch_norm),
@@ -76,19 +96,82 @@ def warn_of(hints: Iterable[Hint], *, stacklevel: int) -> None:
             warnings.warn(hint.text, TrainingHint, stacklevel=stacklevel + 1)
 
 
+def _undecided(names: Sequence[str]) -> list[Hint]:
+    if not names:
+        return []
+    one = len(names) == 1
+    return [
+        Hint(
+            f"{_listed(names)} {'is' if one else 'are'} not trained: neither use nor name says that "
+            f'{"it is" if one else "they are"} learned. train=["*", "{names[0]}"] trains '
+            f'{"it" if one else "the first"}, and freeze="{names[0]}" keeps it without this hint.',
+            surprising=True,
+        )
+    ]
+
+
+def _dropped(names: Sequence[str]) -> list[Hint]:
+    if not names:
+        return []
+    one = len(names) == 1
+    return [
+        Hint(
+            f"The exporter left out {len(names)} bias{'' if one else 'es'} that {'was' if one else 'were'} zero "
+            f"({_listed(names)}): {'it is' if one else 'they are'} not in the file and cannot be trained. "
+            "torch.onnx.export(..., optimize=False) keeps them.",
+            surprising=True,
+        )
+    ]
+
+
+def _quantized(model: ir.Model) -> list[Hint]:
+    counts = Counter(node.op_type for node in model.graph)
+    if not counts["QuantizeLinear"] or not counts["DequantizeLinear"]:
+        return []
+    return [
+        Hint(
+            f"{QUANTIZED} ({_nodes(counts['QuantizeLinear'], 'QuantizeLinear')}, "
+            f"{_nodes(counts['DequantizeLinear'], 'DequantizeLinear')}): no gradient passes its rounding, so that "
+            "weights in front of it are not trained. qat=True trains the quantized weights; straight_through=True "
+            "passes gradients on to float weights.",
+            surprising=True,
+        )
+    ]
+
+
 def _shared(model: ir.Model, parameters: Sequence[str]) -> list[Hint]:
     found = []
     for name, readers in shared_parameters(model, parameters).items():
         value = model.graph.initializers[name]
+        read = read_through_identity(value)
+        if any(isinstance(use_of(reader), str) and not is_statistic(reader[0].op_type, reader[1]) for reader in read):
+            continue  # a quantization scale that is learned
         tensor = value.const_value
-        array = np.zeros(0) if tensor is None else np.asarray(tensor.numpy())
-        way_out = "; if an exporter merged equal values, untie=True gives each its own" if is_mergeable(array) else ""
-        moved = any(is_statistic(node.op_type, index) for node, index in read_through_identity(value))
+        merged = tensor is not None and has_one_value(np.asarray(tensor.numpy())) and not _is_unrolled(read)
+        way_out = "; if an exporter merged equal values, untie=True gives each its own" if merged else ""
+        moved = any(is_statistic(node.op_type, index) for node, index in read)
         also = " A running statistic of batch normalization is among them and moves with the rest." if moved else ""
         # Values that were learned are not equal by chance: the model shares them on purpose.
-        surprising = moved or has_one_value(array)
+        surprising = moved or merged
         found.append(Hint(f"{name} is shared by {readers}: training ties them{way_out}.{also}", surprising))
     return found
+
+
+def _is_unrolled(readers: Sequence[Reader]) -> bool:
+    """Return whether all readers belong to one layer that runs several times: they share its matrix, too."""
+    matrices = {_matrix(reader) for reader in readers}
+    return len(matrices) == 1 and None not in matrices
+
+
+def _matrix(reader: Reader) -> ir.Value | None:
+    """The initializer that a product multiplies by: the reader's, or the one that it adds a bias to."""
+    product = summed_with(reader) or reader[0]
+    for index in (1, 0):
+        if (product.domain, product.op_type) in PRODUCTS and index < len(product.inputs):
+            matrix = behind_identity(product.inputs[index])
+            if matrix is not None and matrix.is_initializer():
+                return matrix
+    return None
 
 
 def _copied(copies: Sequence[Copy]) -> list[Hint]:
@@ -200,6 +283,10 @@ def _random(operators: Sequence[str]) -> list[Hint]:
             surprising=False,
         )
     ]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _nodes(count: int, operator: str) -> str:

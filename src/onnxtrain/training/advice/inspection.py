@@ -21,7 +21,9 @@ from onnxtrain.graph.value import Dimension, dimensions, is_float
 from onnxtrain.model.file import ModelFile
 from onnxtrain.model.validity import refuses_invalid
 from onnxtrain.spelling import checks_arguments
+from onnxtrain.training.advice.dropped_biases import dropped_biases
 from onnxtrain.training.advice.hints import find_hints
+from onnxtrain.training.losses.prediction import is_float_tensor, named_output
 from onnxtrain.training.showing import count, html_facts, html_table, text_table
 from onnxtrain.training.weights.parameters import Initializer, parameter_table
 from onnxtrain.training.weights.ties import find_copies
@@ -166,7 +168,7 @@ def inspect(
         model: A path or a loaded model.
         train: Glob patterns of the initializers to train.
         freeze: Glob patterns of those to keep.
-        output: Count only what this output depends on; by default all floating outputs.
+        output: Count only what this output depends on; by default the first floating one, as a trainer does.
 
     Returns:
         Tables to read or print.
@@ -180,6 +182,7 @@ def inspect(
     graph = working.graph
     ports = tuple(_port(v) for v in graph.inputs), tuple(_port(v) for v in graph.outputs)
     operators = _operators(working)
+    dropped = dropped_biases(working)
     halves = widen(working)
     layers = find_layers(working)
     set_inference(working)
@@ -189,9 +192,19 @@ def inspect(
         from onnxtrain.training.gradient import find_value
 
         loss = find_value(copy.graph, output, "output")
+    elif any(map(is_float_tensor, copy.graph.outputs)):
+        loss = named_output(copy.graph, None)
     table = in_file(parameter_table(copy, loss, train=train, freeze=freeze), halves)
     names = [row.name for row in table if row.trainable]
-    found = find_hints(working, names, layers, find_copies(file, names))
+    found = find_hints(
+        working,
+        names,
+        layers,
+        find_copies(file, names),
+        undecided=[row.name for row in table if row.undecided],
+        dropped=dropped,
+        quantized=True,
+    )
     return Inspection(
         opset=file.opset,
         ir_version=file.proto.ir_version,

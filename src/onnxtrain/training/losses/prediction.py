@@ -21,14 +21,14 @@ def named_output(graph: ir.Graph, name: str | None) -> ir.Value:
         if not found:
             raise OptionError(f"output={name!r}, but the outputs are {', '.join(str(v.name) for v in outputs)}.")
     else:
-        found = [value for value in outputs if _is_float_tensor(value)]
-    if not found or not _is_float_tensor(found[0]):
+        found = [value for value in outputs if is_float_tensor(value)]
+    if not found or not is_float_tensor(found[0]):
         raise OptionError("The model has no floating output to build a loss on; name one with output=.")
     return found[0]
 
 
-def _is_float_tensor(value: ir.Value) -> bool:
-    """Whether a value is a floating tensor: neither a sequence of them nor an optional one."""
+def is_float_tensor(value: ir.Value) -> bool:
+    """Return whether a value is a floating tensor: neither a sequence of them nor an optional one."""
     return is_float(value) and not isinstance(value.type, ir.SequenceType | ir.OptionalType)
 
 

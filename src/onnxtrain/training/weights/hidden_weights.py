@@ -45,6 +45,12 @@ def hidden_weights(model: ir.Model) -> str:
             f"it computes with {' and '.join(fitted)}, through which no gradient passes: trees, support vectors and "
             "the like are fitted by the program that made them"
         )
+    integers = dict.fromkeys(node.op_type for node in all_nodes(model.graph) if _is_integer(node))
+    if integers:
+        sentences.append(
+            f"it is quantized: {', '.join(integers)} compute with integers, through which no gradient passes; train "
+            "the float model, or one with QuantizeLinear and DequantizeLinear nodes and qat=True"
+        )
     return "; ".join(sentences)
 
 
@@ -66,6 +72,11 @@ def _in_graph(graph: ir.Graph | ir.Function, place: str) -> Iterator[tuple[str, 
             attribute = next(iter(node.attributes.values()), None)
             if attribute is not None and (_is_list(attribute) or _is_tensor(attribute)):
                 yield place, repr(node.outputs[0].name)
+
+
+def _is_integer(node: ir.Node) -> bool:
+    """Return whether an operator computes with quantized integers."""
+    return node.op_type.startswith("QLinear") or node.op_type in ("ConvInteger", "MatMulInteger", "QGemm")
 
 
 def _is_fitted(node: ir.Node) -> bool:

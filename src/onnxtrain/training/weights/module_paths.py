@@ -16,6 +16,11 @@ from onnxtrain.training.weights.readers import Functions, arrivals, role_of
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 
+CALL = "pkg.torch.onnx.fx_node"
+"""Metadata of a node: the call in the exported program that it was made from."""
+
+_KEPT = (_SCOPES, CALL)
+
 _BIASES = {("Gemm", 2), ("Conv", 2), ("ConvTranspose", 2), ("Add", 0), ("Add", 1)}
 
 
@@ -36,7 +41,7 @@ def module_paths(value: ir.Value, functions: Functions | None = None) -> tuple[s
         return ()
     found: dict[str, None] = {}
     for node, index in arrivals(value, functions):
-        module = _module(node)
+        module = module_of(node)
         if module:
             role = "bias" if (node.op_type, index) in _BIASES else role_of(node.op_type, index) or "weight"
             found[f"{module}.{role}"] = None
@@ -51,10 +56,11 @@ def forget_traces(model: ir.Model) -> None:
     for part in (model.graph, *model.functions.values()):
         for node in all_nodes(part):
             if node.metadata_props:
-                scopes = node.metadata_props.get(_SCOPES)
+                kept = {key: node.metadata_props[key] for key in _KEPT if key in node.metadata_props}
+                if node.op_type not in ("Mul", "Add"):
+                    kept.pop(CALL, None)
                 node.metadata_props.clear()
-                if scopes is not None:
-                    node.metadata_props[_SCOPES] = scopes
+                node.metadata_props.update(kept)
 
 
 def node_names(value: ir.Value, functions: Functions | None = None) -> tuple[str, ...]:
@@ -63,7 +69,7 @@ def node_names(value: ir.Value, functions: Functions | None = None) -> tuple[str
     return tuple(dict.fromkeys(other for name in names if name for other in (name, name.strip("/").replace("/", "."))))
 
 
-def _module(node: ir.Node) -> str:
+def module_of(node: ir.Node) -> str:
     """The path of the module that a node belongs to, "" where it is not known."""
     scopes = node.metadata_props.get(_SCOPES)
     if scopes is not None:

@@ -21,12 +21,21 @@ _MADE = (
     r"|^onnx::|^\d+$"  # its folded tensors, and its numbers of old
     # torch.fx
     r"|^(c_)?_?(val|tensor|scalar_tensor(_default)?|lifted_tensor|tensor_constant|clone|full|arange)(_\d+)*$"
-    r"|(^|[/._])const(ant)?(_?\d+)*$|const_fold_opt|__\d+$|/[xy]$"  # TensorFlow and tf2onnx
+    r"|(^|[/._])const(ant)?([._]?\d+)*$|const_fold_opt|^constantfolding/|__\d+$|/[xy]$"  # TensorFlow, Paddle
     r"|(^|/)constants?/"
+    r"|(^|/)(zeros|ones|fill|full)(_like)?(_\d+)*$"
     r"|cst\d*$"  # skl2onnx
     r"|(^|\.)tmp(_\d+)*$"  # Paddle
     r"|_output_\d+$"
 )
+
+_RESULT = (
+    r"^_?(abs|add|addmm|arange|bmm|cat|clone|contiguous|cos|cumsum|div|embedding|exp|expand|eye|flatten|full_like|getitem"
+    r"|index|index_select|layer_norm|linear|linspace|log|masked_fill|matmul|mean|mm|mul|neg|ones|ones_like|permute|pow"
+    r"|reciprocal|repeat|reshape|rsqrt|scalar_tensor|select|sigmoid|sin|slice|softplus|split|sqrt|squeeze|stack|std|sub"
+    r"|t|tanh|transpose|tril|triu|type_as|unsafe_view|unsqueeze|view|where|zeros|zeros_like)(_\d+)?$"
+)
+"""Names that torch.fx gives to results of operations: an exporter computed an initializer of such a name."""
 
 _MODULE = r"^\w+(\.\w+)+$"
 
@@ -34,10 +43,12 @@ _LITERAL = (
     r"^/.*Constant(_\d+)?_output_\d+$"
     r"|^(c_)?_?(lifted_)?tensor(_constant)?_?\d+$"
     r"|(^|/)constants/"
+    r"|/([xy]|Const(_\d+)?)(:0)?$"  # TensorFlow
 )
 
 _TABLE = (
-    r"^(\w+_)?(cos|sin|cosine|sine)s?(_?(cache|cached|table|emb|embed|embedding|pos))?(_\d+)?$"
+    r"^(\w+_)?(anchors?|anchor_(points|grid|boxes|priors)|prior_boxes|mesh_?grid)(_\d+)?$"
+    r"|^(\w+_)?(cos|sin|cosine|sine)s?(_?(cache|cached|table|emb|embed|embedding|pos))?(_\d+)?$"
     r"|^(\w+_)?inv_(freqs?|timescales?)(_\d+)?$"
     r"|^(\w+_)?freqs_(cis|cos|sin|complex)(_\d+)?$"
     r"|^(\w+_)?(alibi(_slopes|_bias)?|coords_table)$"
@@ -46,9 +57,13 @@ _TABLE = (
 _MASK = r"^(\w+_)?masks?(_\d+)?$"
 
 _BUFFERS = (
-    r"^(?!(\w+_)?log_)(\w+_)?(eps|epsilon|mean|std|var|variance|masked_bias|embed_scale|norm_factor|scaling|softmax_scale|inv_scale"
-    r"|scale_factor|zero_point|momentum|num|count|(min|max|fill|pad|padding)(_val|_value)?)(_\d+)?$"
+    r"^(?!(\w+_)?log_(?!zero_guard))(\w+_)?(eps|epsilon|mean|std|var|variance|masked_bias|embed_scale|norm_factor|scaling|softmax_scale|inv_scale"
+    r"|scale_factor|guard|guard_value|zero_point|momentum|num|count|(min|max|fill|pad|padding)(_val|_value)?)(_\d+)?$"
 )
+
+_STATISTIC = r"^(running|moving)_(mean|var|variance|std)(_\d+)?$"
+
+_PREPROCESSING = r"^(?!(\w+_)?log_)(\w+_)?(means?|std|stds|stddev|var|variance|offset|normalizer|scaler)(_\d+)?$"
 
 _LEARNED = (
     r"^(\w+_)?(logit_scale|logit_bias|temperature|temp|tau|alpha|beta|gamma|slope|rezero|resweight|gate|gain)(_?\d+)?$"
@@ -65,7 +80,7 @@ def origin_of(name: str) -> Origin:
     bare = name.removesuffix(":0")
     if re.search(_VARIABLE, bare):
         return Origin.MODULE
-    if re.search(_MADE, bare, re.IGNORECASE):
+    if re.search(_MADE, bare, re.IGNORECASE) or is_result(bare):
         return Origin.EXPORTER
     return Origin.MODULE if re.match(_MODULE, bare) else Origin.WORD
 
@@ -94,6 +109,21 @@ def is_mask(name: str) -> bool:
 def is_buffer(name: str) -> bool:
     """Whether a scalar is called like one that modules hold but do not train: an epsilon, a scale of attention."""
     return re.match(_BUFFERS, last_word(name)) is not None
+
+
+def is_result(name: str) -> bool:
+    """Return whether PyTorch's newer exporter gave the name of an operation to a tensor that it computed."""
+    return re.match(_RESULT, name) is not None
+
+
+def is_statistic_name(name: str) -> bool:
+    """Return whether a tensor is called like a running statistic."""
+    return re.match(_STATISTIC, last_word(name)) is not None
+
+
+def is_preprocessing(name: str) -> bool:
+    """Return whether a tensor is called like a mean or a deviation of preprocessing."""
+    return re.match(_PREPROCESSING, last_word(name)) is not None
 
 
 def is_learned(name: str) -> bool:

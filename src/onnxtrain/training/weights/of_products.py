@@ -10,57 +10,13 @@ from onnxtrain.graph.clone import subgraphs
 from onnxtrain.graph.domains import MACHINE_LEARNING_DOMAIN, MICROSOFT_DOMAIN
 from onnxtrain.graph.sharing import RANDOM
 from onnxtrain.graph.value import dimensions
-from onnxtrain.training.weights.readers import REARRANGING, Functions, Reader, arrivals, chooses_one
-
-PRODUCTS: dict[tuple[str, str], tuple[int, ...]] = {
-    ("", "MatMul"): (0, 1),
-    ("", "Gemm"): (0, 1),
-    ("", "Conv"): (1,),
-    ("", "ConvTranspose"): (1,),
-    ("", "DeformConv"): (1,),
-    ("", "RNN"): (1, 2),
-    ("", "GRU"): (1, 2),
-    ("", "LSTM"): (1, 2),
-    (MICROSOFT_DOMAIN, "Attention"): (1,),
-    (MICROSOFT_DOMAIN, "ConvTransposeWithDynamicPads"): (1,),
-    (MICROSOFT_DOMAIN, "FusedConv"): (1,),
-    (MICROSOFT_DOMAIN, "FusedGemm"): (0, 1),
-    (MICROSOFT_DOMAIN, "FusedMatMul"): (0, 1),
-    (MICROSOFT_DOMAIN, "GemmFastGelu"): (1,),
-    (MICROSOFT_DOMAIN, "MoE"): (2, 4, 6),
-    (MICROSOFT_DOMAIN, "NhwcConv"): (1,),
-    (MICROSOFT_DOMAIN, "TransposeMatMul"): (0, 1),
-}
-"""Operators that sum products of their inputs with weights, and the inputs that are weights."""
-
-_EMBEDDINGS: dict[tuple[str, str], tuple[int, ...]] = {
-    ("", "Gather"): (0,),
-    ("", "GatherND"): (0,),
-    ("", "GatherElements"): (0,),
-    (MICROSOFT_DOMAIN, "EmbedLayerNormalization"): (2, 3, 4),
-}
-"""Operators that look rows up, and the inputs that are tables."""
+from onnxtrain.training.weights.readers import REARRANGING, Functions, Reader, arrivals
+from onnxtrain.training.weights.rule import is_lookup, is_product
 
 _STANDARD = frozenset({"", MACHINE_LEARNING_DOMAIN, MICROSOFT_DOMAIN})
 
 _REARRANGED = REARRANGING - {"Concat"}
 """Behind a Concat with data, as of a class token, lies data."""
-
-
-def is_product(reader: Reader) -> bool:
-    """Whether a node reads a factor of its products there."""
-    node, index = reader
-    if node.op_type == "Einsum" and not node.domain:
-        return len(node.inputs) > 1
-    return index in PRODUCTS.get((node.domain, node.op_type), ())
-
-
-def is_lookup(reader: Reader) -> bool:
-    """Whether a node looks rows up in what it reads there."""
-    node, index = reader
-    return index in _EMBEDDINGS.get((node.domain, node.op_type), ()) and not (
-        node.op_type == "Gather" and chooses_one(node)
-    )
 
 
 def product_weights(model: ir.Model, names: Sequence[str]) -> list[str]:

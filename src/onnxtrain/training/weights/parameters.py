@@ -13,11 +13,13 @@ from onnxtrain.autodiff.missing import reached
 from onnxtrain.autodiff.path import Forward
 from onnxtrain.by_fields import ByFields
 from onnxtrain.errors import OptionError
-from onnxtrain.graph.domains import MICROSOFT_DOMAIN
 from onnxtrain.graph.value import dimensions, is_float
 from onnxtrain.training.weights.module_paths import module_paths, node_names
+from onnxtrain.training.weights.names import Origin, origin_of
+from onnxtrain.training.weights.operands import PREPROCESSING, Decision, operand_decision, preprocesses, rotary_tables
 from onnxtrain.training.weights.readers import Functions, Reader, arrivals, read_through_identity, role_of
-from onnxtrain.training.weights.scalars import is_scalar, scalar_reason
+from onnxtrain.training.weights.rule import Use, use_of
+from onnxtrain.training.weights.scalars import is_scalar, scalar_readers, scalar_reason
 from onnxtrain.training.weights.tables import mask_reason, table_reason
 
 Patterns = str | Sequence[str]
@@ -37,6 +39,7 @@ class Initializer(ByFields):
         reason: Why it is not trainable; "" when it is.
         uses: The operators that read it.
         sparsity: The fraction of its elements that are zero, where it was counted.
+        undecided: Whether neither its use nor its name says that it is a parameter: then a hint says so.
         paths: What it is called in the program that was exported, where its name does not say so: patterns match
             these, too.
     """
@@ -50,35 +53,7 @@ class Initializer(ByFields):
     uses: tuple[str, ...]
     sparsity: float = 0.0
     paths: tuple[str, ...] = ()
-
-
-# Inputs that configure an operator rather than weigh its data: (operator, input index) -> what they are.
-_CONFIGURATION = {
-    ("BatchNormalization", 3): "running mean of batch normalization",
-    ("BatchNormalization", 4): "running variance of batch normalization",
-    ("Clip", 1): "bound of Clip",
-    ("Clip", 2): "bound of Clip",
-    ("Resize", 1): "region of Resize",
-    ("Resize", 2): "scales of Resize",
-    ("Upsample", 1): "scales of Upsample",
-    ("Pad", 2): "padding value",
-    ("Dropout", 1): "ratio of Dropout",
-    ("OneHot", 2): "values of OneHot",
-    ("Range", 0): "bound of Range",
-    ("Range", 1): "bound of Range",
-    ("Range", 2): "step of Range",
-    ("STFT", 2): "window of STFT",
-    ("QuantizeLinear", 1): "quantization scale",
-    ("DequantizeLinear", 1): "quantization scale",
-    ("MatMulNBits", 2): "quantization scale",
-    ("MatMulNBits", 3): "quantization zero point",
-    ("GatherBlockQuantized", 2): "quantization scale",
-    ("GroupQueryAttention", 7): "a table of positions: cosines of GroupQueryAttention",
-    ("GroupQueryAttention", 8): "a table of positions: sines of GroupQueryAttention",
-}
-
-_ROTARY = {"": (1, 2), MICROSOFT_DOMAIN: (2, 3)}
-"""Inputs of RotaryEmbedding that are tables, in both of its forms."""
+    undecided: bool = False
 
 
 def parameter_table(
@@ -92,10 +67,9 @@ def parameter_table(
 ) -> list[Initializer]:
     """Sort the initializers of a model's main graph into parameters and constants.
 
-    A parameter is a floating weight that the loss depends on through a differentiable path. Values that configure an
-    operator (Clip bounds, Resize scales, padding values), statistics of batch normalization, tables of positions, masks
-    and scalars of the computation (epsilon, 1 / sqrt(d)) are constants; a learned scalar (a logit scale, a slope of
-    PRelu) is a parameter.
+    A parameter is a floating weight that the loss depends on through a differentiable path. Which tensor is a weight
+    is decided by what reads it (the table of :mod:`~onnxtrain.training.weights.rule`), then by its values and its name.
+    What both leave open is no parameter, and marked as undecided.
 
     Args:
         model: The working copy; shapes are inferred, functions on the path to the loss are expanded in it.
@@ -124,17 +98,22 @@ def parameter_table(
     roles = {value: _role(value, model.functions) for value in candidates if _is_trained(value)}
     reached = _reached(model, loss, candidates, straight_through)
     rows = []
+    turning = rotary_tables(value for value in candidates if value in reached and not roles.get(value, ""))
     for name, value in given:
-        reason = _reason(name, value, reached, chosen["train"], chosen["freeze"]) or (
-            "" if name in named else roles[value] or _constant_reason(value)
-        )
+        reason, undecided = _reason(name, value, reached, chosen["train"], chosen["freeze"]), False
+        if not reason and name not in named:
+            reason, undecided = _decision(value, roles[value], value in turning)
         shape = tuple(d for d in dimensions(value) or () if isinstance(d, int))
         dtype = "unknown" if value.dtype is None else value.dtype.name.lower()
         uses = tuple(dict.fromkeys(node.op_type for node in value.consumers()))
         size = math.prod(shape)
-        rows.append(Initializer(name, shape, dtype, size, not reason, reason, uses, paths=paths[name]))
+        rows.append(
+            Initializer(name, shape, dtype, size, not reason, reason, uses, paths=paths[name], undecided=undecided)
+        )
     return rows
 
+
+_EXPONENT = "exponent of Pow"
 
 _WILDCARDS = frozenset("*?[|")
 """What makes a pattern of a name."""
@@ -220,29 +199,34 @@ def _is_trained(value: ir.Value) -> bool:
 
 def _role(value: ir.Value, functions: Functions) -> str:
     """What a constant is for, as the operators say that read it, or its name; "" for a parameter."""
-    readers = arrivals(value, functions)
-    roles = {_configuration(reader) for reader in readers}
-    if roles and None not in roles:
-        return " and ".join(sorted(role for role in roles if role is not None))
+    readers = scalar_readers(value, functions) if is_scalar(value) else arrivals(value, functions)
+    uses = {use_of(reader) for reader in readers}
+    settings = sorted(use for use in uses if isinstance(use, str))
+    if settings and Use.WEIGHT not in uses:
+        return " and ".join(settings)
     return table_reason(value, functions, readers)
 
 
-def _configuration(reader: Reader) -> str | None:
-    node, index = reader
-    if node.op_type == "RotaryEmbedding" and index in _ROTARY.get(node.domain, ()):
-        kind = "cosines" if index == _ROTARY[node.domain][0] else "sines"
-        return f"a table of positions: {kind} of RotaryEmbedding"
-    return _CONFIGURATION.get((node.op_type, index))
+def _decision(value: ir.Value, role: str, is_turning: bool) -> Decision:
+    """Decide on a tensor that the loss depends on and nobody named.
 
-
-def _constant_reason(value: ir.Value) -> str:
-    """Why a tensor that no operator configures itself with is no parameter all the same."""
+    Args:
+        value: The tensor.
+        role: What it is as a constant, where its readers or its name said so.
+        is_turning: Whether it is one of a pair of cosines and sines.
+    """
+    if role:
+        # An author's exponent may be learned, as in pooling by powers.
+        return Decision(role, open=role == _EXPONENT and origin_of(value.name or "") is not Origin.EXPORTER)
     if is_scalar(value):
-        return scalar_reason(value)
+        return PREPROCESSING if preprocesses(value, arrivals(value)) else Decision(scalar_reason(value))
     shape = dimensions(value)
     if shape is not None and 0 in shape:
-        return "empty"
-    return mask_reason(value)
+        return Decision("empty")
+    if is_turning:
+        return Decision("a table of positions: cosines and sines")
+    reason = mask_reason(value)
+    return Decision(reason) if reason else operand_decision(value)
 
 
 def shared_parameters(model: ir.Model, names: Iterable[str]) -> dict[str, str]:

@@ -7,9 +7,8 @@ import onnx_ir as ir
 
 from onnxtrain.graph.value import dimensions, is_float
 from onnxtrain.training.weights.names import is_literal, is_mask, is_table
-from onnxtrain.training.weights.of_products import PRODUCTS, is_lookup, is_product
 from onnxtrain.training.weights.readers import REARRANGING, Functions, Reader, arrivals, summed_with
-from onnxtrain.training.weights.scalars import is_scalar
+from onnxtrain.training.weights.rule import PRODUCTS, Use, is_lookup, is_product, use_of
 from onnxtrain.training.weights.widened import as_stored
 
 _HUGE = 1e9
@@ -32,25 +31,11 @@ _FIRST_ROW = 16
 _TOLERANCE = 5e-3
 """How far a column may be from a sinusoid, of its largest value; tables of half precision are within it."""
 
+_STEPS = 16
+"""How many nodes back preprocessing is looked for."""
+
 _LOOKED_AT = 1 << 20
 """How many elements of a tensor are looked at to count its values."""
-
-_LAYER_BIASES: dict[str, tuple[int, ...]] = {
-    "Conv": (2,),
-    "ConvTranspose": (2,),
-    "DeformConv": (3,),
-    "Gemm": (2,),
-    "BatchNormalization": (1, 2),
-    "GroupNormalization": (1, 2),
-    "InstanceNormalization": (1, 2),
-    "LayerNormalization": (1, 2),
-    "RMSNormalization": (1,),
-    "RNN": (3,),
-    "GRU": (3,),
-    "LSTM": (3, 7),
-    "PRelu": (1,),
-}
-"""Inputs of layers that are parameters beside their weights: biases, scales, slopes, peepholes."""
 
 
 def table_reason(value: ir.Value, functions: Functions, readers: list[Reader]) -> str:
@@ -66,13 +51,14 @@ def table_reason(value: ir.Value, functions: Functions, readers: list[Reader]) -
         return "a table of positions, by its name"
     if _only_angles(value, functions, readers):
         return "a table of positions: only sines and cosines of it are used"
-    if any(is_product(reader) or _is_layer(reader) for reader in readers):
+    weighing = [reader for reader in readers if use_of(reader) is Use.WEIGHT and not is_operand_of_weight(reader)]
+    if any(not is_lookup(reader) for reader in weighing):
         return ""
     if _is_sinusoid(value):
         return "a table of positions: its columns are sines and cosines"
-    if any(is_lookup(reader) or _is_bias(reader) for reader in readers):
+    if any(is_lookup(reader) or is_bias(reader) for reader in readers):
         return ""
-    written = is_literal(name) and not is_scalar(value)
+    written = is_literal(name) and any(size != 1 for size in dimensions(value) or ())
     return "a tensor written in the model's code, by its name" if written else ""
 
 
@@ -82,10 +68,10 @@ def mask_reason(value: ir.Value) -> str:
     A weight is none, whatever its values: what a product, a layer or a lookup reads, and a bias of a product.
     """
     readers = arrivals(value)
-    if any(is_product(reader) or is_lookup(reader) or _is_layer(reader) for reader in readers):
+    if any(use_of(reader) is Use.WEIGHT for reader in readers):
         return ""
     tensor = value.const_value
-    if tensor is None or any(_is_bias(reader) for reader in readers):
+    if tensor is None or any(is_bias(reader) for reader in readers):
         return ""
     array = np.asarray(tensor.numpy())
     low, high = float(array.min()), float(array.max())
@@ -101,20 +87,56 @@ def mask_reason(value: ir.Value) -> str:
     return ""
 
 
-def _is_layer(reader: Reader) -> bool:
-    node, index = reader
-    return index in _LAYER_BIASES.get(node.op_type, ())
-
-
-def _is_bias(reader: Reader) -> bool:
+def is_bias(reader: Reader) -> bool:
     """Whether a value is added to a product with weights; scores of attention are a product of data."""
     producer = summed_with(reader)
     if producer is None or (producer.domain, producer.op_type) not in PRODUCTS:
         return False
-    return any(_is_parameter(factor) for factor in producer.inputs)
+    return any(is_weight(factor) for factor in producer.inputs)
 
 
-def _is_parameter(value: ir.Value | None) -> bool:
+def is_operand_of_weight(reader: Reader) -> bool:
+    """Return whether a product reads data there: the left operand, with an initializer as the right one."""
+    node, index = reader
+    if index != 0 or not is_product(reader) or node.op_type == "Einsum":
+        return False
+    return is_weight(node.inputs[1])
+
+
+def is_preprocessed(reader: Reader) -> bool:
+    """Return whether a node scales or shifts a floating input of the model as it comes, perhaps shifted before."""
+    node, index = reader
+    if node.domain or node.op_type not in ("Add", "Sub", "Mul", "Div") or index > 1:
+        return False
+    other = node.inputs[1 - index]
+    for _ in range(_STEPS):
+        producer = None if other is None else other.producer()
+        if other is None or producer is None:
+            return other is not None and not other.is_initializer()
+        if producer.domain:
+            return False
+        if producer.op_type in ("Add", "Sub", "Mul", "Div"):
+            one, two = producer.inputs[:2]
+            if _is_given(two):
+                other = one
+            elif _is_given(one):
+                other = two
+            else:
+                return False
+        elif producer.op_type in REARRANGING:
+            other = producer.inputs[0]
+        else:
+            return False
+    return False
+
+
+def _is_given(value: ir.Value | None) -> bool:
+    """Return whether a value is an initializer or an input of the model."""
+    return value is not None and (is_weight(value) or value.producer() is None)
+
+
+def is_weight(value: ir.Value | None) -> bool:
+    """Return whether a value is an initializer, perhaps rearranged."""
     while value is not None:
         if value.is_initializer():
             return True
@@ -203,9 +225,11 @@ def _is_sinusoid(value: ir.Value) -> bool:
     if tensor is None or shape is None or value.dtype is None or not value.dtype.is_floating_point():
         return False
     sizes = [size for size in shape if size != 1]
-    if len(sizes) < 2 or not all(isinstance(size, int) for size in sizes) or int(sizes[0] or 0) < _LEAST_ROWS:
+    if len(sizes) < 2 or not all(isinstance(size, int) for size in sizes):
         return False
     rows = as_stored(tensor).reshape(int(sizes[0] or 0), -1)
+    if len(rows) < _LEAST_ROWS:
+        return _is_of_pairs(rows)
     start = min(len(rows) // 4, _FIRST_ROW)
     part = rows[start : start + _ROWS].astype(np.float64)
     if not np.isfinite(part).all():
@@ -216,3 +240,13 @@ def _is_sinusoid(value: ir.Value) -> bool:
     fits = np.abs(around - factors * middle) <= _TOLERANCE * np.abs(part).max(0)
     turns = np.abs(factors) < 2 - _TOLERANCE
     return bool(turns.any() and (np.abs(factors) <= 2 + _TOLERANCE).all() and fits.all())
+
+
+def _is_of_pairs(rows: np.ndarray) -> bool:
+    """Return whether few rows consist of pairs of a sine and a cosine of one angle, side by side or half and half."""
+    width = rows.shape[1]
+    if width % 2 or not np.isfinite(rows).all() or (rows == rows[:1]).all():
+        return False
+    full = rows.astype(np.float64)
+    halves = ((full[:, ::2], full[:, 1::2]), (full[:, : width // 2], full[:, width // 2 :]))
+    return any(bool((np.abs(one**2 + two**2 - 1) <= _TOLERANCE).all()) for one, two in halves)

@@ -1,0 +1,116 @@
+"""What is trained of PyTorch's exports equals ``named_parameters()``: 110 modules, both exporters, both batches."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+
+import onnxtrain
+from onnxtrain.errors import TrainingHint
+from zoo.exported_modules import MODULES, differences, export
+
+torch = pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore::onnxtrain.errors.TrainingHint"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+SAMPLE = [
+    ("lstm", "dynamo", True),
+    ("gru", "dynamo", False),
+    ("gru cell", "dynamo", False),
+    ("gru with learned state", "dynamo", True),
+    ("lstm with learned states", "dynamo", True),
+    ("conv and group norm", "dynamo", False),
+    ("group norm without affine", "dynamo", True),
+    ("group norm", "torchscript", False),
+    ("instance norm without affine", "dynamo", True),
+    ("layer norm without affine", "dynamo", False),
+    ("batch norm without affine", "dynamo", False),
+    ("normalized images", "torchscript", True),
+    ("rotary of few positions", "dynamo", True),
+    ("class token and positions", "dynamo", True),
+    ("prelu by channel", "torchscript", False),
+    ("logit scale", "torchscript", True),
+    ("BERT", "dynamo", True),
+    ("ViT", "torchscript", True),
+]
+
+
+def check(name: str, exporter: str, free: bool, folder) -> None:
+    """A free batch with parameters that differ, a fixed one with those that a fresh module has."""
+    case = MODULES[name]
+    parameters, model = export(
+        torch, case, folder / "model.onnx", exporter, free=free and exporter in case.free, fresh=not free
+    )
+    assert differences(parameters, model) == []
+
+
+@pytest.mark.parametrize(("name", "exporter", "free"), SAMPLE)
+def test_what_is_trained_are_the_parameters(name, exporter, free, tmp_path):
+    check(name, exporter, free, tmp_path)
+
+
+ALL = [
+    (name, exporter, free) for name, case in MODULES.items() for exporter in case.exporters for free in (True, False)
+]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("name", "exporter", "free"), [case for case in ALL if case not in SAMPLE])
+def test_what_is_trained_are_the_parameters_of_every_module(name, exporter, free, tmp_path):
+    check(name, exporter, free, tmp_path)
+
+
+def test_there_are_many_modules():
+    assert len(MODULES) >= 110
+    assert len(ALL) >= 400
+
+
+@pytest.fixture(scope="module")
+def dropped(tmp_path_factory):
+    """A fresh vision transformer, as the newer exporter writes it by default, and its parameters."""
+    return export(torch, MODULES["ViT"], tmp_path_factory.mktemp("vit") / "m.onnx", "dynamo", free=True, fresh=True)
+
+
+def test_biases_that_the_exporter_left_out_are_named(dropped):
+    _, model = dropped
+    with pytest.warns(TrainingHint, match=r"left out 2 biases that were zero .*optimize=False\) keeps them"):
+        trainer = onnxtrain.Trainer(model, loss="mse")
+    (hint,) = [hint for hint in trainer.hints if "left out" in hint]
+    # Those of Conv and Gemm; zeros that an Add reads are merged, of which another hint tells.
+    assert "(model.vit.embeddings.patch_embeddings.projection.bias, model.classifier.bias)" in hint
+    assert hint in onnxtrain.inspect(model).hints
+
+
+def test_nothing_was_left_out_without_optimizing(tmp_path):
+    parameters, model = export(
+        torch, MODULES["two linear"], tmp_path / "m.onnx", "dynamo", free=True, fresh=True, optimize=False
+    )
+    assert len(onnxtrain.Trainer(model, loss="mse").parameters) == len(parameters)
+    assert not [hint for hint in onnxtrain.inspect(model).hints if "left out" in hint]
+
+
+def test_a_constant_initial_state_stays(tmp_path):
+    """Each example is predicted alike, whatever its place in the batch."""
+    _, model = export(torch, MODULES["lstm"], tmp_path / "m.onnx", "dynamo", free=False, fresh=True)
+    trainer = onnxtrain.Trainer(model, loss="mse", optimizer="adam(lr=0.1)")
+    x, y = MODULES["lstm"].example(torch)[0].numpy(), None
+    one = x[:1].repeat(2, 0)
+    y = trainer.predict(x)
+    for _ in range(5):
+        trainer.train_step(x, y + 1)
+    first, second = trainer.predict(one)
+    assert (first == second).all()
+
+
+def test_cells_that_are_unrolled_are_shared_on_purpose(tmp_path):
+    for fresh in (True, False):
+        _, model = export(torch, MODULES["gru cell"], tmp_path / "m.onnx", "dynamo", free=True, fresh=fresh)
+        for tensor in model.graph.initializer:
+            if tensor.name.startswith("cell.bias"):
+                tensor.CopyFrom(onnx.numpy_helper.from_array(0 * onnx.numpy_helper.to_array(tensor), tensor.name))
+        shared = [hint for hint in onnxtrain.inspect(model).hints if "is shared by" in hint]
+        assert len(shared) == 4
+        assert not [hint for hint in shared if "untie" in hint]
