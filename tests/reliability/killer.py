@@ -225,8 +225,9 @@ def _content(path: Path) -> bytes | None:
 
 
 def names(folder: Path) -> set[str]:
-    """The names of all files of a folder, without the numbers in them."""
-    return {_NUMBERS.sub("", str(path.relative_to(folder))) for path in folder.rglob("*")}
+    """The names of all files of a folder, without the numbers in them, and without trained weights that were rescued."""
+    found = (path for path in folder.rglob("*") if not path.name.startswith("unsaved-"))
+    return {_NUMBERS.sub("", str(path.relative_to(folder))) for path in found}
 
 
 def disturb(found: Undisturbed, generator: random.Random) -> dict[str, Any]:

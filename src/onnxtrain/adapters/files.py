@@ -23,7 +23,7 @@ import onnx_ir as ir
 from onnxtrain.adapters import peft
 from onnxtrain.adapters.adapter import Adapter, Array, Entry
 from onnxtrain.errors import ModelError
-from onnxtrain.model.writing import AtomicFiles
+from onnxtrain.model.writing import AtomicFiles, check_writable
 
 SUFFIX = ".onnx_adapter"
 
@@ -47,6 +47,23 @@ class Tensors:
 def is_adapter_path(path: Path) -> bool:
     """Whether a path names an adapter: a file of ONNX Runtime, or a folder of PEFT."""
     return path.suffix == SUFFIX or path.is_dir() or not path.suffix
+
+
+def check_adapter_path(path: Path) -> None:
+    """Find out before training whether an adapter can be written: a file with its manifest, or a folder of PEFT.
+
+    Raises:
+        ModelError: It cannot.
+    """
+    if path.suffix == SUFFIX:
+        for file in (path, _manifest_path(path)):
+            check_writable(file)
+        return
+    existing = next(folder for folder in (path, *path.absolute().parents) if os.path.lexists(folder))
+    if not existing.is_dir():
+        raise ModelError(f"{str(path)!r} cannot be written: {str(existing)!r} is no folder; give another name.")
+    for name in (peft.WEIGHTS, peft.CONFIG, peft.MANIFEST):
+        check_writable(existing / name)
 
 
 def read_adapter(path: str | os.PathLike[str]) -> Adapter:

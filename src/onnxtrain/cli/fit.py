@@ -212,6 +212,7 @@ def command(
     """Run ``onnxtrain fit``; the flags are described where they are declared."""
     arguments = dict(locals())
     from onnxtrain.cli.progress import Progress
+    from onnxtrain.model.rescue import save_or_rescue
     from onnxtrain.training.trainer import Trainer
 
     if together.processes is not None or together.restarts:
@@ -223,7 +224,7 @@ def command(
     ending = ".onnx" if lora is None or results.in_place else ".onnx_adapter"
     default = f"{model.stem}-trained{ending}" if folder is None else str(folder / f"model{ending}")
     output = paths.output_of(model, results.output, default, in_place=results.in_place)
-    _check_paths(results, course, output, validated=validation is not None, root=root)
+    _check_paths(results, course, output, validated=validation is not None, root=root, adapters=lora is not None)
     paths.check_paths(
         {
             paths.MODEL: paths.model(model),
@@ -284,7 +285,7 @@ def command(
         )
     if not root:
         return 0
-    trainer.save(output, ema=ema is not None)
+    save_or_rescue(lambda path: trainer.save(path, ema=ema is not None), output)
     shown.written("model" if lora is None or output.suffix == ".onnx" else "adapter", output)
     if results.history is not None:
         history.save(results.history)
@@ -321,15 +322,22 @@ def _with_head(model: Path, classes: int | None, output: str | None, seed: int) 
     return replace_head(model, classes, output=output, seed=seed)
 
 
-def _check_paths(results: Results, course: Course, output: Path, *, validated: bool, root: bool) -> None:
+def _check_paths(
+    results: Results, course: Course, output: Path, *, validated: bool, root: bool, adapters: bool
+) -> None:
     """Find out before training what would fail after it."""
+    from onnxtrain.adapters.files import check_adapter_path, is_adapter_path
     from onnxtrain.model.file import check_writable
 
     if not root:  # which writes nothing
         return
     for path in (output, results.curve, results.history):
         in_run = results.run is not None and path is not None and path.parent == results.run
-        if path is not None and not (in_run and not path.parent.exists()):  # the run makes its folder
+        if path is None or (in_run and not path.parent.exists()):  # the run makes its folder
+            continue
+        if adapters and path == output and is_adapter_path(output):
+            check_adapter_path(output)
+        else:
             check_writable(path)
     if course.checkpoint:
         folder = Path(course.checkpoint)
