@@ -225,7 +225,7 @@ def _content(path: Path) -> bytes | None:
 
 
 def names(folder: Path) -> set[str]:
-    """The names of all files of a folder, without the numbers in them, and without trained weights that were rescued."""
+    """The names of all files of a folder but rescued weights, without the numbers in them."""
     found = (path for path in folder.rglob("*") if not path.name.startswith("unsaved-"))
     return {_NUMBERS.sub("", str(path.relative_to(folder))) for path in found}
 

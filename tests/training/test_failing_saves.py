@@ -25,7 +25,7 @@ def test_the_trainer_stays_usable(tmp_path: Path, external: bool) -> None:
     before = trainer.get_weights()
     (tmp_path / "folder").mkdir()
     for wrong in (tmp_path / "missing" / "tuned.onnx", tmp_path / "folder"):
-        with pytest.raises(ModelError, match="cannot be written: .*; the trainer keeps its weights") as caught:
+        with pytest.raises(ModelError, match=r"cannot be written: .*; the trainer keeps its weights") as caught:
             trainer.save(wrong)
         named = re.search(r"to another path, such as '(.*)'\.$", str(caught.value))
         assert named is not None

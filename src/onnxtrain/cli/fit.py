@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -366,6 +367,10 @@ def _is_file(sample_weight: str | None) -> bool:
     )
 
 
+_WEIGHTS_LIMIT = 1 << 30
+"""Bytes of a text file of weights."""
+
+
 def _sample_weight(given: str | None) -> np.ndarray | str | None:
     """The weights of the examples, or the column that has them.
 
@@ -376,13 +381,20 @@ def _sample_weight(given: str | None) -> np.ndarray | str | None:
         return given
     import numpy as np
 
+    from onnxtrain.model.small_files import check_regular_file, read_text
+    from onnxtrain.training.data.files import read_arrays
+
     path = Path(given)
     try:
-        weights: np.ndarray = np.load(path, allow_pickle=False) if path.suffix == ".npy" else np.loadtxt(path, ndmin=1)
+        if path.suffix == ".npy":
+            check_regular_file(path)
+            return next(iter(read_arrays(path).values()))
+        weights: np.ndarray = np.loadtxt(io.StringIO(read_text(path, _WEIGHTS_LIMIT)), ndmin=1)
     except FileNotFoundError:
         raise DataError(f"There is no file {str(path)!r}; --sample-weight needs a .npy or a text file.") from None
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"--sample-weight is {str(path)!r}, which cannot be read ({error}).") from error
+    except (OSError, ValueError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise DataError(f"--sample-weight is {str(path)!r}, which cannot be read: {reason}.") from error
     return weights
 
 

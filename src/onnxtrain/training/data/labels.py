@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 from onnxtrain.errors import DataError, ModelError
 from onnxtrain.graph.value import Dimension
 from onnxtrain.model.file import ModelFile
+from onnxtrain.model.small_files import parse_json, read_text
 from onnxtrain.training.data.cells import is_number
 from onnxtrain.training.data.conversion import Array, kind_of
 from onnxtrain.training.data.growing import GrowingArray
@@ -104,16 +106,17 @@ def read_labels(model: ModelFile) -> tuple[str, ...] | None:
     """
     path = None if model.path is None else labels_file(model.path)
     try:
-        if path is not None and path.is_file():
-            where, text = repr(str(path)), path.read_text(encoding="utf-8")
+        if path is not None and os.path.lexists(path):
+            where, text = repr(str(path)), read_text(path)
         else:
             texts = [entry.value for entry in model.proto.metadata_props if entry.key == LABELS]
             if not texts:
                 return None
             where, text = f"The model's metadata entry {LABELS!r}", texts[0]
-        found = json.loads(text)
+        found = parse_json(text)
     except (ValueError, OSError) as error:
-        raise ModelError(f"The labels in {str(path)!r} cannot be read: {error}.") from error
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise ModelError(f"The labels in {str(path)!r} cannot be read: {reason}.") from error
     if not isinstance(found, list) or not found or not all(isinstance(label, str) for label in found):
         raise ModelError(f"{where} needs a JSON list of texts, the labels of the classes in order.")
     return tuple(found)
