@@ -1,7 +1,8 @@
-"""Small files of strangers: pipes, devices, loops of links, sizes, depth, digits, and adapters that no training made."""
+"""Small files of strangers: pipes, devices, loops of links, sizes, depth, digits, and impossible adapters."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -81,12 +82,11 @@ READERS: dict[str, Callable[[Path], Any]] = {
 LOSS = ("--loss", "softmax_cross_entropy")
 
 
-class _Refused(OnnxTrainError):
-    pass
+class _RefusedError(OnnxTrainError):
+    """A command ended in a sentence."""
 
 
 def _command(*words: str) -> None:
-    import contextlib
     import io
 
     from onnxtrain.cli import main
@@ -97,7 +97,7 @@ def _command(*words: str) -> None:
     if code:
         assert code == 2
         assert re.fullmatch(r"error: [^\n]+\.\n", said.getvalue()), said.getvalue()
-        raise _Refused(said.getvalue())
+        raise _RefusedError(said.getvalue())
 
 
 def _fit(*words: str) -> None:
@@ -206,10 +206,8 @@ TOML = {
 def test_toml_of_100_kb_takes_no_time(tmp_path: Path, name: str) -> None:
     (tmp_path / "f.toml").write_text(TOML[name])
     began = time.process_time()
-    try:
+    with contextlib.suppress(RefusedFileError):
         read_toml(tmp_path / "f.toml")
-    except RefusedFileError as error:
-        assert str(error)
     assert time.process_time() - began < 2
 
 

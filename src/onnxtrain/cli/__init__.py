@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Sequence
 
-from onnxtrain.cli.interruption import interrupted
+from onnxtrain.cli.interruption import interrupted, listening, say_interrupted
 
 __all__ = ["main"]
-
-_INTERRUPTED = 130
-"""What shells know as the end by Ctrl-C."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,16 +21,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     # What runs a command is imported here, where Ctrl-C meanwhile is caught: it takes most of the time until a command
     # begins.
-    try:
-        from onnxtrain.cli.streams import occupy_standard_descriptors
+    with listening(whole_process=arguments is None):
+        try:
+            from onnxtrain.cli.streams import occupy_standard_descriptors
 
-        occupy_standard_descriptors()
-        from onnxtrain.cli.app import run
+            occupy_standard_descriptors()
+            from onnxtrain.cli.app import run
 
-        return run(list(sys.argv[1:] if arguments is None else arguments))
-    except BaseException as error:
-        if not interrupted(error):
-            raise
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # broken, closed, none
-            sys.stderr.write("error: Interrupted.\n")
-        return _INTERRUPTED
+            return run(list(sys.argv[1:] if arguments is None else arguments))
+        except BaseException as error:
+            if not interrupted(error):
+                raise
+            return say_interrupted(error)

@@ -421,4 +421,6 @@ def _interruptible(trainer: Trainer, output: Path, course: Course) -> Iterator[N
             path = output.with_name(f"{output.stem}-interrupted{ending}")
             trainer.save(path, ema=trainer.specification.ema is not None)
             raise KeyboardInterrupt(f"Interrupted; the model so far is in {str(path)!r}.") from None
-        raise KeyboardInterrupt(in_flags(str(error)) or "Interrupted; nothing was written.") from None
+        if not str(error):
+            raise
+        raise KeyboardInterrupt(in_flags(str(error))) from None
