@@ -8,7 +8,8 @@ Prints a table of counts, also where it is stopped (Ctrl-C), then the failures b
 number: `--first 4711 --count 1 --failures folder` keeps its files. `--table docs/reliability.md` writes the table
 there.
 
-`--campaign` works towards a million inputs and a thousand killings (with `--hours`, beyond). It goes on where its journal ends, notes in it what
+`--campaign` works towards a million inputs and a thousand killings, with `--hours` also beyond. It goes on where its
+journal ends, notes in it what
 every minute has brought (subject, seed, numbers of the cases, counts), and writes the sums of all its runs to
 docs/reliability.md. Stop it whenever you like, and give `--hours` to stop by itself.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import shutil
@@ -103,7 +104,7 @@ def spoil_json(found: Any, generator: random.Random) -> None:
             if isinstance(level, dict) and generator.random() < 0.2:
                 level.pop(key)
             else:
-                level[key] = generator.choice(VALUES)
+                level[key] = copy.deepcopy(generator.choice(VALUES))
             break
 
 

@@ -252,6 +252,7 @@ WEIGHTS: dict[str, tuple[np.ndarray, np.ndarray]] = {
     "infinity in B": (np.ones((2, 4), F), np.full((16, 2), np.inf, F)),
     "no rank": (np.ones((0, 4), F), np.ones((16, 0), F)),
     "two ranks": (np.ones((2, 4), F), np.ones((16, 3), F)),
+    "values whose product overflows": (np.full((2, 4), 1e30, F), np.full((16, 2), 1e30, F)),
     "vectors": (np.ones(4, F), np.ones(16, F)),
     "scalars": (np.ones((), F), np.ones((), F)),
     "integers": (np.ones((2, 4), np.int64), np.ones((16, 2), np.int64)),

@@ -98,7 +98,7 @@ def _tensors(folder: Path) -> Mapping[str, Array]:
     if not os.path.lexists(path):
         raise ModelError(f"{str(folder)!r} has no {WEIGHTS}; save the adapter with safe_serialization=True.")
     try:
-        return map_safetensors(path)
+        return map_safetensors(path, may_be_empty=True)
     except DataError as error:
         raise ModelError(str(error)) from error
 

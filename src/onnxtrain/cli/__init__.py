@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from onnxtrain.cli.interruption import interrupted, listening, say_interrupted
+from onnxtrain.cli.interruption import CODE, end_process, interrupted, listening, say_interrupted
 
 __all__ = ["main"]
 
@@ -22,14 +22,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # What runs a command is imported here, where Ctrl-C meanwhile is caught: it takes most of the time until a command
     # begins.
     with listening(whole_process=arguments is None):
-        try:
-            from onnxtrain.cli.streams import occupy_standard_descriptors
+        code = _run(arguments)
+    if arguments is None and code == CODE:
+        end_process(code)
+    return code
 
-            occupy_standard_descriptors()
-            from onnxtrain.cli.app import run
 
-            return run(list(sys.argv[1:] if arguments is None else arguments))
-        except BaseException as error:
-            if not interrupted(error):
-                raise
-            return say_interrupted(error)
+def _run(arguments: Sequence[str] | None) -> int:
+    try:
+        from onnxtrain.cli.streams import occupy_standard_descriptors
+
+        occupy_standard_descriptors()
+        from onnxtrain.cli.app import run
+
+        return run(list(sys.argv[1:] if arguments is None else arguments))
+    except BaseException as error:
+        if not interrupted(error):
+            raise
+        return say_interrupted(error)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import _thread
+import atexit
 import contextlib
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 CODE = 130
 """What shells know as the end by Ctrl-C."""
@@ -65,6 +66,18 @@ def listening(*, whole_process: bool) -> Iterator[None]:
         sys.unraisablehook = hook
         if whole_process and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def end_process(code: int) -> NoReturn:
+    """End the process with this code.
+
+    Where Ctrl-C came inside code that C runs, Python would end itself by the signal at its exit, whatever was caught.
+    """
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # broken, closed, none
+            stream.flush()
+    os._exit(code)
 
 
 def say_interrupted(error: BaseException) -> int:

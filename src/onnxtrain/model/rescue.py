@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,8 @@ _LONGEST = 200
 
 def writable_folder() -> Path | None:
     """Find a folder that takes new files: the current one, the home folder, or the one for temporary files."""
+    import tempfile  # which imports what a training does without
+
     finders: tuple[Callable[[], Path], ...] = (Path.cwd, Path.home, lambda: Path(tempfile.gettempdir()))
     for find in finders:
         try:
@@ -61,6 +62,8 @@ def save_or_rescue(save: Callable[[Path], None], path: str | os.PathLike[str]) -
     try:
         save(Path(path))
     except ModelError as error:
+        import tempfile
+
         folders = dict.fromkeys([Path(path).absolute().parent, writable_folder(), Path(tempfile.gettempdir())])
         for folder in filter(None, folders):
             other = _free(folder, _name(path))

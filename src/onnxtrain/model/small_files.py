@@ -7,7 +7,6 @@ import math
 import os
 import re
 import stat
-import tomllib
 from typing import Any, Final
 
 MEGABYTE: Final = 1 << 20
@@ -89,6 +88,8 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
         RefusedFileError: It is too large, no regular file, or no TOML within the limits.
         OSError: It cannot be read.
     """
+    import tomllib  # only commands need it
+
     text = read_text(path, TOML_LIMIT)
     if _KEY_PARTS.search(text):
         raise RefusedFileError("it has a key of more than 33 parts")
@@ -125,7 +126,7 @@ def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
 def _check_kind(status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe, a device or a socket"
-        raise RefusedFileError(f"it is {kind}, no ordinary file")
+        raise RefusedFileError(f"it is no ordinary file but {kind}")
 
 
 def _integer(text: str) -> int:

@@ -40,7 +40,7 @@ def _type(name: str) -> np.dtype[Any]:
     return dtype
 
 
-def map_safetensors(path: Path) -> dict[str, Array]:
+def map_safetensors(path: Path, *, may_be_empty: bool = False) -> dict[str, Array]:
     """The arrays of a safetensors file, by name: read-only, and read when a batch needs them.
 
     Raises:
@@ -59,7 +59,7 @@ def map_safetensors(path: Path) -> dict[str, Array]:
         reason = (isinstance(error, OSError) and error.strerror) or str(error).rstrip(".")
         raise DataError(f"'{path}' cannot be read as a safetensors file: {reason}.") from error
     header.pop("__metadata__", None)
-    if not header:
+    if not header and not may_be_empty:
         raise DataError(f"'{path}' holds no arrays.")
     found = {}
     for name, entry in header.items():
