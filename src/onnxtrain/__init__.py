@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onnxtrain.deferred import defer_imports
-from onnxtrain.lazy import lazy_names, public_names
-from onnxtrain.version import __version__ as __version__
+from onnxtrain.start import catch_early_interrupt
+
+catch_early_interrupt()
+
+from onnxtrain.deferred import defer_imports  # noqa: E402 - Ctrl-C may come meanwhile
+from onnxtrain.lazy import lazy_names, public_names  # noqa: E402
+from onnxtrain.version import __version__ as __version__  # noqa: E402
 
 defer_imports()
 

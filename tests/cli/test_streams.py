@@ -129,4 +129,4 @@ def test_interrupt_while_starting(module, files):
         timeout=60,
         check=False,
     )
-    assert (result.returncode, result.stdout, result.stderr) == (130, "", "error: Interrupted.\n")
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "error: Interrupted; nothing was written.\n")

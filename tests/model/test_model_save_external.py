@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from model_examples import external_model, run_file, small_model
 from onnx import TensorProto, helper, numpy_helper, parser
@@ -90,15 +91,18 @@ def test_data_files_in_folders_and_of_other_tensors_are_copied(tmp_path: Path) -
 def test_the_data_of_another_model_is_not_replaced(tmp_path: Path) -> None:
     file = ModelFile.load(external_model(tmp_path / "a"))
     before = (tmp_path / "a" / "model.data").read_bytes()
-    message = r"its data file 'model.data' would replace the one of another model in .*; save to another folder\.$"
-    with pytest.raises(ModelError, match=message):
-        file.save(tmp_path / "a" / "tuned.onnx", {})
+    file.save(tmp_path / "a" / "tuned.onnx", {})
+    assert (tmp_path / "a" / "tuned.onnx.data").read_bytes() == before
     (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "model.data").write_bytes(b"another model's")
-    with pytest.raises(ModelError, match=message):
-        file.check_writable(tmp_path / "b" / "tuned.onnx")
+    for name in ("model.data", "tuned.onnx.data"):
+        (tmp_path / "b" / name).write_bytes(b"another model's")
+    file.check_writable(tmp_path / "b" / "tuned.onnx")
+    file.save(tmp_path / "b" / "tuned.onnx", {})
     assert (tmp_path / "a" / "model.data").read_bytes() == before
-    assert (tmp_path / "b" / "model.data").read_bytes() == b"another model's"
+    assert all((tmp_path / "b" / name).read_bytes() == b"another model's" for name in ("model.data", "tuned.onnx.data"))
+    assert (tmp_path / "b" / "tuned.onnx.00000000.data").read_bytes() == before
+    onnx.load(tmp_path / "b" / "tuned.onnx")
+    (tmp_path / "b" / "tuned.onnx").unlink()
     (tmp_path / "b" / "model.data").unlink()
     file.save(tmp_path / "b" / "tuned.onnx", {})
     file.save(tmp_path / "b" / "tuned.onnx", {})  # one's own result may be replaced
@@ -190,3 +194,53 @@ def test_a_model_of_more_than_two_gigabytes(tmp_path: Path) -> None:
     assert bytes(copied[123_456_789:][:6]) == b"a mark"
     assert np.count_nonzero(copied[: 4000 * columns]) == 6
     np.testing.assert_array_equal(ModelFile.load(target).value("small"), 3)
+
+
+@pytest.mark.parametrize(
+    ("locations", "expected"),
+    [
+        (["model.onnx.data"], ["tuned.onnx.data"]),
+        (["model.onnx_data"], ["tuned.onnx_data"]),
+        (["model.onnx.data", "model.onnx.1.data"], ["tuned.onnx.data", "tuned.onnx.1.data"]),
+        (["weights.bin"], ["tuned.onnx.data"]),
+        (["one", "two"], ["tuned.onnx.one", "tuned.onnx.two"]),
+        (["parts/model.onnx.data"], ["parts/tuned.onnx.data"]),
+    ],
+)
+@pytest.mark.parametrize("as_object", [False, True])
+def test_a_model_is_saved_beside_itself(
+    tmp_path: Path, locations: list[str], expected: list[str], as_object: bool
+) -> None:
+    """A fresh output gets data files of its own, which are named after it; the original's stay as they were."""
+    model = small_model()
+    value = np.arange(4, dtype=np.float32)
+    for index, location in enumerate(locations):
+        (tmp_path / location).parent.mkdir(exist_ok=True)
+        (tmp_path / location).write_bytes((value + index).tobytes())
+        tensor = model.graph.initializer.add(
+            name=f"s{index}", data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL
+        )
+        tensor.external_data.add(key="location", value=location)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    before = {each: each.read_bytes() for each in tmp_path.rglob("*") if each.is_file()}
+    file = (
+        ModelFile.load(onnx.load(path, load_external_data=False), folder=tmp_path)
+        if as_object
+        else ModelFile.load(path)
+    )
+    target = tmp_path / "tuned.onnx"
+    file.check_writable(target)
+    for factor in (10, 20):  # also over what was saved
+        file.save(target, {"s0": value * factor})
+        assert {each: each.read_bytes() for each in before} == before
+        saved = ModelFile.load(target)
+        np.testing.assert_array_equal(saved.value("s0"), value * factor)
+        for index in range(1, len(locations)):
+            np.testing.assert_array_equal(saved.value(f"s{index}"), value + index)
+        made = {each.relative_to(tmp_path).as_posix() for each in tmp_path.rglob("*") if each.is_file()}
+        made -= {each.relative_to(tmp_path).as_posix() for each in before} | {"tuned.onnx"}
+        if factor == 10 and not as_object:
+            assert made == set(expected)
+        assert len(made) == len(locations)
+        assert as_object or all(Path(name).name.startswith("tuned.") for name in made)

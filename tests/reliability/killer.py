@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from safetensors.numpy import save_file
 
 import onnxtrain
 from reliability.outcome import WrongError
@@ -74,6 +75,15 @@ SCENARIOS = {
         ("step.onnx", "training.onnx", "states.safetensors"),
         before=("export", "model.onnx", "--loss", "softmax_cross_entropy", "--optimizer", "momentum", "--step-graph",
                 "step.onnx", "--training-model", "training.onnx", "--states", "states.safetensors"),
+    ),
+    "quantize": Scenario(
+        ("quantize", "model.onnx", "--data", "train.npz", "--output", "out.onnx"), ("out.onnx",), external=True
+    ),
+    "import states": Scenario(
+        ("import-states", "model.onnx", "given.safetensors", "--output", "tuned.onnx"), ("tuned.onnx",), external=True
+    ),
+    "slots": Scenario(
+        ("adapter", "slots", "model.onnx", "--targets", "*", "--output", "slots.onnx"), ("slots.onnx",), external=True
     ),
     "prune": Scenario(
         ("prune", "model.onnx", "--data", "train.npz", "--loss", "softmax_cross_entropy", "--sparsity", "0.5",
@@ -203,6 +213,7 @@ def _write_files(folder: Path, *, external: bool) -> None:
     points = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
     np.savez(folder / "train.npz", input=points, label=points[:, :3].argmax(1))
     np.savez(folder / "other.npz", input=-points)
+    save_file({"layer1.bias": np.ones(5, np.float32)}, folder / "given.safetensors")
 
 
 def written(folder: Path, scenario: Scenario) -> dict[str, bytes | None]:
@@ -225,8 +236,9 @@ def _content(path: Path) -> bytes | None:
 
 
 def names(folder: Path) -> set[str]:
-    """The names of all files of a folder, without the numbers in them."""
-    return {_NUMBERS.sub("", str(path.relative_to(folder))) for path in folder.rglob("*")}
+    """The names of all files of a folder but rescued weights, without the numbers in them."""
+    found = (path for path in folder.rglob("*") if not path.name.startswith("unsaved-"))
+    return {_NUMBERS.sub("", str(path.relative_to(folder))) for path in found}
 
 
 def disturb(found: Undisturbed, generator: random.Random) -> dict[str, Any]:

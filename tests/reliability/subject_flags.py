@@ -40,6 +40,14 @@ BASES: dict[str, tuple[str, ...]] = {
     "evaluate": ("model.onnx", "--data", "train.npz", "--loss", "softmax_cross_entropy"),
     "predict": ("model.onnx", "--data", "train.npz", "--output", "out.npz"),
     "inspect": ("model.onnx",),
+    "doctor": ("model.onnx",),
+    "check": ("model.onnx", "--loss", "softmax_cross_entropy", "--provider", "cpu"),
+    "adapter": ("slots", "model.onnx", "--targets", "*", "--output", "out.onnx"),
+    "quantize": ("model.onnx", "--data", "train.npz", "--output", "out.onnx"),
+    "import-states": ("model.onnx", "given.safetensors", "--output", "out.onnx"),
+    "runs": ("folder",),
+    "completion": ("bash",),
+    "demo": (),
     "export": ("model.onnx", "--loss", "softmax_cross_entropy", "--step-graph", "out.onnx"),
 }  # fmt: skip
 GOOD: dict[str, tuple[str, ...]] = {
@@ -64,6 +72,7 @@ class Subject:
     def __init__(self, shared: Path) -> None:
         import matplotlib.pyplot  # noqa: F401 - Ctrl-C in the middle of an import leaves half a module in this process
         import onnx
+        from safetensors.numpy import save_file
 
         import onnxtrain
 
@@ -71,12 +80,13 @@ class Subject:
         onnx.save(onnxtrain.examples.mlp((4, 5, 3)), shared / "model.onnx")
         points = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
         np.savez(shared / "train.npz", input=points, label=points[:, :3].argmax(1))
+        save_file({"layer1.bias": np.ones(5, np.float32)}, shared / "given.safetensors")
         self._flags = {command: flags_of(command) for command in BASES}
 
     def run(self, seed: int, index: int, case: Path, operations: Operations) -> None:
         """Run one command line."""
         generator = random.Random(f"flags {seed} {index}")
-        for name in ("model.onnx", "train.npz"):
+        for name in ("model.onnx", "train.npz", "given.safetensors"):
             (case / name).write_bytes((self._shared / name).read_bytes())
         (case / "folder").mkdir()
         command = generator.choice([*BASES])
@@ -120,9 +130,9 @@ def spoil(line: list[str], flags: dict[str, bool], generator: random.Random) -> 
         flag = generator.choice([*flags])
         value = generator.choice(NUMBERS if generator.random() < 0.5 else WORDS)
         match generator.randrange(10):
-            case 0:
+            case 0 if line:
                 del line[generator.randrange(len(line))]
-            case 1:
+            case 1 if line:
                 line[generator.randrange(len(line))] = value
             case 2:
                 line.insert(generator.randrange(len(line) + 1), value)

@@ -149,7 +149,8 @@ def _compare(path: Path, feeds: dict[str, Any], predicted: dict[str, Any]) -> No
 
 def _save(trainer: Any, path: Path) -> None:
     """Save, and look whether anything but the data of initializers differs."""
-    saved = path.with_name("saved.onnx")
+    saved = path.parent / "away" / "saved.onnx"  # beside the model data files get other names
+    saved.parent.mkdir(exist_ok=True)
     trainer.save(saved)
     given, written = (_without_data(file.read_bytes()) for file in (path, saved))
     if b"sparse" not in path.read_bytes() and given != written and not trainer.file.proto.graph.sparse_initializer:

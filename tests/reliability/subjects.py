@@ -15,6 +15,10 @@ SUBJECTS = {
     "data": "data files: .npy, .npz and folders, mutants and crafted ones",
     "checkpoints": "checkpoint folders: mutants of both files, with matching checksums and without",
     "flags": "command lines: every flag with extreme values, missing, empty, repeated",
+    "adapters": "adapters: settings, manifests and tensors of PEFT's folders and of .onnx_adapter files",
+    "small": "small files: tokenizers, labels, run folders, TOML, weights of examples, states",
+    "tables": "CSV, Parquet, text, tar and image files, damaged and crafted",
+    "interrupts": "commands in processes of their own that get Ctrl-C at any moment",
     "killings": "commands that are killed at a file operation or at any moment, or whose file operations fail",
 }
 

@@ -10,9 +10,19 @@ from reliability.killer import find_compiler
 from reliability.outcome import FAILURES
 from reliability.runner import run_cases
 
-SOME = {"reading": 500, "models": 100, "data": 80, "checkpoints": 60, "flags": 60, "killings": 0}
-MORE = {"reading": 5000, "models": 2000, "data": 1000, "checkpoints": 500, "flags": 350, "killings": 80}
-MOST = {"reading": 10**6, "models": 60000, "data": 20000, "checkpoints": 10000, "flags": 8000, "killings": 1000}
+_COUNTS = {
+    "reading": (500, 5000, 10**6),
+    "models": (100, 2000, 60000),
+    "data": (80, 1000, 20000),
+    "checkpoints": (60, 500, 10000),
+    "flags": (60, 350, 8000),
+    "killings": (0, 80, 1000),
+    "adapters": (60, 1000, 50000),
+    "small": (100, 2000, 50000),
+    "tables": (100, 2000, 50000),
+    "interrupts": (3, 60, 1000),
+}
+SOME, MORE, MOST = ({subject: counts[size] for subject, counts in _COUNTS.items()} for size in range(3))
 
 
 def check(subject: str, cases: range) -> None:

@@ -22,8 +22,10 @@ import onnx_ir as ir
 
 from onnxtrain.adapters import peft
 from onnxtrain.adapters.adapter import Adapter, Array, Entry
+from onnxtrain.adapters.validity import checked, flag_in, mapping_in, number_in, rank_in
 from onnxtrain.errors import ModelError
-from onnxtrain.model.writing import AtomicFiles
+from onnxtrain.model.small_files import check_regular_file, read_json
+from onnxtrain.model.writing import AtomicFiles, check_writable
 
 SUFFIX = ".onnx_adapter"
 
@@ -49,6 +51,23 @@ def is_adapter_path(path: Path) -> bool:
     return path.suffix == SUFFIX or path.is_dir() or not path.suffix
 
 
+def check_adapter_path(path: Path) -> None:
+    """Find out before training whether an adapter can be written: a file with its manifest, or a folder of PEFT.
+
+    Raises:
+        ModelError: It cannot.
+    """
+    if path.suffix == SUFFIX:
+        for file in (path, _manifest_path(path)):
+            check_writable(file)
+        return
+    existing = next(folder for folder in (path, *path.absolute().parents) if os.path.lexists(folder))
+    if not existing.is_dir():
+        raise ModelError(f"{str(path)!r} cannot be written: {str(existing)!r} is no folder; give another name.")
+    for name in (peft.WEIGHTS, peft.CONFIG, peft.MANIFEST):
+        check_writable(existing / name)
+
+
 def read_adapter(path: str | os.PathLike[str]) -> Adapter:
     """An adapter from its file or folder.
 
@@ -71,10 +90,14 @@ def read_tensors(path: Path) -> Tensors:
     """
     import onnxruntime
 
-    if not path.exists():
+    try:
+        check_regular_file(path)
+    except FileNotFoundError as error:
         raise ModelError(
             f"{str(path)!r} does not exist; give an .onnx_adapter file, or a folder that PEFT has written."
-        )
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{str(path)!r} cannot be read: {_reason(error)}; give an .onnx_adapter file.") from error
     try:
         values = onnxruntime.AdapterFormat.read_adapter(str(path)).get_parameters()
         arrays = {name: _array(value) for name, value in values.items()}
@@ -175,19 +198,30 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         ModelError: It is damaged.
     """
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = read_json(path)
     except FileNotFoundError:
         return {}
     except (ValueError, OSError) as error:
-        raise ModelError(f"{str(path)!r} is no manifest of an adapter ({error}); remove it to go without.") from error
+        raise ModelError(
+            f"{str(path)!r} is no manifest of an adapter ({_reason(error)}); remove it to go without."
+        ) from error
     if not isinstance(found, dict):
         raise ModelError(f"{str(path)!r} is no manifest of an adapter; remove it to go without.")
     return found
 
 
+def _reason(error: Exception) -> str:
+    return str((isinstance(error, OSError) and error.strerror) or error)
+
+
 def _adapter_of(label: str, tensors: Tensors) -> Adapter:
     manifest, arrays = tensors.manifest, tensors.arrays
-    scales = manifest.get("scales") or {}
+    beside = f"{label}.json"
+    scales = mapping_in(manifest.get("scales"), "scales", beside)
+    aliases = mapping_in(manifest.get("aliases"), "aliases", beside)
+    embeddings = manifest.get("embeddings") or []
+    if not isinstance(embeddings, list):
+        raise ModelError(f"{beside!r} has 'embeddings' that are no list; remove it to go without.")
     entries = {}
     for name, a in arrays.items():
         layer = name.removesuffix(A)
@@ -196,25 +230,41 @@ def _adapter_of(label: str, tensors: Tensors) -> Adapter:
         b = arrays.get(layer + B)
         if b is None:
             raise ModelError(f"{label!r} has {name!r}, but no {layer + B!r}; convert it again.")
-        scale = float(scales.get(layer, 1.0))
-        b = _in_float(b)
-        gain = arrays.get(layer + GAIN)
-        entries[layer] = Entry(
-            _in_float(a),
-            b / b.dtype.type(scale),
-            scale,
-            gain=None if gain is None else _in_float(gain),
-            embedding=layer in (manifest.get("embeddings") or ()),
-            alias=str((manifest.get("aliases") or {}).get(layer, "")),
-        )
+        _check_float(name, a, label)
+        _check_float(layer + B, b, label)
+        scale = number_in(scales.get(layer, 1.0), f"scales of {layer}", beside)
+        if scale == 0:
+            raise ModelError(f"{beside!r} has the scale 0 for {layer!r}; remove it to go without.")
+        with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite are refused below
+            b = _in_float(b)
+            gain = arrays.get(layer + GAIN)
+            entries[layer] = Entry(
+                _in_float(a),
+                b / b.dtype.type(scale),
+                scale,
+                gain=None if gain is None else _in_float(gain),
+                embedding=layer in embeddings,
+                alias=str(aliases.get(layer, "")),
+            )
     others = [name for name in arrays if not name.endswith((A, B, GAIN))]
     if others or not entries:
         what = f"a tensor {others[0]!r}" if others else "no tensor"
         raise ModelError(f"{label!r} has {what}; an adapter has pairs that end in {A!r} and {B!r}.")
-    rank = int(manifest.get("rank") or next(iter(entries.values())).rank)
-    alpha = float(manifest.get("alpha") or rank)
-    known = {"rslora": bool(manifest.get("rslora")), "dropout": float(manifest.get("dropout") or 0.0)}
-    return Adapter(entries, rank, alpha, **known, base=manifest.get("base"), folded=not scales)  # type: ignore[arg-type]
+    first = next(iter(entries.values()))
+    rank = rank_in(manifest["rank"], "rank", beside) if "rank" in manifest else max(1, first.rank)
+    alpha = number_in(manifest["alpha"], "alpha", beside) if "alpha" in manifest else float(rank)
+    rslora = flag_in(manifest.get("rslora"), "rslora", beside)
+    dropout = number_in(manifest.get("dropout") or 0.0, "dropout", beside, least=0.0, below=1.0)
+    base = manifest.get("base")
+    base = None if base is None else mapping_in(base, "base", beside)
+    return checked(Adapter(entries, rank, alpha, rslora, dropout, base, folded=not scales), label)
+
+
+def _check_float(name: str, array: Array, label: str) -> None:
+    if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
+        raise ModelError(f"{label!r} has {name!r} in the type {array.dtype}; it needs floating point.")
+    if array.ndim < 2:
+        raise ModelError(f"{label!r} has {name!r} of the shape {array.shape}; it needs a matrix.")
 
 
 def _in_float(array: Array) -> Array:

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnxtrain.adapters.adapter import Array, Entry
 from onnxtrain.adapters.layers import Layer, Part
 from onnxtrain.adapters.values import evaluate, matrix, norms, of_bits, pack_bits, quantized
-from onnxtrain.errors import OptionError
+from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.model.made_arrays import MadeArrays
 
 Adapted = tuple[Layer, Part | None, Entry]
@@ -61,12 +61,27 @@ def _merged(layer: Layer, parts: Sequence[tuple[Part | None, Entry]], costs: dic
     """The initializer of a layer with the adapters of its parts."""
     before = matrix(layer)
     after = np.array(before, np.promote_types(before.dtype, np.float32), order="C")
-    for part, entry in parts:
-        _add(layer, part, entry, after)
-    array, name = _stored(layer, after), str(layer.weight.name)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # what is not finite is refused below
+        for part, entry in parts:
+            _add(layer, part, entry, after)
+    with np.errstate(over="ignore", invalid="ignore"):
+        array, name = _stored(layer, after), str(layer.weight.name)
+    if _overflows(array, before):
+        raise ModelError(
+            f"The weight {name!r} of {layer.name!r} gets values that are not finite in {array.dtype} with its adapter; "
+            "train the adapter again, with a smaller scale."
+        )
     if costs is not None and is_quantized(layer) and name not in costs:
         costs[name] = Cost(layer.name, _lost(layer, array, before, after))
     return array
+
+
+def _overflows(array: Array, before: Array) -> bool:
+    """Return whether an adapter has made finite weights infinite or NaN."""
+    if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
+        return False
+    wide = array.astype(np.float32) if array.dtype.itemsize < 4 else array
+    return not np.isfinite(wide).all() and bool(np.isfinite(before.astype(np.float64)).all())
 
 
 def _add(layer: Layer, part: Part | None, entry: Entry, weight: Array) -> None:

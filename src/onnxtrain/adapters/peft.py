@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,11 @@ from typing import Any
 import numpy as np
 
 from onnxtrain.adapters.adapter import Adapter, Array, Entry
-from onnxtrain.errors import ModelError
+from onnxtrain.adapters.validity import checked, flag_in, mapping_in, number_in, rank_in
+from onnxtrain.errors import DataError, ModelError
+from onnxtrain.model.small_files import read_json
 from onnxtrain.model.writing import AtomicFiles
+from onnxtrain.training.data.safetensors_file import map_safetensors
 
 CONFIG, WEIGHTS, MANIFEST = "adapter_config.json", "adapter_model.safetensors", "onnxtrain.json"
 _PREFIX = "base_model.model."
@@ -44,69 +48,82 @@ def read_folder(folder: Path) -> Adapter:
                 f"{str(folder)!r} has a tensor {name!r}, which belongs to no low-rank adapter; adapters with biases or "
                 "whole modules of their own cannot be taken over."
             )
+        if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
+            raise ModelError(f"{str(folder)!r} has {name!r} in the type {array.dtype}; it needs floating point.")
         layer = name.removeprefix(_PREFIX).removesuffix(end)
         found.setdefault(layer, {})[_ENDS[end]] = array.astype(np.promote_types(array.dtype, np.float32))
-    entries = {layer: _entry(str(folder), layer, parts, _scale(config, layer)) for layer, parts in found.items()}
+    label = str(folder)
+    rslora = flag_in(config.get("use_rslora"), "use_rslora", label)
+    rank, alpha = rank_in(config.get("r"), "r", label), number_in(config.get("lora_alpha"), "lora_alpha", label)
+    ranks = {name: rank_in(value, name, label) for name, value in _patterns(config, "rank_pattern", label).items()}
+    alphas = {name: number_in(value, name, label) for name, value in _patterns(config, "alpha_pattern", label).items()}
+    entries = {}
+    for layer, parts in found.items():
+        own = _by_pattern(ranks, layer, rank)
+        scale = _by_pattern(alphas, layer, alpha) / (np.sqrt(own) if rslora else own)
+        entries[layer] = _entry(label, layer, parts, float(scale))
+        if all(array.ndim >= 2 for array in (entries[layer].a, entries[layer].b)) and entries[layer].rank != own:
+            raise ModelError(
+                f"{label!r} has the rank {own} for {layer!r}, but matrices of the rank {entries[layer].rank}; its "
+                "settings belong to another adapter."
+            )
     if not entries:
-        raise ModelError(f"{str(folder)!r} has an adapter for no layer.")
-    return Adapter(
-        entries,
-        int(config["r"]),
-        float(config["lora_alpha"]),
-        rslora=bool(config.get("use_rslora")),
-        dropout=float(config.get("lora_dropout") or 0.0),
-        base=_base(folder),
-    )
+        raise ModelError(f"{label!r} has an adapter for no layer.")
+    dropout = number_in(config.get("lora_dropout") or 0.0, "lora_dropout", label, least=0.0, below=1.0)
+    return checked(Adapter(entries, rank, alpha, rslora=rslora, dropout=dropout, base=_base(folder)), label)
+
+
+def _patterns(config: Mapping[str, Any], name: str, label: str) -> Mapping[str, Any]:
+    return mapping_in(config.get(name), name, label)
 
 
 def _config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     try:
-        config = json.loads(path.read_text("utf-8"))
+        config = read_json(path)
     except FileNotFoundError:
         raise ModelError(f"{str(folder)!r} has no {CONFIG}, so it is no adapter that PEFT has written.") from None
     except (ValueError, OSError) as error:
-        raise ModelError(f"{str(path)!r} cannot be read ({error}).") from error
+        raise ModelError(f"{str(path)!r} cannot be read: {_reason(error)}.") from error
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         kind = config.get("peft_type") if isinstance(config, dict) else None
         raise ModelError(f"{str(path)!r} describes an adapter of the kind {kind!r}; LORA is what can be taken over.")
-    if not isinstance(config.get("r"), int) or not isinstance(config.get("lora_alpha"), int | float):
+    if config.get("r") is None or config.get("lora_alpha") is None:
         raise ModelError(f"{str(path)!r} lacks a number of 'r' or 'lora_alpha'.")
     return config
 
 
 def _tensors(folder: Path) -> Mapping[str, Array]:
-    from safetensors import SafetensorError, safe_open
-
     path = folder / WEIGHTS
-    if not path.exists():
+    if not os.path.lexists(path):
         raise ModelError(f"{str(folder)!r} has no {WEIGHTS}; save the adapter with safe_serialization=True.")
     try:
-        with safe_open(path, "numpy") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-    except (SafetensorError, OSError, TypeError, ValueError) as error:
-        raise ModelError(f"{str(path)!r} cannot be read ({error}).") from error
+        return map_safetensors(path, may_be_empty=True)
+    except DataError as error:
+        raise ModelError(str(error)) from error
 
 
 def _base(folder: Path) -> Mapping[str, Any] | None:
+    path = folder / MANIFEST
     try:
-        found = json.loads((folder / MANIFEST).read_text("utf-8"))
-    except (OSError, ValueError):
+        found = read_json(path)
+    except FileNotFoundError:
         return None
-    return found.get("base") if isinstance(found, dict) else None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{str(path)!r} cannot be read: {_reason(error)}; remove it to go without.") from error
+    base = found.get("base") if isinstance(found, dict) else found
+    return None if base is None else mapping_in(base, "base", str(path))
 
 
-def _scale(config: Mapping[str, Any], layer: str) -> float:
-    rank = _by_pattern(config.get("rank_pattern"), layer, config["r"])
-    alpha = _by_pattern(config.get("alpha_pattern"), layer, config["lora_alpha"])
-    return float(alpha / np.sqrt(rank) if config.get("use_rslora") else alpha / rank)
+def _reason(error: Exception) -> str:
+    return str((isinstance(error, OSError) and error.strerror) or error)
 
 
-def _by_pattern(patterns: object, layer: str, default: float) -> float:
+def _by_pattern(patterns: Mapping[str, float], layer: str, default: float) -> float:
     """What a pattern says of a layer: its name, or the end of its path."""
-    for pattern, value in patterns.items() if isinstance(patterns, Mapping) else ():
+    for pattern, value in patterns.items():
         if layer == pattern or layer.endswith(f".{pattern.removeprefix('^')}"):
-            return float(value)
+            return value
     return default
 
 

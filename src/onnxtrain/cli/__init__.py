@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Sequence
 
-from onnxtrain.cli.interruption import interrupted
+from onnxtrain.cli.interruption import CODE, end_process, interrupted, listening, say_interrupted
 
 __all__ = ["main"]
-
-_INTERRUPTED = 130
-"""What shells know as the end by Ctrl-C."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,6 +21,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     # What runs a command is imported here, where Ctrl-C meanwhile is caught: it takes most of the time until a command
     # begins.
+    with listening(whole_process=arguments is None):
+        code = _run(arguments)
+    if arguments is None and code == CODE:
+        end_process(code)
+    return code
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     try:
         from onnxtrain.cli.streams import occupy_standard_descriptors
 
@@ -35,6 +39,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BaseException as error:
         if not interrupted(error):
             raise
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # broken, closed, none
-            sys.stderr.write("error: Interrupted.\n")
-        return _INTERRUPTED
+        return say_interrupted(error)

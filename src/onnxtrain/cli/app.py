@@ -14,7 +14,7 @@ from cyclopts import App, CycloptsError
 from rich.text import Text
 
 import onnxtrain
-from onnxtrain.cli import wording
+from onnxtrain.cli import interruption, wording
 from onnxtrain.cli.configuration import remember, with_file
 from onnxtrain.cli.interruption import interrupted
 from onnxtrain.cli.launching import LOST, after_error, one_voice
@@ -22,6 +22,7 @@ from onnxtrain.cli.notices import notices
 from onnxtrain.cli.streams import quiet_streams
 from onnxtrain.cli.terminal import console
 from onnxtrain.errors import OnnxTrainError, OptionError, ParallelError
+from onnxtrain.model.writing import forget_written
 from onnxtrain.report.visible import visible
 
 COMMANDS = (
@@ -97,6 +98,7 @@ def run(tokens: Sequence[str]) -> int:
 
 def _attempt(tokens: Sequence[str]) -> int:
     try:
+        forget_written()
         _check_not_empty(tokens)
         remember(tokens)
         app, tokens = with_file(build(), tokens)
@@ -124,7 +126,7 @@ def _check_not_empty(tokens: Sequence[str]) -> None:
 def _fail(error: BaseException) -> int:
     """Say what went wrong; returns the exit code."""
     if interrupted(error):
-        code, sentence = INTERRUPTED, (isinstance(error, KeyboardInterrupt) and str(error)) or "Interrupted."
+        code, sentence = INTERRUPTED, interruption.sentence(error)
     elif isinstance(error, ParallelError) and error.lost:
         code, sentence = LOST, wording.in_flags(str(error))
     elif isinstance(error, OnnxTrainError):

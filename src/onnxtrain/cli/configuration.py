@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import math
 import shlex
-import tomllib
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
@@ -17,6 +16,7 @@ from cyclopts.config import Dict
 
 from onnxtrain.cli.flags import RUNNING
 from onnxtrain.errors import OptionError
+from onnxtrain.model.small_files import read_toml
 
 Config = Annotated[
     Path | None,
@@ -94,11 +94,12 @@ def _path(tokens: Sequence[str]) -> Path | None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        found = read_toml(path)
     except FileNotFoundError:
         raise OptionError(f"There is no file {str(path)!r}; --config needs a .toml file.") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise OptionError(f"--config is {str(path)!r}, which cannot be read as TOML: {error}.") from error
+    except (OSError, ValueError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise OptionError(f"--config is {str(path)!r}, which cannot be read as TOML: {reason}.") from error
     table = next((name for name, value in found.items() if isinstance(value, dict)), None)
     if table is not None:
         raise OptionError(f"{str(path)!r} has a table [{table}]; it needs flags only, such as epochs = 5.")

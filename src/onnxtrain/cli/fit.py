@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -252,6 +253,7 @@ def command(
     """Run ``onnxtrain fit``; the flags are described where they are declared."""
     arguments = dict(locals())
     from onnxtrain.cli.progress import Progress
+    from onnxtrain.model.rescue import save_or_rescue
     from onnxtrain.training.trainer import Trainer
 
     if together.processes is not None or together.restarts:
@@ -264,7 +266,7 @@ def command(
     ending = ".onnx" if lora is None or results.in_place else ".onnx_adapter"
     default = f"{model.stem}-trained{ending}" if folder is None else str(folder / f"model{ending}")
     output = paths.output_of(model, results.output, default, in_place=results.in_place)
-    _check_paths(results, course, output, validated=validation is not None, root=root)
+    _check_paths(results, course, output, validated=validation is not None, root=root, adapters=lora is not None)
     paths.check_paths(
         {
             paths.MODEL: paths.model(model),
@@ -326,7 +328,7 @@ def command(
         )
     if not root:
         return 0
-    trainer.save(output, ema=ema is not None)
+    save_or_rescue(lambda path: trainer.save(path, ema=ema is not None), output)
     shown.written("model" if lora is None or output.suffix == ".onnx" else "adapter", output)
     if results.history is not None:
         history.save(results.history)
@@ -363,15 +365,22 @@ def _with_head(model: Path, classes: int | None, output: str | None, seed: int) 
     return replace_head(model, classes, output=output, seed=seed)
 
 
-def _check_paths(results: Results, course: Course, output: Path, *, validated: bool, root: bool) -> None:
+def _check_paths(
+    results: Results, course: Course, output: Path, *, validated: bool, root: bool, adapters: bool
+) -> None:
     """Find out before training what would fail after it."""
+    from onnxtrain.adapters.files import check_adapter_path, is_adapter_path
     from onnxtrain.model.file import check_writable
 
     if not root:  # which writes nothing
         return
     for path in (output, results.curve, results.history):
         in_run = results.run is not None and path is not None and path.parent == results.run
-        if path is not None and not (in_run and not path.parent.exists()):  # the run makes its folder
+        if path is None or (in_run and not path.parent.exists()):  # the run makes its folder
+            continue
+        if adapters and path == output and is_adapter_path(output):
+            check_adapter_path(output)
+        else:
             check_writable(path)
     if course.checkpoint:
         folder = Path(course.checkpoint)
@@ -400,6 +409,10 @@ def _is_file(sample_weight: str | None) -> bool:
     )
 
 
+_WEIGHTS_LIMIT = 1 << 30
+"""Bytes of a text file of weights."""
+
+
 def _sample_weight(given: str | None) -> np.ndarray | str | None:
     """The weights of the examples, or the column that has them.
 
@@ -410,13 +423,20 @@ def _sample_weight(given: str | None) -> np.ndarray | str | None:
         return given
     import numpy as np
 
+    from onnxtrain.model.small_files import check_regular_file, read_text
+    from onnxtrain.training.data.files import read_arrays
+
     path = Path(given)
     try:
-        weights: np.ndarray = np.load(path, allow_pickle=False) if path.suffix == ".npy" else np.loadtxt(path, ndmin=1)
+        if path.suffix == ".npy":
+            check_regular_file(path)
+            return next(iter(read_arrays(path).values()))
+        weights: np.ndarray = np.loadtxt(io.StringIO(read_text(path, _WEIGHTS_LIMIT)), ndmin=1)
     except FileNotFoundError:
         raise DataError(f"There is no file {str(path)!r}; --sample-weight needs a .npy or a text file.") from None
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"--sample-weight is {str(path)!r}, which cannot be read ({error}).") from error
+    except (OSError, ValueError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise DataError(f"--sample-weight is {str(path)!r}, which cannot be read: {reason}.") from error
     return weights
 
 
@@ -443,4 +463,6 @@ def _interruptible(trainer: Trainer, output: Path, course: Course) -> Iterator[N
             path = output.with_name(f"{output.stem}-interrupted{ending}")
             trainer.save(path, ema=trainer.specification.ema is not None)
             raise KeyboardInterrupt(f"Interrupted; the model so far is in {str(path)!r}.") from None
-        raise KeyboardInterrupt(in_flags(str(error)) or "Interrupted; nothing was written.") from None
+        if not str(error):
+            raise
+        raise KeyboardInterrupt(in_flags(str(error))) from None

@@ -88,8 +88,13 @@ def check_output(trainer: Trainer, output: Path) -> None:
         ModelError: It cannot be written.
         OptionError: They cannot be merged into the model.
     """
+    from onnxtrain.model.file import check_writable
+    from onnxtrain.training.data.data_names import names_file
+
     adapted = trainer.objective.adapted
     if adapted is None or not adapted.writes(output):
         if adapted is not None:
             adapted.check_mergeable()
         trainer.file.check_writable(output)
+        if (labels := names_file(output)).exists():
+            check_writable(labels)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from onnxtrain.errors import OptionError
 from onnxtrain.model.references import data_files_of
+from onnxtrain.model.saving import fresh_locations
 
 MODEL = "MODEL"
 """What messages call the model, which has no flag."""
@@ -130,7 +131,10 @@ def _data_files(path: Path, given: Given, paths: Mapping[str, Given]) -> Iterato
         if path.exists():
             return  # they get names that nothing has
         source = Path(paths[MODEL].path or path)
-    for location in sorted((data_files_of(source) if source.is_file() else None) or ()):
+    found = sorted((data_files_of(source) if source.is_file() else None) or ())
+    if given.written:
+        found = list(fresh_locations(path, found, source.name).values())
+    for location in found:
         if given.written or _is_beside(path.parent, location):  # of others reading the model says what is wrong
             yield _key(path.parent / location), location
 

@@ -70,7 +70,10 @@ def _of_loop(node: NodeProto) -> Iterator[str]:
 
 def _of_scan(node: NodeProto) -> Iterator[str]:
     body = _body(node, "body")
-    slices = int(next(helper.get_attribute_value(item) for item in node.attribute if item.name == "num_scan_inputs"))
+    number = next(item for item in node.attribute if item.name == "num_scan_inputs")
+    if number.ref_attr_name:  # an attribute of the function that this node is in
+        return
+    slices = int(helper.get_attribute_value(number))
     states = len(node.input) - slices
     if slices < 1 or states < 0:
         yield f"which takes slices of {slices} inputs but has {len(node.input)}"

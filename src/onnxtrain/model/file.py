@@ -25,7 +25,7 @@ from onnxtrain.model.new_values import NewValues, check_shared
 from onnxtrain.model.origin import Origin
 from onnxtrain.model.places import place_of
 from onnxtrain.model.reading import parse_file, places_by_name, read_file, serialised
-from onnxtrain.model.saving import DataFile, refuse_node, save_model
+from onnxtrain.model.saving import DataFile, fresh_locations, inside, refuse_node, save_model
 from onnxtrain.model.skeleton import default_opset, is_large, without_data
 from onnxtrain.model.sparse_tensors import dense_array
 from onnxtrain.model.whole import with_external_data
@@ -333,7 +333,7 @@ class ModelFile:
         """Find out before training whether `save` will be able to write here.
 
         Raises:
-            ModelError: The path cannot be written, or a data file of this name belongs to another model there.
+            ModelError: The path, or a data file beside it, cannot be written.
         """
         check_writable(path)
         target = Path(path)
@@ -343,14 +343,12 @@ class ModelFile:
         if place.is_node:
             refuse_node(target)
         if place.exists:
+            for file in self._sizes:
+                _check_folder(target, inside(target.parent, file))
             return
         clear_leftovers(target.parent)
-        for file in self._sizes:
-            if os.path.lexists(target.parent / file):
-                raise ModelError(
-                    f"{str(target)!r} cannot be written: its data file {file!r} would replace the one of another "
-                    f"model in {str(target.parent)!r}; save to another folder."
-                )
+        for location in fresh_locations(target, self._sizes, self._original).values():
+            _check_folder(target, inside(target.parent, location))
 
     def save(
         self,
@@ -360,11 +358,12 @@ class ModelFile:
     ) -> None:
         """Write the model with new values for some initializers; every other byte is as it was.
 
-        External data files are copied to the same place beside the new model and the values written into the
-        copies. Over an existing file they are written under new names (``model.data`` becomes ``model.<hex>.data``),
-        which are then the one other thing in the model that changes: so the old model stays whole until a single
-        rename puts the new one in its place. Then data files that only the old one used are removed. Saving over the
-        model itself works; arrays that are mapped from its old data keep their values.
+        External data files are copied to a place beside the new model and the values written into the copies. They keep
+        their names where these are free; one that is named after the model (``model.onnx.data``) is named after the new
+        one (``tuned.onnx.data``). Over an existing file they are written under new names (``model.data`` becomes
+        ``model.<hex>.data``), which are then the one other thing in the model that changes: so the old model stays
+        whole until a single rename puts the new one in its place. Then data files that only the old one used are
+        removed. Saving over the model itself works; arrays that are mapped from its old data keep their values.
 
         Args:
             path: The new file.
@@ -407,10 +406,15 @@ class ModelFile:
         }
         over_itself = self._is_own(Path(path))
         keep = [] if over_itself else [item.source for item in files.values()]
-        moved = save_model(path, files, render, sources=self._data_files, keep=keep)
+        moved = save_model(path, files, render, sources=self._data_files, keep=keep, original=self._original)
         if over_itself:
             self._moved.update(moved)
             self._data_files.hold(map(self._path_of, self._sizes))
+
+    @property
+    def _original(self) -> str | None:
+        """The name of the file that the model was read from."""
+        return None if self._home is None else self._home.name
 
     def _added_metadata(self, entries: Mapping[str, str]) -> bytes:
         """The bytes of new entries, behind those of a model; none for what it has already.
@@ -444,3 +448,14 @@ class ModelFile:
     def _raw_data(self, index: int) -> bytes:
         tensor: TensorProto = self.proto.graph.initializer[index]
         return bytes(self._large.read(tensor.name)) if tensor.name in self._large else bytes(tensor.raw_data)
+
+
+def _check_folder(target: Path, data: Path) -> None:
+    """Find out whether a data file below the folder of a model can be written; missing folders are made later.
+
+    Raises:
+        ModelError: It cannot.
+    """
+    existing = next(path for path in data.parents if os.path.lexists(path))
+    if existing != target.parent:
+        check_writable(existing / data.name)

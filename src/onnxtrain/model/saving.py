@@ -75,12 +75,13 @@ def save_model(
     *,
     sources: DataFiles,
     keep: Iterable[Path] = (),
+    original: str | None = None,
 ) -> dict[str, str]:
     """Write a model with its data files.
 
-    Where there is no file yet, data files get the names that the model has for them. Where there is one, they get new
-    ones, so that the old model stays whole until the new one takes its place, in one rename; what only the old one used
-    is removed after that.
+    Where there is no file yet, data files get the names of :func:`fresh_locations`. Where there is one, they get new
+    names, so that the old model stays whole until the new one takes its place, in one rename; data files that only the
+    old one used are removed after that.
 
     Args:
         path: The new file.
@@ -88,9 +89,10 @@ def save_model(
         render: The model's bytes, given new locations by old ones.
         sources: Reads the data files.
         keep: Data files that are not removed whatever was there.
+        original: The name of the file that the model was read from; ``None`` where it was given as an object.
 
     Returns:
-        Where data files are now, by the locations that were given; empty where they are there.
+        Where data files are now, by the locations that were given.
 
     Raises:
         ModelError: Something cannot be written or read.
@@ -103,18 +105,23 @@ def save_model(
             refuse_node(target)
         named = (data_files_of(place.file) or set()) if place.exists and not place.is_node else set()
         _clear(folder, [target.name, *data, *named])
-        moved: dict[str, str] = {}
+        moved = {} if place.exists else fresh_locations(target, data, original)
+        if not place.exists:
+            _clear(folder, moved.values())
         with AtomicFiles(target) as files:
             for outdated in _outdated(folder, named, keep):
                 files.outdate(outdated)
             for location, item in data.items():
                 with sources.open(item.source, item.size) as source:
                     if not place.exists:
-                        with files.create(inside(folder, location), is_data=True) as file:
+                        with files.create(inside(folder, moved[location]), is_data=True) as file:
                             copy_with_changes(source, file, item.changes)
                         continue
                     written = _Beginnings(item.changes)
-                    names = _Names(folder, location, written, named if locked else ())
+                    own = own_location(target, location, len(data), original)
+                    candidates = (location, own, _after(target.name, location, single=len(data) == 1))
+                    base = next((name for name in candidates if name in named), own)
+                    names = _Names(folder, base, written, named if locked else ())
                     if not item.changes and (kept := names.with_bytes_of(source)) is not None:
                         moved[location] = kept
                         continue
@@ -131,6 +138,53 @@ def save_model(
                 for chunk in render(moved):
                     file.write(chunk)
     return moved
+
+
+def fresh_locations(target: Path, locations: Collection[str], original: str | None) -> dict[str, str]:
+    """Choose the data files of a new model, by the locations that the model has for them; none of them exists.
+
+    A data file that is named after the model (``model.onnx.data``) is named after the new one (``tuned.onnx.data``).
+    Any other keeps its name where that is free, and is named after the new one where it is not.
+
+    Args:
+        target: The new model.
+        locations: Its data files.
+        original: The name of the file that it was read from; ``None`` where it was given as an object.
+    """
+    found: dict[str, str] = {}
+
+    def free(location: str) -> bool:
+        return location not in found.values() and not os.path.lexists(target.parent / location)
+
+    for location in locations:
+        chosen = own_location(target, location, len(locations), original)
+        if not free(chosen):
+            chosen = _after(target.name, location, single=len(locations) == 1)
+        name = chosen
+        for number in itertools.count():
+            if free(name):
+                break
+            name = _numbered(chosen, f"{number:08x}")
+        found[location] = name
+    return found
+
+
+def own_location(target: Path, location: str, count: int, original: str | None) -> str:
+    """The location of a data file for a new model: another one only where its name begins with the original's."""
+    name = location.rpartition("/")[2]
+    if original is None or original == target.name or not name.startswith(original):
+        return location
+    return _after(target.name, location, single=count == 1, original=original)
+
+
+def _after(target: str, location: str, *, single: bool, original: str | None = None) -> str:
+    """``tuned.onnx.data`` for the only data file of a model, else the old name behind ``tuned.onnx``."""
+    before, slash, name = location.rpartition("/")
+    other = ".data" if single else f".{name}"
+    rest = other if original is None else name.removeprefix(original)
+    while len(os.fsencode(target + rest)) > _LONGEST:
+        target, rest = (target[:-1], rest) if target else ("", rest[1:])
+    return f"{before}{slash}{target}{rest}"
 
 
 def _clear(folder: Path, locations: Iterable[str]) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import stat
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import BinaryIO, NamedTuple
 
 from onnxtrain.errors import ModelError
@@ -78,13 +80,15 @@ class AtomicFiles:
         if place.is_node:
             with explained(target, others_pass=True), open_node(place) as stream:
                 yield stream
+            note_written(target)
             return
         with explained(target):
             place.file.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = temporary(place.file, self._marker(place.file.parent, place.file.name).token)
-            # Not tempfile: its files are private to the user, these get the ordinary permissions.
-            descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
-        self._pending.append(_Pending(unfinished, place.file, target, is_data))
+            with uninterrupted():
+                unfinished = temporary(place.file, self._marker(place.file.parent, place.file.name).token)
+                # Not tempfile: its files are private to the user, these get the ordinary permissions.
+                descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+                self._pending.append(_Pending(unfinished, place.file, target, is_data))
         with explained(target, others_pass=True), open(descriptor, "r+b") as file:
             if place.exists:
                 with contextlib.suppress(OSError):
@@ -117,8 +121,12 @@ class AtomicFiles:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        with uninterrupted():
+            self._leave(complete=kind is None)
+
+    def _leave(self, *, complete: bool) -> None:
         try:
-            if kind is None:
+            if complete:
                 self._take_places()
         finally:
             for pending in self._pending:
@@ -139,6 +147,8 @@ class AtomicFiles:
             with explained(pending.target):
                 os.replace(pending.temporary, pending.file)
             self._pending.pop(0)
+            if not pending.is_data:
+                note_written(pending.target)
             changed.add(pending.file.parent)
         _flush_folders(changed)
 
@@ -150,6 +160,45 @@ class AtomicFiles:
             with explained(self._model):
                 self._marker(self._model.parent, self._model.name).note(self._model, files)
             _flush_folders([self._model.parent])
+
+
+_written: dict[Path, None] = {}
+
+
+def note_written(path: Path) -> None:
+    """Note a file that took its place, for what is said after Ctrl-C."""
+    if len(_written) < _MOST_NOTED:
+        _written[path] = None
+
+
+def written() -> list[Path]:
+    """The first files that took their places since :func:`forget_written`."""
+    return [*_written]
+
+
+def forget_written() -> None:
+    """Begin anew: a command starts."""
+    _written.clear()
+
+
+_MOST_NOTED = 100
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let Ctrl-C wait until a few file operations are done, which belong together."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if came:
+            handler(*came[0])
 
 
 def _flush_folders(folders: Iterable[Path]) -> None:
@@ -183,7 +232,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
         raise ModelError(f"{label} cannot be written: there is no folder {str(folder)!r}; make it first.")
     clear_leftovers(folder, [place.file.name])
     probe = temporary(place.file, new_token())
-    with explained(place.path, _PERMITTED):
+    with explained(place.path, _PERMITTED), uninterrupted():
         # Only trying tells: permissions, read-only disks, names that are too long.
         os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
         probe.unlink(missing_ok=True)

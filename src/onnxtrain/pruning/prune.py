@@ -11,6 +11,7 @@ import onnx
 
 from onnxtrain.errors import OptionError
 from onnxtrain.model.file import check_writable
+from onnxtrain.model.rescue import save_or_rescue
 from onnxtrain.operators import SSGD, Optimizer
 from onnxtrain.operators.sparsity import Sparsity
 from onnxtrain.pruning.job import Job, Method, Plan, PruningWarning
@@ -146,9 +147,11 @@ def prune(
     display = progress if isinstance(progress, Display) else Display()
     say = display.note if isinstance(progress, Display) else progress or (lambda line: None)
     job = Job(plan, model, loss, target, options, say, display)
+    if save is not None and storage == "dense":
+        job.trainer.file.check_writable(save)
     result = job.run(data, validation)
     if save is not None:
-        result.save(save, storage=storage)
+        save_or_rescue(lambda path: result.save(path, storage=storage), save)
     if report is not None:
         result.save_report(report)
     return result

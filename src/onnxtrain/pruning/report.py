@@ -183,7 +183,8 @@ def check_report_folder(folder: str | os.PathLike[str]) -> None:
     if not path.parent.is_dir():
         raise OptionError(f"report is {str(path)!r}, but there is no folder {str(path.parent)!r}; make it first.")
     path.mkdir(exist_ok=True)
-    check_writable(path / "report.txt")
+    for name in ("report.txt", "report.json", "report.png"):
+        check_writable(path / name)
 
 
 def _sparsity(probe: Probe) -> float:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
-import tomllib
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from onnxtrain.errors import OptionError
+from onnxtrain.model.small_files import read_json, read_toml
 from onnxtrain.report.record import best_epoch, measured_columns
 
 RUN, CONFIG = "run.json", "config.toml"
@@ -57,7 +57,7 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
     for path in paths:
         if not path.is_dir():
             raise OptionError(f"There is no folder {str(path)!r}; give folders that fit wrote with run=.")
-        folders = [path] if (path / RUN).is_file() else sorted(each.parent for each in path.glob(f"*/{RUN}"))
+        folders = [path] if os.path.lexists(path / RUN) else sorted(each.parent for each in path.glob(f"*/{RUN}"))
         if not folders:
             raise OptionError(f"The folder {str(path)!r} holds no run; fit writes them with run=.")
         found += [_read(folder) for folder in folders]
@@ -73,14 +73,14 @@ def differences(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 def _read(folder: Path) -> Run:
     try:
-        found = json.loads((folder / RUN).read_text(encoding="utf-8"))
+        found = read_json(folder / RUN)
         config = folder / CONFIG
-        settings = tomllib.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+        settings = read_toml(config) if os.path.lexists(config) else {}
         rows = [
             {name: math.nan if value is None else float(value) for name, value in row.items()} for row in found["rows"]
         ]
         facts = {str(name): str(value) for name, value in found["facts"].items()}
         return Run(folder, bool(found["finished"]), float(found["seconds"]), facts, rows, settings)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise OptionError(f"The run in {str(folder)!r} cannot be read: {reason}.") from error

@@ -15,6 +15,7 @@ from onnx import GraphProto
 
 from onnxtrain.errors import ModelError
 from onnxtrain.model.file import ModelFile
+from onnxtrain.model.small_files import RefusedFileError, read_small
 from onnxtrain.training.data import Dataset
 from onnxtrain.training.data.hashing import Fingerprint
 from onnxtrain.training.objective import Objective
@@ -133,10 +134,14 @@ def _name(value: Any) -> str:
     return f"{getattr(value, '__module__', None)}.{value.__qualname__}"
 
 
+_LARGEST_FILE = (1 << 31) - 1
+"""Bytes of a file that is compared by its content: the limit of ONNX files."""
+
+
 def _describe_file(path: Path) -> JSON:
     content = Fingerprint()
     try:
-        content.add_bytes(path.read_bytes())
-    except OSError:
+        content.add_bytes(read_small(path, _LARGEST_FILE))
+    except (OSError, RefusedFileError):
         return str(path)
     return {"file": content.digest()}

@@ -75,6 +75,8 @@ def fit(
             "ema=True measures the moving averages of the weights, but this trainer keeps none; make it with "
             "Trainer(ema=0.999)."
         )
+    if save_best is not None and checkpoint is not None and os.path.isdir(checkpoint):
+        trainer.file.check_writable(os.path.join(checkpoint, "best.onnx"))
     changes = names_to_change(change)
     folder = None if run is None else _run_folder(run, resume=bool(resume))
     if changes and not resume:

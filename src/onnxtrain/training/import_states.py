@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnxtrain.errors import DataError, ModelError
 from onnxtrain.graph.value import HALVES
 from onnxtrain.model.file import ModelFile
+from onnxtrain.training.data.safetensors_file import map_safetensors
 from onnxtrain.training.weights.ties import choose_copies, with_copies
 from onnxtrain.training.weights.untie import untied
 from onnxtrain.training.working_copy.widening import rounded_to
@@ -87,15 +88,14 @@ def _has(file: ModelFile, name: str) -> bool:
 
 
 def _read(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    from safetensors import SafetensorError, numpy
-
     try:
-        return numpy.load(path.read_bytes())
+        path.stat()
     except OSError as error:
         raise DataError(f"{str(path)!r} cannot be read: {error.strerror or error}.") from error
-    except (SafetensorError, KeyError) as error:
-        reason = str(error).rstrip(".")
-        raise DataError(f"{str(path)!r} is not a file of states as safetensors: {reason}.") from error
+    try:
+        return map_safetensors(path)
+    except DataError as error:
+        raise DataError(f"{str(path)!r} is not a file of states as safetensors: {error}") from error
 
 
 def _listed(names: Any) -> str:

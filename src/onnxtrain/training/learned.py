@@ -16,6 +16,7 @@ import onnx_ir as ir
 from onnxtrain.collection import collection_paused
 from onnxtrain.errors import CheckpointError, ModelError, NumericalError, OptionError
 from onnxtrain.model.file import ModelFile
+from onnxtrain.model.rescue import kept_in_memory
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.parallel.communicator import Communicator
 from onnxtrain.parallel.single import Single
@@ -341,7 +342,8 @@ class Learned:
             labels: Write the labels into the model's metadata, too, as the entry ``onnxtrain.labels``, a JSON list.
 
         Raises:
-            ModelError: The path cannot be written; nothing is left half written.
+            ModelError: The path cannot be written; nothing is left half written, and the trainer keeps its weights. The
+                message names a path that can be written.
             NumericalError: A weight is NaN or infinite; nothing is written.
             OptionError: Adapters cannot be merged, since weights are quantized, or shared.
         """
@@ -349,11 +351,12 @@ class Learned:
             return
         self.check_weights(ema)
         adapted = self.objective.adapted
-        if adapted is not None and adapted.writes(path):
-            adapted.write(path, self.file, self._trained_or_averaged(ema))
-        else:
-            metadata = {LABELS: labels_text(self.labels)} if labels and self.labels is not None else {}
-            self.file.save(path, self.saved_values(ema), metadata)
+        with kept_in_memory(path):
+            if adapted is not None and adapted.writes(path):
+                adapted.write(path, self.file, self._trained_or_averaged(ema))
+            else:
+                metadata = {LABELS: labels_text(self.labels)} if labels and self.labels is not None else {}
+                self.file.save(path, self.saved_values(ema), metadata)
         write_names(Path(path), self.names)
 
     def check_weights(self, ema: bool = False) -> None:

@@ -100,6 +100,10 @@ class Loop:
                 while self.position.epoch < epochs and not state.stop:
                     self._epoch()
                 self.callbacks.on_fit_end(state)
+                if (
+                    self.stopping.signal is not None and self.trainer.communicator.size == 1
+                ):  # it came after the last step
+                    raise self.stopping.exception(f"Interrupted; {self._where_to_go_on() or self._what_is_kept()}")
         except KeyboardInterrupt as interrupt:
             where = self._where_to_go_on()
             if interrupt.args or not where:

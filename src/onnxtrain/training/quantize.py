@@ -23,6 +23,9 @@ from onnxtrain.training.losses.targets import tensor_spec
 _LEAST_OPSET = {8: 13, 4: 21}
 """From which opset QuantizeLinear has a scale for each channel, and integers of 4 bits."""
 
+_ONE_FILE = 1 << 30
+"""Bytes up to which the quantizer gets its model as one file; it grows in between, and 2 GiB are the limit."""
+
 
 @checks_arguments
 def quantize(
@@ -74,9 +77,11 @@ def quantize(
     batches = _Batches(file, calibration, batch_size)
     with tempfile.TemporaryDirectory() as folder:
         given, result = Path(folder, "given.onnx"), Path(folder, "quantized.onnx")
-        onnx.save(_upgraded(file.whole(), _LEAST_OPSET[bits]), given)
+        proto = _upgraded(file.inlined(), _LEAST_OPSET[bits])
+        large = proto.ByteSize() > _ONE_FILE
+        onnx.save(proto, given, save_as_external_data=large)
         try:
-            _run_quantizer(given, result, batches, bits, per_channel, list(exclude))
+            _run_quantizer(given, result, batches, bits, per_channel, list(exclude), large)
         except DataError:
             raise
         except Exception as error:  # whatever it raises: it checks little of what it is given
@@ -92,7 +97,7 @@ def _upgraded(model: onnx.ModelProto, least: int) -> onnx.ModelProto:
 
 
 def _run_quantizer(
-    given: Path, result: Path, batches: _Batches, bits: int, per_channel: bool, exclude: list[str]
+    given: Path, result: Path, batches: _Batches, bits: int, per_channel: bool, exclude: list[str], large: bool
 ) -> None:
     import logging
 
@@ -104,7 +109,7 @@ def _run_quantizer(
     logger.setLevel(logging.ERROR)  # it recommends, on the root's logger, what has just been done
     try:
         prepared = given.with_name("prepared.onnx")
-        quant_pre_process(str(given), str(prepared), skip_symbolic_shape=True)
+        quant_pre_process(str(given), str(prepared), skip_symbolic_shape=True, save_as_external_data=large)
         quantize_static(
             str(prepared),
             str(result),
@@ -114,6 +119,7 @@ def _run_quantizer(
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8 if bits == 8 else QuantType.QInt4,
             nodes_to_exclude=exclude,
+            use_external_data_format=large,
             extra_options={"WeightSymmetric": True, "ActivationSymmetric": False},
         )
     finally:

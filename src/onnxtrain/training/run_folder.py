@@ -93,7 +93,8 @@ class RunFolder(Callback):
                 "with that one."
             )
         try:
-            check_writable(existing / METRICS)
+            for name in FILES if existing == self.path else (METRICS,):
+                check_writable(existing / name)
         except ModelError as error:
             raise OptionError(str(error)) from error
 

@@ -84,6 +84,11 @@ class Sequences:
                 f"{describe(node.ir)}: the gradient needs hidden_size, which the node does not say and the shape of "
                 f"{recurrence.name!r} does not give; add the attribute."
             )
+        known = recurrence.shape[-1] if recurrence.shape else size
+        if isinstance(known, int) and known != size:
+            raise GradientError(
+                f"{describe(node.ir)} has hidden_size {size}, but {recurrence.name!r} is for {known}; export it again."
+            )
         self.hidden = size
 
     def input(self, direction: int) -> Value:

@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from onnxtrain.errors import CheckpointError
+from onnxtrain.model.small_files import read_json
 
 FORMAT_VERSION: Final = 1
 STEM: Final = re.compile(r"checkpoint-(?P<sequence>\d+)-step-(?P<step>\d+)")
@@ -70,9 +71,7 @@ def to_json(record: dict[str, Any]) -> str:
 
 def _parse_record(path: Path) -> dict[str, Any]:
     """Read the JSON of a checkpoint; raise ValueError if something is not there."""
-    if not _is_ordinary(path):
-        raise ValueError("it is no ordinary file")
-    record = json.loads(path.read_text(encoding="utf-8"))
+    record = read_json(path, finite=False)
     if not isinstance(record, dict) or "format_version" not in record:
         raise ValueError("it has no format version")
     if record["format_version"] == FORMAT_VERSION:

@@ -13,6 +13,7 @@ from typing import Any, Final
 from onnxtrain.by_fields import ByFields
 from onnxtrain.errors import ModelError
 from onnxtrain.model.file import ModelFile
+from onnxtrain.model.small_files import RefusedFileError, parse_json, read_json, read_text
 from onnxtrain.model.writing import AtomicFiles
 from onnxtrain.training.data.conversion import TensorSpec
 
@@ -109,7 +110,7 @@ def write_names(model: Path, names: DataNames) -> None:
     path, record = names_file(model), names.record()
     if not record:
         with contextlib.suppress(OSError, ValueError):
-            DataNames.of_record(json.loads(path.read_text(encoding="utf-8")))
+            DataNames.of_record(read_json(path))
             path.unlink()
         return
     only_labels = names.labels is not None and not names.columns
@@ -136,18 +137,19 @@ def read_names(model: ModelFile, adapter: str | os.PathLike[str] | None = None) 
 def _read_file(model: Path) -> DataNames | None:
     """Return the names in the file beside a model or an adapter; ``None`` where there is none."""
     path = names_file(model)
-    if not path.is_file():
+    if not os.path.lexists(path):
         return None
     try:
-        return _parsed(path.read_text(encoding="utf-8"), repr(str(path)))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"The labels in {str(path)!r} cannot be read: {error}.") from error
+        return _parsed(read_text(path), repr(str(path)))
+    except (OSError, RefusedFileError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise ModelError(f"The labels in {str(path)!r} cannot be read: {reason}.") from error
 
 
 def _parsed(text: str, where: str) -> DataNames:
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        found = parse_json(text)
+    except ValueError as error:
         raise ModelError(f"The labels in {where} cannot be read: {error}.") from error
     try:
         return DataNames.of_record(found)

@@ -54,7 +54,7 @@ class ParquetFile(Reader):
             return self._read(arrow, specs, target, need_target)
         except FileNotFoundError as error:
             raise DataError(f"{self.name} does not exist; give a Parquet or Arrow file.") from error
-        except (arrow.ArrowException, OSError) as error:
+        except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
             reason = " ".join(str(error).split())[:150]
             raise DataError(f"{self.name} cannot be read as a Parquet or Arrow file: {reason}.") from error
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.training.data.conversion import Array, TensorSpec, kind_of
+from onnxtrain.training.data.files import check_regular
 from onnxtrain.training.data.growing import GrowingArray
 from onnxtrain.training.data.rescaled import Rescaled
 
@@ -223,6 +224,8 @@ def _pixels(pillow: types.ModuleType, picture: Picture, channels: int, size: tup
     from PIL import ImageOps
 
     source = picture.open
+    if isinstance(source, Path):
+        check_regular(source)
     with source.open("rb") if isinstance(source, Path) else source() as file, pillow.open(file) as opened:
         if opened.mode.startswith(("I", "F")):
             raise DataError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from pathlib import Path
 from typing import Any, Final
@@ -10,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from onnxtrain.errors import DataError
+from onnxtrain.model.small_files import check_regular_file, parse_json
 from onnxtrain.training.data.conversion import Array, check_possible
 
 SAFETENSORS_SUFFIX: Final = ".safetensors"
@@ -40,7 +40,7 @@ def _type(name: str) -> np.dtype[Any]:
     return dtype
 
 
-def map_safetensors(path: Path) -> dict[str, Array]:
+def map_safetensors(path: Path, *, may_be_empty: bool = False) -> dict[str, Array]:
     """The arrays of a safetensors file, by name: read-only, and read when a batch needs them.
 
     Raises:
@@ -49,15 +49,17 @@ def map_safetensors(path: Path) -> dict[str, Array]:
     from safetensors import SafetensorError, safe_open
 
     try:
+        check_regular_file(path)
         with safe_open(path, "np"):  # which checks lengths, offsets and overlaps
             pass
-    except (SafetensorError, OSError) as error:
-        raise DataError(f"'{path}' cannot be read as a safetensors file: {error}.") from error
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(length))
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = parse_json(file.read(length))
+    except (SafetensorError, OSError, ValueError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or str(error).rstrip(".")
+        raise DataError(f"'{path}' cannot be read as a safetensors file: {reason}.") from error
     header.pop("__metadata__", None)
-    if not header:
+    if not header and not may_be_empty:
         raise DataError(f"'{path}' holds no arrays.")
     found = {}
     for name, entry in header.items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import io
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import IO, Final
 import numpy as np
 
 from onnxtrain.errors import DataError
+from onnxtrain.model.small_files import parse_json
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.data.conversion import Array, TensorSpec
 from onnxtrain.training.data.files import check_regular, read_npy
@@ -177,7 +177,7 @@ class TarFile(Reader):
             )
         try:
             text = example.parts[suffix].decode("utf-8").strip()
-            found = json.loads(text) if suffix == ".json" else text
+            found = parse_json(text) if suffix == ".json" else text
             if isinstance(found, dict):
                 found = found.get("label")
             if isinstance(found, str) and suffix != ".txt" and found.lstrip("-").isdecimal():

@@ -1,0 +1,155 @@
+"""Every command and every function of a model, on a model whose weights lie in files beside it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+import onnxtrain
+from onnxtrain.cli.app import COMMANDS
+from onnxtrain.errors import ModelError
+
+LOSS = ("--loss", "softmax_cross_entropy")
+DATA = ("--data", "train.npz")
+LINES: dict[str, tuple[tuple[str, ...], ...]] = {
+    "fit": (("fit", "MODEL", *DATA, *LOSS, "--epochs", "2", "--threads", "1", "-o", "OUT.onnx"),),
+    "prune": (
+        ("prune", "MODEL", *DATA, *LOSS, "--sparsity", "0.5", "--epochs", "1", "--threads", "1", "-o", "OUT.onnx"),
+        ("prune", "MODEL", *DATA, *LOSS, "--sparsity", "0.8", "--scope", "layer", "--epochs", "1", "--threads", "1",
+         "--storage", "sparse", "-o", "OUT.onnx"),
+    ),
+    "evaluate": (("evaluate", "MODEL", *DATA, *LOSS),),
+    "predict": (("predict", "MODEL", *DATA, "-o", "OUT.npz"),),
+    "inspect": (("inspect", "MODEL"),),
+    "doctor": (("doctor", "MODEL"),),
+    "check": (("check", "MODEL", *DATA, *LOSS, "--provider", "cpu"),),
+    "adapter": (
+        ("adapter", "slots", "MODEL", "--targets", "*", "-o", "OUT.onnx"),
+        ("adapter", "merge", "MODEL", "given.onnx_adapter", "-o", "OUT.onnx"),
+        ("adapter", "to-peft", "MODEL", "given.onnx_adapter", "-o", "OUT"),
+        ("adapter", "inspect", "MODEL", "given.onnx_adapter"),
+    ),
+    "quantize": (("quantize", "MODEL", *DATA, "-o", "OUT.onnx"),),
+    "export": (
+        ("export", "MODEL", *LOSS, "--training-model", "OUT.onnx"),
+        ("export", "MODEL", *LOSS, "--step-graph", "OUT.onnx"),
+        ("export", "MODEL", *LOSS, "--states", "OUT.safetensors"),
+    ),
+    "import-states": (("import-states", "MODEL", "given.safetensors", "-o", "OUT.onnx"),),
+}  # fmt: skip
+WITHOUT_MODEL = ("runs", "completion", "demo")
+
+
+def test_every_command_has_a_line() -> None:
+    assert {*LINES, *WITHOUT_MODEL} == {*COMMANDS}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model in one file, the same one with external data, and what the commands need beside them."""
+    from safetensors.numpy import save_file
+
+    folder = tmp_path_factory.mktemp("made")
+    for name in ("inline", "external"):
+        (folder / name).mkdir()
+    model = onnxtrain.examples.mlp((4, 16, 3))
+    onnx.save(model, folder / "inline" / "model.onnx")
+    onnx.save(
+        model,
+        folder / "external" / "model.onnx",
+        save_as_external_data=True,
+        location="model.onnx.data",
+        size_threshold=0,
+    )
+    points = np.random.default_rng(0).normal(size=(24, 4)).astype(np.float32)
+    np.savez(folder / "train.npz", input=points, label=points[:, :3].argmax(1))
+    save_file({"layer1.bias": np.ones(16, np.float32)}, folder / "given.safetensors")
+    lora = onnxtrain.Lora(rank=2, targets="*")
+    trainer = onnxtrain.Trainer(folder / "inline" / "model.onnx", loss="softmax_cross_entropy", lora=lora)
+    trainer.save(folder / "given.onnx_adapter")
+    return folder
+
+
+def results(path: Path) -> dict[str, np.ndarray] | bytes | None:
+    """What a command has written: outputs of a model that runs, the weights of one that does not, arrays or bytes."""
+    if path.suffix == ".npz":
+        return dict(np.load(path))
+    if path.suffix != ".onnx":
+        return None
+    model = onnx.load(path)
+    found = {
+        tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer if tensor.data_type == 1
+    }
+    points = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
+    if [value.name for value in model.graph.input][:1] == ["input"] and not model.training_info:
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        if len(session.get_inputs()) == 1:
+            found["."] = np.asarray(session.run(None, {"input": points})[0])
+    return found
+
+
+@pytest.mark.parametrize("line", [line for lines in LINES.values() for line in lines], ids=" ".join)
+@pytest.mark.parametrize("place", ["beside", "away"])
+def test_commands(made: Path, tmp_path: Path, run: Callable[..., Any], line: tuple[str, ...], place: str) -> None:
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    found = []
+    for form in ("inline", "external"):
+        original = {path: path.read_bytes() for path in (tmp_path / form).iterdir()}
+        out = tmp_path / form if place == "beside" else tmp_path / f"{form}-out"
+        out.mkdir(exist_ok=True)
+        words = [word.replace("MODEL", f"{form}/model.onnx").replace("OUT", f"{out.name}/tuned") for word in line]
+        result = run(*words)
+        assert result.code == 0, result.err
+        assert {path: path.read_bytes() for path in original} == original
+        written = [word for word in words if word.startswith(out.name + "/tuned")]
+        found += [results(tmp_path / word) for word in written]
+    if found and found[0] is not None:
+        assert found[0].keys() == found[1].keys()
+        for name in found[0]:
+            np.testing.assert_array_equal(found[0][name], found[1][name], err_msg=name)
+
+
+X = np.linspace(-1, 1, 96, dtype=np.float32).reshape(24, 4)
+Y = np.arange(24) % 3
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "append": lambda model: onnxtrain.append(model, onnxtrain.layers.Linear(2)),
+    "cut": lambda model: onnxtrain.cut(model, at=onnx.load(model).graph.node[0].output[0] if isinstance(model, Path)
+                                       else model.graph.node[0].output[0]),
+    "free_batch": onnxtrain.free_batch,
+    "replace_head": lambda model: onnxtrain.replace_head(model, 5),
+    "quantize": lambda model: onnxtrain.quantize(model, X),
+    "training_model": lambda model: onnxtrain.training_model(model, loss="softmax_cross_entropy",
+                                                             optimizer=onnxtrain.SGD(0.1)),
+    "evaluate": lambda model: onnxtrain.evaluate(model, (X, Y), loss="softmax_cross_entropy"),
+    "predict": lambda model: onnxtrain.predict(model, X),
+    "inspect": lambda model: onnxtrain.inspect(model),
+    "gradient": lambda model: onnxtrain.gradient(model),
+    "prune": lambda model: onnxtrain.prune(model, (X, Y), loss="softmax_cross_entropy", sparsity=0.5, epochs=1,
+                                           fine_tune_epochs=0).model(),
+    "Trainer": lambda model: onnxtrain.Trainer(model, loss="softmax_cross_entropy").model(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions(made: Path, name: str) -> None:
+    """A path gives what a loaded model gives, whole; a model whose data was not loaded is refused with a sentence."""
+    path = made / "external" / "model.onnx"
+    found = [FUNCTIONS[name](path), FUNCTIONS[name](onnx.load(path))]
+    if isinstance(found[0], onnx.ModelProto):
+        values = [
+            {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer} for model in found
+        ]
+        assert values[0].keys() == values[1].keys()
+        for key in values[0]:
+            np.testing.assert_array_equal(values[0][key], values[1][key], err_msg=key)
+    elif isinstance(found[0], np.ndarray | dict):
+        np.testing.assert_equal(found[0], found[1])
+    with pytest.raises(ModelError, match=r"so that its folder is not known; give the path of the model instead\.$"):
+        FUNCTIONS[name](onnx.load(path, load_external_data=False))

@@ -1,0 +1,124 @@
+"""Small files of strangers: each is read by what reads it, damaged byte by byte or changed field by field."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import random
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reliability.mutation import damage
+from reliability.subject_adapters import spoil_json
+from reliability.worker import Operations
+
+TOKENIZER: dict[str, Any] = {
+    "version": "1.0",
+    "truncation": {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0},
+    "padding": {"strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
+                "pad_type_id": 0, "pad_token": "a"},
+    "added_tokens": [{"id": 3, "content": "[S]", "single_word": False, "lstrip": False, "rstrip": False,
+                      "normalized": False, "special": True}],
+    "normalizer": {"type": "Sequence", "normalizers": [{"type": "Lowercase"},
+                   {"type": "Replace", "pattern": {"Regex": "a+"}, "content": "aa"}]},
+    "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a|b)+"}, "behavior": "Isolated", "invert": False},
+    "post_processor": None,
+    "decoder": None,
+    "model": {"type": "WordLevel", "vocab": {"[UNK]": 0, "a": 1, "b": 2}, "unk_token": "[UNK]"},
+}  # fmt: skip
+RUN = {"rows": [{"loss": 1.0, "epoch": 1}], "facts": {"model": "m"}, "finished": True, "seconds": 1.5, "title": "t"}
+TOML = 'model = "m.onnx"\nepochs = 5\ntrain = ["a.*"]\nlearning_rate = 0.5\nshuffle = true\n'
+PIECES = ("[", "]", "{", "}", '"', "'", '"""', "\\", "\n", ".", "=", "a", "9" * 50, "0x" + "f" * 99, "1e999", "nan",
+          "[[a]]\n", "\x00", "\ud800".encode("utf-8", "surrogatepass").decode("latin-1"), "2020-99-99")  # fmt: skip
+
+
+class Subject:
+    """One file a case."""
+
+    def __init__(self, shared: Path) -> None:
+        import onnx
+
+        import onnxtrain
+
+        warnings.simplefilter("ignore")
+        self._shared = shared
+        onnx.save(onnxtrain.examples.mlp((4, 5, 3)), shared / "model.onnx")
+
+    def run(self, seed: int, index: int, case: Path, operations: Operations) -> None:
+        """Write a file and read it."""
+        generator = random.Random(f"small {seed} {index}")
+        warnings.simplefilter("ignore")
+        kinds = (self._tokenizer, self._labels, self._labels, self._run, self._run, self._toml, self._toml,
+                 self._weights, self._states)  # fmt: skip
+        kind = generator.choice(kinds)
+        operations.run(kind.__name__.strip("_"), lambda: kind(generator, case))
+
+    def _json(self, found: Any, generator: random.Random, path: Path) -> None:
+        found = copy.deepcopy(found)
+        spoil_json(found, generator)
+        text = json.dumps(found).encode()
+        path.write_bytes(damage(text, generator) if generator.random() < 0.3 else text)
+
+    def _tokenizer(self, generator: random.Random, case: Path) -> None:
+        from onnxtrain.training.data.tokenizing import open_tokenizer
+
+        self._json(TOKENIZER, generator, case / "tokenizer.json")
+        open_tokenizer(case / "tokenizer.json").encode(["a b", "", "b" * 40, "zz \u03bb"])
+
+    def _labels(self, generator: random.Random, case: Path) -> None:
+        from onnxtrain.model.file import ModelFile
+        from onnxtrain.training.data.data_names import read_labels
+
+        os.link(self._shared / "model.onnx", case / "model.onnx")
+        self._json(["a", "b", "c"], generator, case / "model.labels.json")
+        read_labels(ModelFile.load(case / "model.onnx"))
+
+    def _run(self, generator: random.Random, case: Path) -> None:
+        from onnxtrain.report.runs import differences, read_runs
+
+        self._json(RUN, generator, case / "run.json")
+        (case / "config.toml").write_bytes(_toml(generator))
+        runs = read_runs([case])
+        differences(runs)
+        for run in runs:
+            assert run.best is not None
+
+    def _toml(self, generator: random.Random, case: Path) -> None:
+        from onnxtrain.cli.configuration import _read
+
+        (case / "f.toml").write_bytes(_toml(generator))
+        _read(case / "f.toml")
+
+    def _weights(self, generator: random.Random, case: Path) -> None:
+        from onnxtrain.cli.fit import _sample_weight
+
+        name = generator.choice(("w.npy", "w.txt"))
+        if name == "w.npy":
+            np.save(case / name, np.ones(5, generator.choice(("f4", "f8", "i8", "U3"))))
+        else:
+            (case / name).write_text("\n".join(generator.choice(("1", "0.5", "nan", "a", "", "1 2")) for _ in range(5)))
+        (case / name).write_bytes(damage((case / name).read_bytes(), generator))
+        _sample_weight(str(case / name))
+
+    def _states(self, generator: random.Random, case: Path) -> None:
+        from safetensors.numpy import save_file
+
+        from onnxtrain.training.import_states import import_states
+        from reliability.subject_adapters import spoil_file
+
+        save_file({"layer1.bias": np.ones(5, np.float32)}, case / "s.safetensors")
+        spoil_file(case / "s.safetensors", generator)
+        import_states(self._shared / "model.onnx", case / "s.safetensors", case / "o.onnx")
+
+
+def _toml(generator: random.Random) -> bytes:
+    text = TOML
+    for _ in range(generator.randrange(4)):
+        place = generator.randrange(len(text) + 1)
+        text = text[:place] + generator.choice(PIECES) * generator.choice((1, 1, 2, 3000)) + text[place:]
+    data = text.encode("utf-8", "surrogatepass")
+    return damage(data, generator) if generator.random() < 0.3 else data

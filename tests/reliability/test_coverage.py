@@ -1,0 +1,103 @@
+"""Every reader and every command has a fuzzer: both are listed from the code, so that a new one without fails here."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import onnxtrain
+from onnxtrain.cli.app import COMMANDS
+from reliability import run as campaigns
+from reliability.killer import SCENARIOS
+from reliability.runner import Report
+from reliability.subject_flags import BASES
+from reliability.subjects import SUBJECTS
+
+READS = re.compile(
+    r"\.open\(\"rb\"\)|\bread_(?:small|json|toml|text|file|arrays)\(|map_safetensors\(|safe_open\(|load_file\(|"
+    r"tarfile\.open\(|ParquetFile\(|AdapterFormat\.read_adapter\(|path\.open\(|os\.O_RDONLY"
+)
+"""What opens a file in the source."""
+
+FUZZED = {
+    "models": (
+        "model/reading.py", "model/origin.py", "model/data_files.py", "model/whole.py", "model/references.py",
+        "model/background.py", "model/file.py",
+    ),
+    "killings": ("model/writing.py", "model/locks.py", "model/data_changes.py", "model/saving.py"),
+    "checkpoints": (
+        "training/checkpoints/records.py", "training/checkpoints/checkpoint.py", "training/description.py",
+    ),
+    "data": ("training/data/files.py", "training/data/opening.py", "training/data/safetensors_file.py"),
+    "adapters": ("adapters/peft.py", "adapters/files.py"),
+    "small": (
+        "model/small_files.py", "training/data/tokenizing.py", "training/data/labels.py", "report/runs.py",
+        "cli/configuration.py", "cli/fit.py", "training/import_states.py",
+    ),
+    "tables": (
+        "training/data/csv_file.py", "training/data/parquet_file.py", "training/data/tar_file.py",
+        "training/data/pictures.py", "training/data/text_file.py",
+    ),
+}  # fmt: skip
+"""The subject that feeds each file of the source that reads others' files."""
+
+OWN = ("deferred.py", "pruning/report.py")
+"""What reads only what came with packages, or what was just written."""
+
+NO_OUTPUT = ("evaluate", "inspect", "doctor", "check", "runs", "completion", "demo")
+"""Commands that write no file, and the demonstration, which writes as ``fit`` does."""
+
+
+def test_every_reader_has_a_fuzzer() -> None:
+    root = Path(onnxtrain.__file__).parent
+    readers = {path.relative_to(root).as_posix() for path in root.rglob("*.py") if READS.search(path.read_text())}
+    fuzzed = {name for names in FUZZED.values() for name in names}
+    assert readers - fuzzed - {*OWN} == set(), "name the subject that feeds it in FUZZED"
+    assert not [name for name in fuzzed if not (root / name).exists()]
+    assert {*FUZZED} <= {*SUBJECTS}
+
+
+def test_every_command_has_a_fuzzer() -> None:
+    assert {*BASES} == {*COMMANDS}
+    killed = {scenario.line[0] for scenario in SCENARIOS.values()}
+    assert killed | {*NO_OUTPUT} == {*COMMANDS}
+
+
+def test_a_campaign_adds_up(tmp_path: Path, monkeypatch: Any) -> None:
+    """It goes on at the case after the last one of the journal, also after a line that was cut off."""
+    journal, page = tmp_path / "journal.jsonl", tmp_path / "page.md"
+    page.write_text("a\n<!-- counts -->\n\n<!-- end of counts -->\nb\n")
+    begun: list[tuple[str, int]] = []
+
+    def run_cases(subject: str, indices: Any, **_: Any) -> Report:
+        begun.append((subject, next(iter(indices))))
+        report = Report(seconds=2.0)
+        report.counts.update(ok=300, refused=100)
+        return report
+
+    monkeypatch.setattr(campaigns, "run_cases", run_cases)
+    monkeypatch.setattr(campaigns, "INPUTS", 1500)
+    monkeypatch.setattr(campaigns, "KILLINGS", 800)
+    monkeypatch.setattr(campaigns.signal, "signal", lambda *_: None)
+    given = argparse.Namespace(
+        hours=None, seconds=None, subject=["reading", "killings"], seed=3, workers=1, failures=None
+    )
+    assert campaigns.campaign(given, journal, page) == 0
+    assert [first for subject, first in begun if subject == "reading"] == [0, 400, 800, 1200]
+    assert [first for subject, first in begun if subject == "killings"] == [0, 400, 800]
+    with journal.open("a") as file:
+        file.write('{"subject": "read')
+    entries = campaigns.read_journal(journal)
+    assert sum(entry["count"] for entry in entries) == 2800
+    assert campaigns.reached(entries)
+    assert "| reading | 1,600 |" in page.read_text()
+    assert json.loads(journal.read_text().splitlines()[0])["seed"] == 3
+
+
+def test_the_page_has_the_counts_of_the_journal() -> None:
+    page = campaigns.PAGE.read_text(encoding="utf-8")
+    table = campaigns.sums(campaigns.read_journal(campaigns.JOURNAL))
+    assert campaigns.replace_table(page, table) == page
