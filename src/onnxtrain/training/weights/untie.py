@@ -23,8 +23,9 @@ _FLOATING = (
 
 
 def untied(file: ModelFile, which: bool | str | Sequence[str]) -> ModelFile:
-    """The model with shared initializers copied: the first reader keeps the name, others the names that
-    their modules give them, or a number: ``norm_2.bias``, ``val_8_2``.
+    """The model with shared initializers copied: the first reader keeps the name, others get those of their modules.
+
+    Where a module is not known, a copy gets a number: ``norm_2.bias``, ``val_8_2``.
 
     Args:
         file: The user's model.
