@@ -165,11 +165,11 @@ def _fixed_batch(found: Inspection) -> Iterator[Finding]:
 def _pasts(model: str | os.PathLike[str] | onnx.ModelProto) -> Iterator[Finding]:
     names = leave_out_pasts(ModelFile.load(model).training_model())
     if names:
-        more = ", ..." if len(names) > 2 else ""
+        listed = ", ".join(names[:2]) + (", ..." if len(names) > 2 else "")
         yield Finding(
             Severity.NOTE,
-            f"Training begins without a past: {len(names)} inputs for past keys and values ({', '.join(names[:2])}{more}) "
-            "are left out, so that data need not have them. The saved file keeps them.",
+            f"Training begins without a past: {len(names)} inputs for past keys and values ({listed}) are left "
+            "out, so that data need not have them. The saved file keeps them.",
         )
 
 
