@@ -60,7 +60,8 @@ def reads_index(node: ir.Node, place: int, opsets: Mapping[str, int]) -> bool:
     Of operators without a schema, whole numbers of 32 bits and more are taken for indices: quantized values have fewer.
 
     Example:
-        >>> node = ir.Node("", "Gather", [ir.Value(name="x"), ir.Value(name="indices")])
+        >>> indices = ir.Value(name="indices", type=ir.TensorType(ir.DataType.INT64))
+        >>> node = ir.Node("", "Gather", [ir.Value(name="x"), indices])
         >>> reads_index(node, 0, {"": 20}), reads_index(node, 1, {"": 20})
         (False, True)
     """
