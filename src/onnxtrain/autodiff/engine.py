@@ -105,7 +105,9 @@ class Engine:
         return Engine(self.forward.inside(op.graph), op).pull_back(seeds, xs)
 
     def _backward(self, path: Sequence[ir.Node], collected: dict[ir.Value, list[Value]], keep: set[ir.Value]) -> None:
-        wanted = keep | {output for node in path for output in node.outputs}
+        wanted = keep | {
+            output for node in path for output in self.forward.carrying_outputs(node, self.forward.entry(node))
+        }
         for node in reversed(path):
             reached = [output for output in node.outputs if output in collected]
             if not reached:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 import onnx_ir as ir
-from onnx import defs
 
+from onnxtrain.autodiff.indices import kind_at, kinds_of, reads_index
 from onnxtrain.autodiff.node import Node
 from onnxtrain.graph import Value
 
@@ -27,8 +27,12 @@ def seen_as_floating(node: Node, wanted: Collection[ir.Value], dys: Dys, opsets:
     """
     dtype = next((dy.dtype for dy in dys if dy is not None), None)
     carries = [
-        value is not None and value.ir in wanted and not value.is_float and not value.is_sequence
-        for value in node.inputs
+        value is not None
+        and value.ir in wanted
+        and not value.is_float
+        and not value.is_sequence
+        and not reads_index(node.ir, place, opsets)
+        for place, value in enumerate(node.inputs)
     ]
     if dtype is None or not any(carries):
         return node, dys
@@ -52,12 +56,10 @@ def seen_as_floating(node: Node, wanted: Collection[ir.Value], dys: Dys, opsets:
 def _kinds(node: Node, version: int) -> tuple[list[str], list[str]]:
     """The names that types of inputs and outputs have in the operator's schema: those of one name are one type."""
     counts = len(node.inputs), len(node.outputs)
-    try:
-        schema = defs.get_schema(node.operator, version, node.ir.domain)
-    except defs.SchemaError:
+    kinds = kinds_of(node.operator, node.ir.domain, version)
+    if kinds is None:
         return [f"input {place}" for place in range(counts[0])], [f"output {place}" for place in range(counts[1])]
-    kinds = [
-        [formal[min(place, len(formal) - 1)].type_str for place in range(count)]
-        for formal, count in zip((schema.inputs, schema.outputs), counts, strict=True)
-    ]
-    return kinds[0], kinds[1]
+    return (
+        [kind_at(kinds.inputs, place) for place in range(counts[0])],
+        [kind_at(kinds.outputs, place) for place in range(counts[1])],
+    )

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from onnxtrain.autodiff import registry
+from onnxtrain.autodiff.indices import gives_index, reads_index
 from onnxtrain.graph.clone import captured_values
 from onnxtrain.graph.value import is_float
 
@@ -72,16 +73,22 @@ class Forward:
         active = {self.current(x) for x in route.xs}
         through: list[tuple[ir.Node, list[ir.Value]]] = []
         for node in self.graph:
-            read = [value for value in values_read(node) if value in active]
-            if not read:
+            if not any(value in active for value in values_read(node)):
                 continue
             entry = self.entry(node)
+            read = [value for value in self._carrying_inputs(node, entry) if value in active]
+            if not read:
+                continue
             if entry is not None and entry.function is None and not _hands_on(node, entry, active):
                 continue
             # Without passing straight through, these are followed to find what would lose a gradient.
             quantizes = entry is not None and bool(entry.quantized)
             integers = self.straight_through or quantizes or not all(map(may_carry, read))
-            outputs = [v for v in node.outputs if (may_carry(v) or (integers and is_number(v))) and v not in fixed]
+            outputs = [
+                value
+                for value in self.carrying_outputs(node, entry)
+                if (may_carry(value) or (integers and is_number(value))) and value not in fixed
+            ]
             if outputs:
                 active.update(outputs)
                 through.append((node, read))
@@ -92,6 +99,24 @@ class Forward:
                 path.append(node)
                 needed.update(read)
         return path[::-1]
+
+    def _carrying_inputs(self, node: ir.Node, entry: registry.Entry | None) -> list[ir.Value]:
+        """What a node reads, without its indices, sizes and conditions."""
+        if _computes_with_integers(entry):
+            return values_read(node)
+        places = [place for place in range(len(node.inputs)) if not reads_index(node, place, self.opsets)]
+        return [value for place in places if (value := node.inputs[place]) is not None] + captured_values(node)
+
+    def carrying_outputs(self, node: ir.Node, entry: registry.Entry | None) -> list[ir.Value]:
+        """What a node gives, without indices, counts and masks."""
+        if _computes_with_integers(entry):
+            return list(node.outputs)
+        return [value for place, value in enumerate(node.outputs) if not gives_index(node, place, self.opsets)]
+
+
+def _computes_with_integers(entry: registry.Entry | None) -> bool:
+    """Whether an operator takes or gives integers that stand for numbers, whatever their type."""
+    return entry is None or entry.through_integers or bool(entry.quantized)
 
 
 def values_read(node: ir.Node) -> list[ir.Value]:

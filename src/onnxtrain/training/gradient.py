@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.errors import GradientError
 from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.graph.value import HALVES
 from onnxtrain.lowering.build_gradients import Derivative
 from onnxtrain.lowering.patterns import gradient_nodes
 from onnxtrain.lowering.pipeline import lower_graph
@@ -19,6 +20,7 @@ from onnxtrain.model.validity import refuses_invalid
 from onnxtrain.model.whole import with_external_data
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.weights.parameters import parameter_table
+from onnxtrain.training.working_copy.widening import keep_types, narrow_outputs, widen
 
 
 @checks_arguments
@@ -35,7 +37,8 @@ def gradient(
 
     For a scalar y and each x the result has an output ``{x}_grad`` = dy/dx of the type and shape of x; a y
     that is not scalar is summed. Only standard operators are used: the result runs on any ONNX runtime. A
-    model below opset 18 is upgraded to it.
+    model below opset 18 is upgraded to it. A model in half precision computes in float32; its weights, inputs and
+    outputs keep their types, and so do the gradients with respect to them.
 
     Args:
         model: A path or a loaded model.
@@ -60,7 +63,10 @@ def gradient(
         ModelError: The model cannot be read.
     """
     file = ModelFile.load(model)
-    working = infer_shapes(file.training_model())
+    working = file.training_model()
+    declared = {str(value.name): value.dtype for value in working.graph.outputs if value.dtype in HALVES}
+    halves = widen(working)
+    working = infer_shapes(working)
     options = GradientOptions.of(straight_through, recompute)
     graph = working.graph
     if gradient_nodes(graph):  # which y may depend on
@@ -75,8 +81,10 @@ def gradient(
     else:
         names = [xs] if isinstance(xs, str) else list(xs)
     target = find_value(graph, target.name or "", "y")
+    keep_types(working, halves, names)
     working.metadata_props.update(options.entries())
     lower_graph(working, derivative=Derivative(target, [find_value(graph, name, "xs") for name in names]))
+    narrow_outputs(working, declared)
     return with_external_data(ir.to_proto(infer_shapes(working)), file.folder)
 
 

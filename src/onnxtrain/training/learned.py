@@ -359,6 +359,7 @@ class Learned:
                 self.file.save(path, self.saved_values(ema), metadata)
         write_names(Path(path), self.names)
 
+    @checks_arguments
     def check_weights(self, ema: bool = False) -> None:
         """Refuse weights that training has made NaN or infinite.
 

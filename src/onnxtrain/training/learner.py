@@ -363,6 +363,7 @@ class Learner(Learned):
         )
         return next(iter(arrays.values())) if len(arrays) == 1 else arrays
 
+    @checks_arguments
     def predict_proba(
         self, data: Source, *, target: str | None = None, batch_size: int = 256, ema: bool = False
     ) -> np.ndarray | dict[str, np.ndarray]:

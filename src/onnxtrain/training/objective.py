@@ -24,7 +24,7 @@ from onnxtrain.training.losses.joint_loss import Forms, JointLoss
 from onnxtrain.training.losses.partial_batches import FixedBatch, on_real_rows
 from onnxtrain.training.losses.targets import Targets, tensor_spec, wrapped
 from onnxtrain.training.specification import Specification
-from onnxtrain.training.weights.groups import group_hints, update_rules
+from onnxtrain.training.weights.groups import group_hints, merged_hints, update_rules
 from onnxtrain.training.weights.masks import choose_tensors
 from onnxtrain.training.weights.of_products import product_weights
 from onnxtrain.training.weights.parameters import Initializer
@@ -176,7 +176,12 @@ class Objective:
             quantized=not (specification.qat or specification.straight_through or specification.lora is not None),
         )
         texts = group_hints(specification.groups, self.table, self.model)
-        return found + [Hint(text, surprising=False) for text in texts]
+        choices = {"train": specification.train, "freeze": specification.freeze}
+        choices |= {repr(group): group.patterns for group in specification.groups}
+        merged = merged_hints(choices, self.table, self.model)
+        return (
+            found + [Hint(text, surprising=False) for text in texts] + [Hint(text, surprising=True) for text in merged]
+        )
 
     def on_real_rows(self, rows: int) -> Objective:
         """The same with the loss on as many examples as there are targets, for a model of a fixed batch size.

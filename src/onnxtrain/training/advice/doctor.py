@@ -11,10 +11,12 @@ from enum import Enum
 import onnx
 
 from onnxtrain.graph.domains import MACHINE_LEARNING_DOMAIN
+from onnxtrain.model.file import ModelFile
 from onnxtrain.model.validity import refuses_invalid
 from onnxtrain.training.advice.hints import QUANTIZED
 from onnxtrain.training.advice.inspection import Inspection, inspect
 from onnxtrain.training.weights.parameters import Initializer
+from onnxtrain.training.working_copy.pasts import leave_out_pasts
 
 _NEWER = "torch.onnx.export(model.eval(), ..., dynamo=True)"
 _FREE_BATCH = (
@@ -79,6 +81,7 @@ def diagnose(model: str | os.PathLike[str] | onnx.ModelProto, *, output: str | N
         *_other_types(found),
         *_quantized(found),
         *_fixed_batch(found),
+        *_pasts(model),
         *_folded(found),
         *(
             Finding(Severity.CHANGES if text in found.surprises else Severity.NOTE, text)
@@ -163,6 +166,17 @@ def _fixed_batch(found: Inspection) -> Iterator[Finding]:
                 f"Train with free_batch=True, or export with a free one: {_FREE_BATCH}.",
             )
             return
+
+
+def _pasts(model: str | os.PathLike[str] | onnx.ModelProto) -> Iterator[Finding]:
+    names = leave_out_pasts(ModelFile.load(model).training_model())
+    if names:
+        listed = ", ".join(names[:2]) + (", ..." if len(names) > 2 else "")
+        yield Finding(
+            Severity.NOTE,
+            f"Training begins without a past: {len(names)} inputs for past keys and values ({listed}) are left "
+            "out, so that data need not have them. The saved file keeps them.",
+        )
 
 
 def _folded(found: Inspection) -> Iterator[Finding]:

@@ -34,7 +34,7 @@ def dropped_biases(model: ir.Model) -> tuple[str, ...]:
         f"{module}.bias"
         for nodes in calls.values()
         if not any(map(_has_bias, nodes)) and any(node.op_type in (*_BIASES, "MatMul") for node in nodes)
-        for module in [module_of(nodes[-1])]
+        for module in [module_of(nodes[-1].name or "", nodes[-1].metadata_props)]
         if module
     )
     if norms[True]:

@@ -220,6 +220,7 @@ def _mean_absolute_error(y_true: Array, y_pred: Array) -> Terms:
     return _sum(np.abs(prediction - truth))
 
 
+@checks_arguments
 def mean_absolute_percentage_error(y_true: Array, y_pred: Array) -> float:
     """The mean of ``|y_pred - y_true| / |y_true|``; a truth of 0 counts as the smallest step of float64 above 1.
 

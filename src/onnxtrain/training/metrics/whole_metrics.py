@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxtrain.errors import DataError, OptionError
+from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.call_text import read_call
 from onnxtrain.training.data.conversion import Array, kind_of
 from onnxtrain.training.data.target_checks import check_labels
@@ -407,6 +408,7 @@ def _at_least_one(name: str, given: Sequence[str], what: str, example: str) -> i
     return int(given[0])
 
 
+@checks_arguments
 def confusion_matrix(
     y_true: Any, y_pred: Any, *, classes: int | None = None, axis: int = 1, ignore_index: int | None = None
 ) -> npt.NDArray[np.int64]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import fnmatch
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from onnxtrain.operators.aliases import LEARNING_RATE, translated
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.call_text import read_call
+from onnxtrain.training.weights.names import Origin, origin_of
 from onnxtrain.training.weights.parameters import Initializer, matching
 from onnxtrain.training_info.recipe import UpdateRule
 
@@ -184,6 +186,38 @@ def group_hints(groups: Sequence[Group], table: Sequence[Initializer], model: ir
                 f"{groups[later]!r} matches {count} parameters that {groups[first]!r} has already: the first group "
                 f"that matches counts alone, so that they do not get its {' and '.join(sorted(lost))}."
             )
+    return sentences
+
+
+def merged_hints(
+    choices: Mapping[str, str | Sequence[str] | None], table: Sequence[Initializer], model: ir.Model
+) -> list[str]:
+    """Sentences on tensors of several modules of which patterns name only some: what is said holds for all of them.
+
+    Args:
+        choices: Patterns by the option that has them.
+        table: All initializers.
+        model: A working copy.
+    """
+    sentences = []
+    for option, given in choices.items():
+        patterns = [given] if isinstance(given, str) else list(given or ())
+        alternatives = [one for pattern in patterns for one in (pattern, *pattern.split("|"))]
+        for row in table:
+            if row.name not in model.graph.initializers or not row.paths:
+                continue
+            own = () if origin_of(row.name) is Origin.EXPORTER else (row.name,)
+            names = dict.fromkeys((*own, *row.paths))
+            if row.name in alternatives or len(names) < 2:
+                continue
+            matched = [name for name in names if any(fnmatch.fnmatchcase(name, one) for one in alternatives)]
+            if matched and len(matched) < len(names):
+                others = [name for name in names if name not in matched]
+                more = f" and {len(others) - 2} more" if len(others) > 2 else ""
+                sentences.append(
+                    f"{option} matches {matched[0]}, but the file holds it as one tensor ({row.name}) with "
+                    f"{', '.join(others[:2])}{more}, so it holds for all of them; untie= gives each module its own."
+                )
     return sentences
 
 

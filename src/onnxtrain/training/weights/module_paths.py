@@ -7,6 +7,7 @@ its module: by metadata (the newer exporter), or by its own name, ``/layer.1/hea
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 
 import onnx_ir as ir
 
@@ -25,7 +26,9 @@ _BIASES = {("Gemm", 2), ("Conv", 2), ("ConvTranspose", 2), ("Add", 0), ("Add", 1
 
 
 def module_paths(value: ir.Value, functions: Functions | None = None) -> tuple[str, ...]:
-    """The names that an initializer has in the program that was exported; none where its name in the file is one.
+    """The names that an initializer has in the program that was exported; none where its name in the file is the one.
+
+    One that several modules read, since an exporter merged equal values or the program shares it, has all their names.
 
     Args:
         value: An initializer.
@@ -37,15 +40,37 @@ def module_paths(value: ir.Value, functions: Functions | None = None) -> tuple[s
         >>> module_paths(weight)
         ('encoder.layer.1.query.weight',)
     """
-    if origin_of(value.name or "") is not Origin.EXPORTER:
-        return ()
+    name = value.name or ""
+    is_made = origin_of(name) is Origin.EXPORTER
+    word = "" if is_made else name.rpartition(".")[2]
     found: dict[str, None] = {}
+    modules: set[str] = set()
     for node, index in arrivals(value, functions):
-        module = module_of(node)
+        module = module_of(node.name or "", node.metadata_props)
         if module:
-            role = "bias" if (node.op_type, index) in _BIASES else role_of(node.op_type, index) or "weight"
+            modules.add(module)
+            if is_made:
+                role = "bias" if (node.op_type, index) in _BIASES else role_of(node.op_type, index) or "weight"
+            else:
+                role = role_in_module(node.op_type, index) or word
             found[f"{module}.{role}"] = None
-    return tuple(found)
+    if not is_made and ("." not in name or len(modules) < 2):
+        return ()
+    return tuple(path for path in found if path != name)
+
+
+_IN_MODULES = {"scale": "weight", "bias": "bias", "running mean": "running_mean", "running variance": "running_var"}
+
+
+def role_in_module(operator: str, index: int) -> str:
+    """What PyTorch's modules call what an operator reads there; "" where the operator does not tell.
+
+    Example:
+        >>> role_in_module("BatchNormalization", 4), role_in_module("Gemm", 2), role_in_module("Mul", 1)
+        ('running_var', 'bias', '')
+    """
+    role = _IN_MODULES.get(role_of(operator, index), "")
+    return role or ("bias" if (operator, index) in _BIASES and operator != "Add" else "")
 
 
 def forget_traces(model: ir.Model) -> None:
@@ -69,9 +94,9 @@ def node_names(value: ir.Value, functions: Functions | None = None) -> tuple[str
     return tuple(dict.fromkeys(other for name in names if name for other in (name, name.strip("/").replace("/", "."))))
 
 
-def module_of(node: ir.Node) -> str:
-    """The path of the module that a node belongs to, "" where it is not known."""
-    scopes = node.metadata_props.get(_SCOPES)
+def module_of(name: str, metadata: Mapping[str, str]) -> str:
+    """The path of the module that a node belongs to, by its name and metadata; "" where it is not known."""
+    scopes = metadata.get(_SCOPES)
     if scopes is not None:
         try:
             listed = ast.literal_eval(scopes)
@@ -79,7 +104,6 @@ def module_of(node: ir.Node) -> str:
             return ""
         named = [scope for scope in listed if isinstance(scope, str)] if isinstance(listed, list) else []
         return named[-2] if len(named) > 1 else ""
-    name = node.name or ""
     path: list[str] = []
     for part in name.strip("/").split("/")[:-1] if name.startswith("/") else ():
         if path and part.startswith(f"{path[-1]}."):  # /body/body.2: a Sequential that was called

@@ -11,6 +11,7 @@ import onnx
 from onnxtrain.errors import OptionError
 from onnxtrain.graph.domains import is_default_domain
 from onnxtrain.model.file import ModelFile
+from onnxtrain.training.weights.module_paths import module_of, role_in_module
 from onnxtrain.training.weights.readers import SHAPE_ONLY, is_statistic, role_of
 
 _FLOATING = (
@@ -22,7 +23,9 @@ _FLOATING = (
 
 
 def untied(file: ModelFile, which: bool | str | Sequence[str]) -> ModelFile:
-    """The model with shared initializers copied: the first reader keeps the name, others get ``{name}_2`` ...
+    """The model with shared initializers copied: the first reader keeps the name, others get those of their modules.
+
+    Where a module is not known, a copy gets a number: ``norm_2.bias``, ``val_8_2``.
 
     Args:
         file: The user's model.
@@ -74,6 +77,23 @@ def has_one_value(array: np.ndarray) -> bool:
     return bool(array.size and array.flat[0] == array.flat[-1] and (array == array.flat[0]).all())
 
 
+def copy_name(name: str, node: onnx.NodeProto, position: int, number: int) -> str:
+    """What a copy of a shared initializer is called: as the module that reads it calls it, where that is known.
+
+    Elsewhere it gets a number, before its last word, which patterns such as ``*.bias`` ask for.
+
+    Example:
+        >>> norm = onnx.helper.make_node("Add", ["x", "b"], ["y"], name="/encoder/layer.1/norm/Add")
+        >>> copy_name("layer.0.norm.bias", norm, 1, 2), copy_name("layer.0.norm.bias", onnx.NodeProto(), 1, 2)
+        ('encoder.layer.1.norm.bias', 'layer.0.norm_2.bias')
+    """
+    module = module_of(node.name, {entry.key: entry.value for entry in node.metadata_props})
+    path, _, word = name.rpartition(".")
+    if module:
+        return f"{module}.{role_in_module(node.op_type, position) or (word if path else '') or 'weight'}"
+    return f"{path}_{number}.{word}" if path else f"{name}_{number}"
+
+
 _Place = tuple[int, str]
 """A node, and for what it reads there where that matters."""
 
@@ -116,7 +136,7 @@ def _copy(
             own = name
             number = len(owner) + 1
             if owner:
-                own = f"{name}_{number}"
+                own = copy_name(name, graph.node[index], position, number)
                 while own in taken:
                     own += "_"
                 taken.add(own)

@@ -19,13 +19,20 @@ def leave_out_pasts(model: ir.Model) -> list[str]:
     """Take inputs for keys and values of the past out of a working copy, in place, as if they were empty.
 
     Such an input has four axes, [batch, heads, rows, size], with any number of rows; what reads it are attention nodes,
-    a Concat along the rows, or a Shape. One that is read in another way stays, and so does one with a fixed size.
+    a Concat along the rows, or a Shape. Keys and values of an encoder, which nothing is appended to, stay, and so do
+    caches of a fixed size. Where one input that grows is read in another way, all stay: they go together or not at all.
 
     Returns:
         The names of the inputs that went.
     """
     graph = model.graph
-    pasts = [value for value in graph.inputs if _is_past(value)]
+    growing = [value for value in graph.inputs if _may_be_past(value)]
+    for value in growing:
+        _read_itself(graph, value)
+    pasts = [value for value in growing if _is_past(value)]
+    rows = {(dimensions(past) or ())[_ROWS] for past in pasts} - {None}
+    if any((dimensions(value) or ())[_ROWS] in rows for value in growing if value not in pasts):
+        return []
     others = [value for value in graph.inputs if value not in pasts and dimensions(value)]
     if not others:
         return []
@@ -41,12 +48,28 @@ def leave_out_pasts(model: ir.Model) -> list[str]:
     return [str(past.name) for past in pasts]
 
 
-def _is_past(value: ir.Value) -> bool:
+def _may_be_past(value: ir.Value) -> bool:
+    """Whether an input has the axes of a past: any number of rows."""
     shape = dimensions(value)
     if shape is None or len(shape) != 4 or isinstance(shape[_ROWS], int) or not isinstance(shape[1], int):
         return False
-    if value.is_graph_output() or value.is_initializer():
-        return False
+    return not value.is_graph_output() and not value.is_initializer()
+
+
+def _read_itself(graph: ir.Graph, value: ir.Value) -> None:
+    """Let those read a past that read copies of it, in place: a cache that starts from it is a Concat of one input."""
+    waiting = [value]
+    while waiting:
+        for node, _ in list(waiting.pop().uses()):
+            copies = node.op_type == "Identity" or (node.op_type == "Concat" and len(node.inputs) == 1)
+            if copies and not node.domain and node.graph is graph and not node.outputs[0].is_graph_output():
+                node.outputs[0].replace_all_uses_with(value)
+                graph.remove(node, safe=True)
+                waiting.append(value)
+                break
+
+
+def _is_past(value: ir.Value) -> bool:
     kinds = {_kind(node, place) for node, place in value.uses()}
     return kinds <= {"attention", "concat", "shape"} and bool(kinds - {"shape"})
 

@@ -7,7 +7,7 @@ that are frozen stay as the file has them, and are widened where they are read.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -61,6 +61,46 @@ def keep_frozen(model: ir.Model, halves: Halves, trained: Collection[str]) -> No
             _cast_behind(gather)
         wide = [(node, place) for node, place in value.uses() if node not in gathers and not _is_cast(node)]
         _cast(model.graph, value, wide)
+
+
+def keep_types(model: ir.Model, halves: Halves, differentiated: Collection[str]) -> None:
+    """Give all initializers their own type again, in place; gradients of those that are named flow in single precision.
+
+    Args:
+        model: A model that computes in single precision.
+        halves: The initializers that were in half precision.
+        differentiated: Those of which a gradient is asked for: all that read them read one value that is widened.
+    """
+    keep_frozen(model, halves, differentiated)
+    for name in differentiated:
+        value = model.graph.initializers.get(name)
+        if value is not None and name in halves:
+            value.const_value, value.dtype = halves[name], halves[name].dtype
+            _cast(model.graph, value, list(value.uses()))
+
+
+def narrow_outputs(model: ir.Model, dtypes: Mapping[str, ir.DataType]) -> None:
+    """Give outputs the types in half precision that the file declares, in place.
+
+    Args:
+        model: A model that computes in single precision.
+        dtypes: The declared types by the names of outputs; others stay as they are.
+    """
+    graph = model.graph
+    narrowed: dict[ir.Value, ir.Value] = {}
+    for place, value in enumerate(graph.outputs):
+        dtype = dtypes.get(value.name or "")
+        if value not in narrowed and (dtype is None or value.dtype == dtype or value.producer() is None):
+            continue
+        if value not in narrowed:
+            assert dtype is not None
+            node = ir.Node("", "Cast", [value], [ir.AttrInt64("to", int(dtype))], num_outputs=1)
+            made = node.outputs[0]
+            made.name, value.name = value.name, f"{value.name}.single"
+            made.type, made.shape = ir.TensorType(dtype), value.shape
+            graph.append(node)
+            narrowed[value] = made
+        graph.outputs[place] = narrowed[value]
 
 
 def hold_rounded(model: ir.Model, halves: Halves, trained: Collection[str]) -> dict[str, str]:
