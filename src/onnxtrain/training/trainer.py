@@ -204,7 +204,7 @@ class Trainer(Learner):
             shard_gradients=shard_gradients,
         )
         super().__init__(specification)
-        warn_of(self._hints, stacklevel=4)  # the decorators are two of them
+        warn_of(self._hints, stacklevel=5)  # three of them are decorators
 
     @checks_arguments
     @checks_arguments

@@ -107,3 +107,42 @@ def _blocks(targets: Array) -> Iterator[Array]:
 def some_labels(labels: Sequence[str]) -> str:
     """List labels as a message shows them."""
     return ", ".join(map(repr, labels[:8])) + (", ..." if len(labels) > 8 else "")
+
+
+def as_classes(targets: Array, prediction: Sequence[Dimension], axis: int) -> Array:
+    """Labels as a loss on classes takes them: [N, 1] as [N], and floats that are whole numbers as integers.
+
+    Args:
+        targets: Targets of any form; distributions over classes stay as they are.
+        prediction: The shape of the scores, with the classes on ``axis``.
+        axis: The axis of the classes.
+    """
+    rank, shape = len(prediction), targets.shape
+    if targets.ndim == rank and prediction[axis] != 1:
+        last = prediction[-1]
+        if shape[axis] == 1:
+            targets = targets.squeeze(axis)
+        elif shape[-1] == 1 and isinstance(last, int) and last != 1:
+            targets = targets[..., 0]
+    if targets.ndim == rank - 1 and kind_of(targets.dtype) == "float" and all(map(_are_whole, _blocks(targets))):
+        targets = GrowingArray.of(targets, np.dtype(np.int64)).finish()
+    return targets
+
+
+def _are_whole(block: Array) -> bool:
+    return bool((np.abs(block) < 2.0**63).all() and (block == np.floor(block)).all())  # false for NaN, too
+
+
+def as_numbers(targets: Array, prediction: Sequence[Dimension]) -> Array:
+    """Return numbers in the shape of the prediction, where only a last axis of size 1 is missing, or is too many.
+
+    The texts true and false become 1 and 0.
+    """
+    rank = len(prediction)
+    if kind_of(targets.dtype) == "string" and all(map(are_truth_values, _blocks(targets))):
+        targets = GrowingArray.of(targets, np.dtype(bool), to_truth_values).finish()
+    if rank and targets.ndim == rank - 1 and prediction[-1] == 1:
+        return targets[..., None]
+    if targets.ndim == rank + 1 and targets.shape[-1] == 1:
+        return targets[..., 0]
+    return targets
