@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from onnxtrain.errors import DataError
-from onnxtrain.training.data.cells import is_number
+from onnxtrain.graph.value import Dimension
+from onnxtrain.training.data.cells import are_truth_values, is_number, to_truth_values
 from onnxtrain.training.data.conversion import Array, kind_of
 from onnxtrain.training.data.growing import GrowingArray
 
