@@ -103,7 +103,7 @@ def fit(
     )
     if schedule is not None and per_epoch and not together.rank:
         text = vanishing_hint(schedule, rate, per_epoch * epochs, per_epoch)
-        warn_of([Hint(text, surprising=True)] if text else [], stacklevel=2)
+        warn_of([Hint(text, surprising=True)] if text else [])
     shown = [] if together.rank else _progress(progress, callbacks)
     measured = trainer.objective.resolve_metrics(metrics)
     check_numbers(measured)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxtrain.errors import DataError, NumericalError, OptionError, TrainingHint
+from onnxtrain.errors import DataError, NumericalError, OptionError
 from onnxtrain.spelling import checks_arguments
-from onnxtrain.training.advice.hints import Hint
+from onnxtrain.training.advice.hints import Hint, warn_of
 from onnxtrain.training.data import Batch, Dataset, TensorSpec
 from onnxtrain.training.data.conversion import kind_of, symbol_sizes
 from onnxtrain.training.data.labels import fewer_labels, learn_labels, no_labels
@@ -325,7 +324,7 @@ class Learner(Learned):
         if targets.classes is not None and len(labels) < targets.classes:
             text = fewer_labels(labels, targets.classes)
             self._hints.append(Hint(text, surprising=True))
-            warnings.warn(text, TrainingHint, stacklevel=5)
+            warn_of(self._hints[-1:])
 
     @checks_arguments
     def predict(

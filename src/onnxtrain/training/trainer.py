@@ -204,7 +204,7 @@ class Trainer(Learner):
             shard_gradients=shard_gradients,
         )
         super().__init__(specification)
-        warn_of(self._hints, stacklevel=5)  # three of them are decorators
+        warn_of(self._hints)
 
     @checks_arguments
     @checks_arguments

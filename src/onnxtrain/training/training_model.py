@@ -137,5 +137,5 @@ def training_model(
         lora=lora,
     )
     file, objective = specification.model, prepare(specification)
-    warn_of(objective.hints(specification), stacklevel=3)  # the decorator is one of them
+    warn_of(objective.hints(specification))
     return with_external_data(build_training_model(objective.recipe(specification)), file.folder)

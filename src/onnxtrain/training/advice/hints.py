@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -84,16 +85,27 @@ def find_hints(
     ]
 
 
-def warn_of(hints: Iterable[Hint], *, stacklevel: int) -> None:
-    """Show the hints that surprise as warnings of Python's.
+def warn_of(hints: Iterable[Hint]) -> None:
+    """Warn, at the line of the caller outside this package, of the hints that surprise.
 
-    Args:
-        hints: The hints.
-        stacklevel: As of ``warnings.warn``, counted from the caller.
+    Warns:
+        TrainingHint: Each of them.
     """
     for hint in hints:
         if hint.surprising:
-            warnings.warn(hint.text, TrainingHint, stacklevel=stacklevel + 1)
+            warnings.warn(hint.text, TrainingHint, stacklevel=_level_of_caller())
+
+
+def _level_of_caller() -> int:
+    """Return the ``stacklevel``, counted from the function that calls this, of the first frame outside this package."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _OWN:
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+_OWN = (__name__.partition(".")[0], "contextlib")
+"""Packages of frames that are passed over: this one, and the decorators that its functions have."""
 
 
 def _undecided(names: Sequence[str]) -> list[Hint]:
