@@ -34,7 +34,7 @@ FUZZED = {
     "data": ("training/data/files.py", "training/data/opening.py", "training/data/safetensors_file.py"),
     "adapters": ("adapters/peft.py", "adapters/files.py"),
     "small": (
-        "model/small_files.py", "training/data/tokenizing.py", "training/data/labels.py", "report/runs.py",
+        "model/small_files.py", "training/data/tokenizing.py", "training/data/data_names.py", "report/runs.py",
         "cli/configuration.py", "cli/fit.py", "training/import_states.py",
     ),
     "tables": (

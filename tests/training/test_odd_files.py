@@ -78,7 +78,7 @@ GOOD = npy(np.zeros(2, np.float32))
     [
         (
             {"0.npy": GOOD, "0.json": b"[" * 100_000},
-            r"'0\.json' in '.*t\.tar' cannot be read: (maximum recursion|Stack overflow)",
+            r"'0\.json' in '.*t\.tar' cannot be read: it has more than 64 levels",
         ),
         ({"0.npy": GOOD, "0.cls": b"9" * 5000}, r"'0\.cls' in '.*t\.tar' cannot be read: Exceeds the limit"),
         ({"0.npy": GOOD, "0.cls": b"9" * 30}, r"'0\.cls' in '.*t\.tar' holds a number that int64 cannot hold"),
