@@ -7,11 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onnxtrain.deferred import defer_imports
 from onnxtrain.lazy import lazy_names
 from onnxtrain.version import __version__ as __version__
-
-defer_imports()
 
 if TYPE_CHECKING:
     from onnxtrain import adapters as adapters

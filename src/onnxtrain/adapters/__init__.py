@@ -21,3 +21,5 @@ __all__ = [
     "describe_adapter",
     "merge_adapter",
 ]
+
+import onnxtrain.workarounds.lazy_sympy  # noqa: F401 - before any module here imports onnx-ir

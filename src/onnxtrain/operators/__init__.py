@@ -11,6 +11,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import onnxtrain.workarounds.lazy_sympy  # noqa: F401 - before any module here imports onnx-ir
 from onnxtrain.operators.body import emit
 from onnxtrain.operators.nodes import infer_optimizer_types
 from onnxtrain.operators.optimizer import Optimizer

@@ -93,7 +93,7 @@ def adam(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> t
     return evaluate(SCHEMA, R, T, *inputs, **attributes)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True)
 class Adam(Optimizer):
     """Adam: steps along the averaged gradient, divided by the root of the averaged squared gradient.
 

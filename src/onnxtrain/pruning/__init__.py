@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+import onnxtrain.workarounds.lazy_sympy  # noqa: F401 - before any module here imports onnx-ir
+
 if TYPE_CHECKING:
     from onnxtrain.pruning.prune import prune
     from onnxtrain.pruning.report import PruneResult

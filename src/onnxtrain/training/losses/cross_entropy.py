@@ -15,7 +15,7 @@ from onnxtrain.training.losses.class_loss import ClassLoss, classes_second
 from onnxtrain.training_info.recipe import LossTerms
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True)
 class SoftmaxCrossEntropy(ClassLoss):
     """Softmax cross-entropy of logits: mean over labels of -w_t log softmax(z)_t.
 

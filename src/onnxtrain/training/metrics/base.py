@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from onnxtrain.by_fields import ByFields
 from onnxtrain.training.data.conversion import Array
 
 PredictionKind = Literal["classes", "binary", "numbers"]
@@ -21,8 +20,8 @@ class Metric(Protocol):
         ...
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Terms(ByFields):
+@dataclass(frozen=True)
+class Terms:
     """A mean in two parts, so that means of batches combine exactly.
 
     Attributes:

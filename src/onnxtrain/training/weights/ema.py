@@ -9,7 +9,7 @@ from onnxtrain.training_info.recipe import Averaging
 from onnxtrain.training_info.update import AVERAGE
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True)
 class EMA(Averaging):
     """An exponential moving average A of every parameter X, kept beside it: A_new = d A + (1 - d) X_new.
 
