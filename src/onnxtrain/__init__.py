@@ -11,11 +11,8 @@ from onnxtrain.start import catch_early_interrupt
 
 catch_early_interrupt()
 
-from onnxtrain.deferred import defer_imports  # noqa: E402 - Ctrl-C may come meanwhile
-from onnxtrain.lazy import lazy_names, public_names  # noqa: E402
+from onnxtrain.lazy import lazy_names, public_names  # noqa: E402 - Ctrl-C may come meanwhile
 from onnxtrain.version import __version__ as __version__  # noqa: E402
-
-defer_imports()
 
 if TYPE_CHECKING:
     from onnxtrain import adapters as adapters

@@ -7,8 +7,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from onnxtrain.collection import collection_paused
-
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     """A ``__getattr__`` for a package whose names are imported from their modules at the first use.
@@ -22,8 +20,7 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         home = homes[name]
-        with collection_paused(lasting=True):
-            module = importlib.import_module(home)
+        module = importlib.import_module(home)
         value = module if home.rpartition(".")[2] == name and not hasattr(module, name) else getattr(module, name)
         setattr(sys.modules[package], name, value)
         return value

@@ -44,7 +44,7 @@ FUZZED = {
 }  # fmt: skip
 """The subject that feeds each file of the source that reads others' files."""
 
-OWN = ("deferred.py", "pruning/report.py")
+OWN = ("pruning/report.py",)
 """What reads only what came with packages, or what was just written."""
 
 NO_OUTPUT = ("evaluate", "inspect", "doctor", "check", "runs", "completion", "demo")

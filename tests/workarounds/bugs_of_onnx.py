@@ -134,11 +134,6 @@ def sympy_at_every_start() -> bool:
     return run_python("import sys, onnx_ir; sys.exit('sympy.core' in sys.modules)").returncode == 1
 
 
-@shows("everything at every start")
-def everything_at_every_start() -> bool:
-    return run_python("import sys, onnx; sys.exit(len({'email', 'onnx.compose'} & set(sys.modules)))").returncode == 2
-
-
 @shows("numbers of recurrent activations")
 def numbers_of_recurrent_activations() -> bool:
     numbers = {"Affine": "activation_beta = [0.5]", "ScaledTanh": "activation_beta = [0.5]", "ThresholdedRelu": ""}

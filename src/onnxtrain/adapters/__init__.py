@@ -1,5 +1,6 @@
 """Adapters: small matrices that are trained beside frozen weights, and the files that hold them."""
 
+import onnxtrain.workarounds.lazy_sympy  # noqa: F401 - before any module here imports onnx-ir
 from onnxtrain.adapters.convert import (
     AdaptableLayer,
     adaptable_layers,

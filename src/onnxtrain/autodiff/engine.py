@@ -24,7 +24,7 @@ from onnxtrain.graph.limits import TooLargeError
 from onnxtrain.graph.value import is_float
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False)
 class Backward:
     """What an engine has emitted so far.
 

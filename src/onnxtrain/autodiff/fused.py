@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 
 from onnxtrain.autodiff.node import Node
-from onnxtrain.autodiff.registry import Body, load_all_rules, load_rules, register_body
+from onnxtrain.autodiff.registry import Body, register_body
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.graph.value import is_float
@@ -63,7 +63,6 @@ def register_fused(
 
 def fused_operators() -> list[FusedOperator]:
     """All operators with a native kernel of this project that gradient rules, and passes over a model, emit."""
-    load_all_rules()
     return [one for one in _operators.values() if one.domain == ONNXTRAIN_DOMAIN and one.has_kernel is not None]
 
 
@@ -97,7 +96,6 @@ def factors(node: Node, *values: Value) -> list[Value]:
 
 def find_fused(node: ir.Node) -> FusedOperator | None:
     """The fused operator that a node applies, if it is one."""
-    load_rules(node.op_type)
     return _operators.get((node.domain, node.op_type))
 
 

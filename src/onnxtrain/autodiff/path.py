@@ -22,7 +22,7 @@ class Route(NamedTuple):
     fixed: tuple[ir.Value, ...] = ()
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False)
 class Forward:
     """A graph to differentiate, and what is needed to look up the rules of its nodes.
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
-import pkgutil
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -75,17 +71,9 @@ _book: dict[tuple[str, str], _Page] = {}
 
 _BLANK = _Page()
 
-_PACKAGE = "onnxtrain.autodiff.rules"
-
-_loading = threading.RLock()
-
-_loaded: set[str] = set()
-"""Operators whose rules are loaded, whatever their domain."""
-
 
 def _page(domain: str, operator: str) -> _Page:
     """The page of an operator, to read."""
-    load_rules(operator)
     return _book.get((_canonical(domain), operator), _BLANK)
 
 
@@ -121,8 +109,6 @@ def register_gradient(
 
     def decorate(function: Rule) -> Rule:
         for operator in operators:
-            if not function.__module__.startswith(f"{_PACKAGE}."):
-                load_rules(operator)  # to be compared with
             _add(Entry(operator, _canonical(domain), since, until, broadcasts, function))
         return function
 
@@ -193,7 +179,6 @@ def _add(entry: Entry) -> None:
 @checks_arguments
 def unregister_gradient(operator: str, domain: str = "") -> None:
     """Forget every rule of an operator, so that another can take its place."""
-    load_rules(operator)
     _page_to_write(domain, operator).entries.clear()
 
 
@@ -215,51 +200,18 @@ def find_registered_body(operator: str, domain: str) -> Body | None:
 
 def entries() -> Iterator[Entry]:
     """All registered entries."""
-    load_all_rules()
     for page in _book.values():
         yield from page.entries
 
 
 def straight_through_entries() -> list[Entry]:
     """All entries that straight-through gradients use in the place of others."""
-    load_all_rules()
     return [page.straight_through for page in _book.values() if page.straight_through is not None]
 
 
 def registered_bodies() -> list[tuple[str, str]]:
     """(domain, operator) of all operators with a registered body."""
-    load_all_rules()
     return [key for key, page in _book.items() if page.body is not None]
-
-
-def load_rules(operator: str) -> None:
-    """Import the files that register something of an operator: they do so themselves."""
-    if operator in _loaded:
-        return
-    with _loading:
-        for file in _files().get(operator, ()):
-            importlib.import_module(f"{_PACKAGE}.{file}")
-        _loaded.add(operator)
-
-
-def load_all_rules() -> None:
-    """Import all files of rules."""
-    for operator in _files():
-        load_rules(operator)
-
-
-@functools.cache
-def _files() -> dict[str, list[str]]:
-    """The files by operator; those of which the table of files says nothing are imported."""
-    package = importlib.import_module(_PACKAGE)
-    for module in pkgutil.iter_modules(package.__path__):
-        if module.name not in package.OPERATORS:
-            importlib.import_module(f"{_PACKAGE}.{module.name}")
-    files: dict[str, list[str]] = {}
-    for file, operators in package.OPERATORS.items():
-        for operator in operators.split():
-            files.setdefault(operator, []).append(file)
-    return files
 
 
 def _canonical(domain: str) -> str:

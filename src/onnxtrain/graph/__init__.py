@@ -4,3 +4,5 @@ from onnxtrain.graph.builder import Builder
 from onnxtrain.graph.value import Value
 
 __all__ = ["Builder", "Value"]
+
+import onnxtrain.workarounds.lazy_sympy  # noqa: F401 - before any module here imports onnx-ir

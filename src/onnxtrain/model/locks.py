@@ -24,7 +24,7 @@ except ImportError:  # not on Windows
 _POLL_SECONDS = 0.05
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False)
 class _Held:
     """A folder that this process has locked: through which descriptor, and how often it asked."""
 

@@ -116,7 +116,7 @@ class _Field(NamedTuple):
         return len(self.payload) if isinstance(self.payload, bytes) else self.payload.size
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False)
 class _Message:
     """A message whose parts may change: its tag and length as written, and the parts."""
 

@@ -6,6 +6,7 @@ operator's name in lower case) and the class of its settings (:class:`Adam`). Ev
 
 from __future__ import annotations
 
+import onnxtrain.workarounds.lazy_sympy  # noqa: F401 - before any module here imports onnx-ir
 from onnxtrain.lazy import public_names
 from onnxtrain.operators.adagrad import Adagrad, adagrad
 from onnxtrain.operators.adam import Adam, adam

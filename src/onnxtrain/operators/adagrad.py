@@ -81,7 +81,7 @@ def adagrad(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -
 
 
 @accept_aliases
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True)
 class Adagrad(Optimizer):
     """Adagrad: the learning rate of every element shrinks with its accumulated squared gradients.
 

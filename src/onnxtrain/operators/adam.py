@@ -95,7 +95,7 @@ def adam(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> t
 
 
 @accept_aliases
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True)
 class Adam(Optimizer):
     """Adam: steps along the averaged gradient, divided by the root of the averaged squared gradient.
 

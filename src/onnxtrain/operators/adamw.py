@@ -89,7 +89,7 @@ def adamw(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> 
 
 
 @accept_aliases
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True)
 class AdamW(Optimizer):
     """AdamW: Adam whose weight decay shrinks the parameter itself, beside the step.
 

@@ -91,7 +91,7 @@ def lamb(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> t
 
 
 @accept_aliases
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True)
 class LAMB(Optimizer):
     """LAMB: AdamW whose step is scaled, tensor by tensor, to the size of the weights. For large batches.
 

@@ -75,7 +75,7 @@ def lion(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> t
 
 
 @accept_aliases
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True)
 class Lion(Optimizer):
     """Lion: steps of one size, along the sign of an averaged gradient.
 

@@ -26,12 +26,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from onnxtrain.by_fields import ByFields
 from onnxtrain.errors import OperatorError
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Measure(ByFields, ABC):
+@dataclass(frozen=True)
+class Measure(ABC):
     """A measure with its parameters.
 
     Args:

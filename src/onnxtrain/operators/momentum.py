@@ -80,7 +80,7 @@ def momentum(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) 
 
 
 @accept_aliases
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True)
 class Momentum(Optimizer):
     """Stochastic gradient descent with momentum, standard or Nesterov's; plain with ``alpha=0``.
 

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
-from onnxtrain.by_fields import ByFields
 from onnxtrain.errors import OperatorError, OptionError
 from onnxtrain.operators.schema import NOT_NEGATIVE, OptimizerSchema, State
 from onnxtrain.operators.sparsity import Sparsity
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Optimizer(ByFields):
+@dataclass(frozen=True)
+class Optimizer:
     """An optimizer's settings: the learning rate, and the attributes of its operator.
 
     A setting has the name of its attribute, unless ``names`` says otherwise: ``{"alpha": "betas[0]"}`` for one that is

@@ -85,7 +85,7 @@ def rmsprop(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -
 
 
 @accept_aliases
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True)
 class RMSprop(Optimizer):
     """RMSprop: steps along the gradient, divided by the root of its averaged square.
 

@@ -84,7 +84,7 @@ def sgd(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> tu
 
 
 @accept_aliases
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True)
 class SGD(Optimizer):
     """Stochastic gradient descent, plain or with momentum.
 

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from onnxtrain.by_fields import ByFields
 from onnxtrain.errors import OperatorError, OptionError
 from onnxtrain.operators.arithmetic import Tensor, Wide, where
 from onnxtrain.operators.measures import Measure, measure
@@ -59,8 +58,8 @@ class Layer(NamedTuple):
 
 
 @checks_arguments
-@dataclass(frozen=True, eq=False, repr=False)
-class Sparsity(ByFields):
+@dataclass(frozen=True)
+class Sparsity:
     """Sparsity promotion for an update rule: ``Adam(sparsity=Sparsity())``, ``Momentum(sparsity=Sparsity())``.
 
     With D, the update that the rule would make, and the scale s of SSGD::

@@ -158,7 +158,7 @@ def ssgd(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> t
 
 
 @accept_aliases
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True)
 class SSGD(Optimizer):
     """Sparsity-promoting gradient descent: prunes a network while it trains.
 

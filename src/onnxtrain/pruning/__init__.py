@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import onnxtrain.workarounds.lazy_sympy  # noqa: F401 - before any module here imports onnx-ir
 from onnxtrain.lazy import lazy_names, public_names
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from onnxtrain.by_fields import ByFields
 from onnxtrain.errors import OptionError
 from onnxtrain.runtime.providers import CPU, CUDA, Provider, choose, name_of
 from onnxtrain.spelling import checks_arguments
@@ -25,8 +24,8 @@ def most_threads() -> int:
 
 
 @checks_arguments
-@dataclass(frozen=True, eq=False, repr=False)
-class RuntimeOptions(ByFields):
+@dataclass(frozen=True)
+class RuntimeOptions:
     """Options of the onnxruntime sessions that train and evaluate.
 
     Attributes:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from onnxtrain.by_fields import ByFields
 from onnxtrain.errors import OptionError
 
 CPU = "CPUExecutionProvider"
@@ -29,8 +28,8 @@ _MEMORY: Mapping[str, str] = {
 """The memory of providers that do not work in the processor's, by the names that ONNX Runtime has for it."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Device(ByFields):
+@dataclass(frozen=True)
+class Device:
     """Memory that is not the processor's.
 
     Attributes:

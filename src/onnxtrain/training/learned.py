@@ -13,8 +13,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxtrain.collection import collection_paused
 from onnxtrain.errors import CheckpointError, ModelError, NumericalError, OptionError
+from onnxtrain.gc_pause import gc_paused
 from onnxtrain.model.file import ModelFile
 from onnxtrain.model.rescue import kept_in_memory
 from onnxtrain.operators.optimizer import Optimizer
@@ -61,7 +61,7 @@ class Learned:
         values: Values to begin with; by default those of the model.
     """
 
-    @collection_paused()
+    @gc_paused()
     def __init__(
         self,
         specification: Specification,

@@ -36,7 +36,7 @@ from onnxtrain.training_info.recipe import LossTerms, Names, Recipe, UpdateRule,
 from onnxtrain.training_info.rounding import Rounding
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False)
 class Objective:
     """A model with the loss that it is trained on. Its graph is never changed: what builds on it takes a copy.
 

@@ -12,8 +12,8 @@ import onnx_ir as ir
 from onnxtrain.autodiff.expand import is_expanded
 from onnxtrain.autodiff.missing import missing_rules, missing_rules_message
 from onnxtrain.autodiff.path import Forward, Route
-from onnxtrain.collection import collection_paused
 from onnxtrain.errors import GradientError, OptionError
+from onnxtrain.gc_pause import gc_paused
 from onnxtrain.graph.shapes import infer_shapes
 from onnxtrain.graph.value import dimensions, is_float
 from onnxtrain.training.advice.dropped_biases import dropped_biases
@@ -35,7 +35,7 @@ from onnxtrain.training.working_copy.widening import hold_rounded, in_file, keep
 from onnxtrain.training_info.recipe import Names, free_names
 
 
-@collection_paused()
+@gc_paused()
 def prepare(
     specification: Specification,
     *,

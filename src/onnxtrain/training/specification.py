@@ -12,9 +12,8 @@ import numpy as np
 import onnx
 
 from onnxtrain.autodiff.options import Compute, GradientOptions
-from onnxtrain.by_fields import ByFields
-from onnxtrain.collection import collection_paused
 from onnxtrain.errors import OptionError
+from onnxtrain.gc_pause import gc_paused
 from onnxtrain.model.file import ModelFile
 from onnxtrain.operators import Adam
 from onnxtrain.operators.optimizer import Optimizer
@@ -83,8 +82,8 @@ class Masks(Mapping[str, np.ndarray]):
         return f"Masks({', '.join(self._arrays)})"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Specification(ByFields):
+@dataclass(frozen=True, kw_only=True)
+class Specification:
     """All that a training's step graph is made from; equal specifications make the same steps.
 
     The fields are the arguments of :class:`onnxtrain.Trainer`, which says what they mean, with patterns as tuples and
@@ -168,7 +167,7 @@ class Specification(ByFields):
             )
 
     @classmethod
-    @collection_paused()
+    @gc_paused()
     def of(
         cls,
         model: str | os.PathLike[str] | onnx.ModelProto,

@@ -16,7 +16,7 @@ SYNCHRONIZED_KEY = "onnxtrain.synchronized"
 It is said to sessions only: a file is for one process."""
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False)
 class Entry:
     """What one session is made from, whoever wrote the training model.
 

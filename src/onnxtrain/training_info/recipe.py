@@ -11,15 +11,14 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.options import GradientOptions
-from onnxtrain.by_fields import ByFields
 from onnxtrain.errors import OptionError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.training_info.rounding import Rounding
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Names(ByFields):
+@dataclass(frozen=True)
+class Names:
     """What the algorithms call their own inputs, results and update count."""
 
     target: str = "target"
@@ -62,8 +61,8 @@ class LossTerms(NamedTuple):
     parts: Mapping[str, Value] = MappingProxyType({})
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Clipping(ByFields):
+@dataclass(frozen=True)
+class Clipping:
     """What happens to gradients before the update: first by value, then by global norm.
 
     Attributes:
@@ -93,8 +92,8 @@ class UpdateRule(NamedTuple):
     rate_scale: float = 1.0
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Averaging(ByFields):
+@dataclass(frozen=True)
+class Averaging:
     """An exponential moving average of the parameters, beside them; see :class:`onnxtrain.EMA`.
 
     Attributes:
@@ -108,7 +107,7 @@ class Averaging(ByFields):
     warmup: bool = False
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False)
 class Recipe:
     """All that a training model is made from.
 

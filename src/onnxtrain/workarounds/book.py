@@ -374,17 +374,8 @@ BOOK: tuple[Workaround, ...] = (
         "onnx-ir",
         _ONNX_IR,
         "Importing onnx-ir imports sympy: half of the time and a third of the memory before the first step.",
-        "A hook puts the import off until sympy is used.",
-        ("deferred.py",),
-    ),
-    Workaround(
-        "everything at every start",
-        "onnx",
-        _ONNX,
-        "Importing onnx imports what joins models, cuts them and generates its own sources, and looks its version up "
-        "with what reads e-mail and archives: a tenth of the time before the first step.",
-        "A hook puts these imports off until something of them is used, and reads the version.",
-        ("deferred.py",),
+        "The module of sympy runs when its first attribute is read.",
+        ("workarounds/lazy_sympy.py",),
     ),
     Workaround(
         "attributes of zero",

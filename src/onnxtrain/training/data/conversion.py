@@ -11,7 +11,6 @@ from typing import Any, Final, cast
 import numpy as np
 import numpy.typing as npt
 
-from onnxtrain.by_fields import ByFields
 from onnxtrain.errors import DataError
 from onnxtrain.training.data.rescaled import Rescaled
 
@@ -37,8 +36,8 @@ def is_mapped(array: Array) -> bool:
     return False
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class TensorSpec(ByFields):
+@dataclass(frozen=True)
+class TensorSpec:
     """What a model needs of one array.
 
     Attributes:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from onnxtrain.by_fields import ByFields
 from onnxtrain.errors import ModelError
 from onnxtrain.model.file import ModelFile
 from onnxtrain.model.small_files import RefusedFileError, parse_json, read_json, read_text
@@ -24,8 +23,8 @@ Columns = Mapping[str, tuple[str, ...]]
 """Names of columns in the model's order, by input."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class DataNames(ByFields):
+@dataclass(frozen=True)
+class DataNames:
     """Names that a model's training data had.
 
     Attributes:

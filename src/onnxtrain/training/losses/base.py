@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.by_fields import ByFields
 from onnxtrain.errors import OptionError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.value import Dimension
@@ -33,8 +32,8 @@ class IgnoredWherePresent(int):
 
 
 @checks_arguments
-@dataclass(frozen=True, eq=False, repr=False)
-class TargetForm(ByFields):
+@dataclass(frozen=True)
+class TargetForm:
     """What a loss leaves open about its targets until data tell.
 
     Attributes:
@@ -147,8 +146,8 @@ class LossByExample(Loss):
         return super().build(op, prediction, target)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class ReducedLoss(ByFields, LossByExample):
+@dataclass(frozen=True, kw_only=True)
+class ReducedLoss(LossByExample):
     """Base of the losses with a factor and a choice of the reduction.
 
     Args:

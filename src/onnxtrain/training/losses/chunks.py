@@ -29,7 +29,7 @@ _RESHAPING = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 """Operators after which rows are still rows, as long as the last axis stays."""
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False)
 class LogitHead:
     """The nodes that make logits of rows, each row by itself.
 

@@ -17,7 +17,7 @@ from onnxtrain.training_info.recipe import LossTerms
 
 
 @checks_arguments
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True)
 class SoftmaxCrossEntropy(ClassLoss):
     """Softmax cross-entropy of logits: mean over labels of -w_t log softmax(z)_t.
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from onnxtrain.by_fields import ByFields
 from onnxtrain.training.losses.base import Loss, TargetForm
 
 Forms = TargetForm | tuple[TargetForm, ...]
 """What targets are taken for: those of the only loss, or of each."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class JointLoss(ByFields):
+@dataclass(frozen=True)
+class JointLoss:
     """The sum of losses, each on an output of its own: sum of weight times loss.
 
     Attributes:

@@ -13,7 +13,6 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.by_fields import ByFields
 from onnxtrain.errors import DataError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.declared import forget_shapes
@@ -141,8 +140,8 @@ def on_real_rows(
     return replace(targets, loss=_LossOnRealRows(targets.loss), value=real)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class _LossOnRealRows(ByFields, LossByExample):
+@dataclass(frozen=True)
+class _LossOnRealRows(LossByExample):
     """A loss on the first rows of a prediction, as many as there are targets."""
 
     name: ClassVar[str] = "loss on the real rows"

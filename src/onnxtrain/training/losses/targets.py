@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.by_fields import ByFields
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.graph import Builder, Value
 from onnxtrain.graph.value import Dimension, dimensions
@@ -23,8 +22,8 @@ from onnxtrain.training.metrics.base import NamedMetric
 from onnxtrain.training.metrics.reading import Reading
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Targets(ByFields):
+@dataclass(frozen=True)
+class Targets:
     """The targets of a loss on a prediction.
 
     Attributes:

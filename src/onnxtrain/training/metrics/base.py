@@ -8,7 +8,6 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, TypeGuard
 
 import numpy as np
 
-from onnxtrain.by_fields import ByFields
 from onnxtrain.errors import DataError
 from onnxtrain.training.data.conversion import Array, kind_of, to_numpy
 
@@ -53,8 +52,8 @@ class Metric(Protocol):
         ...
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Terms(ByFields):
+@dataclass(frozen=True)
+class Terms:
     """A mean in two parts, so that means of batches combine exactly.
 
     Attributes:
@@ -141,8 +140,8 @@ class _NotANumber:
 NOT_A_NUMBER: Final = _NotANumber()
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class NamedMetric(ByFields):
+@dataclass(frozen=True)
+class NamedMetric:
     """A metric by its name. Every metric is one of these when it is measured: a score that is NaN makes it NaN.
 
     Attributes:

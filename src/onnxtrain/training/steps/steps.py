@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 
-from onnxtrain.collection import collection_paused
 from onnxtrain.errors import DataError, OptionError
+from onnxtrain.gc_pause import gc_paused
 from onnxtrain.model.validity import invalid_refused
 from onnxtrain.runtime.device_states import new_states
 from onnxtrain.runtime.providers import device_of
@@ -107,7 +107,7 @@ class Steps:
         }
         """Names of the inputs that have one row per example, in a model of a fixed batch size."""
 
-    @collection_paused()
+    @gc_paused()
     def _build(self, objective: Objective) -> tuple[list[Entry], FirstValues]:
         return build_entries(objective.recipe(self.specification))
 
@@ -119,7 +119,7 @@ class Steps:
             self._session = self._open(*built)
         return self._session
 
-    @collection_paused()
+    @gc_paused()
     def _open(self, entries: list[Entry], first_values: FirstValues) -> TrainingSession:
         specification = self.specification
         file = specification.model

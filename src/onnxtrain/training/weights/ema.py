@@ -11,7 +11,7 @@ from onnxtrain.training_info.update import AVERAGE
 
 
 @checks_arguments
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True)
 class EMA(Averaging):
     """An exponential moving average A of every parameter X, kept beside it: A_new = d A + (1 - d) X_new.
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxtrain.by_fields import ByFields
 from onnxtrain.errors import OptionError
 from onnxtrain.operators.aliases import LEARNING_RATE, translated
 from onnxtrain.operators.optimizer import Optimizer
@@ -24,8 +23,8 @@ from onnxtrain.training_info.recipe import UpdateRule
 
 
 @checks_arguments
-@dataclass(frozen=True, init=False, repr=False, eq=False)
-class Group(ByFields):
+@dataclass(frozen=True, init=False)
+class Group:
     """Parameters that are updated with settings of their own.
 
     A parameter belongs to the first group of the list that matches it, and to no other: one that is to have what two

@@ -11,7 +11,6 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.missing import reached
 from onnxtrain.autodiff.path import Forward
-from onnxtrain.by_fields import ByFields
 from onnxtrain.errors import OptionError
 from onnxtrain.graph.value import dimensions, is_float
 from onnxtrain.training.weights.module_paths import module_paths, node_names
@@ -26,8 +25,8 @@ Patterns = str | Sequence[str]
 """Glob patterns of names: one, or several."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Initializer(ByFields):
+@dataclass(frozen=True)
+class Initializer:
     """One row of the table that ``inspect`` prints.
 
     Attributes:

@@ -13,7 +13,6 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.expand import expand
-from onnxtrain.by_fields import ByFields
 from onnxtrain.errors import OptionError
 from onnxtrain.graph.builder import Builder
 from onnxtrain.graph.clone import subgraphs
@@ -26,8 +25,8 @@ _STATISTICS = {3: "mean", 4: "var"}
 """Inputs of BatchNormalization that are running statistics."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Modes(ByFields):
+@dataclass(frozen=True)
+class Modes:
     """How layers that behave differently in training are run.
 
     Attributes:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.by_fields import ByFields
 from onnxtrain.errors import OptionError
 from onnxtrain.graph.clone import subgraphs
 from onnxtrain.graph.value import HALVES
@@ -156,8 +155,8 @@ def rounded_to(array: np.ndarray, dtype: ir.DataType) -> np.ndarray:
     return found
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class _Rounding(ByFields):
+@dataclass(frozen=True)
+class _Rounding:
     dtype: ir.DataType
 
     def __call__(self, arrays: Sequence[np.ndarray]) -> np.ndarray:

@@ -1,0 +1,23 @@
+"""Pause Python's cyclic garbage collector while a graph is built."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def gc_paused() -> Iterator[None]:
+    """Run the body without cyclic garbage collection.
+
+    Building a graph makes some hundred thousand objects that stay. Each collection would scan many of them again,
+    which takes a sixth of the time to build a model of 2,000 nodes.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
