@@ -36,9 +36,9 @@ from models import LOSS, MODELS
 from peers import Task
 
 import onnxtrain
-from onnxtrain.lowering.join import join
-from onnxtrain.lowering.lower import lower_entry
-from onnxtrain.model.file import ModelFile
+from onnxtrain.model_file.file import ModelFile
+from onnxtrain.passes.lower import lower_entry
+from onnxtrain.passes.merge_algorithm import join
 from onnxtrain.runtime.step import create_session
 
 GOAL_SECONDS = 3.0

@@ -20,7 +20,7 @@ from harness import ForeignLoad, load_line, machine_line, table, write_report
 from onnx import TensorProto, helper
 
 import onnxtrain
-from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 
 SIZES = ((128, 768, 2048), (128, 768, 16000), (2048, 2048, 2048))
 QUICK = ((8, 64, 64),)

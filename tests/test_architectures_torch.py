@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 
 import onnxtrain
-from onnxtrain.training.losses import SoftmaxCrossEntropy
+from onnxtrain.losses import SoftmaxCrossEntropy
 from zoo.gradients import ARCHITECTURES, OTHER_SIZES, SIZES, Architecture, Elements, Oracle, export, oracle
 from zoo.model_functions import in_functions
 

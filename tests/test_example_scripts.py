@@ -13,7 +13,7 @@ import pytest
 FOLDER = Path(__file__).resolve().parent.parent / "examples"
 TESTED_ELSEWHERE = {
     "custom_ops_plain.py": "tests/native/test_native_library.py",
-    "step_in_place.py": "tests/lowering/test_in_place_runs.py",
+    "step_in_place.py": "tests/passes/test_in_place_runs.py",
     "train.cpp": "tests/languages/test_cpp.py",
 }
 

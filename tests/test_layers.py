@@ -22,8 +22,8 @@ def test_no_circles(imports):
 def test_one_circle_for_type_checkers(imports):
     # A value has the operators of Python, which are the builder's nodes, and a builder gives values.
     ((*files,),) = layers.circles(imports, typed=True)
-    assert {"graph/builder.py", "graph/value.py"} <= set(files)
-    assert {layers.part(file, layers.order()) for file in files} == {"graph/"}
+    assert {"ir/builder.py", "ir/value.py"} <= set(files)
+    assert {layers.part(file, layers.order()) for file in files} == {"ir/"}
 
 
 def test_every_part_stands_in_the_table():

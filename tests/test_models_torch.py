@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 
 import onnxtrain
-from onnxtrain.training.losses import SoftmaxCrossEntropy
+from onnxtrain.losses import SoftmaxCrossEntropy
 from zoo.gradients import Elements, distinct
 from zoo.trained import ZOO, export, torch_gradients
 

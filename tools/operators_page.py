@@ -19,7 +19,7 @@ from onnx import defs
 
 from onnxtrain.autodiff import registry
 from onnxtrain.autodiff.registry import NEWEST as NO_END
-from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxtrain
-from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 
 Shape = tuple[int, ...]
 

@@ -1,5 +1,5 @@
 // Numbers that look random and follow from (seed, count, index), by integer arithmetic modulo 2^32: see
-// graph/drawing.py for the formula.
+// ir/prng.py for the formula.
 #pragma once
 
 #include <cstddef>

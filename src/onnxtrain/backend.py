@@ -30,12 +30,12 @@ from onnx import helper
 from onnx.backend.base import Backend, BackendRep
 
 from onnxtrain.errors import ModelError, OnnxTrainError, OptionError
-from onnxtrain.graph.domains import TRAINING_DOMAIN, is_default_domain
-from onnxtrain.lowering.pipeline import lower_graph
-from onnxtrain.model import limits
-from onnxtrain.model.skeleton import all_tensors
-from onnxtrain.model.upgrade import upgrade_opset
-from onnxtrain.model.whole import with_external_data
+from onnxtrain.ir.domains import TRAINING_DOMAIN, is_default_domain
+from onnxtrain.model_file import limits
+from onnxtrain.model_file.self_contained import with_external_data
+from onnxtrain.model_file.skeleton import all_tensors
+from onnxtrain.model_file.upgrade import upgrade_opset
+from onnxtrain.passes.pipeline import lower_graph
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.step import create_session
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from onnxtrain.callbacks import Callback, History
 from onnxtrain.errors import OptionError
 from onnxtrain.operators import Adam
-from onnxtrain.training.callbacks import Callback, History
 from onnxtrain.training.trainer import Trainer
 
 EPOCHS, BATCH_SIZE, LEARNING_RATE = 12, 32, 3e-3

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxtrain.errors import OptionError
-from onnxtrain.lazy import public_names
+from onnxtrain.public_names import public_names
 from onnxtrain.spelling import checks_arguments
 
 __all__ = [

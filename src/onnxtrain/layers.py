@@ -1,4 +1,191 @@
-"""``onnxtrain.layers``: the name under which users import what is in :mod:`onnxtrain.edit.layers`."""
+"""Layers that can be appended to a model."""
 
-from onnxtrain.edit.layers import *  # noqa: F403
-from onnxtrain.edit.layers import __all__ as __all__
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxtrain.errors import OptionError
+from onnxtrain.ir.builder import Builder
+from onnxtrain.ir.value import Value
+from onnxtrain.spelling import checks_arguments
+
+__all__ = ["Activation", "Dropout", "Flatten", "GlobalAveragePool", "Layer", "Linear", "Softmax"]
+
+Weights = Callable[[str, npt.NDArray[Any]], Value]
+"""Makes a weight of the model out of the name of its role (``weight``, ``bias``) and its first values."""
+
+
+class Layer(abc.ABC):
+    """A layer: what it computes from one value, and which weights it brings."""
+
+    name: str = "layer"
+    """How its weights begin: ``{name}.weight``."""
+
+    @abc.abstractmethod
+    def build(self, op: Builder, x: Value, weights: Weights, random: np.random.Generator) -> Value:
+        """Emit the layer.
+
+        Args:
+            op: Where nodes go.
+            x: What the layer reads.
+            weights: Makes its weights.
+            random: For their first values.
+        """
+
+
+def uniform(random: np.random.Generator, shape: tuple[int, ...], fan_in: int) -> npt.NDArray[np.float32]:
+    """First values of a weight, uniform within ±1 / sqrt(fan_in), as PyTorch's ``Linear`` and ``Conv`` have them."""
+    bound = 1 / np.sqrt(max(fan_in, 1))
+    return random.uniform(-bound, bound, shape).astype(np.float32)
+
+
+@checks_arguments
+@dataclass(frozen=True)
+class Linear(Layer):
+    """y = x · Wᵀ + b over the last axis of x.
+
+    Weights begin uniform within ±1 / sqrt(features), as PyTorch's do.
+
+    Attributes:
+        units: Size of y's last axis, at least 1.
+        bias: Whether there is b.
+        name: How the weights are called: ``{name}.weight`` and ``{name}.bias``.
+    """
+
+    units: int
+    bias: bool = True
+    name: str = "head"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.units, bool) or not isinstance(self.units, int | np.integer) or self.units < 1:
+            raise OptionError(f"units of Linear is {self.units!r}; it must be a whole number of at least 1.")
+
+    def build(self, op: Builder, x: Value, weights: Weights, random: np.random.Generator) -> Value:
+        """Emit a Gemm for a matrix, a product and a sum for more axes."""
+        features = None if x.shape is None or not x.shape else x.shape[-1]
+        if not isinstance(features, int):
+            raise OptionError(
+                f"Linear reads {x.name!r}, whose last axis has no fixed size (its shape is {x.shape}); append "
+                "Flatten() or GlobalAveragePool() before it, or export the model with that size fixed."
+            )
+        values = uniform(random, (int(self.units), features), features)
+        offset = uniform(random, (int(self.units),), features) if self.bias else None
+        if x.rank == 2:
+            inputs = [x, weights("weight", values)]
+            if offset is not None:
+                inputs.append(weights("bias", offset))
+            return op.Gemm(*inputs, transB=1)
+        y = op.MatMul(x, weights("weight", np.ascontiguousarray(values.T)))
+        return y if offset is None else op.Add(y, weights("bias", offset))
+
+
+@checks_arguments
+@dataclass(frozen=True)
+class Activation(Layer):
+    """An operator of ONNX with one input and no weights, such as ``Relu``, ``Tanh``, ``Sigmoid``, ``Softplus``.
+
+    Attributes:
+        operator: Its name in ONNX.
+    """
+
+    operator: str
+
+    def __post_init__(self) -> None:
+        if self.operator not in _ACTIVATIONS:
+            raise OptionError(f"Activation({self.operator!r}) is none of {', '.join(sorted(_ACTIVATIONS))}.")
+
+    def build(self, op: Builder, x: Value, weights: Weights, random: np.random.Generator) -> Value:
+        """Emit the operator."""
+        _check_opset(op, self.operator, _ACTIVATIONS[self.operator])
+        return op.several(self.operator, x, outputs=1)[0]
+
+
+_ACTIVATIONS = {
+    "Relu": 1,
+    "Sigmoid": 1,
+    "Tanh": 1,
+    "Softplus": 1,
+    "Elu": 1,
+    "Selu": 1,
+    "LeakyRelu": 1,
+    "HardSigmoid": 1,
+    "HardSwish": 14,
+    "Mish": 18,
+    "Gelu": 20,
+}
+"""Operators and the opset that has them first."""
+
+
+@checks_arguments
+@dataclass(frozen=True)
+class Softmax(Layer):
+    """Probabilities along an axis.
+
+    Attributes:
+        axis: The class axis, -1 the last.
+    """
+
+    axis: int = -1
+
+    def build(self, op: Builder, x: Value, weights: Weights, random: np.random.Generator) -> Value:
+        """Emit the operator, which worked on a flattened matrix before opset 13."""
+        last = x.rank is not None and self.axis in (-1, x.rank - 1)
+        if op.opset < 13 and not last:
+            raise OptionError(f"Softmax(axis={self.axis}) needs opset 13, the model has {op.opset}; upgrade it.")
+        axis = self.axis if op.opset >= 13 or x.rank is None else x.rank - 1
+        return op.Softmax(x, axis=axis)
+
+
+@checks_arguments
+@dataclass(frozen=True)
+class Flatten(Layer):
+    """All axes but the first become one."""
+
+    def build(self, op: Builder, x: Value, weights: Weights, random: np.random.Generator) -> Value:
+        """Emit the operator."""
+        return op.Flatten(x, axis=1)
+
+
+@checks_arguments
+@dataclass(frozen=True)
+class GlobalAveragePool(Layer):
+    """The mean over all axes behind the channels: [N, C, H, W] becomes [N, C]."""
+
+    def build(self, op: Builder, x: Value, weights: Weights, random: np.random.Generator) -> Value:
+        """Emit the pooling and a Flatten."""
+        if x.rank is not None and x.rank < 3:
+            raise OptionError(f"GlobalAveragePool reads {x.name!r} of shape {x.shape}; it needs at least three axes.")
+        return op.Flatten(op.GlobalAveragePool(x), axis=1)
+
+
+@checks_arguments
+@dataclass(frozen=True)
+class Dropout(Layer):
+    """Dropout: nothing happens but in a training with ``dropout=True``.
+
+    Attributes:
+        ratio: The fraction that is dropped, from 0 to below 1.
+    """
+
+    ratio: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.ratio < 1:
+            raise OptionError(f"ratio of Dropout is {self.ratio!r}; it must be at least 0 and below 1.")
+
+    def build(self, op: Builder, x: Value, weights: Weights, random: np.random.Generator) -> Value:
+        """Emit the operator; its ratio was an attribute before opset 12."""
+        if op.opset < 12:
+            return op.Dropout(x, ratio=float(self.ratio))
+        return op.Dropout(x, np.float32(self.ratio))
+
+
+def _check_opset(op: Builder, operator: str, since: int) -> None:
+    if op.opset < since:
+        raise OptionError(f"{operator} came with opset {since}, and the model has opset {op.opset}; upgrade it.")

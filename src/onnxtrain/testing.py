@@ -14,12 +14,12 @@ from onnx.reference import ReferenceEvaluator
 
 from onnxtrain.autodiff.engine import Backward
 from onnxtrain.errors import GradientError
-from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
-from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.graph.value import is_float
-from onnxtrain.lowering.build_gradients import Derivative
-from onnxtrain.lowering.pipeline import lower_graph
-from onnxtrain.lowering.resolve_fused import resolve_fused
+from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.ir.value import is_float
+from onnxtrain.passes.build_gradients import Derivative
+from onnxtrain.passes.kernels.resolve_fused import resolve_fused
+from onnxtrain.passes.pipeline import lower_graph
 from onnxtrain.reference import evaluator
 from onnxtrain.runtime.native import custom_ops_library, kernels_available
 from onnxtrain.spelling import checks_arguments

@@ -12,8 +12,8 @@ import pytest
 
 import onnxtrain
 from onnxtrain.errors import ModelError
-from onnxtrain.model.file import ModelFile
-from onnxtrain.model.made_arrays import MadeArrays
+from onnxtrain.model_file.file import ModelFile
+from onnxtrain.model_file.lazy_arrays import MadeArrays
 from zoo.decoder import batch, decoder
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "large_files.py"

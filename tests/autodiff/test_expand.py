@@ -5,9 +5,9 @@ import pytest
 
 from onnxtrain.autodiff import expand
 from onnxtrain.autodiff.path import Forward, Route
-from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.graph.value import dimensions, is_float
-from onnxtrain.training.working_copy.pasts import leave_out_pasts
+from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.ir.value import dimensions, is_float
+from onnxtrain.training.working_copy.kv_cache import leave_out_pasts
 from zoo.language_model import language_model
 
 

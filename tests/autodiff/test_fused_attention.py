@@ -11,9 +11,9 @@ from onnx import helper
 
 from autodiff.case import gradients_alone, normal
 from onnxtrain.autodiff.engine import Backward
-from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
-from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.lowering.resolve_fused import resolve_fused
+from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.passes.kernels.resolve_fused import resolve_fused
 from onnxtrain.runtime.native import custom_ops_library, kernels_available
 from onnxtrain.testing import check_gradient, projected_gradient
 

@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
-from onnxtrain.model.upgrade import upgrade_opset
+from onnxtrain.model_file.upgrade import upgrade_opset
 from onnxtrain.testing import projected_gradient
 
 INF, NAN = np.inf, np.nan

@@ -40,7 +40,7 @@ def test_a_full_disk_is_no_defect(files, run, monkeypatch):
     def full(*arguments, **options):
         raise OSError(28, "No space left on device", "tuned.onnx")
 
-    monkeypatch.setattr(onnxtrain.model.file.ModelFile, "save", full)
+    monkeypatch.setattr(onnxtrain.model_file.file.ModelFile, "save", full)
     result = run(*FIT)
     assert result.code == 2
     assert result.err == "error: 'tuned.onnx': No space left on device.\n"

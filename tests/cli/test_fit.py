@@ -117,7 +117,7 @@ def test_plain_lines_where_nobody_watches(files, success):
 def test_a_bar_on_a_terminal(files, success, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setattr("onnxtrain.training.callbacks.progress.Bar.interval", 0.0)
+    monkeypatch.setattr("onnxtrain.callbacks.progress.Bar.interval", 0.0)
     out = success(*FIT, "--epochs", "2").out
     assert "━" in out
     assert re.search(r"epoch 2/2 .*loss [\d.]+  [\d,]+ examples/s", out)
@@ -242,8 +242,8 @@ def test_a_logger_without_its_package_is_one_sentence(files, run, monkeypatch, f
 
 @pytest.mark.parametrize(("flag", "logger"), [("--mlflow", "MLflowLogger"), ("--wandb", "WandbLogger")])
 def test_loggers_are_called(files, success, monkeypatch, flag, logger):
-    from onnxtrain.training import callbacks
-    from onnxtrain.training.callbacks.loggers import values
+    from onnxtrain import callbacks
+    from onnxtrain.callbacks.loggers import values
 
     seen = []
 

@@ -64,7 +64,7 @@ def test_an_attribute_that_is_no_text_is_no_line_of_onnx_ir(files):
 
 
 def test_a_compressed_file_is_told(files, run, monkeypatch):
-    monkeypatch.setattr("onnxtrain.training.data.files._READ_WHOLE_BYTES", 10)
+    monkeypatch.setattr("onnxtrain.data.files._READ_WHOLE_BYTES", 10)
     with np.load(files / "test.npz") as arrays:
         np.savez_compressed(files / "small.npz", **arrays)
     result = run("evaluate", "model.onnx", "--data", "small.npz", "--loss", "softmax_cross_entropy")

@@ -14,7 +14,7 @@ import pytest
 
 import onnxtrain
 from onnxtrain.cli.configuration import as_toml
-from onnxtrain.training.data import Batch
+from onnxtrain.data import Batch
 from onnxtrain.training.run_folder import FILES, GradientNorms
 
 FIT = ("fit", "model.onnx", "--data", "train.npz", "--loss", "softmax_cross_entropy")

@@ -17,7 +17,7 @@ from step_files import CASES, STEPS, write
 
 import onnxtrain
 from onnxtrain.cli import main
-from onnxtrain.lowering.webgpu_convolutions import mend_convolutions
+from onnxtrain.passes.portable.webgpu_convolutions import mend_convolutions
 from onnxtrain.workarounds.book import BOOK
 
 PAGE = Path(__file__).parents[2] / "docs" / "step_graphs.md"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from onnxtrain import operators
 from onnxtrain.errors import OperatorError
-from onnxtrain.graph import Builder
+from onnxtrain.ir import Builder
 from onnxtrain.operators import measures
 from onnxtrain.operators.arithmetic import wide
 from onnxtrain.operators.measures import BUILT_IN, measure, register_measure, unregister_measure

@@ -204,7 +204,7 @@ def test_report(tmp_path):
 
 
 def test_the_picture_shows_the_numbers():
-    from onnxtrain.pruning.picture import draw
+    from onnxtrain.pruning.figure import draw
 
     result = prune(epochs=2, fine_tune_epochs=0)
     accuracy, layers, weights = draw(result).axes

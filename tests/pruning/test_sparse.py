@@ -34,7 +34,7 @@ def test_runs_identically_and_keeps_everything_else(tmp_path):
     model.metadata_props.add(key="author", value="someone")
     model.graph.initializer[0].doc_string = "the first"
     new = values(model)
-    onnxtrain.model.file.ModelFile.load(model).save(tmp_path / "dense.onnx", new)
+    onnxtrain.model_file.file.ModelFile.load(model).save(tmp_path / "dense.onnx", new)
     names = save_sparse(model, tmp_path / "sparse.onnx", new)
     assert names == [tensor.name for tensor in model.graph.initializer if len(tensor.dims) >= 2]
     for left, right in zip(run(tmp_path / "dense.onnx"), run(tmp_path / "sparse.onnx"), strict=True):
@@ -75,7 +75,7 @@ def test_external_data_comes_inside(tmp_path):
     onnx.save(model, path, save_as_external_data=True, location="weights", size_threshold=16)
     save_sparse(path, tmp_path / "sparse.onnx", new)
     assert [item.name for item in tmp_path.iterdir() if item.is_file()] == ["sparse.onnx"]
-    onnxtrain.model.file.ModelFile.load(onnxtrain.examples.lenet_300_100()).save(tmp_path / "dense.onnx", new)
+    onnxtrain.model_file.file.ModelFile.load(onnxtrain.examples.lenet_300_100()).save(tmp_path / "dense.onnx", new)
     np.testing.assert_array_equal(run(tmp_path / "sparse.onnx")[0], run(tmp_path / "dense.onnx")[0])
 
 
@@ -124,7 +124,7 @@ def test_data_files_come_inside(tmp_path):
     """Of the model's own, when it is written onto itself, they stay: its owner reads on."""
     model = onnxtrain.examples.mlp((4, 8, 3))
     onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
-    file = onnxtrain.model.file.ModelFile.load(tmp_path / "m.onnx")
+    file = onnxtrain.model_file.file.ModelFile.load(tmp_path / "m.onnx")
     zeros = np.zeros((8, 4), np.float32)
     assert save_sparse(file, tmp_path / "m.onnx", {"layer1.weight": zeros}) == ["layer1.weight"]
     onnxruntime.InferenceSession((tmp_path / "m.onnx").read_bytes(), providers=["CPUExecutionProvider"])

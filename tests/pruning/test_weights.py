@@ -10,10 +10,10 @@ from onnx import numpy_helper
 
 import onnxtrain
 from onnxtrain.errors import OptionError
-from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.pruning.fresh import fresh_values
-from onnxtrain.training.weights.of_products import product_weights
-from onnxtrain.training.weights.rule import PRODUCTS
+from onnxtrain.weights.of_products import product_weights
+from onnxtrain.weights.rule import PRODUCTS
 
 # The operator that reads w, the shape of w, and whether it is a weight.
 READERS = {

@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 import onnxtrain
-from onnxtrain.model.file import ModelFile
+from onnxtrain.model_file.file import ModelFile
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 with warnings.catch_warnings():

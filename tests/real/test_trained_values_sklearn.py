@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import onnxtrain
-from onnxtrain.model.file import ModelFile
+from onnxtrain.model_file.file import ModelFile
 
 skl2onnx = pytest.importorskip("skl2onnx")
 pytest.importorskip("sklearn")

@@ -45,7 +45,7 @@ class Subject:
         operations.run(kind.__name__.strip("_"), lambda: kind(generator, case))
 
     def _model(self, generator: random.Random, case: Path) -> None:
-        from onnxtrain.model.file import ModelFile
+        from onnxtrain.model_file.file import ModelFile
 
         model = onnx.ModelProto()
         model.CopyFrom(generator.choice(self._models))
@@ -56,7 +56,7 @@ class Subject:
         ModelFile.load(path)
 
     def _data(self, generator: random.Random, case: Path) -> None:
-        from onnxtrain.training.data.files import read_arrays
+        from onnxtrain.data.files import read_arrays
 
         trap = case / "unpickled"
         with np.errstate(all="ignore"):

@@ -64,14 +64,14 @@ class Subject:
         path.write_bytes(damage(text, generator) if generator.random() < 0.3 else text)
 
     def _tokenizer(self, generator: random.Random, case: Path) -> None:
-        from onnxtrain.training.data.tokenizing import open_tokenizer
+        from onnxtrain.data.tokenizing import open_tokenizer
 
         self._json(TOKENIZER, generator, case / "tokenizer.json")
         open_tokenizer(case / "tokenizer.json").encode(["a b", "", "b" * 40, "zz \u03bb"])
 
     def _labels(self, generator: random.Random, case: Path) -> None:
-        from onnxtrain.model.file import ModelFile
-        from onnxtrain.training.data.data_names import read_labels
+        from onnxtrain.data.data_names import read_labels
+        from onnxtrain.model_file.file import ModelFile
 
         os.link(self._shared / "model.onnx", case / "model.onnx")
         self._json(["a", "b", "c"], generator, case / "model.labels.json")

@@ -55,7 +55,7 @@ class Subject:
             operations.run(kind.__name__.strip("_"), lambda: kind(generator, case))
 
     def _read(self, source: Path, shape: tuple[int | str, ...] = ("N", 4)) -> None:
-        from onnxtrain.training.data import TensorSpec, open_dataset
+        from onnxtrain.data import TensorSpec, open_dataset
 
         for batch in open_dataset(source, [TensorSpec("input", np.dtype(np.float32), shape)]).batches(4):
             np.array(batch.inputs["input"])

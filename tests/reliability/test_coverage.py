@@ -24,22 +24,22 @@ READS = re.compile(
 
 FUZZED = {
     "models": (
-        "model/reading.py", "model/origin.py", "model/data_files.py", "model/whole.py", "model/references.py",
-        "model/background.py", "model/file.py",
+        "model_file/reading.py", "model_file/origin.py", "model_file/data_files.py", "model_file/self_contained.py",
+        "model_file/references.py", "model_file/background.py", "model_file/file.py",
     ),
-    "killings": ("model/writing.py", "model/locks.py", "model/data_changes.py", "model/saving.py"),
+    "killings": ("model_file/writing.py", "model_file/locks.py", "model_file/data_changes.py", "model_file/saving.py"),
     "checkpoints": (
         "training/checkpoints/records.py", "training/checkpoints/checkpoint.py", "training/description.py",
     ),
-    "data": ("training/data/files.py", "training/data/opening.py", "training/data/safetensors_file.py"),
+    "data": ("data/files.py", "data/opening.py", "data/safetensors_file.py"),
     "adapters": ("adapters/peft.py", "adapters/files.py"),
     "small": (
-        "model/small_files.py", "training/data/tokenizing.py", "training/data/data_names.py", "report/runs.py",
+        "model_file/small_files.py", "data/tokenizing.py", "data/data_names.py", "report/runs.py",
         "cli/configuration.py", "cli/fit.py", "training/import_states.py",
     ),
     "tables": (
-        "training/data/csv_file.py", "training/data/parquet_file.py", "training/data/tar_file.py",
-        "training/data/pictures.py", "training/data/text_file.py",
+        "data/csv_file.py", "data/parquet_file.py", "data/tar_file.py",
+        "data/images.py", "data/text_file.py",
     ),
 }  # fmt: skip
 """The subject that feeds each file of the source that reads others' files."""

@@ -10,7 +10,7 @@ import pytest
 import onnxtrain
 from onnxtrain import examples
 from onnxtrain.errors import DataError, OptionError
-from onnxtrain.training.losses import SoftmaxCrossEntropy
+from onnxtrain.losses import SoftmaxCrossEntropy
 
 torch = pytest.importorskip("torch")
 
@@ -42,7 +42,7 @@ def test_inputs_and_targets_apart_are_as_in_a_tuple():
 def test_a_fraction_is_held_out():
     one, other = trainer(seed=3), trainer(seed=3)
     rows = one.fit(X, LABELS, validation=0.25, batch_size=4, epochs=2).rows
-    from onnxtrain.training.data import split_validation
+    from onnxtrain.data import split_validation
 
     parts = split_validation(other.open((X, LABELS)), 0.25, 3)
     assert (parts.train.size, parts.validation.size) == (9, 3)

@@ -14,8 +14,8 @@ import pytest
 from test_trainer import data, mlp, trainer, weights
 
 import onnxtrain
+from onnxtrain.callbacks import Callback, EarlyStopping
 from onnxtrain.errors import CheckpointError, NumericalError, OptionError
-from onnxtrain.training.callbacks import Callback, EarlyStopping
 from onnxtrain.training.trainer import Trainer
 from zoo.arrays import assert_same
 

@@ -8,11 +8,11 @@ import pytest
 from onnx import parser
 
 import onnxtrain
+from onnxtrain.callbacks import Callback
 from onnxtrain.errors import DataError
-from onnxtrain.training.callbacks import Callback
+from onnxtrain.losses import CustomLoss, SoftmaxCrossEntropy
+from onnxtrain.losses.partial_batches import batch_axes, joined_axis
 from onnxtrain.training.inference.forward import evaluate, predict
-from onnxtrain.training.losses import CustomLoss, SoftmaxCrossEntropy
-from onnxtrain.training.losses.partial_batches import batch_axes, joined_axis
 from onnxtrain.training.trainer import Trainer
 from zoo.arrays import assert_same
 

@@ -13,8 +13,8 @@ import pytest
 from onnx import TensorProto, helper
 
 import onnxtrain
+from onnxtrain.data.files import read_arrays
 from onnxtrain.errors import DataError, ModelError
-from onnxtrain.training.data.files import read_arrays
 
 SHAPE = (1 << 40, 0, 1 << 40)
 

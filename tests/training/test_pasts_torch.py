@@ -10,9 +10,9 @@ import onnxruntime
 import pytest
 
 import onnxtrain
-from onnxtrain.model.file import ModelFile
+from onnxtrain.model_file.file import ModelFile
 from onnxtrain.training.advice.doctor import diagnose
-from onnxtrain.training.working_copy.pasts import leave_out_pasts
+from onnxtrain.training.working_copy.kv_cache import leave_out_pasts
 
 NAMES = [f"past_key_values.{layer}.{kind}" for layer in range(2) for kind in ("key", "value")]
 

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
+from onnxtrain.callbacks import report
 from onnxtrain.errors import ModelError, OptionError
-from onnxtrain.training.callbacks import report
 
 ROWS = [
     {"epoch": e, "step": 10 * e, "learning_rate": 0.1, "loss": 2.0 / e, "validation_loss": 2.5 / e} for e in range(1, 7)

@@ -11,10 +11,10 @@ from onnx import numpy_helper
 from test_trainer import data, mlp, trainer, weights
 
 import onnxtrain
+from onnxtrain.callbacks import Callback, EarlyStopping
 from onnxtrain.errors import CheckpointError, OptionError
-from onnxtrain.training.callbacks import Callback, EarlyStopping
-from onnxtrain.training.losses import CustomLoss, Huber, SoftmaxCrossEntropy
-from onnxtrain.training.schedules import Cosine, Linear
+from onnxtrain.losses import CustomLoss, Huber, SoftmaxCrossEntropy
+from onnxtrain.schedules import Cosine, Linear
 from onnxtrain.training.trainer import Trainer
 from zoo.arrays import assert_same, copied
 
@@ -310,8 +310,8 @@ def test_of_an_iterable_nothing_is_known(tmp_path) -> None:
 
 
 def test_of_large_data_samples_are_compared(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("onnxtrain.training.data.array_dataset.BLOCK_BYTES", 20)  # one example
-    monkeypatch.setattr("onnxtrain.training.data.hashing._BLOCKS", 10)
+    monkeypatch.setattr("onnxtrain.data.array_dataset.BLOCK_BYTES", 20)  # one example
+    monkeypatch.setattr("onnxtrain.data.hashing._BLOCKS", 10)
     run(({}, {}), checkpoint=tmp_path)
     for example, refused in ((0, True), (-1, True), (1, False)):
         x, y = data()

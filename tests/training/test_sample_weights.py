@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 import onnxtrain
-import onnxtrain.training.data
+import onnxtrain.data
 from onnxtrain import examples
 from onnxtrain.errors import DataError
 
@@ -125,8 +125,8 @@ def test_evaluation_is_the_mean_of_weight_times_loss():
 
 
 def test_a_held_out_fraction_keeps_its_weights():
-    data = onnxtrain.training.data.open_dataset((X, Y), trainer().objective.inputs)
-    held_out = onnxtrain.training.data.split_validation(data, 0.25, seed=0).validation
+    data = onnxtrain.data.open_dataset((X, Y), trainer().objective.inputs)
+    held_out = onnxtrain.data.split_validation(data, 0.25, seed=0).validation
     (batch,) = held_out.batches(12)
     weights = W[[np.flatnonzero((row == X).all(1))[0] for row in batch.inputs["input"]]]
     one = trainer()

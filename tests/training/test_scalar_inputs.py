@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 import pytest
 
+from onnxtrain.data import TensorSpec, open_dataset
 from onnxtrain.errors import DataError
-from onnxtrain.training.data import TensorSpec, open_dataset
 from onnxtrain.training.trainer import Trainer
 
 RNG = np.random.default_rng(3)

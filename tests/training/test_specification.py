@@ -12,8 +12,8 @@ import onnxtrain
 from onnxtrain import examples
 from onnxtrain.cli import flags
 from onnxtrain.errors import GradientError, OptionError
-from onnxtrain.lowering import lower as lowering
-from onnxtrain.model.file import ModelFile
+from onnxtrain.model_file.file import ModelFile
+from onnxtrain.passes import lower as lowering
 from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.training.options import Options
 from onnxtrain.training.preparation import prepare

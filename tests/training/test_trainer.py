@@ -9,7 +9,7 @@ import pytest
 
 import onnxtrain
 from onnxtrain.errors import DataError, OptionError
-from onnxtrain.training.losses import SoftmaxCrossEntropy
+from onnxtrain.losses import SoftmaxCrossEntropy
 from onnxtrain.training.trainer import Trainer
 from zoo.arrays import assert_same, copied
 

@@ -14,7 +14,7 @@ from onnx import parser
 
 import onnxtrain
 from onnxtrain.errors import StepError
-from onnxtrain.graph.nesting import has_body_in_branches
+from onnxtrain.ir.nesting import has_body_in_branches
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.step import create_session
 from onnxtrain.workarounds import sessions
@@ -63,9 +63,9 @@ def test_the_bug_is_there(entry: Workaround) -> None:
 
 
 def test_the_bell_rings() -> None:
-    entry = Workaround("a bug", "onnx", ("1.20.0", "1.22.0"), "Wrong.", "Done.", ("graph/shapes.py",))
-    gone = Workaround("a bug", "onnx", ("1.20.0", "1.22.0"), "Wrong.", "Done.", ("graph/shapes.py",), gone="1.24.0")
-    assert re.search(r"'a bug' is gone in onnx \(1, 25, 0\): .* in graph/shapes.py", verdict(entry, (1, 25, 0), False))
+    entry = Workaround("a bug", "onnx", ("1.20.0", "1.22.0"), "Wrong.", "Done.", ("ir/shapes.py",))
+    gone = Workaround("a bug", "onnx", ("1.20.0", "1.22.0"), "Wrong.", "Done.", ("ir/shapes.py",), gone="1.24.0")
+    assert re.search(r"'a bug' is gone in onnx \(1, 25, 0\): .* in ir/shapes.py", verdict(entry, (1, 25, 0), False))
     assert "is gone" in verdict(entry, (1, 21, 0), False)
     assert "is gone" in verdict(gone, (1, 21, 0), False)
     assert "is back in onnx (1, 25, 0)" in verdict(gone, (1, 25, 0), True)

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 import onnxtrain
-from onnxtrain.model.file import ModelFile
+from onnxtrain.model_file.file import ModelFile
 from zoo.gradients import distinct
 
 

@@ -11,7 +11,7 @@ from onnxtrain.adapters.convert import (
 from onnxtrain.adapters.lora import Lora
 from onnxtrain.adapters.merging import Cost
 from onnxtrain.adapters.slots import add_slots
-from onnxtrain.lazy import public_names
+from onnxtrain.public_names import public_names
 
 __all__ = [
     "AdaptableLayer",

@@ -16,9 +16,9 @@ from onnxtrain.adapters.fitting import Place, gains, name_of
 from onnxtrain.adapters.layers import Layer, Part, find_layers
 from onnxtrain.adapters.manifest import describe_base
 from onnxtrain.adapters.merging import check_mergeable, merged_weights
-from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.model.file import ModelFile
-from onnxtrain.model.made_arrays import MadeArrays
+from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.model_file.file import ModelFile
+from onnxtrain.model_file.lazy_arrays import MadeArrays
 from onnxtrain.training.working_copy.adaptation import Adapted
 
 

@@ -16,12 +16,12 @@ from onnxtrain.adapters.fitting import Place, fit, gains
 from onnxtrain.adapters.layers import Layer, find_layers
 from onnxtrain.adapters.manifest import check_base, describe_base
 from onnxtrain.adapters.merging import Cost, merged_weights
+from onnxtrain.data.data_names import read_names, write_names
 from onnxtrain.errors import OptionError
-from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.model.file import ModelFile
-from onnxtrain.model.validity import refuses_invalid
+from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.model_file.file import ModelFile
+from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.spelling import checks_arguments
-from onnxtrain.training.data.data_names import read_names, write_names
 
 Model = str | os.PathLike[str] | onnx.ModelProto
 AdapterPath = str | os.PathLike[str]

@@ -24,8 +24,8 @@ from onnxtrain.adapters import peft
 from onnxtrain.adapters.adapter import Adapter, Array, Entry
 from onnxtrain.adapters.validity import checked, flag_in, mapping_in, number_in, rank_in
 from onnxtrain.errors import ModelError
-from onnxtrain.model.small_files import check_regular_file, read_json
-from onnxtrain.model.writing import AtomicFiles, check_writable
+from onnxtrain.model_file.small_files import check_regular_file, read_json
+from onnxtrain.model_file.writing import AtomicFiles, check_writable
 
 SUFFIX = ".onnx_adapter"
 

@@ -9,9 +9,9 @@ import onnx_ir as ir
 
 from onnxtrain.adapters.names import layer_names, matches
 from onnxtrain.errors import OptionError
-from onnxtrain.graph.domains import MICROSOFT_DOMAIN
-from onnxtrain.graph.value import dimensions, is_float
-from onnxtrain.training.weights.readers import Functions, chooses_one
+from onnxtrain.ir.domains import MICROSOFT_DOMAIN
+from onnxtrain.ir.value import dimensions, is_float
+from onnxtrain.weights.readers import Functions, chooses_one
 
 ALL_LINEAR = "all-linear"
 """Target that stands for all products but that of the output, as in PEFT."""

@@ -20,9 +20,9 @@ from onnxtrain.adapters.layers import AUTO, Layer, Part, choose_layers, find_lay
 from onnxtrain.adapters.manifest import check_base
 from onnxtrain.adapters.values import norms
 from onnxtrain.errors import OptionError
-from onnxtrain.graph.builder import Builder
-from onnxtrain.graph.value import Value
-from onnxtrain.model.file import ModelFile
+from onnxtrain.ir.builder import Builder
+from onnxtrain.ir.value import Value
+from onnxtrain.model_file.file import ModelFile
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.working_copy.adaptation import Adaptation
 from onnxtrain.training.working_copy.training_modes import seed_of_node

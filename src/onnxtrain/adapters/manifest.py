@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from onnxtrain.adapters.layers import Layer
+from onnxtrain.data.hashing import Fingerprint
 from onnxtrain.errors import ModelError
-from onnxtrain.model.file import ModelFile
-from onnxtrain.training.data.hashing import Fingerprint
+from onnxtrain.model_file.file import ModelFile
 from onnxtrain.training.description import describe_graph
 
 

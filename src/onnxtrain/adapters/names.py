@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
-from onnxtrain.training.weights.module_paths import module_paths, node_names
-from onnxtrain.training.weights.names import Origin, origin_of
-from onnxtrain.training.weights.readers import Functions
+from onnxtrain.weights.module_paths import module_paths, node_names
+from onnxtrain.weights.names import Origin, origin_of
+from onnxtrain.weights.readers import Functions
 
 _OPERATOR = r"(MatMul|MatMulNBits|Gemm|Conv|Gather)"
 _WEIGHT = re.compile(rf"([./]{_OPERATOR}\w*)?[./](q?weight|kernel|embeddings?|W)(_\w+)?(:0)?$")

@@ -15,15 +15,15 @@ from onnxtrain.adapters.files import GAIN, A, B, read_adapter
 from onnxtrain.adapters.fitting import chosen_layers, fit, name_of
 from onnxtrain.adapters.layers import AUTO, Layer, Part, choose_layers, find_layers, main_output, refuse_magnitudes
 from onnxtrain.adapters.manifest import check_base
+from onnxtrain.data.data_names import read_names, write_names
 from onnxtrain.errors import OptionError
-from onnxtrain.graph.builder import Builder
-from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.graph.value import Value
-from onnxtrain.model.external import set_folder
-from onnxtrain.model.file import ModelFile
-from onnxtrain.model.validity import refuses_invalid
+from onnxtrain.ir.builder import Builder
+from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.ir.value import Value
+from onnxtrain.model_file.external import set_folder
+from onnxtrain.model_file.file import ModelFile
+from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.spelling import checks_arguments
-from onnxtrain.training.data.data_names import read_names, write_names
 
 RANK = "lora_rank"
 """The axis of A and B whose size an adapter chooses, with a number behind it for every layer."""

@@ -7,11 +7,11 @@ import onnx_ir as ir
 from onnxtrain.autodiff.masked_softmax import read_replacements
 from onnxtrain.autodiff.node import describe
 from onnxtrain.errors import GradientError
-from onnxtrain.graph import Builder, Value
-from onnxtrain.graph.clone import Values, clone_nodes, subgraphs
-from onnxtrain.graph.passes import remove_dead_nodes
-from onnxtrain.graph.sharing import RANDOM
-from onnxtrain.graph.value import constant_tensor
+from onnxtrain.ir import Builder, Value
+from onnxtrain.ir.clone import Values, clone_nodes, subgraphs
+from onnxtrain.ir.passes import remove_dead_nodes
+from onnxtrain.ir.sharing import RANDOM
+from onnxtrain.ir.value import constant_tensor
 
 
 def copy_body(graph: ir.Graph, op: Builder, values: Values) -> list[Value]:

@@ -37,7 +37,7 @@ import math
 import numpy as np
 
 from onnxtrain.autodiff.windows import Windows, spatial_sizes
-from onnxtrain.graph import Builder, Value
+from onnxtrain.ir import Builder, Value
 
 FEW_CHANNELS = 8
 """Up to as many channels, a product for each position is too narrow."""

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.indices import kind_at, kinds_of, reads_index
 from onnxtrain.autodiff.node import Node
-from onnxtrain.graph import Value
+from onnxtrain.ir import Value
 
 Dys = list[Value | None]
 """The gradients of a node's outputs."""

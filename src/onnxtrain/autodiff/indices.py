@@ -9,7 +9,7 @@ from typing import NamedTuple
 import onnx_ir as ir
 from onnx import defs
 
-from onnxtrain.graph.domains import is_default_domain
+from onnxtrain.ir.domains import is_default_domain
 
 _WHOLE = frozenset({"tensor(int64)", "tensor(int32)", "tensor(uint64)", "tensor(uint32)", "tensor(bool)"})
 """What an input of indices, sizes, axes or conditions may be; quantized values have fewer bits, numbers also floats."""

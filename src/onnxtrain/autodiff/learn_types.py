@@ -8,9 +8,9 @@ from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.path import Forward
 from onnxtrain.autodiff.registry import Body, find_registered_body
 from onnxtrain.errors import GradientError
-from onnxtrain.graph import Builder
-from onnxtrain.graph.inference import infer_outputs, keeps_type
-from onnxtrain.graph.shapes import infer_shapes
+from onnxtrain.ir import Builder
+from onnxtrain.ir.inference import infer_outputs, keeps_type
+from onnxtrain.ir.shapes import infer_shapes
 
 
 def learn_all_types(forward: Forward) -> None:

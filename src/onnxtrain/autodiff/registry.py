@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from onnxtrain.autodiff.node import Node
 from onnxtrain.errors import GradientError
-from onnxtrain.graph import Value
-from onnxtrain.graph.domains import is_default_domain
+from onnxtrain.ir import Value
+from onnxtrain.ir.domains import is_default_domain
 from onnxtrain.spelling import checks_arguments
 
 Gradients = Sequence[Value | None] | Value | None

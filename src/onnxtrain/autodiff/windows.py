@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from onnxtrain.autodiff.node import Node
-from onnxtrain.graph import Builder, Value
-from onnxtrain.graph.limits import check_positions
+from onnxtrain.ir import Builder, Value
+from onnxtrain.ir.limits import check_positions
 
 END = np.iinfo(np.int64).max
 """A slice's end that no axis reaches."""

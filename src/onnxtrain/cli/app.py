@@ -22,8 +22,8 @@ from onnxtrain.cli.notices import notices
 from onnxtrain.cli.streams import quiet_streams
 from onnxtrain.cli.terminal import console
 from onnxtrain.errors import OnnxTrainError, OptionError, ParallelError
-from onnxtrain.model.writing import forget_written
-from onnxtrain.report.visible import visible
+from onnxtrain.model_file.writing import forget_written
+from onnxtrain.report.escaping import visible
 
 COMMANDS = (
     *(

@@ -16,7 +16,7 @@ from cyclopts.config import Dict
 
 from onnxtrain.cli.flags import RUNNING
 from onnxtrain.errors import OptionError
-from onnxtrain.model.small_files import read_toml
+from onnxtrain.model_file.small_files import read_toml
 
 Config = Annotated[
     Path | None,

@@ -52,9 +52,9 @@ class ReaderFlags:
             OptionError: A setting is for files of another kind.
         """
         from onnxtrain.data import CsvFile, ImageFolder, TarFile, TextFile
-        from onnxtrain.training.data.csv_file import CSV_SUFFIXES
-        from onnxtrain.training.data.image_folder import is_image_folder
-        from onnxtrain.training.data.tar_file import is_tar
+        from onnxtrain.data.csv_file import CSV_SUFFIXES
+        from onnxtrain.data.image_folder import is_image_folder
+        from onnxtrain.data.tar_file import is_tar
 
         of_pictures = {"mean": _numbers("mean", self.mean), "std": _numbers("std", self.std)}
         if self.tokenizer is not None:

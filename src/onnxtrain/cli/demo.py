@@ -34,7 +34,7 @@ def command(
     from onnxtrain import demo
     from onnxtrain.cli.progress import Progress
     from onnxtrain.examples import digits_cnn
-    from onnxtrain.model.file import ModelFile
+    from onnxtrain.model_file.file import ModelFile
 
     began = time.perf_counter()
     console = terminal.console()
@@ -79,7 +79,7 @@ def command(
 
 def _make(folder: Path, paths: list[Path]) -> None:
     from onnxtrain.errors import ModelError
-    from onnxtrain.model.file import check_writable
+    from onnxtrain.model_file.file import check_writable
 
     try:
         folder.mkdir(parents=True, exist_ok=True)

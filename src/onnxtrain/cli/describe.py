@@ -20,7 +20,7 @@ def describe(console: Console, step: ModelProto) -> None:
     Raises:
         ModelError: The model is no step graph.
     """
-    from onnxtrain.lowering.description import IN_PLACE_KEY, STATES_KEY, Description
+    from onnxtrain.passes.description import IN_PLACE_KEY, STATES_KEY, Description
 
     metadata = {entry.key: entry.value for entry in step.metadata_props}
     found = Description.read(metadata)

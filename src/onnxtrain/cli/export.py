@@ -170,8 +170,8 @@ def command(
     """Run ``onnxtrain export``; the flags are described where they are declared."""
     import onnxtrain
     from onnxtrain.cli.describe import describe
-    from onnxtrain.lowering.fix_dimensions import fix_dimensions
-    from onnxtrain.model.file import ModelFile, check_writable
+    from onnxtrain.model_file.file import ModelFile, check_writable
+    from onnxtrain.passes.portable.fix_dimensions import fix_dimensions
 
     files = written.paths(tie=training.tie, state_dtype=training.state_dtype, master_weights=training.master_weights)
     paths.check_paths(
@@ -230,14 +230,14 @@ def command(
 
 
 def _is_step(model: ModelProto) -> bool:
-    from onnxtrain.lowering.description import STEP_KEY
+    from onnxtrain.passes.description import STEP_KEY
 
     return any(entry.key == STEP_KEY for entry in model.metadata_props)
 
 
 def _ports(step: ModelProto) -> dict[str, str]:
     """What to feed to a step graph and what it returns."""
-    from onnxtrain.lowering.description import STATES_KEY
+    from onnxtrain.passes.description import STATES_KEY
 
     states = json.loads(next(item.value for item in step.metadata_props if item.key == STATES_KEY))
     feeds = [value.name for value in step.graph.input if value.name not in states]
@@ -260,7 +260,7 @@ def _states(proto: ModelProto, folder: Path | None) -> bytes:
 
 
 def _save(content: bytes, path: Path) -> None:
-    from onnxtrain.model.writing import AtomicFiles
+    from onnxtrain.model_file.writing import AtomicFiles
 
     with AtomicFiles() as files, files.create(path) as file:
         file.write(content)

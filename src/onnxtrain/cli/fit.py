@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import numpy as np
     from onnx import ModelProto
 
-    from onnxtrain.training.callbacks import Callback
+    from onnxtrain.callbacks import Callback
     from onnxtrain.training.run_folder import RunFolder
     from onnxtrain.training.trainer import Trainer
 
@@ -177,12 +177,12 @@ class LoggerFlags:
         Raises:
             OptionError: A package is not installed.
         """
-        from onnxtrain.training.callbacks.loggers.values import needs
+        from onnxtrain.callbacks.loggers.values import needs
 
         for name in ("tensorboard", "mlflow", "wandb"):
             if getattr(self, name):
                 needs(name, f"--{name}")
-        from onnxtrain.training import callbacks
+        from onnxtrain import callbacks
 
         found: list[Callback] = []
         if self.tensorboard is not None:
@@ -253,7 +253,7 @@ def command(
     """Run ``onnxtrain fit``; the flags are described where they are declared."""
     arguments = dict(locals())
     from onnxtrain.cli.progress import Progress
-    from onnxtrain.model.rescue import save_or_rescue
+    from onnxtrain.model_file.rescue import save_or_rescue
     from onnxtrain.training.trainer import Trainer
 
     if together.processes is not None or together.restarts:
@@ -370,7 +370,7 @@ def _check_paths(
 ) -> None:
     """Find out before training what would fail after it."""
     from onnxtrain.adapters.files import check_adapter_path, is_adapter_path
-    from onnxtrain.model.file import check_writable
+    from onnxtrain.model_file.file import check_writable
 
     if not root:  # which writes nothing
         return
@@ -397,7 +397,7 @@ def _check_paths(
 
 
 def _early_stopping(course: Course) -> list[Callback]:
-    from onnxtrain.training.callbacks import EarlyStopping
+    from onnxtrain.callbacks import EarlyStopping
 
     return [] if course.early_stopping is None else [EarlyStopping(patience=course.early_stopping)]
 
@@ -423,8 +423,8 @@ def _sample_weight(given: str | None) -> np.ndarray | str | None:
         return given
     import numpy as np
 
-    from onnxtrain.model.small_files import check_regular_file, read_text
-    from onnxtrain.training.data.files import read_arrays
+    from onnxtrain.data.files import read_arrays
+    from onnxtrain.model_file.small_files import check_regular_file, read_text
 
     path = Path(given)
     try:

@@ -105,7 +105,7 @@ class LossFlags:
         options = {name: value for name, value in given.items() if value is not None}
         if not options:
             return loss
-        from onnxtrain.training.losses.loss_choice import resolve_loss
+        from onnxtrain.losses.loss_choice import resolve_loss
 
         return resolve_loss(loss, **options)
 
@@ -270,7 +270,7 @@ class Training:
         given["output"] = given.pop("prediction")
         given["recompute"] = given["recompute"] or ()
         if given["groups"]:
-            from onnxtrain.training.weights.groups import read_group
+            from onnxtrain.weights.groups import read_group
 
             given["groups"] = tuple(map(read_group, given["groups"]))
         else:

@@ -29,7 +29,7 @@ def sentence(error: BaseException) -> str:
     """What to say after Ctrl-C: what the error knows, else which files were written."""
     if isinstance(error, KeyboardInterrupt) and str(error):
         return str(error)
-    writing = sys.modules.get("onnxtrain.model.writing")
+    writing = sys.modules.get("onnxtrain.model_file.writing")
     found = [] if writing is None else [repr(str(path)) for path in writing.written()]
     if not found:
         return "Interrupted; nothing was written."

@@ -88,8 +88,8 @@ def check_output(trainer: Trainer, output: Path) -> None:
         ModelError: It cannot be written.
         OptionError: They cannot be merged into the model.
     """
-    from onnxtrain.model.file import check_writable
-    from onnxtrain.training.data.data_names import names_file
+    from onnxtrain.data.data_names import names_file
+    from onnxtrain.model_file.file import check_writable
 
     adapted = trainer.objective.adapted
     if adapted is None or not adapted.writes(output):

@@ -19,7 +19,7 @@ from typing import Any
 import onnxtrain
 from onnxtrain.cli.wording import in_flags
 from onnxtrain.errors import TrainingHint
-from onnxtrain.report.visible import visible
+from onnxtrain.report.escaping import visible
 
 _OURS = str(Path(onnxtrain.__file__).parent) + os.sep
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onnxtrain.errors import OptionError
-from onnxtrain.model.references import data_files_of
-from onnxtrain.model.saving import fresh_locations
+from onnxtrain.model_file.references import data_files_of
+from onnxtrain.model_file.saving import fresh_locations
 
 MODEL = "MODEL"
 """What messages call the model, which has no flag."""

@@ -59,9 +59,9 @@ def command(
     debug: flags.Debug = False,
 ) -> None:
     """Run ``onnxtrain predict``; the flags are described where they are declared."""
-    from onnxtrain.model.file import ModelFile, check_writable
-    from onnxtrain.model.writing import AtomicFiles
-    from onnxtrain.training.data.data_names import read_labels
+    from onnxtrain.data.data_names import read_labels
+    from onnxtrain.model_file.file import ModelFile, check_writable
+    from onnxtrain.model_file.writing import AtomicFiles
     from onnxtrain.training.inference.forward import outputs
     from onnxtrain.training.inference.prediction_table import TABLE_SUFFIXES, check_table, prediction_table, write_table
 
@@ -108,7 +108,7 @@ def command(
 
 def _files(source: Any, size: int) -> list[str] | None:
     """The pictures that the lines are of; None where these are not known, since some could not be read."""
-    from onnxtrain.training.data import ImageFolder
+    from onnxtrain.data import ImageFolder
 
     if not isinstance(source, ImageFolder):
         return None

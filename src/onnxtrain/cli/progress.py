@@ -10,9 +10,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from onnxtrain.callbacks import EarlyStopping, TrainingState, progress
 from onnxtrain.cli import terminal
 from onnxtrain.cli.wording import in_flags
-from onnxtrain.training.callbacks import EarlyStopping, TrainingState, progress
 
 if TYPE_CHECKING:
     from onnxtrain.training.trainer import Trainer
@@ -69,7 +69,7 @@ class Progress(progress.Progress):
 
     def curve(self, rows: list[dict[str, float]], path: Path, *, title: str) -> None:
         """Write the training curve, or print it where matplotlib is missing."""
-        from onnxtrain.training.callbacks.report import MISSING, matplotlib_available, save_curve, text_curve
+        from onnxtrain.callbacks.report import MISSING, matplotlib_available, save_curve, text_curve
 
         if matplotlib_available():
             save_curve(rows, path, title=title)

@@ -21,7 +21,7 @@ from onnxtrain.operators.optimizer import Optimizer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from onnxtrain.training.callbacks.progress import Display
+    from onnxtrain.callbacks.progress import Display
 
 HELP = "Train, cut and fine-tune a model; the result differs from it in its weights, of which many are zero."
 
@@ -192,7 +192,7 @@ def command(
 
 def _write_config(path: Path, given: Mapping[str, Any]) -> None:
     """Write what repeats the command."""
-    from onnxtrain.model.writing import AtomicFiles
+    from onnxtrain.model_file.writing import AtomicFiles
 
     with AtomicFiles() as files, files.create(path) as file:
         file.write(as_toml(given).encode())
@@ -211,7 +211,7 @@ def _optimizer(settings: PruningOptimizer) -> Optimizer:
 
 def _display(console: Console) -> Display:
     """A bar for those who watch, with the lines of epochs and cuts above it; only these elsewhere."""
-    from onnxtrain.training.callbacks.progress import Bar, Lines
+    from onnxtrain.callbacks.progress import Bar, Lines
 
     return Bar(console) if console.is_terminal else Lines(lambda line: terminal.lines(console, line))
 

@@ -41,8 +41,8 @@ def command(
     debug: flags.Debug = False,
 ) -> None:
     """Run ``onnxtrain quantize``; the flags are described where they are declared."""
-    from onnxtrain.model.file import ModelFile
-    from onnxtrain.training.data.data_names import read_names, write_names
+    from onnxtrain.data.data_names import read_names, write_names
+    from onnxtrain.model_file.file import ModelFile
     from onnxtrain.training.quantize import quantize
 
     paths.check_paths(

@@ -13,11 +13,11 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from onnxtrain.report.visible import visible
-from onnxtrain.training.showing import count as count
-from onnxtrain.training.showing import duration as duration
-from onnxtrain.training.showing import number as number
-from onnxtrain.training.showing import plural as plural
+from onnxtrain.report.escaping import visible
+from onnxtrain.training.formatting import count as count
+from onnxtrain.training.formatting import duration as duration
+from onnxtrain.training.formatting import number as number
+from onnxtrain.training.formatting import plural as plural
 
 _PLAIN_WIDTH = 200
 """Columns where the output is a file or a pipe, so that no table is cut."""

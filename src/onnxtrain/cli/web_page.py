@@ -12,7 +12,7 @@ from onnxtrain.errors import ModelError, OptionError
 if TYPE_CHECKING:
     from onnx import ModelProto, ValueInfoProto
 
-    from onnxtrain.model.file import ModelFile
+    from onnxtrain.model_file.file import ModelFile
 
 PAGE = Path(__file__).parent.parent / "web"
 """The page and the programs in it: index.html, page.js, and the package onnxtrain-web, compiled."""
@@ -54,7 +54,7 @@ class WebPage:
         Raises:
             OptionError: The step graph has no loss, or nothing to feed but the learning rate.
         """
-        from onnxtrain.lowering.description import Description
+        from onnxtrain.passes.description import Description
 
         metadata = {entry.key: entry.value for entry in self.step.metadata_props}
         description = Description.read(metadata)
@@ -84,7 +84,7 @@ class WebPage:
         Raises:
             ModelError: The folder cannot be written, or the model keeps weights in other files.
         """
-        from onnxtrain.model.writing import AtomicFiles
+        from onnxtrain.model_file.writing import AtomicFiles
 
         contents = {
             "step.onnx": self.step.SerializeToString(),

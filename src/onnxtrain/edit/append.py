@@ -7,13 +7,13 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
-from onnxtrain.edit.layers import Layer
 from onnxtrain.edit.working import Model, Working
 from onnxtrain.errors import OptionError
-from onnxtrain.graph.builder import Builder
-from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.graph.value import Value
-from onnxtrain.model.validity import refuses_invalid
+from onnxtrain.ir.builder import Builder
+from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.ir.value import Value
+from onnxtrain.layers import Layer
+from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.spelling import checks_arguments
 
 

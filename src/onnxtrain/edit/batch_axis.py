@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from onnxtrain.graph.value import constant_tensor
+from onnxtrain.ir.value import constant_tensor
 
 
 class Place(NamedTuple):

@@ -8,7 +8,7 @@ import onnx
 
 from onnxtrain.edit.working import Model, Working
 from onnxtrain.errors import OptionError
-from onnxtrain.model.validity import refuses_invalid
+from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.spelling import checks_arguments
 
 

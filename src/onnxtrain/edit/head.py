@@ -6,14 +6,14 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxtrain.edit.layers import uniform
 from onnxtrain.edit.tail import fit_tail
 from onnxtrain.edit.working import Model, Working
 from onnxtrain.errors import OptionError
-from onnxtrain.graph.clone import captured_values
-from onnxtrain.graph.replace import set_inputs
-from onnxtrain.graph.value import dimensions, is_float
-from onnxtrain.model.validity import refuses_invalid
+from onnxtrain.ir.clone import captured_values
+from onnxtrain.ir.replace import set_inputs
+from onnxtrain.ir.value import dimensions, is_float
+from onnxtrain.layers import uniform
+from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.spelling import checks_arguments
 
 _HEADS = ("Gemm", "MatMul", "Conv")

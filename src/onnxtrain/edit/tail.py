@@ -7,10 +7,10 @@ import onnx_ir as ir
 
 from onnxtrain.edit.working import Working
 from onnxtrain.errors import OptionError
-from onnxtrain.graph.clone import captured_values
-from onnxtrain.graph.inference import keeps_shape
-from onnxtrain.graph.replace import set_inputs
-from onnxtrain.graph.value import constant_tensor
+from onnxtrain.ir.clone import captured_values
+from onnxtrain.ir.inference import keeps_shape
+from onnxtrain.ir.replace import set_inputs
+from onnxtrain.ir.value import constant_tensor
 
 _ANY_NUMBER = frozenset(
     {"Softmax", "LogSoftmax", "Hardmax", "ArgMax", "ArgMin", "TopK", "Dropout", "LpNormalization"}

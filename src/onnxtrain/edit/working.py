@@ -9,14 +9,14 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import OptionError
-from onnxtrain.graph.clone import captured_values, subgraphs
-from onnxtrain.graph.declared import forget_shapes
-from onnxtrain.graph.passes import remove_unused
-from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.graph.value import is_float
-from onnxtrain.model.file import ModelFile
-from onnxtrain.model.order import sort_nodes
-from onnxtrain.model.skeleton import unify_default_domain
+from onnxtrain.ir.clone import captured_values, subgraphs
+from onnxtrain.ir.declared_shapes import forget_shapes
+from onnxtrain.ir.passes import remove_unused
+from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.ir.value import is_float
+from onnxtrain.model_file.file import ModelFile
+from onnxtrain.model_file.order import sort_nodes
+from onnxtrain.model_file.skeleton import unify_default_domain
 
 Model = str | os.PathLike[str] | onnx.ModelProto
 """What every edit takes: a path or a loaded model."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from onnxtrain.flower.client import client_app
 from onnxtrain.flower.server import server_app
-from onnxtrain.lazy import public_names
-from onnxtrain.training.private import DP
+from onnxtrain.public_names import public_names
+from onnxtrain.training.differential_privacy import DP
 
 __all__ = ["DP", "client_app", "server_app"]
 

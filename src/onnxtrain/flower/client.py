@@ -10,13 +10,13 @@ from onnxtrain.edit.working import Model
 from onnxtrain.errors import DataError, OnnxTrainError, OptionError
 from onnxtrain.flower.messages import answer, refusal, settings_of, weights_of
 from onnxtrain.flower.records import flower
+from onnxtrain.losses.heads import check_numbers
+from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.training.differential_privacy import DP, fit_privately, in_micro_batches
 from onnxtrain.training.fitting import fit
 from onnxtrain.training.learner import Learner
-from onnxtrain.training.losses.heads import check_numbers
-from onnxtrain.training.losses.loss_choice import LossLike
 from onnxtrain.training.options import Options
-from onnxtrain.training.private import DP, fit_privately, in_micro_batches
 from onnxtrain.training.proximal import near
 from onnxtrain.training.trainer import Trainer
 

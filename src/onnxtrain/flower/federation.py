@@ -11,8 +11,8 @@ import numpy as np
 
 from onnxtrain.errors import DataError
 from onnxtrain.flower.records import flower, from_record
-from onnxtrain.model.writing import AtomicFiles
-from onnxtrain.training.losses.heads import check_numbers
+from onnxtrain.losses.heads import check_numbers
+from onnxtrain.model_file.writing import AtomicFiles
 from onnxtrain.training.trainer import Trainer
 
 

@@ -13,8 +13,8 @@ from onnxtrain.flower.federation import Federation
 from onnxtrain.flower.grid import CheckedGrid
 from onnxtrain.flower.records import flower, to_record
 from onnxtrain.flower.secure import run_securely
-from onnxtrain.model.writing import check_writable
-from onnxtrain.training.losses.loss_choice import LossLike
+from onnxtrain.losses.loss_choice import LossLike
+from onnxtrain.model_file.writing import check_writable
 from onnxtrain.training.options import Options
 from onnxtrain.training.trainer import Trainer
 

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from onnxtrain.errors import OperatorError
-from onnxtrain.graph import Builder, Value
+from onnxtrain.ir import Builder, Value
 
 Data = np.ndarray | np.generic | Value
 """What a quantity holds: an array (or NumPy scalar), or a value of a graph under construction."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onnxtrain.graph.domains import is_default_domain
+from onnxtrain.ir.domains import is_default_domain
 from onnxtrain.operators.aliases import accept_aliases
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.operators.schema import OptimizerSchema

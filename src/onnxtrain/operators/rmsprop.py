@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.operators.aliases import accept_aliases
 from onnxtrain.operators.arithmetic import Tensor, Wide
 from onnxtrain.operators.optimizer import Optimizer

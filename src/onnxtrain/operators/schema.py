@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onnxtrain.errors import OperatorError
-from onnxtrain.graph.domains import TRAINING_DOMAIN
+from onnxtrain.ir.domains import TRAINING_DOMAIN
 
 Attributes = Mapping[str, float | str]
 """Attribute values by name; numbers are float32 values (as a file stores them), held in float64."""

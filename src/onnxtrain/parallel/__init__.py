@@ -10,25 +10,12 @@ array([1., 1., 1.])
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from onnxtrain.lazy import lazy_names, public_names
-
-if TYPE_CHECKING:
-    from onnxtrain.parallel.communicator import Communicator as Communicator
-    from onnxtrain.parallel.compression import TopK as TopK
-    from onnxtrain.parallel.mpi import MPI as MPI
-    from onnxtrain.parallel.single import Single as Single
+from onnxtrain.parallel.communicator import Communicator as Communicator
+from onnxtrain.parallel.compression import TopK as TopK
+from onnxtrain.parallel.mpi import MPI as MPI
+from onnxtrain.parallel.single import Single as Single
+from onnxtrain.public_names import public_names
 
 __all__ = ["MPI", "Communicator", "Single", "TopK"]
 
 __dir__ = public_names(__name__)
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "Communicator": "onnxtrain.parallel.communicator",
-        "MPI": "onnxtrain.parallel.mpi",
-        "Single": "onnxtrain.parallel.single",
-        "TopK": "onnxtrain.parallel.compression",
-    },
-)

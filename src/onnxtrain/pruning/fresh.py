@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.training.weights.of_products import product_weights
-from onnxtrain.training.weights.readers import read_through_identity
+from onnxtrain.weights.of_products import product_weights
+from onnxtrain.weights.readers import read_through_identity
 
 
 def fresh_values(model: ir.Model, parameters: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:

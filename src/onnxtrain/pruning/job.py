@@ -11,7 +11,12 @@ from typing import Any, Literal
 import numpy as np
 import onnx
 
+from onnxtrain.callbacks import Callback, TrainingState
+from onnxtrain.callbacks.progress import Display, Progress, StepsOf
+from onnxtrain.data import split_validation
 from onnxtrain.errors import OptionError
+from onnxtrain.losses import BinaryCrossEntropy, SoftmaxCrossEntropy
+from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.operators import Optimizer
 from onnxtrain.operators.arithmetic import Tensor
 from onnxtrain.operators.measures import measure as find_measure
@@ -20,16 +25,11 @@ from onnxtrain.pruning.fresh import fresh_values
 from onnxtrain.pruning.record import LayerRow, Point
 from onnxtrain.pruning.report import PruneResult
 from onnxtrain.pruning.thresholds import Cut, Probe, Scope, check_sparsity, cubic, magnitude_cut, random_cut, search
-from onnxtrain.training.callbacks import Callback, TrainingState
-from onnxtrain.training.callbacks.progress import Display, Progress, StepsOf
-from onnxtrain.training.data import split_validation
+from onnxtrain.schedules import Schedule
 from onnxtrain.training.learner import Source
-from onnxtrain.training.losses import BinaryCrossEntropy, SoftmaxCrossEntropy
-from onnxtrain.training.losses.loss_choice import LossLike
 from onnxtrain.training.options import Options
-from onnxtrain.training.schedules import Schedule
 from onnxtrain.training.trainer import Trainer
-from onnxtrain.training.weights.masks import choose_tensors
+from onnxtrain.weights.masks import choose_tensors
 
 Method = Literal["ssgd", "magnitude", "random"]
 

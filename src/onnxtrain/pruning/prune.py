@@ -9,19 +9,19 @@ from typing import Unpack
 
 import onnx
 
+from onnxtrain.callbacks.progress import Display
 from onnxtrain.errors import OptionError
-from onnxtrain.model.file import check_writable
-from onnxtrain.model.rescue import save_or_rescue
+from onnxtrain.losses.loss_choice import LossLike
+from onnxtrain.model_file.file import check_writable
+from onnxtrain.model_file.rescue import save_or_rescue
 from onnxtrain.operators import SSGD, Optimizer
 from onnxtrain.operators.sparsity import Sparsity
 from onnxtrain.pruning.job import Job, Method, Plan, PruningWarning
 from onnxtrain.pruning.report import PruneResult, Storage, check_report_folder
 from onnxtrain.pruning.thresholds import Scope
-from onnxtrain.training.callbacks.progress import Display
+from onnxtrain.schedules import Schedule
 from onnxtrain.training.learner import Source
-from onnxtrain.training.losses.loss_choice import LossLike
 from onnxtrain.training.options import Options
-from onnxtrain.training.schedules import Schedule
 
 __all__ = ["DEFAULT_OPTIMIZER", "PruningWarning", "prune"]
 
@@ -94,7 +94,7 @@ def prune(
         save: File to write the model to; or use :meth:`~onnxtrain.pruning.report.PruneResult.save`.
         report: Folder to write the report to: text, JSON and PNG.
         progress: Is given a line after every epoch and cut; a
-            :class:`~onnxtrain.training.callbacks.progress.Display` shows the steps, too.
+            :class:`~onnxtrain.callbacks.progress.Display` shows the steps, too.
         **options: All other options of :class:`onnxtrain.Trainer`. The ``seed`` is that of what is random, too.
 
     Returns:

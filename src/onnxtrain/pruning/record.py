@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from onnxtrain.model.file import ModelFile
+from onnxtrain.data.data_names import DataNames
+from onnxtrain.model_file.file import ModelFile
 from onnxtrain.pruning.thresholds import Probe
-from onnxtrain.training.data.data_names import DataNames
 
 
 @dataclass(frozen=True)

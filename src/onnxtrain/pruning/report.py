@@ -19,15 +19,15 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from onnxtrain.callbacks.report import matplotlib_available
+from onnxtrain.data.data_names import write_names
 from onnxtrain.errors import OptionError
-from onnxtrain.model.file import check_writable
-from onnxtrain.model.writing import AtomicFiles
-from onnxtrain.pruning.picture import draw
+from onnxtrain.model_file.file import check_writable
+from onnxtrain.model_file.writing import AtomicFiles
+from onnxtrain.pruning.figure import draw
 from onnxtrain.pruning.record import PruneRecord
 from onnxtrain.pruning.sparse import save_sparse
 from onnxtrain.pruning.thresholds import Probe
-from onnxtrain.training.callbacks.report import matplotlib_available
-from onnxtrain.training.data.data_names import write_names
 
 Storage = Literal["dense", "sparse"]
 

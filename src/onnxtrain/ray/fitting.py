@@ -13,16 +13,16 @@ from typing import Any, Unpack
 
 import onnx
 
+from onnxtrain.callbacks.base import Callback, TrainingState
+from onnxtrain.data import Batch, IterableDataset
 from onnxtrain.edit.working import Model
 from onnxtrain.errors import OptionError
-from onnxtrain.model.writing import check_writable
+from onnxtrain.losses.loss_choice import LossLike
+from onnxtrain.model_file.writing import check_writable
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.ray.collective import Collective, ray
-from onnxtrain.training.callbacks.base import Callback, TrainingState
-from onnxtrain.training.data import Batch, IterableDataset
-from onnxtrain.training.losses.loss_choice import LossLike
+from onnxtrain.schedules import Schedule
 from onnxtrain.training.options import Options
-from onnxtrain.training.schedules import Schedule
 from onnxtrain.training.trainer import Trainer
 
 _MODEL = "model.onnx"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from onnxtrain.report.axes import Scale, shown, spans_orders
 from onnxtrain.report.colours import colours
-from onnxtrain.report.visible import visible
+from onnxtrain.report.escaping import visible
 
 _WIDTH = 640
 _LEFT, _RIGHT, _BOTTOM = 64, 16, 44

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from onnxtrain.report.axes import shown
 from onnxtrain.report.charts import Chart, bar_chart, column_chart, line_chart, matrix_chart, point_chart
-from onnxtrain.report.curves import curves, words
+from onnxtrain.report.escaping import visible
+from onnxtrain.report.history_charts import curves, words
 from onnxtrain.report.record import (
     Confusion,
     ParameterRow,
@@ -18,7 +19,6 @@ from onnxtrain.report.record import (
     best_epoch,
     measured_columns,
 )
-from onnxtrain.report.visible import visible
 
 _MOST_LINES = 12
 """Of so many parameters the gradients are drawn; the table has all."""

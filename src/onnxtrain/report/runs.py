@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxtrain.errors import OptionError
-from onnxtrain.model.small_files import read_json, read_toml
+from onnxtrain.model_file.small_files import read_json, read_toml
 from onnxtrain.report.record import best_epoch, measured_columns
 
 RUN, CONFIG = "run.json", "config.toml"

@@ -11,10 +11,10 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import TrainingInfoError
-from onnxtrain.lowering.join import join
-from onnxtrain.lowering.lower import lower_entry
-from onnxtrain.model.external import set_folder
-from onnxtrain.model.whole import check_external_data, with_external_data
+from onnxtrain.model_file.external import set_folder
+from onnxtrain.model_file.self_contained import check_external_data, with_external_data
+from onnxtrain.passes.lower import lower_entry
+from onnxtrain.passes.merge_algorithm import join
 from onnxtrain.runtime.device_states import new_states
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.states import StateBuffers

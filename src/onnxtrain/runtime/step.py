@@ -11,9 +11,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.errors import DataError, StepError
-from onnxtrain.graph.nesting import has_body_in_branches
-from onnxtrain.graph.value import Dimension, dimensions
-from onnxtrain.lowering.lower import StepGraph
+from onnxtrain.ir.nesting import has_body_in_branches
+from onnxtrain.ir.value import Dimension, dimensions
+from onnxtrain.passes.lower import StepGraph
 from onnxtrain.runtime.frozen import FrozenTensors
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.providers import CPU, name_of

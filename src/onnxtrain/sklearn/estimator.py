@@ -12,21 +12,21 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import onnx
 
+from onnxtrain.callbacks import History
+from onnxtrain.data.rows import rows_to_inputs
+from onnxtrain.data.table_columns import in_order
 from onnxtrain.edit.head import replace_head
 from onnxtrain.edit.working import Model
 from onnxtrain.errors import OptionError
 from onnxtrain.examples import mlp
+from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.schedules import Schedule
 from onnxtrain.sklearn.installed import BaseEstimator
-from onnxtrain.training.callbacks import History
-from onnxtrain.training.data.rows import rows_to_inputs
-from onnxtrain.training.data.table_columns import in_order
 from onnxtrain.training.inference.head import Head
-from onnxtrain.training.losses.loss_choice import LossLike
 from onnxtrain.training.optimizers import choose_optimizer
-from onnxtrain.training.schedules import Schedule
 from onnxtrain.training.trainer import Trainer
-from onnxtrain.training.weights.parameters import Patterns
+from onnxtrain.weights.parameters import Patterns
 
 with contextlib.suppress(ImportError):  # then no estimator can be made
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted, check_random_state, validate_data

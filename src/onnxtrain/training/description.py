@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto
 
+from onnxtrain.data import Dataset
+from onnxtrain.data.hashing import Fingerprint
 from onnxtrain.errors import ModelError
-from onnxtrain.model.file import ModelFile
-from onnxtrain.model.small_files import RefusedFileError, read_small
-from onnxtrain.training.data import Dataset
-from onnxtrain.training.data.hashing import Fingerprint
+from onnxtrain.model_file.file import ModelFile
+from onnxtrain.model_file.small_files import RefusedFileError, read_small
 from onnxtrain.training.objective import Objective
 from onnxtrain.training.specification import Specification
 from onnxtrain.training_info.recipe import UpdateRule

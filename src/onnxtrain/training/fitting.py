@@ -7,24 +7,24 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from onnxtrain.callbacks import Callback, CallbackList, History, TrainingState
+from onnxtrain.callbacks.progress import Progress, ProgressLike, display_for
+from onnxtrain.callbacks.watching import SaveBest
+from onnxtrain.data import Dataset, split_validation
+from onnxtrain.data.augmentation import Augment
+from onnxtrain.data.data_names import names_of_checkpoint
+from onnxtrain.data.naming import NoSuchArrayError
+from onnxtrain.data.prefetch import Prefetch
 from onnxtrain.errors import CheckpointError, OptionError
+from onnxtrain.losses.heads import Metrics, are_none, check_numbers
+from onnxtrain.schedules import Schedule, resolve_schedule
+from onnxtrain.schedules.choice import vanishing_hint
 from onnxtrain.training.advice.hints import Hint, warn_of
-from onnxtrain.training.callbacks import Callback, CallbackList, History, TrainingState
-from onnxtrain.training.callbacks.progress import Progress, ProgressLike, display_for
-from onnxtrain.training.callbacks.watching import SaveBest
 from onnxtrain.training.checkpoints.fingerprint import describe_course, names_to_change
-from onnxtrain.training.data import Dataset, split_validation
-from onnxtrain.training.data.augmentation import Augment
-from onnxtrain.training.data.data_names import names_of_checkpoint
-from onnxtrain.training.data.naming import NoSuchArrayError
-from onnxtrain.training.data.prefetch import Prefetch
 from onnxtrain.training.description import describe_data, describe_model, describe_settings
 from onnxtrain.training.inference.evaluation import Evaluator
 from onnxtrain.training.learner import Learner, Source
 from onnxtrain.training.loop import Loop
-from onnxtrain.training.losses.heads import Metrics, are_none, check_numbers
-from onnxtrain.training.schedules import Schedule, resolve_schedule
-from onnxtrain.training.schedules.choice import vanishing_hint
 
 if TYPE_CHECKING:
     from onnxtrain.training.checkpoints.checkpoint import CheckpointStore

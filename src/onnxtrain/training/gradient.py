@@ -10,17 +10,17 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.errors import GradientError
-from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.graph.value import HALVES
-from onnxtrain.lowering.build_gradients import Derivative
-from onnxtrain.lowering.patterns import gradient_nodes
-from onnxtrain.lowering.pipeline import lower_graph
-from onnxtrain.model.file import ModelFile
-from onnxtrain.model.validity import refuses_invalid
-from onnxtrain.model.whole import with_external_data
+from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.ir.value import HALVES
+from onnxtrain.model_file.file import ModelFile
+from onnxtrain.model_file.self_contained import with_external_data
+from onnxtrain.model_file.validity import refuses_invalid
+from onnxtrain.passes.build_gradients import Derivative
+from onnxtrain.passes.fuse.patterns import gradient_nodes
+from onnxtrain.passes.pipeline import lower_graph
 from onnxtrain.spelling import checks_arguments
-from onnxtrain.training.weights.parameters import parameter_table
 from onnxtrain.training.working_copy.widening import keep_types, narrow_outputs, widen
+from onnxtrain.weights.parameters import parameter_table
 
 
 @checks_arguments

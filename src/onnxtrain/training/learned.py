@@ -13,38 +13,38 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onnxtrain.data.conversion import all_finite
+from onnxtrain.data.data_names import LABELS, labels_text, names_of_checkpoint, read_names, write_names
 from onnxtrain.errors import CheckpointError, ModelError, NumericalError, OptionError
 from onnxtrain.gc_pause import gc_paused
-from onnxtrain.model.file import ModelFile
-from onnxtrain.model.rescue import kept_in_memory
+from onnxtrain.model_file.file import ModelFile
+from onnxtrain.model_file.rescue import kept_in_memory
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.parallel.communicator import Communicator
 from onnxtrain.parallel.single import Single
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.runtime.states import StateBuffers
+from onnxtrain.schedules.learning_rate import LearningRate
 from onnxtrain.spelling import checks_arguments
-from onnxtrain.training.data.conversion import all_finite
-from onnxtrain.training.data.data_names import LABELS, labels_text, names_of_checkpoint, read_names, write_names
+from onnxtrain.training.formatting import html_facts, plural
 from onnxtrain.training.objective import Objective
 from onnxtrain.training.preparation import prepare
-from onnxtrain.training.schedules.learning_rate import LearningRate
-from onnxtrain.training.showing import html_facts, plural
 from onnxtrain.training.specification import Masks, Specification
 from onnxtrain.training.steps.feeding import Parameters, cut
 from onnxtrain.training.steps.steps import Steps
-from onnxtrain.training.weights.ema import average_name
-from onnxtrain.training.weights.masks import check_masks, set_to_zero
-from onnxtrain.training.weights.parameters import Initializer
-from onnxtrain.training.weights.stored import with_stored
-from onnxtrain.training.weights.ties import with_copies
+from onnxtrain.weights.ema import average_name
+from onnxtrain.weights.masks import check_masks, set_to_zero
+from onnxtrain.weights.parameters import Initializer
+from onnxtrain.weights.stored import with_stored
+from onnxtrain.weights.ties import with_copies
 
 
 def _steps(objective: Objective, specification: Specification, **given: Any) -> Steps:
     """The steps of a process alone, or those of several."""
     if not specification.divided:
         return Steps(objective, specification, **given)
-    from onnxtrain.training.steps.several import steps_of_several  # a process alone has no use for them
+    from onnxtrain.training.steps.choose_steps import steps_of_several  # a process alone has no use for them
 
     return steps_of_several(objective, specification, **given)
 

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from onnxtrain.data import Batch, Dataset, TensorSpec
+from onnxtrain.data.conversion import kind_of, symbol_sizes
+from onnxtrain.data.labels import fewer_labels, learn_labels, no_labels
+from onnxtrain.data.table_columns import is_frame, named_array
+from onnxtrain.data.target_checks import check_weights
 from onnxtrain.errors import DataError, NumericalError, OptionError
+from onnxtrain.losses.heads import Metrics
+from onnxtrain.losses.joint_loss import Forms
+from onnxtrain.losses.targets import Targets, tensor_spec
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.advice.hints import Hint, warn_of
-from onnxtrain.training.data import Batch, Dataset, TensorSpec
-from onnxtrain.training.data.conversion import kind_of, symbol_sizes
-from onnxtrain.training.data.labels import fewer_labels, learn_labels, no_labels
-from onnxtrain.training.data.table_columns import is_frame, named_array
-from onnxtrain.training.data.target_checks import check_weights
 from onnxtrain.training.learned import Learned
-from onnxtrain.training.losses.heads import Metrics
-from onnxtrain.training.losses.joint_loss import Forms
-from onnxtrain.training.losses.targets import Targets, tensor_spec
 from onnxtrain.training.objective import Objective
 from onnxtrain.training.opening import open_with_targets, targets_by_output, with_weights
 from onnxtrain.training.preparation import prepare
@@ -29,11 +29,11 @@ from onnxtrain.training.steps.feeding import by_input_name, check_inputs, check_
 from onnxtrain.training.working_copy.training_modes import Modes
 
 if TYPE_CHECKING:
+    from onnxtrain.metrics.reading import Reading
     from onnxtrain.training.inference.evaluation import Evaluator
-    from onnxtrain.training.metrics.reading import Reading
 
 Source = Any
-"""Data in any form that :func:`onnxtrain.training.data.open_dataset` takes."""
+"""Data in any form that :func:`onnxtrain.data.open_dataset` takes."""
 
 
 class Learner(Learned):
@@ -190,7 +190,7 @@ class Learner(Learned):
             self._expect(forms)
             dataset = self.objective.expected(dataset)
         else:
-            from onnxtrain.training.data.opening import open_dataset
+            from onnxtrain.data.opening import open_dataset
 
             dataset = open_dataset(
                 source,

@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from onnxtrain.callbacks import CallbackList, TrainingState
+from onnxtrain.callbacks.stopping import Stopping
+from onnxtrain.data import Batch, Dataset, IterableDataset
+from onnxtrain.data.augmentation import Augment, augmented
+from onnxtrain.data.base import share
+from onnxtrain.data.prefetch import Prefetch
+from onnxtrain.data.shares import undivided
 from onnxtrain.errors import CheckpointError, DataError, ModelError
-from onnxtrain.training.callbacks import CallbackList, TrainingState
-from onnxtrain.training.callbacks.stopping import Stopping
+from onnxtrain.losses.heads import HeadMetric
+from onnxtrain.metrics.base import MeanAccumulator
+from onnxtrain.schedules import Schedule
 from onnxtrain.training.checkpoints.fingerprint import differences
-from onnxtrain.training.data import Batch, Dataset, IterableDataset
-from onnxtrain.training.data.augmentation import Augment, augmented
-from onnxtrain.training.data.base import share
-from onnxtrain.training.data.prefetch import Prefetch
-from onnxtrain.training.data.shares import undivided
 from onnxtrain.training.description import JSON, describe_masks, describe_weights
 from onnxtrain.training.learner import Learner
-from onnxtrain.training.losses.heads import HeadMetric
-from onnxtrain.training.metrics.base import MeanAccumulator
-from onnxtrain.training.schedules import Schedule
 from onnxtrain.training.steps.feeding import Parameters
-from onnxtrain.training.weights.ema import average_name
-from onnxtrain.training.weights.masks import set_to_zero
 from onnxtrain.version import __version__
+from onnxtrain.weights.ema import average_name
+from onnxtrain.weights.masks import set_to_zero
 
 if TYPE_CHECKING:
     from onnxtrain.training.checkpoints.checkpoint import CheckpointStore

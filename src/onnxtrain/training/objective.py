@@ -10,30 +10,30 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.data import Batch, Dataset, TensorSpec
+from onnxtrain.data.conversion import to_numpy
+from onnxtrain.data.target_checks import check_weights
 from onnxtrain.errors import OptionError
-from onnxtrain.graph import Builder, Value
-from onnxtrain.graph.value import dimensions
+from onnxtrain.ir import Builder, Value
+from onnxtrain.ir.value import dimensions
+from onnxtrain.losses.base import Loss, LossByExample, examples, reduced
+from onnxtrain.losses.heads import Head, HeadMetric, Metrics, are_none, metrics_of_heads
+from onnxtrain.losses.joint_loss import Forms, JointLoss
+from onnxtrain.losses.partial_batches import FixedBatch, on_real_rows
+from onnxtrain.losses.targets import Targets, tensor_spec, wrapped
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.training.advice.hints import Hint, find_hints
-from onnxtrain.training.data import Batch, Dataset, TensorSpec
-from onnxtrain.training.data.conversion import to_numpy
-from onnxtrain.training.data.target_checks import check_weights
-from onnxtrain.training.losses.base import Loss, LossByExample, examples, reduced
-from onnxtrain.training.losses.heads import Head, HeadMetric, Metrics, are_none, metrics_of_heads
-from onnxtrain.training.losses.joint_loss import Forms, JointLoss
-from onnxtrain.training.losses.partial_batches import FixedBatch, on_real_rows
-from onnxtrain.training.losses.targets import Targets, tensor_spec, wrapped
 from onnxtrain.training.specification import Specification
-from onnxtrain.training.weights.groups import group_hints, merged_hints, update_rules
-from onnxtrain.training.weights.masks import choose_tensors
-from onnxtrain.training.weights.of_products import product_weights
-from onnxtrain.training.weights.parameters import Initializer
-from onnxtrain.training.weights.stored import Stored
-from onnxtrain.training.weights.ties import Copy, find_copies
 from onnxtrain.training.working_copy.adaptation import Adapted
 from onnxtrain.training.working_copy.training_modes import Layers, Modes
 from onnxtrain.training_info.recipe import LossTerms, Names, Recipe, UpdateRule, free_names
 from onnxtrain.training_info.rounding import Rounding
+from onnxtrain.weights.groups import group_hints, merged_hints, update_rules
+from onnxtrain.weights.masks import choose_tensors
+from onnxtrain.weights.of_products import product_weights
+from onnxtrain.weights.parameters import Initializer
+from onnxtrain.weights.stored import Stored
+from onnxtrain.weights.ties import Copy, find_copies
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,7 +249,7 @@ class Objective:
             OptionError: There is nothing to train; the message says why.
         """
         if not self.parameters:
-            from onnxtrain.training.weights.hidden_weights import hidden_weights  # for the message only
+            from onnxtrain.weights.embedded_weights import hidden_weights  # for the message only
 
             reasons = "; ".join(f"{row.name!r}: {row.reason}" for row in self.table[:5])
             reasons = "; ".join(filter(None, (reasons or "it has no initializers", hidden_weights(self.model))))

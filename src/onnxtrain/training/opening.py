@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from onnxtrain.data import Dataset, TensorSpec
+from onnxtrain.data.conversion import is_array_like
+from onnxtrain.data.naming import NoSuchArrayError, is_batch_list
+from onnxtrain.data.table_columns import NamedColumns, column_of, columns_of_table, is_frame
 from onnxtrain.errors import DataError
-from onnxtrain.training.data import Dataset, TensorSpec
-from onnxtrain.training.data.conversion import is_array_like
-from onnxtrain.training.data.naming import NoSuchArrayError, is_batch_list
-from onnxtrain.training.data.table_columns import NamedColumns, column_of, columns_of_table, is_frame
-from onnxtrain.training.losses.heads import Head
-from onnxtrain.training.losses.joint_loss import Forms
-from onnxtrain.training.losses.targets import Targets
+from onnxtrain.losses.heads import Head
+from onnxtrain.losses.joint_loss import Forms
+from onnxtrain.losses.targets import Targets
 from onnxtrain.training.objective import Objective
 
 Adapting = Callable[[Dataset, Targets, str | None], Dataset]
@@ -45,7 +45,7 @@ def open_with_targets(
     Raises:
         DataError: The data cannot be read, or something is missing.
     """
-    from onnxtrain.training.data.opening import open_dataset  # a single step has no use for the readers of files
+    from onnxtrain.data.opening import open_dataset  # a single step has no use for the readers of files
 
     beside = [] if weights is None else [weights]
     if weights is not None:

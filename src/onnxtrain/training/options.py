@@ -8,13 +8,13 @@ from typing import TypedDict
 import numpy as np
 
 from onnxtrain.autodiff.options import Compute
+from onnxtrain.losses.base import TargetKind
 from onnxtrain.parallel.communicator import Communicator
 from onnxtrain.runtime.options import RuntimeOptions
-from onnxtrain.training.losses.base import TargetKind
-from onnxtrain.training.weights.ema import EMA
-from onnxtrain.training.weights.groups import Group
-from onnxtrain.training.weights.parameters import Patterns
 from onnxtrain.training.working_copy.adaptation import Adaptation
+from onnxtrain.weights.ema import EMA
+from onnxtrain.weights.groups import Group
+from onnxtrain.weights.parameters import Patterns
 
 
 class Options(TypedDict, total=False):

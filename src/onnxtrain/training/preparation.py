@@ -14,25 +14,25 @@ from onnxtrain.autodiff.missing import missing_rules, missing_rules_message
 from onnxtrain.autodiff.path import Forward, Route
 from onnxtrain.errors import GradientError, OptionError
 from onnxtrain.gc_pause import gc_paused
-from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.graph.value import dimensions, is_float
+from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.ir.value import dimensions, is_float
+from onnxtrain.losses.base import Loss
+from onnxtrain.losses.heads import Head, head_of
+from onnxtrain.losses.joint_loss import JointLoss
+from onnxtrain.losses.prediction import named_output
+from onnxtrain.losses.targets import wrapped
 from onnxtrain.training.advice.dropped_biases import dropped_biases
-from onnxtrain.training.losses.base import Loss
-from onnxtrain.training.losses.heads import Head, head_of
-from onnxtrain.training.losses.joint_loss import JointLoss
-from onnxtrain.training.losses.prediction import named_output
-from onnxtrain.training.losses.targets import wrapped
 from onnxtrain.training.objective import Objective, graph_values
 from onnxtrain.training.specification import Specification
-from onnxtrain.training.weights.module_paths import forget_traces
-from onnxtrain.training.weights.parameters import Initializer, parameter_table
-from onnxtrain.training.weights.ties import Copy, choose_copies, compute_copies
 from onnxtrain.training.working_copy.adaptation import Adapted
-from onnxtrain.training.working_copy.few_bits import set_accuracy
-from onnxtrain.training.working_copy.pasts import leave_out_pasts
+from onnxtrain.training.working_copy.kv_cache import leave_out_pasts
+from onnxtrain.training.working_copy.low_bit import set_accuracy
 from onnxtrain.training.working_copy.training_modes import Modes, find_layers, set_modes
 from onnxtrain.training.working_copy.widening import hold_rounded, in_file, keep_frozen, rounded, widen
 from onnxtrain.training_info.recipe import Names, free_names
+from onnxtrain.weights.module_paths import forget_traces
+from onnxtrain.weights.parameters import Initializer, parameter_table
+from onnxtrain.weights.ties import Copy, choose_copies, compute_copies
 
 
 @gc_paused()
@@ -70,7 +70,7 @@ def prepare(
     halves = widen(model)
     model = infer_shapes(model)
     if specification.free_batch:
-        from onnxtrain.edit.free_batch import free_batch, free_batch_axis
+        from onnxtrain.edit.dynamic_batch import free_batch, free_batch_axis
 
         if table is None:
             free_batch(file.inlined())  # which finds out whether it can be

@@ -11,13 +11,13 @@ import onnx
 import onnx_ir as ir
 from onnx import helper, numpy_helper
 
+from onnxtrain.data import TensorSpec
 from onnxtrain.errors import DataError, OnnxTrainError, StepError
-from onnxtrain.lowering.fix_dimensions import fix_dimensions
-from onnxtrain.lowering.lower import lower
+from onnxtrain.passes.lower import lower
+from onnxtrain.passes.portable.fix_dimensions import fix_dimensions
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.providers import CPU, Provider, name_of
 from onnxtrain.runtime.step import create_session
-from onnxtrain.training.data import TensorSpec
 from onnxtrain.training.learner import Learner
 from onnxtrain.training_info.read import state_tensors
 

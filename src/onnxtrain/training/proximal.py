@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from onnxtrain.errors import OptionError
-from onnxtrain.graph import Builder
+from onnxtrain.ir import Builder
 from onnxtrain.training.learner import Learner
 from onnxtrain.training.objective import Objective
 from onnxtrain.training.specification import Specification

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import onnx
 
+from onnxtrain.data import open_dataset
+from onnxtrain.data.data_names import read_names
 from onnxtrain.errors import DataError, ModelError, OptionError
-from onnxtrain.graph.domains import is_default_domain
-from onnxtrain.model.file import ModelFile
+from onnxtrain.ir.domains import is_default_domain
+from onnxtrain.losses.partial_batches import FixedBatch
+from onnxtrain.losses.targets import tensor_spec
+from onnxtrain.model_file.file import ModelFile
 from onnxtrain.spelling import checks_arguments
-from onnxtrain.training.data import open_dataset
-from onnxtrain.training.data.data_names import read_names
-from onnxtrain.training.losses.partial_batches import FixedBatch
-from onnxtrain.training.losses.targets import tensor_spec
 
 _LEAST_OPSET = {8: 13, 4: 21}
 """From which opset QuantizeLinear has a scale for each channel, and integers of 4 bits."""

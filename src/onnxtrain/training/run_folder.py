@@ -15,17 +15,17 @@ from typing import Any, Final
 import numpy as np
 import onnxruntime
 
+from onnxtrain.callbacks import Callback, History, TrainingState
+from onnxtrain.data import Batch, Dataset
 from onnxtrain.errors import ModelError, OptionError
-from onnxtrain.model.writing import AtomicFiles, check_writable
+from onnxtrain.metrics.outcome import Outcome, outcome
+from onnxtrain.model_file.writing import AtomicFiles, check_writable
 from onnxtrain.operators import Momentum
 from onnxtrain.report.charts import stacked
-from onnxtrain.report.curves import curves
+from onnxtrain.report.history_charts import curves
 from onnxtrain.report.page import page
 from onnxtrain.report.record import ParameterRow, RunRecord
-from onnxtrain.training.callbacks import Callback, History, TrainingState
-from onnxtrain.training.data import Batch, Dataset
 from onnxtrain.training.learner import Learner
-from onnxtrain.training.metrics.outcome import Outcome, outcome
 from onnxtrain.version import __version__
 
 METRICS, CURVES, REPORT, RUN, CONFIG = "metrics.csv", "curves.svg", "report.html", "run.json", "config.toml"

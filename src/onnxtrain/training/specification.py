@@ -14,22 +14,22 @@ import onnx
 from onnxtrain.autodiff.options import Compute, GradientOptions
 from onnxtrain.errors import OptionError
 from onnxtrain.gc_pause import gc_paused
-from onnxtrain.model.file import ModelFile
+from onnxtrain.losses.base import Loss, TargetKind
+from onnxtrain.losses.joint_loss import Forms, JointLoss
+from onnxtrain.losses.loss_choice import LossLike, resolve_losses
+from onnxtrain.model_file.file import ModelFile
 from onnxtrain.operators import Adam
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.parallel.communicator import Communicator
 from onnxtrain.runtime.options import RuntimeOptions
-from onnxtrain.training.losses.base import Loss, TargetKind
-from onnxtrain.training.losses.joint_loss import Forms, JointLoss
-from onnxtrain.training.losses.loss_choice import LossLike, resolve_losses
 from onnxtrain.training.optimizers import choose_optimizer
-from onnxtrain.training.weights.ema import EMA, choose_ema
-from onnxtrain.training.weights.groups import Group, listed_groups
-from onnxtrain.training.weights.parameters import Patterns
-from onnxtrain.training.weights.untie import untied
 from onnxtrain.training.working_copy.adaptation import Adaptation
 from onnxtrain.training.working_copy.training_modes import Modes
 from onnxtrain.training_info.recipe import Clipping
+from onnxtrain.weights.ema import EMA, choose_ema
+from onnxtrain.weights.groups import Group, listed_groups
+from onnxtrain.weights.parameters import Patterns
+from onnxtrain.weights.untie import untied
 
 if TYPE_CHECKING:
     from onnxtrain.training.options import Options

@@ -10,28 +10,28 @@ import numpy as np
 import onnx
 
 from onnxtrain.autodiff.options import Compute
-from onnxtrain.model.validity import refuses_invalid
+from onnxtrain.losses.base import TargetKind
+from onnxtrain.losses.heads import Metrics
+from onnxtrain.losses.loss_choice import LossLike
+from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.parallel.communicator import Communicator
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.advice.hints import warn_of
 from onnxtrain.training.learner import Learner, Source
-from onnxtrain.training.losses.base import TargetKind
-from onnxtrain.training.losses.heads import Metrics
-from onnxtrain.training.losses.loss_choice import LossLike
 from onnxtrain.training.specification import Specification
-from onnxtrain.training.weights.ema import EMA
-from onnxtrain.training.weights.groups import Group
 from onnxtrain.training.working_copy.adaptation import Adaptation
+from onnxtrain.weights.ema import EMA
+from onnxtrain.weights.groups import Group
 
 if TYPE_CHECKING:
-    from onnxtrain.training.callbacks.base import Callback
-    from onnxtrain.training.callbacks.history import History
-    from onnxtrain.training.callbacks.progress import ProgressLike
-    from onnxtrain.training.data.augmentation import Augment
+    from onnxtrain.callbacks.base import Callback
+    from onnxtrain.callbacks.history import History
+    from onnxtrain.callbacks.progress import ProgressLike
+    from onnxtrain.data.augmentation import Augment
+    from onnxtrain.schedules.learning_rate import Schedule
     from onnxtrain.training.run_folder import RunFolder
-    from onnxtrain.training.schedules.learning_rate import Schedule
 
 _INTERNALS = frozenset(
     {"again", "change", "check_finite", "communicator", "file", "objective", "open", "open_for_evaluation", "rate"}
@@ -51,7 +51,7 @@ class Trainer(Learner):
         loss: What to minimise: ``"softmax_cross_entropy"``, ``"next_token"``, ``"binary_cross_entropy"``,
             ``"mean_squared_error"``, ``"mean_absolute_error"``, ``"huber"``, each with arguments as in
             ``"huber(delta=0.5)"``, ``"output:NAME"`` for a scalar output of the model, a
-            :class:`~onnxtrain.training.losses.Loss`, the path of an ONNX model of (prediction, target), or a
+            :class:`~onnxtrain.losses.Loss`, the path of an ONNX model of (prediction, target), or a
             function (builder, prediction, target) -> value. A model that ends in the Softmax or Sigmoid that a
             cross-entropy contains trains through what stands before it.
         optimizer: Update rule, by default ``Adam()``; or its name, ``"adamw(lr=3e-4)"``.
@@ -240,7 +240,7 @@ class Trainer(Learner):
         model of a fixed batch size gets such a batch padded; the padding does not count in the loss.
 
         The learning rate is the schedule's, which starts from :attr:`onnxtrain.Trainer.learning_rate`. A callback that
-        sets that of the trainer or of its :class:`~onnxtrain.training.callbacks.TrainingState` takes it over from the
+        sets that of the trainer or of its :class:`~onnxtrain.callbacks.TrainingState` takes it over from the
         next step on; the rate that was set last wins, and a resumed training goes on with it.
 
         Args:
@@ -259,7 +259,7 @@ class Trainer(Learner):
             batch_size: Examples per step (split into micro-batches where the trainer accumulates). A model of a fixed
                 batch size has its own, times the micro-batches of the trainer.
             schedule: Learning rate by step: ``"cosine"``, ``"warmup(100)+linear"``, ``"step(30, 0.1)"`` ..., an object
-                of :mod:`onnxtrain.training.schedules`, or a function; constant by default. A text starts from the
+                of :mod:`onnxtrain.schedules`, or a function; constant by default. A text starts from the
                 trainer's learning rate.
             metrics: What to measure on the validation data: names (``"accuracy,f1"``, or a list) or functions of
                 (y_true, y_pred), which see all data at once; by output where several have losses.

@@ -8,19 +8,19 @@ from collections.abc import Sequence
 import onnx
 
 from onnxtrain.autodiff.options import Compute
-from onnxtrain.model.validity import refuses_invalid
-from onnxtrain.model.whole import with_external_data
+from onnxtrain.losses.base import TargetKind
+from onnxtrain.losses.loss_choice import LossLike
+from onnxtrain.model_file.self_contained import with_external_data
+from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.advice.hints import warn_of
-from onnxtrain.training.losses.base import TargetKind
-from onnxtrain.training.losses.loss_choice import LossLike
 from onnxtrain.training.preparation import prepare
 from onnxtrain.training.specification import Specification
-from onnxtrain.training.weights.ema import EMA
-from onnxtrain.training.weights.groups import Group
 from onnxtrain.training.working_copy.adaptation import Adaptation
 from onnxtrain.training_info.build import build_training_model
+from onnxtrain.weights.ema import EMA
+from onnxtrain.weights.groups import Group
 
 
 @checks_arguments

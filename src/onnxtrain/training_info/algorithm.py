@@ -9,9 +9,9 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import TrainingInfoError
-from onnxtrain.graph import Builder, Value
-from onnxtrain.graph.domains import TRAINING_DOMAIN
-from onnxtrain.graph.replace import set_inputs
+from onnxtrain.ir import Builder, Value
+from onnxtrain.ir.domains import TRAINING_DOMAIN
+from onnxtrain.ir.replace import set_inputs
 from onnxtrain.training_info.entry import Entry
 from onnxtrain.training_info.recipe import LossTerms, Recipe
 

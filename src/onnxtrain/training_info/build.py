@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 from onnx import helper, numpy_helper
 
-from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN, TRAINING_DOMAIN
+from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN, TRAINING_DOMAIN
 from onnxtrain.training_info.algorithm import Algorithm, FirstValues, placeholder
 from onnxtrain.training_info.entry import COUNTERS_KEY, SYNCHRONIZED_KEY, Entry
 from onnxtrain.training_info.recipe import Recipe

@@ -5,9 +5,9 @@ from __future__ import annotations
 import onnx
 
 from onnxtrain.errors import TrainingInfoError
-from onnxtrain.graph.propagation import infer_within_bounds
-from onnxtrain.model.skeleton import hide_runtime_operators, skeleton
-from onnxtrain.model.text import first_line
+from onnxtrain.ir.bounded_inference import infer_within_bounds
+from onnxtrain.model_file.skeleton import hide_runtime_operators, skeleton
+from onnxtrain.model_file.text import first_line
 from onnxtrain.training_info.read import bindings, joined_model, state_tensors
 
 Type = tuple[int, tuple[int | str | None, ...] | None]

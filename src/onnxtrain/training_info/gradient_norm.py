@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnxtrain.graph import Builder, Value
+from onnxtrain.ir import Builder, Value
 
 _LONGEST_ROW = 1 << 14
 """Elements of a row where the shape allows it: a row that two processes share is sent to both."""

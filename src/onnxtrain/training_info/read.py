@@ -12,8 +12,8 @@ from pathlib import Path
 import onnx
 
 from onnxtrain.errors import TrainingInfoError
-from onnxtrain.model.file import ModelFile
-from onnxtrain.model.order import sort_nodes
+from onnxtrain.model_file.file import ModelFile
+from onnxtrain.model_file.order import sort_nodes
 
 
 def joined_model(model: onnx.ModelProto, index: int) -> onnx.ModelProto:

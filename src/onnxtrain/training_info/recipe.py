@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.errors import OptionError
-from onnxtrain.graph import Builder, Value
+from onnxtrain.ir import Builder, Value
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.training_info.rounding import Rounding
 

@@ -1,7 +1,7 @@
 """Optimizer states of fewer bits than their parameters: what stands between them and the update.
 
 In bfloat16 a state is one tensor, which ``Cast`` widens and ``RoundStochastic`` rounds
-(:mod:`onnxtrain.lowering.round_states` has its formula). In 8 bits it is two, ``{state}`` (uint8, of the parameter's
+(:mod:`onnxtrain.passes.round_states` has its formula). In 8 bits it is two, ``{state}`` (uint8, of the parameter's
 shape) and ``{state}_scale`` (float, one number for each :data:`BLOCK` elements), between ``DecodeBlockwise`` and
 ``EncodeBlockwise``.
 
@@ -31,11 +31,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.graph import Builder, Value
-from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.ir import Builder, Value
+from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 
 OPERATOR = "RoundStochastic"
-"""Of the domain ``onnxtrain``: float numbers and a count to bfloat16; see :mod:`onnxtrain.lowering.round_states`."""
+"""Of the domain ``onnxtrain``: float numbers and a count to bfloat16; see :mod:`onnxtrain.passes.round_states`."""
 
 ENCODE = "EncodeBlockwise"
 """Of the domain ``onnxtrain``: float numbers and a count to codes of 8 bits and scales."""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 import onnx_ir as ir
 
-from onnxtrain.graph import Builder, Value
+from onnxtrain.ir import Builder, Value
 from onnxtrain.operators.arithmetic import Tensor
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.operators.registry import OPTIMIZERS

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.graph import Builder, Value
+from onnxtrain.ir import Builder, Value
 from onnxtrain.operators.schema import State
 from onnxtrain.training_info.algorithm import Algorithm
 from onnxtrain.training_info.gradient_norm import norm_of, row_squares

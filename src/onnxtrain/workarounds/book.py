@@ -64,7 +64,7 @@ BOOK: tuple[Workaround, ...] = (
         "first. A node with a body that was two branches deep keeps references to what was freed: opening the session "
         "may end the process.",
         "Sessions of graphs with such a node are opened without this optimizer.",
-        ("workarounds/sessions.py", "graph/nesting.py", "runtime/step.py"),
+        ("workarounds/sessions.py", "ir/nesting.py", "runtime/step.py"),
     ),
     Workaround(
         "ellipses of different ranks",
@@ -92,7 +92,7 @@ BOOK: tuple[Workaround, ...] = (
         "where the channels are a multiple of three and not of four (issue 29651), and for grouped ones where the "
         "filters of all groups together are a multiple of four and those of one group are not.",
         "Step graphs for WebGPU have one filter more in such nodes, or a node for each group.",
-        ("lowering/webgpu_convolutions.py",),
+        ("passes/portable/webgpu_convolutions.py",),
     ),
     Workaround(
         "statistics on WebGPU",
@@ -100,7 +100,7 @@ BOOK: tuple[Workaround, ...] = (
         _WEB,
         "The WebGPU provider claims BatchNormalization in training mode, and fails when it runs.",
         "Step graphs for WebGPU have it in other operators.",
-        ("lowering/fit_webgpu.py",),
+        ("passes/portable/target_webgpu.py",),
     ),
     Workaround(
         "indices on WebGPU",
@@ -108,7 +108,7 @@ BOOK: tuple[Workaround, ...] = (
         _WEB,
         "The WebGPU provider claims MaxPool with the output Indices, and fails when it runs.",
         "Step graphs for WebGPU find the maxima anew where sizes are known, and are refused elsewhere.",
-        ("lowering/fit_webgpu.py", "lowering/webgpu_bodies.py"),
+        ("passes/portable/target_webgpu.py", "passes/portable/webgpu_bodies.py"),
     ),
     Workaround(
         "transposed padding",
@@ -116,7 +116,7 @@ BOOK: tuple[Workaround, ...] = (
         _RUNTIME,
         "The transpose optimizer moves transpositions across a Pad with axes as if it had none; the session fails.",
         "Where the rank is known, a Pad is written for all axes.",
-        ("graph/builder.py",),
+        ("ir/builder.py",),
     ),
     Workaround(
         "races of ScatterND",
@@ -165,7 +165,7 @@ BOOK: tuple[Workaround, ...] = (
         ("1.32.0", "1.32.0"),
         "Models of opset 28 are accepted, but DequantizeLinear of that opset has no kernel.",
         "The newest opset is the one at which operators that were defined anew can be run.",
-        ("model/limits.py",),
+        ("model_file/limits.py",),
     ),
     Workaround(
         "copies of external initializers",
@@ -190,7 +190,7 @@ BOOK: tuple[Workaround, ...] = (
         "LSTM, GRU and RNN take 0 for an alpha or beta of Affine, ScaledTanh and ThresholdedRelu that the model leaves "
         "out; the defaults are 1, and 0 for the beta of Affine.",
         "Lists of alpha and beta are written down in full.",
-        ("lowering/write_activation_defaults.py",),
+        ("passes/portable/write_activation_defaults.py",),
     ),
     Workaround(
         "computed bounds",
@@ -199,7 +199,7 @@ BOOK: tuple[Workaround, ...] = (
         "Data propagation takes bounds of a Slice that it does not know for absent ones, and the whole input for the "
         "result: shapes made of it are wrong.",
         "Inference sees a Compress in place of such a Slice.",
-        ("workarounds/inference.py", "graph/shapes.py"),
+        ("workarounds/inference.py", "ir/shapes.py"),
     ),
     Workaround(
         "the matrix of Attention",
@@ -207,7 +207,7 @@ BOOK: tuple[Workaround, ...] = (
         _ONNX,
         "The fourth output of an Attention of unknown shapes is inferred as a scalar.",
         "This shape is not taken over.",
-        ("workarounds/inference.py", "graph/shapes.py"),
+        ("workarounds/inference.py", "ir/shapes.py"),
     ),
     Workaround(
         "converted Hardmax",
@@ -215,7 +215,7 @@ BOOK: tuple[Workaround, ...] = (
         _ONNX,
         "The version converter keeps the axis of a Hardmax below opset 13, which flattened its input there.",
         "The flattening is written out before the conversion.",
-        ("model/repairs.py",),
+        ("model_file/repairs.py",),
     ),
     Workaround(
         "converted Resize",
@@ -223,7 +223,7 @@ BOOK: tuple[Workaround, ...] = (
         _ONNX,
         "The version converter gives an Upsample or Resize below opset 11 another coordinate transformation.",
         "The node is rewritten before the conversion.",
-        ("model/repairs.py",),
+        ("model_file/repairs.py",),
     ),
     Workaround(
         "converted BatchNormalization",
@@ -231,7 +231,7 @@ BOOK: tuple[Workaround, ...] = (
         _ONNX,
         "The version converter refuses a BatchNormalization below opset 14 with the outputs of training mode.",
         "The node is rewritten before the conversion.",
-        ("model/repairs.py",),
+        ("model_file/repairs.py",),
     ),
     Workaround(
         "functions and metadata of converted models",
@@ -239,7 +239,7 @@ BOOK: tuple[Workaround, ...] = (
         _ONNX,
         "The version converter drops functions and metadata.",
         "It converts a skeleton of the graph; everything else is put back as it was.",
-        ("model/upgrade.py",),
+        ("model_file/upgrade.py",),
     ),
     Workaround(
         "long vectors",
@@ -247,7 +247,7 @@ BOOK: tuple[Workaround, ...] = (
         _ONNX,
         "Data propagation computes vectors of sizes whatever their length: a model of a few bytes takes all memory.",
         "Nodes that make such vectors are hidden from inference.",
-        ("graph/propagation.py",),
+        ("ir/bounded_inference.py",),
     ),
     Workaround(
         "references in converted functions",
@@ -255,7 +255,7 @@ BOOK: tuple[Workaround, ...] = (
         _ONNX,
         "The version converter drops references to attributes of the function that a node is in.",
         "A stand-in without attributes is converted, and the node put back in its place.",
-        ("model/upgrade.py",),
+        ("model_file/upgrade.py",),
     ),
     Workaround(
         "two spellings of a domain",
@@ -263,7 +263,7 @@ BOOK: tuple[Workaround, ...] = (
         _ONNX,
         "The checker does not know that ai.onnx is the default domain, as the specification says.",
         "It is shown a skeleton of the model with one spelling.",
-        ("model/skeleton.py",),
+        ("model_file/skeleton.py",),
     ),
     Workaround(
         "evaluated Scan",
@@ -351,7 +351,7 @@ BOOK: tuple[Workaround, ...] = (
         _ONNX_IR,
         "Reading a model drops its sparse initializers.",
         "They are made dense before.",
-        ("model/working.py",),
+        ("model_file/working.py",),
     ),
     Workaround(
         "merged random nodes",
@@ -359,7 +359,7 @@ BOOK: tuple[Workaround, ...] = (
         _ONNX_IR,
         "Its elimination of common subexpressions merges two Dropouts in training mode, which draw the same mask then.",
         "An elimination of our own leaves out what is random.",
-        ("graph/passes.py",),
+        ("ir/passes.py",),
     ),
     Workaround(
         "merged outputs",
@@ -367,7 +367,7 @@ BOOK: tuple[Workaround, ...] = (
         _ONNX_IR,
         "Its elimination of identities gives two outputs of a graph one name.",
         "An elimination of our own keeps an Identity that names an output.",
-        ("graph/passes.py",),
+        ("ir/passes.py",),
     ),
     Workaround(
         "sympy at every start",

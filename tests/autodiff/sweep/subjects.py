@@ -27,7 +27,7 @@ from autodiff.sweep.tables import (
 )
 from onnxtrain.autodiff import registry
 from onnxtrain.errors import ModelError
-from onnxtrain.model.upgrade import upgrade_opset
+from onnxtrain.model_file.upgrade import upgrade_opset
 
 FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
 HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)

@@ -15,7 +15,7 @@ from onnxtrain.autodiff.kernel_limits import windows_fit
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.autodiff.windows import Windows, kernel_of, spatial_sizes, split_padding, windows_of
-from onnxtrain.graph import Builder, Value
+from onnxtrain.ir import Builder, Value
 
 
 @register_gradient("Conv")

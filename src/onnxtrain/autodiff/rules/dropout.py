@@ -1,6 +1,6 @@
 """Dropout whose mask follows from a seed and a counter: a step that is taken again draws the same mask.
 
-Element i is kept where h >> 1 >= ratio 2^31, for the h that :mod:`onnxtrain.graph.drawing` draws for it.
+Element i is kept where h >> 1 >= ratio 2^31, for the h that :mod:`onnxtrain.ir.prng` draws for it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import onnx_ir as ir
 from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, register_gradient
-from onnxtrain.graph import Value
-from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
-from onnxtrain.graph.drawing import draw, upper_bits
+from onnxtrain.ir import Value
+from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.ir.prng import draw, upper_bits
 
 OPERATOR = "CountedDropout"
 

@@ -14,8 +14,8 @@ import onnx_ir as ir
 from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, register_gradient
-from onnxtrain.graph import Value
-from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.ir import Value
+from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 
 _LAST = -1
 _LOG_SUM = 1  # the output

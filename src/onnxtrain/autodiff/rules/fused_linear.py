@@ -13,8 +13,8 @@ from onnxtrain.autodiff.fused import emit, factors, register_fused
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.autodiff.rules.matmul import rows
-from onnxtrain.graph import Value
-from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.ir import Value
+from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 
 ACTIVATION, RELU = "activation", "Relu"
 """The attribute for what follows the sums of a product, and its value."""
@@ -35,7 +35,7 @@ def linear_rule(node: Node, dy: Value) -> Gradients:
     """y = x w + b: dx = dy wᵀ, dw = xᵀ dy and db = dy, both summed over all rows; with ``transB`` w stands for wᵀ.
 
     With an activation dy is first that of what it got. Where x is the result of Relu, the three are of one node, which
-    the gradient of that Relu can become part of (:mod:`onnxtrain.lowering.fuse_relu`).
+    the gradient of that Relu can become part of (:mod:`onnxtrain.passes.fuse.fuse_relu`).
     """
     op, x, w, b = node.op, node.x, node.input_required(1), node.input(2)
     transposed = int(node.attribute("transB", 0))

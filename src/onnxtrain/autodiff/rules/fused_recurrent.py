@@ -24,8 +24,8 @@ from onnxtrain.autodiff.registry import Body, Gradients, Rule, register_gradient
 from onnxtrain.autodiff.rules import gated, recurrent
 from onnxtrain.autodiff.rules.recurrent import Direction, Sequences, clipped, split
 from onnxtrain.autodiff.rules.recurrent_activations import Activation, activations
-from onnxtrain.graph import Builder, Value
-from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.ir import Builder, Value
+from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 
 OPERATORS = {"LSTM": gated.LSTM_DEFAULT, "GRU": gated.GRU_DEFAULT, "RNN": recurrent.RNN_DEFAULT}
 """Names, and the activation functions of one direction where a node names none."""

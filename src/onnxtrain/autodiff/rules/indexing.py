@@ -23,8 +23,8 @@ from onnxtrain.autodiff.rules.placement import (
     shaped,
     size_of,
 )
-from onnxtrain.graph import Value
-from onnxtrain.graph.value import Dimension
+from onnxtrain.ir import Value
+from onnxtrain.ir.value import Dimension
 
 
 @register_gradient("Gather")

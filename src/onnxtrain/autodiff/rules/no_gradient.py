@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onnxtrain.autodiff.registry import no_gradient, only_straight_through
-from onnxtrain.graph.domains import MACHINE_LEARNING_DOMAIN
+from onnxtrain.ir.domains import MACHINE_LEARNING_DOMAIN
 
 STEPS = ("Ceil", "Floor", "Round", "Sign", "QuantizeLinear")
 """Operators that round: their derivative is zero; :mod:`onnxtrain.autodiff.rules.straight_through` has what stands

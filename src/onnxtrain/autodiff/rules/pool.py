@@ -13,8 +13,8 @@ from onnxtrain.autodiff.kernel_limits import windows_fit
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.autodiff.windows import Windows, spatial_sizes, windows_of
-from onnxtrain.graph import Builder, Value
-from onnxtrain.graph.limits import check_table, fits
+from onnxtrain.ir import Builder, Value
+from onnxtrain.ir.limits import check_table, fits
 
 
 @register_gradient("MaxPool")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, register_gradient
-from onnxtrain.graph import Value
+from onnxtrain.ir import Value
 
 Scatter = Callable[[Value, Value, str | None], Value]
 """(base, updates, reduction) -> base with the updates at the node's indices."""

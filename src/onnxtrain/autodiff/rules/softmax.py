@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, register_gradient
-from onnxtrain.graph import Value
+from onnxtrain.ir import Value
 
 
 @register_gradient("Softmax", since=13)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import no_gradient
-from onnxtrain.graph import Builder, Value
-from onnxtrain.graph.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.ir import Builder, Value
+from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 
 OPERATOR = "StopGradient"
 

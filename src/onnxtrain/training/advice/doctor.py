@@ -10,13 +10,13 @@ from enum import Enum
 
 import onnx
 
-from onnxtrain.graph.domains import MACHINE_LEARNING_DOMAIN
-from onnxtrain.model.file import ModelFile
-from onnxtrain.model.validity import refuses_invalid
+from onnxtrain.ir.domains import MACHINE_LEARNING_DOMAIN
+from onnxtrain.model_file.file import ModelFile
+from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.training.advice.hints import QUANTIZED
 from onnxtrain.training.advice.inspection import Inspection, inspect
-from onnxtrain.training.weights.parameters import Initializer
-from onnxtrain.training.working_copy.pasts import leave_out_pasts
+from onnxtrain.training.working_copy.kv_cache import leave_out_pasts
+from onnxtrain.weights.parameters import Initializer
 
 _NEWER = "torch.onnx.export(model.eval(), ..., dynamo=True)"
 _FREE_BATCH = (

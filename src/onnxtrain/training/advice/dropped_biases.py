@@ -6,9 +6,9 @@ import re
 
 import onnx_ir as ir
 
-from onnxtrain.graph.clone import all_nodes
-from onnxtrain.training.weights.module_paths import CALL, module_of
-from onnxtrain.training.weights.tables import is_weight
+from onnxtrain.ir.clone import all_nodes
+from onnxtrain.weights.module_paths import CALL, module_of
+from onnxtrain.weights.tables import is_weight
 
 _CALLED = r"target=torch\.ops\.aten\.(linear|layer_norm|addmm|conv\w*)\..*%p_\w*bias\b"
 

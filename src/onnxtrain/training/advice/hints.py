@@ -12,18 +12,18 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.errors import TrainingHint
-from onnxtrain.training.weights.parameters import shared_parameters
-from onnxtrain.training.weights.readers import (
+from onnxtrain.training.working_copy.training_modes import Layers
+from onnxtrain.weights.parameters import shared_parameters
+from onnxtrain.weights.readers import (
     Reader,
     behind_identity,
     is_statistic,
     read_through_identity,
     summed_with,
 )
-from onnxtrain.training.weights.rule import PRODUCTS, use_of
-from onnxtrain.training.weights.ties import Copy
-from onnxtrain.training.weights.untie import has_one_value
-from onnxtrain.training.working_copy.training_modes import Layers
+from onnxtrain.weights.rule import PRODUCTS, use_of
+from onnxtrain.weights.ties import Copy
+from onnxtrain.weights.untie import has_one_value
 
 _KEEP_BATCH_NORM = (
     "torch.onnx.export(..., optimize=False) keeps it, and with dynamo=False "

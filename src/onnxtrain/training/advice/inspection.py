@@ -16,19 +16,19 @@ from onnxtrain.autodiff.expand import find_body
 from onnxtrain.autodiff.missing import missing_rules
 from onnxtrain.autodiff.node import describe
 from onnxtrain.autodiff.path import Forward
-from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.graph.value import Dimension, dimensions, is_float
-from onnxtrain.model.file import ModelFile
-from onnxtrain.model.validity import refuses_invalid
+from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.ir.value import Dimension, dimensions, is_float
+from onnxtrain.losses.prediction import is_float_tensor, named_output
+from onnxtrain.model_file.file import ModelFile
+from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.advice.dropped_biases import dropped_biases
 from onnxtrain.training.advice.hints import find_hints
-from onnxtrain.training.losses.prediction import is_float_tensor, named_output
-from onnxtrain.training.showing import count, html_facts, html_table, text_table
-from onnxtrain.training.weights.parameters import Initializer, parameter_table
-from onnxtrain.training.weights.ties import find_copies
+from onnxtrain.training.formatting import count, html_facts, html_table, text_table
 from onnxtrain.training.working_copy.training_modes import find_layers, set_inference
 from onnxtrain.training.working_copy.widening import in_file, widen
+from onnxtrain.weights.parameters import Initializer, parameter_table
+from onnxtrain.weights.ties import find_copies
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from typing import Final
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from onnxtrain.data.conversion import Array
 from onnxtrain.errors import CheckpointError, OptionError
-from onnxtrain.model.writing import folder_lock
+from onnxtrain.model_file.writing import folder_lock
 from onnxtrain.training.checkpoints.checkpoint_tensors import decode, encode
 from onnxtrain.training.checkpoints.fingerprint import differences, how_to_change
 from onnxtrain.training.checkpoints.records import (
@@ -32,7 +33,6 @@ from onnxtrain.training.checkpoints.records import (
     record_checksum,
     to_json,
 )
-from onnxtrain.training.data.conversion import Array
 from onnxtrain.training.description import JSON
 
 _logger = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from onnxtrain.data.conversion import Array
 from onnxtrain.errors import CheckpointError
-from onnxtrain.training.data.conversion import Array
 
 # What safetensors reads back into NumPy. Everything else is stored as its bits, its type in the JSON.
 _NATIVE_TYPES: Final = frozenset(

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from onnxtrain.errors import CheckpointError
-from onnxtrain.model.small_files import read_json
+from onnxtrain.model_file.small_files import read_json
 
 FORMAT_VERSION: Final = 1
 STEM: Final = re.compile(r"checkpoint-(?P<sequence>\d+)-step-(?P<step>\d+)")

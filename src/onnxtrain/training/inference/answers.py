@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from onnxtrain.data.conversion import Array
 from onnxtrain.errors import OptionError
-from onnxtrain.training.data.conversion import Array
-from onnxtrain.training.metrics.reading import Reading
-from onnxtrain.training.metrics.whole_metrics import sigmoid, softmax
+from onnxtrain.metrics.reading import Reading
+from onnxtrain.metrics.whole_metrics import sigmoid, softmax
 
 
 def check_answers(reading: Reading, what: str) -> None:

@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.graph import Builder
-from onnxtrain.lowering.lower import lower_entry
+from onnxtrain.data import Batch, Dataset
+from onnxtrain.data.shares import shared
+from onnxtrain.ir import Builder
+from onnxtrain.losses.base import Loss
+from onnxtrain.losses.heads import HeadMetric, Metrics
+from onnxtrain.losses.partial_batches import batch_axes, joined_axis
+from onnxtrain.metrics.base import MeanAccumulator
 from onnxtrain.parallel.communicator import Communicator
 from onnxtrain.parallel.single import Single
+from onnxtrain.passes.lower import lower_entry
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.runtime.step import StepSession
-from onnxtrain.training.data import Batch, Dataset
-from onnxtrain.training.data.shares import shared
-from onnxtrain.training.losses.base import Loss
-from onnxtrain.training.losses.heads import HeadMetric, Metrics
-from onnxtrain.training.losses.partial_batches import batch_axes, joined_axis
-from onnxtrain.training.metrics.base import MeanAccumulator
 from onnxtrain.training.objective import Objective
 from onnxtrain.training_info.entry import Entry
 

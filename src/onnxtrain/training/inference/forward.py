@@ -8,26 +8,26 @@ from typing import Any
 import numpy as np
 import onnx
 
+from onnxtrain.data import Dataset, open_dataset
+from onnxtrain.data.conversion import kind_of
+from onnxtrain.data.data_names import read_names
+from onnxtrain.data.labels import learn_labels, no_labels
 from onnxtrain.errors import DataError
-from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.model.file import ModelFile
-from onnxtrain.model.validity import refuses_invalid
+from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.losses.heads import Metrics
+from onnxtrain.losses.loss_choice import LossLike
+from onnxtrain.losses.targets import Targets
+from onnxtrain.model_file.file import ModelFile
+from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.runtime.device_states import new_states
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.spelling import checks_arguments
-from onnxtrain.training.data import Dataset, open_dataset
-from onnxtrain.training.data.conversion import kind_of
-from onnxtrain.training.data.data_names import read_names
-from onnxtrain.training.data.labels import learn_labels, no_labels
 from onnxtrain.training.inference.evaluation import Evaluator
-from onnxtrain.training.losses.heads import Metrics
-from onnxtrain.training.losses.loss_choice import LossLike
-from onnxtrain.training.losses.targets import Targets
 from onnxtrain.training.objective import of_model
 from onnxtrain.training.opening import open_with_targets
 from onnxtrain.training.preparation import prepare
 from onnxtrain.training.specification import Specification
-from onnxtrain.training.working_copy.pasts import leave_out_pasts
+from onnxtrain.training.working_copy.kv_cache import leave_out_pasts
 from onnxtrain.training.working_copy.training_modes import set_inference
 
 
@@ -48,7 +48,7 @@ def evaluate(
 
     Args:
         model: A path or a loaded model.
-        data: Data in any form that :func:`onnxtrain.training.data.open_dataset` takes.
+        data: Data in any form that :func:`onnxtrain.data.open_dataset` takes.
         loss: See :class:`onnxtrain.Trainer`.
         target: Name of the target in a file with several arrays left.
         metrics: Names (``"accuracy,f1"``, or a list) or functions of (y_true, y_pred), which see all data at once; by
@@ -102,7 +102,7 @@ def predict(
 
     Args:
         model: A path or a loaded model.
-        data: Inputs in any form that :func:`onnxtrain.training.data.open_dataset` takes; targets are not needed.
+        data: Inputs in any form that :func:`onnxtrain.data.open_dataset` takes; targets are not needed.
         target: A column of a table that is not one of the inputs.
         batch_size: Examples per batch.
         options: Threads and providers.

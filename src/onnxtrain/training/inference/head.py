@@ -11,14 +11,14 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onnxtrain.data.rows import rows_to_inputs
 from onnxtrain.errors import OptionError
-from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.graph.value import dimensions
-from onnxtrain.model.file import ModelFile
-from onnxtrain.training.data.rows import rows_to_inputs
+from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.ir.value import dimensions
+from onnxtrain.losses.prediction import named_output
+from onnxtrain.losses.targets import tensor_spec
+from onnxtrain.model_file.file import ModelFile
 from onnxtrain.training.inference.forward import outputs
-from onnxtrain.training.losses.prediction import named_output
-from onnxtrain.training.losses.targets import tensor_spec
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from onnxtrain.data.conversion import Array, kind_of
 from onnxtrain.errors import OptionError
-from onnxtrain.model.writing import AtomicFiles
-from onnxtrain.training.data.conversion import Array, kind_of
+from onnxtrain.model_file.writing import AtomicFiles
 
 TABLE_SUFFIXES: Final = (".csv", ".parquet")
 

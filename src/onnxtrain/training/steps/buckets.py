@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnxtrain.graph.clone import all_nodes
+from onnxtrain.ir.clone import all_nodes
 from onnxtrain.training.objective import Objective
 
 BUCKET_BYTES = 4 << 20

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from onnxtrain.data import TargetCheck, TensorSpec
+from onnxtrain.data.conversion import check_finite, kind_of, to_numpy
 from onnxtrain.errors import DataError, OptionError
-from onnxtrain.training.data import TargetCheck, TensorSpec
-from onnxtrain.training.data.conversion import check_finite, kind_of, to_numpy
-from onnxtrain.training.showing import html_table, text_table
+from onnxtrain.training.formatting import html_table, text_table
 
 
 class Parameters(MutableMapping[str, np.ndarray]):

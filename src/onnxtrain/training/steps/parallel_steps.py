@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from onnxtrain.callbacks.stopping import Stopping
+from onnxtrain.data import Dataset
+from onnxtrain.data.shares import shared
 from onnxtrain.errors import ParallelError
-from onnxtrain.lowering.announce_gradients import LISTENER
 from onnxtrain.parallel.reduction import Reduction, Take
+from onnxtrain.passes.notify_gradients import LISTENER
 from onnxtrain.runtime.native import kernels_available
 from onnxtrain.runtime.states import StateBuffers
-from onnxtrain.training.callbacks.stopping import Stopping
 from onnxtrain.training.checkpoints.fingerprint import differences
-from onnxtrain.training.data import Dataset
-from onnxtrain.training.data.shares import shared
 from onnxtrain.training.description import describe_model, describe_settings, describe_weights
 from onnxtrain.training.objective import Objective
 from onnxtrain.training.specification import Specification

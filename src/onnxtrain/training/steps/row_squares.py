@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.graph import Builder
+from onnxtrain.ir import Builder
 from onnxtrain.parallel.communicator import Communicator
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.step import Session, create_session

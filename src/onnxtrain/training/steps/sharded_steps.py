@@ -11,8 +11,8 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import OptionError
-from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.lowering.lower import lower_entry
+from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.passes.lower import lower_entry
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.runtime.step import StepSession
 from onnxtrain.training.objective import Objective

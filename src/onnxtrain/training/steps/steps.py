@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 
+from onnxtrain.data import Dataset
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.gc_pause import gc_paused
-from onnxtrain.model.validity import invalid_refused
+from onnxtrain.model_file.validity import invalid_refused
 from onnxtrain.runtime.device_states import new_states
 from onnxtrain.runtime.providers import device_of
 from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.runtime.states import StateBuffers
-from onnxtrain.training.data import Dataset
 from onnxtrain.training.objective import Objective
 from onnxtrain.training.specification import Specification
 from onnxtrain.training_info.algorithm import FirstValues
@@ -25,7 +25,7 @@ from onnxtrain.training_info.entry import Entry
 from onnxtrain.workarounds.sessions import refuse_what_crashes
 
 if TYPE_CHECKING:
-    from onnxtrain.training.callbacks.stopping import Stopping
+    from onnxtrain.callbacks.stopping import Stopping
 
 Arrays = dict[str, np.ndarray]
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.model.file import ModelFile
-from onnxtrain.model.made_arrays import MadeArrays
+from onnxtrain.model_file.file import ModelFile
+from onnxtrain.model_file.lazy_arrays import MadeArrays
 
 Arrays = Mapping[str, np.ndarray]
 

@@ -17,11 +17,11 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.rules.stop import stopped
 from onnxtrain.errors import OptionError
-from onnxtrain.graph import Builder
-from onnxtrain.graph.domains import MICROSOFT_DOMAIN
-from onnxtrain.graph.value import constant_tensor, dimensions
-from onnxtrain.training.weights.stored import Stored
+from onnxtrain.ir import Builder
+from onnxtrain.ir.domains import MICROSOFT_DOMAIN
+from onnxtrain.ir.value import constant_tensor, dimensions
 from onnxtrain.training.working_copy.quantized_weights import Factor, Layout, Scales, Weight, logarithm
+from onnxtrain.weights.stored import Stored
 
 _WEIGHTS = {
     ("", "DequantizeLinear"): (0, 1, 2),

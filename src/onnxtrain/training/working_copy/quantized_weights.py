@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.training.weights.stored import Stored
+from onnxtrain.weights.stored import Stored
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.expand import expand
 from onnxtrain.errors import OptionError
-from onnxtrain.graph.builder import Builder
-from onnxtrain.graph.clone import subgraphs
-from onnxtrain.graph.shapes import infer_shapes
-from onnxtrain.graph.sharing import RANDOM
-from onnxtrain.graph.value import constant_tensor
-from onnxtrain.training.weights.readers import behind_identity, read_through_identity
+from onnxtrain.ir.builder import Builder
+from onnxtrain.ir.clone import subgraphs
+from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.ir.sharing import RANDOM
+from onnxtrain.ir.value import constant_tensor
+from onnxtrain.weights.readers import behind_identity, read_through_identity
 
 _STATISTICS = {3: "mean", 4: "var"}
 """Inputs of BatchNormalization that are running statistics."""

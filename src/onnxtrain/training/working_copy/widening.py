@@ -14,11 +14,11 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.errors import OptionError
-from onnxtrain.graph.clone import subgraphs
-from onnxtrain.graph.value import HALVES
-from onnxtrain.training.weights.parameters import Initializer
-from onnxtrain.training.weights.stored import Stored
-from onnxtrain.training.weights.widened import WidenedTensor
+from onnxtrain.ir.clone import subgraphs
+from onnxtrain.ir.value import HALVES
+from onnxtrain.weights.parameters import Initializer
+from onnxtrain.weights.stored import Stored
+from onnxtrain.weights.widened import WidenedTensor
 
 Halves = dict[str, ir.TensorProtocol]
 """Tensors in half precision by the names of their initializers."""

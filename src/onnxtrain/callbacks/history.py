@@ -1,0 +1,100 @@
+"""The course of a training as rows, one per epoch, and as files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from onnxtrain.callbacks.base import Callback, TrainingState
+from onnxtrain.errors import ModelError, OptionError
+from onnxtrain.model_file.output_path import explained
+from onnxtrain.model_file.writing import AtomicFiles
+from onnxtrain.report.history_charts import measured, side_by_side
+from onnxtrain.training.formatting import html_table, text_table
+
+
+class History(Callback):
+    """One row per epoch: epoch (from 1), step, loss, learning rate and all metrics.
+
+    Attributes:
+        rows: the rows, oldest first.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, float]] = []
+
+    def on_epoch_end(self, state: TrainingState) -> None:
+        """Add a row."""
+        self.rows.append(row_of(state))
+
+    def record(self) -> dict[str, Any]:
+        """All rows."""
+        return {"rows": [dict(row) for row in self.rows]}
+
+    def resume(self, record: dict[str, Any]) -> None:
+        """Go on with the rows of the checkpoint."""
+        self.rows = [dict(row) for row in record["rows"]]
+
+    def __repr__(self) -> str:
+        """A table."""
+        return text_table(self.rows) if self.rows else "History of no epochs"
+
+    def _repr_html_(self) -> str:
+        return side_by_side(measured(self.rows)) + html_table(self.rows)
+
+    def column(self, name: str) -> list[float]:
+        """One value over all epochs; NaN where an epoch has none."""
+        return [row.get(name, math.nan) for row in self.rows]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the rows to a ``.json`` or ``.csv`` file. JSON has no NaN and no infinity: they become null.
+
+        Raises:
+            OptionError: the path has another ending or cannot be written.
+        """
+        path = Path(path)
+        if path.suffix == ".json":
+            rows = [{name: value if math.isfinite(value) else None for name, value in row.items()} for row in self.rows]
+            write_text(path, json.dumps(rows, indent=1) + "\n")
+        elif path.suffix == ".csv":
+            write_csv(path, self.rows)
+        else:
+            raise OptionError(f"a history is saved as .json or .csv, not as '{path}'.")
+
+
+def row_of(state: TrainingState) -> dict[str, float]:
+    """The values of an epoch, by name."""
+    values = {"loss": state.loss, "learning_rate": state.rate_of_last_step, **state.metrics}
+    return {
+        "epoch": state.epoch,
+        "step": state.step,
+        **{name: float(value) for name, value in values.items()},
+    }
+
+
+def write_csv(path: Path, rows: Sequence[dict[str, float]]) -> None:
+    """Write rows as a table; a row that lacks a column leaves it empty."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    if columns:
+        writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, text.getvalue())
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file as a whole: who reads it meanwhile sees the old or the new rows."""
+    try:
+        with explained(path):
+            path.parent.stat()  # else it would be made
+        with AtomicFiles() as files, files.create(path) as file:
+            file.write(text.encode())
+    except ModelError as error:
+        raise OptionError(str(error)) from error

@@ -1,0 +1,377 @@
+"""What a training shows while it runs: a bar in a terminal, a table in a notebook, lines in a log."""
+
+from __future__ import annotations
+
+import html
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from onnxtrain.callbacks.base import Callback, TrainingState
+from onnxtrain.errors import OptionError
+from onnxtrain.spelling import checks_arguments
+from onnxtrain.training.formatting import count, duration, html_table, number, plural, waiting
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress as RichBar
+
+ProgressLike = bool | Literal["auto", "bar", "notebook", "lines"]
+"""Where to show a training: ``"auto"`` finds out, ``True`` is the same, ``False`` shows nothing."""
+
+_MINUTE = 60.0
+"""Seconds between two lines in a log within a long epoch."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """Where a training is.
+
+    Attributes:
+        epoch: Which epoch of how many, in words.
+        parts: What else there is to say, in words: loss, speed, time left.
+        steps: How many steps are done.
+        total: How many there will be; None when not known.
+    """
+
+    epoch: str
+    parts: list[str]
+    steps: int
+    total: int | None
+
+    def __str__(self) -> str:
+        return "  ".join([self.epoch, *self.parts])
+
+
+class Display:
+    """Where a training is shown; this one shows nothing."""
+
+    interval = float("inf")
+    """Seconds between two looks at the steps of an epoch."""
+
+    def begin(self, status: Status) -> None:
+        """Called before the first step."""
+
+    def step(self, status: Status) -> None:
+        """Called after a step, when the interval is over."""
+
+    def epoch(self, status: Status, row: dict[str, object]) -> None:
+        """Called after an epoch with its values, in words and as numbers."""
+
+    def end(self, summary: str) -> None:
+        """Called after the last step."""
+
+    def note(self, text: str) -> None:
+        """Called after the last step where something is worth a line of its own."""
+
+    def close(self) -> None:
+        """Give back what was taken; called in any case, also after an error."""
+
+
+class Bar(Display):
+    """A bar in a terminal, and a line above it for every epoch.
+
+    Args:
+        console: The terminal; by default the one of the standard error.
+    """
+
+    interval = 0.1
+
+    def __init__(self, console: Console | None = None) -> None:
+        from rich.console import Console
+
+        self._console = console or Console(stderr=True, force_terminal=True, highlight=False, markup=False, emoji=False)
+        self._bar: RichBar | None = None
+
+    def begin(self, status: Status) -> None:
+        """Put the bar up."""
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as RichBar
+
+        self._bar = RichBar(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[status]}", markup=False),
+            console=self._console,
+            transient=True,
+            expand=True,
+            auto_refresh=False,  # which would be a thread
+        )
+        self._bar.add_task(status.epoch, total=status.total, completed=status.steps, status="")
+        self._bar.start()
+
+    def step(self, status: Status) -> None:
+        """Move the bar."""
+        if self._bar is not None:
+            shown = "  ".join(status.parts)
+            self._bar.update(
+                self._bar.task_ids[0],
+                completed=status.steps,
+                description=status.epoch,
+                status=shown,
+                refresh=True,
+            )
+
+    def epoch(self, status: Status, row: dict[str, object]) -> None:
+        """Add the epoch's line."""
+        self._console.print(str(status))
+
+    def note(self, text: str) -> None:
+        """Add the line."""
+        self._console.print(text)
+
+    def close(self) -> None:
+        """Take the bar down."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+class Lines(Display):
+    """A line for every epoch, and one a minute within long ones.
+
+    Args:
+        write: What takes a line; by default the standard error.
+    """
+
+    interval = _MINUTE
+
+    def __init__(self, write: Callable[[str], object] | None = None) -> None:
+        self._write = write or _write_line
+
+    def step(self, status: Status) -> None:
+        """Say how far it is."""
+        of = "" if status.total is None else f" of {count(status.total)}"
+        self._write(f"{status.epoch}  step {count(status.steps)}{of}  {'  '.join(status.parts)}")
+
+    def epoch(self, status: Status, row: dict[str, object]) -> None:
+        """Say what came of it."""
+        self._write(str(status))
+
+    def note(self, text: str) -> None:
+        """Add the line."""
+        self._write(text)
+
+
+class StepsOf(Display):
+    """A display for the steps alone: what comes of an epoch is said by somebody else.
+
+    Args:
+        display: The display.
+    """
+
+    def __init__(self, display: Display) -> None:
+        self.interval = display.interval
+        self.begin, self.step, self.close = display.begin, display.step, display.close  # type: ignore[method-assign]
+
+
+class Notebook(Display):
+    """A bar and a table of the epochs in a notebook, which needs nothing but its own display."""
+
+    interval = 0.25
+
+    def __init__(self) -> None:
+        self._status: Status | None = None
+        self._summary = ""
+        self._rows: list[dict[str, object]] = []
+        self._handle: Any = None
+
+    def begin(self, status: Status) -> None:
+        """Show the bar."""
+        from IPython.display import display
+
+        self._status = status
+        self._handle = display(self, display_id=True)
+
+    def step(self, status: Status) -> None:
+        """Move the bar."""
+        self._status = status
+        self._update()
+
+    def epoch(self, status: Status, row: dict[str, object]) -> None:
+        """Add a row to the table."""
+        self._status = status
+        self._rows.append(row)
+        self._update()
+
+    def end(self, summary: str) -> None:
+        """Say what it was, instead of the bar."""
+        self._summary = summary
+        self._update()
+
+    def _update(self) -> None:
+        if self._handle is not None:
+            self._handle.update(self)
+
+    def __repr__(self) -> str:
+        return self._summary or str(self._status)
+
+    def _repr_html_(self) -> str:
+        shown = f"<div>{html.escape(self._summary)}</div>"
+        if not self._summary and self._status is not None:
+            total = "" if self._status.total is None else f' value="{self._status.steps}" max="{self._status.total}"'
+            text = html.escape(str(self._status))
+            shown = f'<div><progress{total} style="width: 20em"></progress> {text}</div>'
+        return shown + (html_table(self._rows, most=20) if self._rows else "")
+
+
+@checks_arguments
+class Progress(Callback):
+    """Shows a training while it runs.
+
+    Args:
+        display: Where.
+    """
+
+    writes_only = True
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+        self._began = self._steady_since = self._epoch_began = self._looked = 0.0
+        self._first_step = self._epoch_steps = self._epoch_examples = 0
+        self._total_loss = 0.0
+        self.examples = 0
+        """How many examples were trained on so far."""
+        self.seconds = 0.0
+        """How long the training took, once it has ended."""
+        self.waiting = ""
+        """How much of it went by waiting for data, in words, where that was much."""
+
+    def on_fit_begin(self, state: TrainingState) -> None:
+        """Put the display up."""
+        self._began = self._looked = time.perf_counter()
+        self._first_step, self.examples = state.step, 0
+        self._show(lambda: self._display.begin(self._status(state, [])))
+
+    def on_epoch_begin(self, state: TrainingState) -> None:
+        """Start counting."""
+        self._epoch_began = time.perf_counter()
+        self._total_loss, self._epoch_steps, self._epoch_examples = 0.0, 0, 0
+
+    def on_step_end(self, state: TrainingState) -> None:
+        """Show the step, where the last one was shown some time ago."""
+        self._total_loss += state.loss
+        self._epoch_steps += 1
+        self._epoch_examples += state.batch_size
+        now = time.perf_counter()
+        if state.step == self._first_step + 1:
+            self._steady_since = now  # the first step compiles the session
+        if now - self._looked > self._display.interval:
+            self._looked = now
+            parts = [f"loss {number(self._total_loss / self._epoch_steps)}", self._speed(now - self._epoch_began)]
+            self._show(lambda: self._display.step(self._status(state, parts + self._time_left(state, now))))
+
+    def on_epoch_end(self, state: TrainingState) -> None:
+        """Show what the epoch has brought."""
+        now = time.perf_counter()
+        self.examples += self._epoch_examples
+        self._looked = now
+        if not _is_shown(state):
+            return
+        values = {"loss": state.loss, **state.metrics}
+        words = {name.replace("_", " "): number(value) for name, value in values.items()}
+        speed = self._speed(now - self._epoch_began)
+        status = self._status(state, [*(f"{name} {value}" for name, value in words.items()), speed])
+        row = {"epoch": state.epoch, **words, "examples/s": speed.partition(" ")[0]}
+        self._show(lambda: self._display.epoch(status, row))
+
+    def on_fit_end(self, state: TrainingState) -> None:
+        """Say what it was."""
+        self.seconds = time.perf_counter() - self._began
+        parts = [plural(state.epoch, "epoch"), plural(state.step, "step"), duration(self.seconds)]
+        if self.examples and self.seconds:
+            parts.append(f"{count(self.examples / self.seconds)} examples/s")
+        self.waiting = waiting(state.waited, self.seconds, state.data)
+        if self.waiting:
+            parts.append(self.waiting)
+            self.note_waiting()
+        stopped = f". Stopped early: {state.stop_reason}" if state.stop_reason else ""
+        self._show(lambda: self._display.end(", ".join(parts) + stopped + "."))
+        self.close()
+
+    def note_waiting(self) -> None:
+        """Say that the data are slow."""
+        self._show(lambda: self._display.note(self.waiting))
+
+    def close(self) -> None:
+        """Give the terminal back, also after an error."""
+        self._show(self._display.close)
+
+    def _status(self, state: TrainingState, parts: list[str]) -> Status:
+        steps = state.steps_per_epoch
+        total = None if steps is None or state.epochs is None else steps * state.epochs
+        return Status(_epoch(state), parts, state.step, total)
+
+    def _speed(self, seconds: float) -> str:
+        return f"{count(self._epoch_examples / max(seconds, 1e-9))} examples/s"
+
+    def _time_left(self, state: TrainingState, now: float) -> list[str]:
+        """Of the steps after the first, since that one compiles the session."""
+        timed = state.step - self._first_step - 1
+        if timed < 1 or state.steps_per_epoch is None or state.epochs is None:
+            return []
+        left = state.steps_per_epoch * state.epochs - state.step
+        return [f"time left {duration(left * (now - self._steady_since) / timed)}"]
+
+    def _show(self, call: Callable[[], object]) -> None:
+        """A display that cannot be written to any more is no reason to stop a training."""
+        try:
+            call()
+        except (OSError, ValueError):  # ValueError: somebody has closed the stream
+            self._display = Display()
+
+
+def _is_shown(state: TrainingState) -> bool:
+    """Whether an epoch gets a line: the first hundred, then every tenth, after a thousand every hundredth; the last."""
+    every = 10 ** max(len(str(state.epoch - 1)) - 2, 0)
+    return state.epoch % every == 0 or state.epoch == state.epochs or state.stop
+
+
+def _epoch(state: TrainingState) -> str:
+    total = "" if state.epochs is None else f"/{state.epochs}"
+    width = len(total) - 1
+    return f"epoch {state.epoch:{max(width, 1)}d}{total}"
+
+
+def _write_line(text: str) -> None:
+    if sys.stderr is not None:
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+
+def display_for(progress: ProgressLike) -> Display | None:
+    """The display that `fit` is asked for; None where nothing is to be shown.
+
+    Args:
+        progress: ``"auto"`` or ``True``: a table in a notebook, a bar in a terminal, otherwise lines on the standard
+            error; ``"bar"``, ``"notebook"``, ``"lines"``: that one; ``False``: nothing.
+
+    Raises:
+        OptionError: It is something else.
+    """
+    if progress is False:
+        return None
+    if progress is True or progress == "auto":
+        progress = "notebook" if _in_notebook() else "bar" if _in_terminal() else "lines"
+    if progress == "bar":
+        return Bar()
+    if progress == "lines":
+        return Lines()
+    if progress == "notebook":
+        return Notebook()
+    raise OptionError(f"progress is {progress!r}; it needs 'auto', 'bar', 'notebook', 'lines', True or False.")
+
+
+def _in_notebook() -> bool:
+    interactive = sys.modules.get("IPython")
+    shell = None if interactive is None else interactive.get_ipython()
+    return getattr(shell, "kernel", None) is not None
+
+
+def _in_terminal() -> bool:
+    try:
+        return sys.stderr is not None and sys.stderr.isatty()
+    except (OSError, ValueError):  # closed
+        return False

@@ -1,0 +1,306 @@
+"""Datasets of arrays, and how to set a part of one aside for validation."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol, Self, cast
+
+import numpy as np
+
+from onnxtrain.data.base import (
+    Batch,
+    Column,
+    Dataset,
+    Divide,
+    check_columns,
+    check_not_negative,
+    checked_batch_size,
+    chosen_check,
+)
+from onnxtrain.data.conversion import Array, TensorSpec, convert, symbol_sizes
+from onnxtrain.data.hashing import BLOCK_BYTES, Fingerprint, sampled
+from onnxtrain.data.naming import check_beside
+from onnxtrain.data.table_columns import NamedColumns
+from onnxtrain.data.target_checks import TargetCheck, check_weights
+from onnxtrain.errors import DataError, OptionError
+
+# How much is read at a time when all data is checked.
+_CHECK_BYTES: Final = 16 * 2**20
+
+
+class ArrayDataset(Dataset):
+    """Examples in arrays: in memory, or mapped from files and read batch by batch.
+
+    With ``shuffle`` the order of an epoch depends on seed and epoch only: it is
+    ``Generator(PCG64(SeedSequence([seed, epoch]))).permutation(size)``.
+
+    Args:
+        inputs: arrays by input name, examples first.
+        targets: the targets, examples first, or None.
+        specs: what the model needs of the inputs; inputs without one are taken as they are.
+        target_spec: what the loss needs of the targets.
+        name: how error messages call the data.
+
+    Raises:
+        DataError: an array has the wrong type or shape, lengths differ, or there is no example.
+
+    >>> data = ArrayDataset({"x": np.arange(5.0)}, np.arange(5))
+    >>> [batch.targets.tolist() for batch in data.batches(2)]
+    [[0, 1], [2, 3], [4]]
+    >>> [batch.targets.tolist() for batch in data.batches(2, shuffle=True, seed=1, start=1)]
+    [[1, 2], [3]]
+    """
+
+    size: int
+
+    def __init__(
+        self,
+        inputs: Mapping[str, object],
+        targets: object | None = None,
+        *,
+        specs: Sequence[TensorSpec] = (),
+        target_spec: TensorSpec | None = None,
+        name: str = "the data",
+    ) -> None:
+        by_name = {spec.name: spec for spec in specs}
+        self._inputs = {
+            key: Column.checked(
+                value, by_name.get(key), f"{'input' if not by_name or key in by_name else 'target'} '{key}'"
+            )
+            for key, value in inputs.items()
+        }
+        self._targets = None if targets is None else Column.checked(targets, target_spec, "the target array")
+        self._indices: Array | None = None
+        self._divide: Divide | None = None
+        self._validated: tuple[object, ...] | None = None
+        self.name = name
+        self.size = check_columns(self._columns, name)
+
+    @property
+    def _columns(self) -> list[Column]:
+        return [*self._inputs.values(), *([self._targets] if self._targets else [])]
+
+    @property
+    def targets(self) -> Array | None:
+        """The target array as it came, or None."""
+        return None if self._targets is None else self._targets.array
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What symbols of the inputs' shapes stand for."""
+        return symbol_sizes((column.spec, column.array.shape) for column in self._inputs.values())
+
+    @property
+    def columns(self) -> dict[str, tuple[str, ...]]:
+        """The names of the columns of inputs that came as tables."""
+        return {key: column.names for key, column in self._inputs.items() if column.names is not None}
+
+    def in_order_of(self, specs: Sequence[TensorSpec]) -> Self:
+        """Return the same data with named columns in the order of a model; see `Dataset.in_order_of`."""
+        result = self
+        for spec in specs:
+            names = self.columns.get(spec.name)
+            if names is not None and spec.columns not in (None, names):
+                column = self._inputs[spec.name]
+                result = result._with_column(
+                    spec.name, Column.checked(NamedColumns(column.array, names), spec, column.what)
+                )
+        return result
+
+    def values(self, name: str) -> Array | None:
+        """An array as it came; see `Dataset.values`."""
+        return self._inputs[name].array if name in self._inputs else None
+
+    def expecting(self, target_spec: TensorSpec | None, name: str | None = None) -> Self:
+        """The same data with other demands on its targets; see `Dataset.expecting`."""
+        column = self._targets if name is None else self._inputs.get(name)
+        if column is None or target_spec is None:
+            return self
+        return self._with_column(name, Column.checked(column.array, target_spec, column.what))
+
+    def adapting(self, adapt: Callable[[Array], Array], name: str | None = None) -> Self:
+        """The same data with other targets; see `Dataset.adapting`."""
+        column = self._targets if name is None else self._inputs.get(name)
+        if column is None:
+            return self
+        array = adapt(column.array)
+        if array is column.array:
+            return self
+        result = self._with_column(name, Column.checked(array, None, column.what))
+        result._validated = None
+        return result
+
+    def _with_column(self, name: str | None, column: Column) -> Self:
+        result = copy.copy(self)
+        if name is None:
+            result._targets = column
+        else:
+            result._inputs = {**self._inputs, name: column}
+        return result
+
+    def with_weights(self, weights: Array | str, spec: TensorSpec) -> Self:
+        """The same data with one weight per example; see `Dataset.with_weights`."""
+        others, what = self._inputs, f"'{spec.name}'"
+        if isinstance(weights, str):
+            check_beside([weights], others, f"{self.name} has no array")
+            what = f"'{weights}'"
+            weights, others = others[weights].array, {key: own for key, own in others.items() if key != weights}
+        result = copy.copy(self)
+        result._inputs = {**others, spec.name: Column.checked(check_weights(weights, what), spec, what)}
+        check_columns(result._columns, "the data")
+        result._validated, result.weighted = None, True
+        return result
+
+    def take(self, indices: Array) -> Self:
+        """The examples with these indices, as a dataset that shares the arrays."""
+        subset = copy.copy(self)
+        subset._indices = indices if self._indices is None else self._indices[indices]
+        subset.size = len(indices)
+        return subset
+
+    def shared(self, divide: Divide) -> Self:
+        """A part of every batch, which alone is read."""
+        result = copy.copy(self)
+        result._divide = divide
+        return result
+
+    def batches(
+        self, batch_size: int, *, shuffle: bool = False, seed: int = 0, epoch: int = 0, start: int = 0
+    ) -> Iterator[Batch]:
+        """Read all examples once; see `Dataset.batches`. Batches may be views of the data."""
+        batch_size = checked_batch_size(batch_size)
+        check_not_negative(seed=seed, epoch=epoch, start=start)
+        order = None
+        if shuffle:
+            order = epoch_order(self.size, seed, epoch)
+        return self._read_batches(batch_size, order, start)
+
+    def batch_count(self, batch_size: int) -> int:
+        """How many batches one epoch has; the last may be smaller."""
+        return -(-self.size // checked_batch_size(batch_size))
+
+    def validate(
+        self,
+        *,
+        classes: int | None = None,
+        ignore_index: int | None = None,
+        check: TargetCheck | None = None,
+        checks: Mapping[str, TargetCheck] | None = None,
+    ) -> None:
+        """Check all values, some megabytes at a time; see `Dataset.validate`. A second time nothing is read."""
+        check = chosen_check(classes, ignore_index, check)
+        by_name = dict(checks or {})
+        done = (None if self._targets is None else self._targets.spec, check, by_name)
+        if self._validated == done:
+            return
+        for column in self._columns:
+            own = check if column is self._targets else by_name.get(self._name_of(column))
+            row_bytes = 1 if column.is_scalar else max(1, column.array[:1].nbytes)
+            for start, stop in _chunks(self.size, max(1, _CHECK_BYTES // row_bytes)):
+                rows, examples = self._rows(start, stop, None)
+                values = column.converted(rows, examples, check=True)
+                if own is not None:
+                    own(values, column.what, examples)
+        self._validated = done
+
+    def _name_of(self, column: Column) -> str:
+        return next((name for name, own in self._inputs.items() if own is column), "")
+
+    def fingerprint(self) -> str:
+        """A hash of names, types, shapes and values as the model gets them; of large data, of samples of it."""
+        result = Fingerprint()
+        names = [*self._inputs, *(["the target"] if self._targets else [])]
+        for name, column in zip(names, self._columns, strict=True):
+            result.add_text(f"{name} {column.spec.dtype} {(self.size, *column.array.shape[1:])}")
+            rows = max(1, BLOCK_BYTES // max(1, column.array[:1].nbytes))
+            for start, stop in sampled(list(_chunks(self.size, rows))):
+                taken, examples = self._rows(start, stop, None)
+                result.add_array(convert(column.read(taken), column.spec.dtype, column.what, examples))
+        return result.digest()
+
+    def _read_batches(self, batch_size: int, order: Array | None, start: int) -> Iterator[Batch]:
+        for number, (first, last) in enumerate(_chunks(self.size, batch_size, start), start):
+            whole = None
+            if self._divide is not None:
+                whole = last - first
+                begin, end, _ = self._divide(number, whole).indices(whole)
+                first, last = first + begin, first + max(begin, end)
+            rows, examples = self._rows(first, last, order)
+            arrays = [column.converted(rows, examples) for column in self._columns]
+            inputs = dict(zip(self._inputs, arrays, strict=False))
+            yield Batch(inputs, arrays[-1] if self._targets else None, last - first, whole)
+
+    def _rows(self, start: int, stop: int, order: Array | None) -> tuple[slice | Array, Sequence[int] | Array]:
+        """The rows to read for positions in the reading order, and for each its index in the data."""
+        if order is None and self._indices is None:
+            return slice(start, stop), range(start, stop)
+        rows = np.arange(start, stop) if order is None else order[start:stop]
+        if self._indices is not None:
+            rows = self._indices[rows]
+        return rows, rows
+
+
+def epoch_order(size: int, seed: int, epoch: int) -> Array:
+    """The order of the examples in an epoch, which seed and epoch alone decide."""
+    return _permutation(np.random.SeedSequence([seed, epoch]), size)
+
+
+def _permutation(seed: np.random.SeedSequence, size: int) -> Array:
+    """That of ``Generator.permutation(size)``, in four bytes a row instead of eight where they do."""
+    rows = np.arange(size, dtype=np.uint32 if size <= 2**32 else np.int64)
+    np.random.Generator(np.random.PCG64(seed)).shuffle(rows)
+    return rows
+
+
+class Divisible(Protocol):
+    """A dataset of which parts can be taken."""
+
+    size: int
+
+    def take(self, indices: Array) -> Dataset:
+        """The examples with these indices."""
+        ...
+
+
+class Split(NamedTuple):
+    """A dataset in two parts."""
+
+    train: Dataset
+    validation: Dataset
+
+
+def split_validation(dataset: Dataset, fraction: float, seed: int = 0) -> Split:
+    """Set a random part of the examples aside for validation; nothing is copied.
+
+    Args:
+        dataset: the examples.
+        fraction: how much becomes validation data, between 0 and 1; both parts get at least one example.
+        seed: decides which examples.
+
+    Raises:
+        OptionError: the fraction is not between 0 and 1, or the dataset is not one of arrays.
+        DataError: there is only one example.
+    """
+    if not 0 < fraction < 1:
+        raise OptionError(f"the validation fraction is {fraction}; it must be greater than 0 and less than 1.")
+    check_not_negative(seed=seed)
+    if dataset.size is None or not hasattr(dataset, "take"):
+        raise OptionError(
+            f"a fraction for validation needs data in arrays, not {type(dataset).__name__}: "
+            f"give the validation data separately."
+        )
+    if dataset.size < 2:
+        raise DataError("the data has 1 example, which cannot be split into training and validation data.")
+    count = min(max(1, round(dataset.size * fraction)), dataset.size - 1)
+    # A spawn key keeps this stream apart from those that shuffle the epochs.
+    order = _permutation(np.random.SeedSequence([seed], spawn_key=(1,)), dataset.size)
+    order[:count].sort()
+    order[count:].sort()
+    whole = cast("Divisible", dataset)
+    return Split(whole.take(order[count:]), whole.take(order[:count]))
+
+
+def _chunks(size: int, length: int, start: int = 0) -> Iterator[tuple[int, int]]:
+    for first in range(start * length, size, length):
+        yield first, min(first + length, size)

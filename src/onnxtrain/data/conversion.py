@@ -1,0 +1,278 @@
+"""What one array must be to enter a model: conversion to NumPy, types, shapes, finite values."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxtrain.data.rescaled import Rescaled
+from onnxtrain.errors import DataError
+
+Array = npt.NDArray[Any]
+
+# Kinds of data that convert into each kind of input. A float never becomes an integer: it would lose its
+# fraction; integers become floats, as images of bytes do.
+_ACCEPTED: Final = {
+    "boolean": {"boolean"},
+    "integer": {"boolean", "integer"},
+    "float": {"boolean", "integer", "float"},
+    "string": {"string"},
+}
+
+
+def is_mapped(array: Array) -> bool:
+    """Whether an array, or one that it is a view of, lies in a memory-mapped file."""
+    base: Any = array
+    while base is not None:
+        if isinstance(base, np.memmap):
+            return True
+        base = getattr(base, "base", None)
+    return False
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What a model needs of one array.
+
+    Attributes:
+        name: the name of the graph input, or of the target.
+        dtype: the element type that the model computes with.
+        shape: one entry per axis, the first of them the batch: a number, a symbol (equal symbols stand for
+            equal sizes), or None for any size. None instead of a tuple leaves the rank open.
+        hint: what an error message adds about arrays of another rank.
+        size_hint: what it adds about arrays of this rank with other sizes.
+        beside: whether it is no input of the model but goes with them: a target, or the weights of examples.
+        columns: names of the elements along axis 1, where they are known. Data with names are brought into this order.
+        left_out: names of columns that tables have beside these.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int | str | None, ...] | None = None
+    hint: str = ""
+    size_hint: str = ""
+    beside: bool = False
+    columns: tuple[str, ...] | None = None
+    left_out: tuple[str, ...] = ()
+
+    def describe_shape(self) -> str:
+        """The shape as an error message shows it, for example ``(batch, 3, 32, 32)``.
+
+        >>> TensorSpec("image", np.dtype(np.float32), (None, 3, "height", "width")).describe_shape()
+        '(batch, 3, height, width)'
+        """
+        axes = self.shape or ()
+        names = ["batch", *("any" if size is None else str(size) for size in axes[1:])] if axes else []
+        return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
+
+
+class DeferredArray:
+    """An array of known shape and type that is made when its values are needed.
+
+    Args:
+        shape: Its shape.
+        dtype: Its type.
+        make: Makes it.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], make: Callable[[], Array]) -> None:
+        self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
+        self._make = make
+        self._made: Array | None = None
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        self._made = self._make() if self._made is None else self._made
+        return self._made if dtype is None else self._made.astype(dtype, copy=False)
+
+
+@functools.cache  # a dtype makes its name anew each time
+def kind_of(dtype: np.dtype[Any]) -> str:
+    """Classify an element type: ``boolean``, ``integer``, ``float``, ``string`` or ``other``."""
+    if dtype.fields is not None:
+        return "other"
+    # The floats that ml_dtypes adds (bfloat16, float8...) have NumPy's kind "V" and only a name to go by.
+    if dtype.name.startswith(("float", "bfloat")):
+        return "float"
+    return {"b": "boolean", "i": "integer", "u": "integer", "U": "string", "O": "string", "T": "string"}.get(
+        dtype.kind, "other"
+    )
+
+
+def is_array_like(value: object) -> bool:
+    """Whether a value is one array (NumPy, a tensor, a data frame, a list of numbers or texts), not several."""
+    if isinstance(value, list):
+        return bool(value) and all(isinstance(item, int | float | str | np.number) for item in value)
+    return any(hasattr(value, name) for name in ("__array__", "__dlpack__", "detach"))
+
+
+def to_numpy(value: object, what: str) -> Array:
+    """Convert an array, a tensor of any framework or a list of numbers to NumPy, if possible without a copy.
+
+    Args:
+        value: numbers, or what has ``detach().cpu().numpy()`` (PyTorch), ``__array__`` or ``__dlpack__``.
+        what: how an error message calls it.
+
+    Raises:
+        DataError: it does not convert, or converts to Python objects.
+    """
+    try:
+        array = _convert_container(value)
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        raise DataError(
+            f"{what} is a {type(value).__name__} that does not convert to a NumPy array ({error}); "
+            f"give a NumPy array, or a tensor that has detach().cpu().numpy()."
+        ) from error
+    if array.dtype == object and not all(isinstance(item, str) for item in array.flat):
+        raise DataError(
+            f"{what} is a {type(value).__name__} that holds Python objects; it needs numbers in a rectangular array."
+        )
+    return array
+
+
+def _convert_container(value: Any) -> Array:
+    if isinstance(value, np.ndarray):
+        return value
+    if isinstance(value, Rescaled):
+        return cast("Array", value)
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        # NumPy has no bfloat16 of its own, so PyTorch refuses the direct way; float32 holds every bfloat16.
+        return np.asarray(value.float().numpy() if "bfloat16" in str(value.dtype) else value.numpy())
+    if not hasattr(value, "__array__") and hasattr(value, "__dlpack__"):
+        return np.asarray(np.from_dlpack(value))
+    return np.asarray(value)
+
+
+def check_type(dtype: np.dtype[Any], spec: TensorSpec, what: str) -> None:
+    """Raise a `DataError` if arrays of a type cannot be converted to what the model needs."""
+    found, needed = kind_of(dtype), kind_of(spec.dtype)
+    if dtype == spec.dtype or found in _ACCEPTED.get(needed, ()):
+        return
+    hint = "round and convert it first" if (found, needed) == ("float", "integer") else "convert it first"
+    raise DataError(f"{what} has type {dtype}, but the model needs {spec.dtype}: {hint} (array.astype).")
+
+
+def check_shape(shape: tuple[int, ...], spec: TensorSpec, what: str) -> None:
+    """Raise a `DataError` if the rank or a static size is not the needed one; the batch size is free."""
+    if not shape and spec.shape != ():
+        raise DataError(f"{what} is a scalar, but it needs a first axis of examples.")
+    if spec.shape is None:
+        return
+    if len(shape) != len(spec.shape):
+        raise DataError(
+            f"{what} has rank {len(shape)} (shape {shape}), but the model needs rank {len(spec.shape)}: "
+            f"{spec.describe_shape()}.{spec.hint}"
+        )
+    for axis in range(1, len(shape)):
+        if isinstance(spec.shape[axis], int) and shape[axis] != spec.shape[axis]:
+            raise DataError(
+                f"{what} has shape {shape}, but the model needs {spec.describe_shape()}: "
+                f"axis {axis} is {shape[axis]} instead of {spec.shape[axis]}.{spec.size_hint}"
+            )
+
+
+def symbol_sizes(shapes: Iterable[tuple[TensorSpec, tuple[int, ...]]]) -> dict[str, int]:
+    """What the symbols of specs stand for in arrays of these shapes; the batch axis is left out."""
+    return {
+        symbol: size
+        for spec, shape in shapes
+        for symbol, size in zip((spec.shape or ())[1:], shape[1:], strict=False)
+        if isinstance(symbol, str)
+    }
+
+
+def check_symbols(shapes: Iterable[tuple[TensorSpec, tuple[int, ...], str]]) -> None:
+    """Raise a `DataError` if axes that share a symbol have different sizes; the batch axis is left out."""
+    seen: dict[str, tuple[int, str]] = {}
+    for spec, shape, what in shapes:
+        for symbol, size in zip((spec.shape or ())[1:], shape[1:], strict=False):
+            if not isinstance(symbol, str):
+                continue
+            first_size, first = seen.setdefault(symbol, (size, what))
+            if size != first_size:
+                raise DataError(
+                    f"{what} has {size} for the dimension '{symbol}' (shape {shape}), "
+                    f"but {first} has {first_size}; they must be equal."
+                )
+
+
+def convert(array: Array, dtype: np.dtype[Any], what: str, examples: Sequence[int] | Array) -> Array:
+    """Convert a batch to the model's type: C-contiguous, aligned, native byte order; a copy only if needed.
+
+    Floats and integers round to the nearest value of a narrower float type. Integers that do not fit a
+    narrower integer type are an error.
+
+    Args:
+        array: the batch; its type has passed `check_type`.
+        dtype: the type that the model needs.
+        what: how an error message calls the array.
+        examples: for each row its index in the data, for the error message.
+    """
+    if kind_of(dtype) == "integer" and not np.can_cast(array.dtype, dtype, "safe") and array.size:
+        limits = np.iinfo(dtype)
+        outside = (array < limits.min) | (array > limits.max)
+        if outside.any():
+            row = first_row(outside)
+            raise DataError(
+                f"{what} holds {array[outside][0]} at example {int(examples[row])}, "
+                f"which {dtype} cannot hold ({limits.min} to {limits.max}); correct the data."
+            )
+    with np.errstate(over="ignore"):  # an overflow becomes infinite, which check_finite reports
+        # "A": an array that is mapped from inside a zip file can start at any byte.
+        return np.require(array, dtype.newbyteorder("="), ["C", "A"]).view(np.ndarray)
+
+
+def all_finite(array: Array) -> bool:
+    """Return whether an array holds neither NaN nor infinity, without a copy of it.
+
+    >>> all_finite(np.array([1.0, np.inf])), all_finite(np.array([1e308, 1e308]))
+    (False, True)
+    """
+    if kind_of(array.dtype) != "float":
+        return True
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = array.sum(dtype=np.float64)  # NaN and infinity stay in a sum
+    return bool(np.isfinite(total)) or bool(np.isfinite(array).all())
+
+
+def check_finite(array: Array, what: str, examples: Sequence[int] | Array, original: Array | None = None) -> None:
+    """Raise a `DataError` that names the first example with NaN or an infinite value.
+
+    Args:
+        array: numbers of any type, examples first.
+        what: how the error message calls the array.
+        examples: for each row its index in the data.
+        original: the values before a conversion, to tell what was infinite from what only became so.
+    """
+    if kind_of(array.dtype) != "float":
+        return
+    finite = np.isfinite(array)
+    if finite.all():
+        return
+    row, value = first_row(~finite), array[~finite][0]
+    before = value if original is None else original[~finite][0]
+    if np.isfinite(before):
+        problem = f"{before} at example {int(examples[row])}, which {array.dtype} cannot hold: scale the data"
+    else:
+        problem = f"{value} at example {int(examples[row])}: remove such examples or fill in a number"
+    raise DataError(f"{what} holds {problem}.")
+
+
+def check_possible(shape: Sequence[int], dtype: np.dtype[Any], what: str) -> None:
+    """Raise a `DataError` unless an array may have a shape: beside a size of 0 the others may still be beyond any."""
+    if math.prod(size for size in shape if size) * dtype.itemsize > np.iinfo(np.intp).max:
+        raise DataError(f"{what} has the shape {tuple(shape)}, which no array can have; write it again.")
+
+
+def first_row(mask: Array) -> int:
+    """The first row with a true element."""
+    return int(np.flatnonzero(mask.reshape(len(mask), -1).any(axis=1))[0])

@@ -1,0 +1,406 @@
+"""CSV files: columns by name, read once in blocks, so that they may be larger than memory."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import itertools
+import logging
+import operator
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Final, NamedTuple
+
+import numpy as np
+
+from onnxtrain.data.cells import convert_cells, is_number, is_truth_word, truth_digit
+from onnxtrain.data.conversion import Array, TensorSpec, kind_of
+from onnxtrain.data.files import check_regular
+from onnxtrain.data.frames import as_input, check_width, choose_columns, columns_of
+from onnxtrain.data.reader import Reader
+from onnxtrain.data.spill_buffer import GrowingArray, GrowingTexts
+from onnxtrain.data.table_columns import NamedColumns, check_unique
+from onnxtrain.errors import DataError
+from onnxtrain.spelling import checks_arguments
+
+_logger = logging.getLogger(__name__)
+
+CSV_SUFFIXES: Final = (".csv", ".tsv")
+
+_SEPARATORS: Final = (",", ";", "\t", "|")
+_BOMS: Final = {  # that of UTF-32 begins like that of UTF-16
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+# How much is looked at to tell text from anything else.
+_START_BYTES: Final = 4096
+_LINE_BREAK: Final = re.compile(r"\r\n|\r|\n")
+# How many cells are converted at a time.
+_BLOCK_CELLS: Final = 2**17
+
+
+@checks_arguments
+@dataclass(frozen=True)
+class CsvFile(Reader):
+    """A CSV file whose first line has the names of the columns.
+
+    Columns named like the model's inputs are these; a model with one input of rank 2 takes all columns but the target
+    side by side. A target whose first cell is no number is a column of texts, the names of classes. Every other cell
+    needs a finite number, or is one of the words true and false, which are read as 1 and 0. The file is read once, and
+    kept as numbers: in memory, or from 64 MiB on in a temporary file.
+
+    Args:
+        path: the file.
+        delimiter: what separates cells; by default a comma, semicolon, tab or bar, whichever the first line has most.
+        encoding: by default what a byte-order mark says, else UTF-8, and Latin-1 where the bytes are not UTF-8.
+        decimal: the decimal sign; by default ``"."``, or ``","`` where the delimiter is a semicolon and numbers have a
+            comma. With ``","``, a point groups thousands.
+    """
+
+    delimiter: str | None = None
+    encoding: str | None = None
+    decimal: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n'):
+            raise DataError(f"delimiter is {self.delimiter!r}; it needs one character, such as ';'.")
+        if self.decimal not in (None, ".", ","):
+            raise DataError(f"decimal is {self.decimal!r}; it needs '.' or ','.")
+        if self.encoding is not None:
+            try:
+                "".encode(self.encoding)
+            except (LookupError, UnicodeError):
+                raise DataError(
+                    f"encoding is {self.encoding!r}, which is none of text that Python knows; try 'utf-8'."
+                ) from None
+
+    def read(
+        self, specs: Sequence[TensorSpec], *, target: str | None = None, need_target: bool = True
+    ) -> tuple[dict[str, object], object | None]:
+        """Inputs by name, and the targets or None.
+
+        Raises:
+            DataError: the file cannot be read or does not fit; the message names the line and the column.
+        """
+        path = Path(self.path)
+        encodings = self._encodings(path)
+        for encoding in encodings:
+            try:
+                with path.open(encoding=encoding, newline="") as file:
+                    return self._read_open(file, specs, target, need_target)
+            except UnicodeError as error:  # codecs of rare encodings raise it without a place
+                if encoding == encodings[-1]:
+                    where = f"{error.reason} at byte {error.start}" if isinstance(error, UnicodeDecodeError) else error
+                    raise DataError(
+                        f"{self.name} is not in the encoding {encoding} ({where}); name its encoding: "
+                        "onnxtrain.data.CsvFile(path, encoding='latin-1')."
+                    ) from error
+                _logger.warning("%s is not in UTF-8; it is read as Latin-1.", self.name)
+            except OSError as error:
+                raise DataError(f"{self.name} cannot be read: {error.strerror or error}.") from error
+            except csv.Error as error:
+                raise DataError(f"{self.name} is no valid CSV file: {error}; is a quote never closed?") from error
+        raise AssertionError("the last encoding returns or raises")
+
+    def _encodings(self, path: Path) -> list[str]:
+        """Encodings to try, one after the other."""
+        try:
+            check_regular(path)
+            with path.open("rb") as file:
+                start = file.read(_START_BYTES)
+        except FileNotFoundError as error:
+            raise DataError(
+                f"{self.name} does not exist; give a CSV file with column names in the first line."
+            ) from error
+        except OSError as error:
+            raise DataError(f"{self.name} cannot be read: {error.strerror or error}.") from error
+        if self.encoding is not None:
+            return [self.encoding]
+        marked = next((encoding for mark, encoding in _BOMS.items() if start.startswith(mark)), None)
+        if marked is None and b"\0" in start:
+            raise DataError(
+                f"{self.name} holds bytes of value 0, so it is no text in UTF-8; where it is text in another encoding, "
+                "name it: onnxtrain.data.CsvFile(path, encoding='utf-16-le')."
+            )
+        return [marked] if marked else ["utf-8", "latin-1"]
+
+    def _read_open(
+        self, file: IO[str], specs: Sequence[TensorSpec], target: str | None, need_target: bool
+    ) -> tuple[dict[str, object], object | None]:
+        first = next((line for line in file if line.strip()), None)
+        if first is None:
+            raise DataError(f"{self.name} is empty; it needs a line of column names, and a line for every example.")
+        delimiter = self.delimiter or _most_frequent(first)
+        file.seek(0)
+        rows = csv.reader(file, delimiter=delimiter, skipinitialspace=True)
+        columns = self._header(next(row for row in rows if row))
+        chosen = choose_columns(columns, specs, self.name, target=target, need_target=need_target)
+        features, target = chosen
+        if features is not None:
+            check_width(chosen, specs[0], self.name)
+        sign = _DecimalSign(self.name, self.decimal, delimiter)
+        places = {name: index for index, name in enumerate(columns)}
+        parts = [
+            _Part([places[name] for name in columns_of(spec, features)], _number_type(spec), sign) for spec in specs
+        ]
+        label = None if target is None or not need_target else _Target(places[target], sign)
+        table = _Table(self.name, columns, rows)
+        arrays = [GrowingArray((len(part.indices),), part.dtype) for part in parts]
+        empty = True
+        for block in table.blocks():
+            empty = False
+            for part, array in zip(parts, arrays, strict=True):
+                array.append(part.values(block, table))
+            if label is not None:
+                label.add(block, table)
+        if empty:
+            raise DataError(f"{self.name} has column names, but no line of data; it needs a line for every example.")
+        values = [array.finish() for array in arrays]
+        inputs: dict[str, object] = {
+            spec.name: NamedColumns(value, tuple(features))
+            if features and not spec.beside
+            else as_input(value[:, 0], spec)
+            for spec, value in zip(specs, values, strict=True)
+        }
+        return inputs, None if label is None else label.finish()
+
+    def _header(self, row: list[str]) -> list[str]:
+        columns = [name.strip() for name in row]
+        for index, name in enumerate(columns):
+            if not name:
+                raise DataError(
+                    f"{self.name} has no name for column {index + 1} in its first line; name it or leave it out (an "
+                    "index of pandas is left out by to_csv(index=False))."
+                )
+        check_unique(columns, self.name)
+        if all(is_number(name) for name in columns) and columns != [str(index) for index in range(len(columns))]:
+            raise DataError(
+                f"{self.name} has only numbers in its first line ({', '.join(columns[:4])} ...); it needs the names of "
+                "the columns there."
+            )
+        return columns
+
+
+class _Block(NamedTuple):
+    """Some lines of a file.
+
+    Attributes:
+        rows: their cells, without blank lines.
+        read: their cells, with blank lines.
+        before: how many lines of the file are before them.
+    """
+
+    rows: list[list[str]]
+    read: list[list[str]]
+    before: int
+
+    def line(self, row: int) -> int:
+        """The number in the file of the line in which a row ends, counted from 1."""
+        ends = itertools.accumulate(1 + sum(len(_LINE_BREAK.findall(cell)) for cell in cells) for cells in self.read)
+        filled = (end for end, cells in zip(ends, self.read, strict=True) if cells)
+        return self.before + next(itertools.islice(filled, row, None))
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The lines after the header."""
+
+    name: str
+    columns: list[str]
+    reader: Any  # of csv, whose type has no name
+
+    def blocks(self) -> Iterator[_Block]:
+        """All lines but blank ones."""
+        width = len(self.columns)
+        before = self.reader.line_num
+        while read := list(itertools.islice(self.reader, max(1, _BLOCK_CELLS // width))):
+            block = _Block([row for row in read if row], read, before)
+            wrong = next((index for index, row in enumerate(block.rows) if len(row) != width), None)
+            if wrong is not None:
+                raise DataError(
+                    f"line {block.line(wrong)} of {self.name} has {len(block.rows[wrong])} cells, but there are "
+                    f"{width} columns; correct the line, or quote cells that hold the separator."
+                )
+            if block.rows:
+                yield block
+            before = self.reader.line_num
+
+    def error(self, block: _Block, row: int, column: int, needed: str) -> DataError:
+        """What is wrong with one cell."""
+        cell = block.rows[row][column]
+        where = f"line {block.line(row)} of {self.name}"
+        if not cell.strip() or cell.strip().lower() in ("nan", "na", "n/a", "null", "none"):
+            shown = f" ({cell.strip()!r})" if cell.strip() else ""
+            return DataError(
+                f"{where} has no value{shown} in the column '{self.columns[column]}'; fill in {needed}, or leave the "
+                "line out."
+            )
+        return DataError(f"{where} has {cell!r} in the column '{self.columns[column]}', which needs {needed}.")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some columns as numbers of one type, or one as texts."""
+
+    indices: list[int]
+    dtype: np.dtype[Any]
+    sign: _DecimalSign
+    _words: list[list[int]] = field(default_factory=list)
+
+    def values(self, block: _Block, table: _Table) -> Array:
+        """The numbers of a block, [lines, columns]."""
+        cells = self._cells(block.rows)
+        if self.dtype.kind == "T":
+            return np.array(cells, self.dtype)
+        decimal = self.sign.of(itertools.chain.from_iterable(cells))
+        if self.dtype.kind != "b":
+            cells = self._with_truth_values(cells, block, table)
+        try:
+            array = convert_cells(cells, decimal, self.dtype)
+        except (ValueError, OverflowError, KeyError):
+            array = None
+        if array is not None and np.isfinite(array).all():
+            return array
+        for row, found in enumerate(cells):
+            for index, cell in zip(self.indices, found, strict=True):
+                if not is_number(cell, decimal, self.dtype):
+                    needed = {"f": "a number", "b": "true or false"}.get(self.dtype.kind, "a whole number")
+                    range_ = (
+                        f" that {self.dtype} can hold" if is_number(cell, decimal) and self.dtype.kind != "b" else ""
+                    )
+                    raise table.error(block, row, index, needed + range_)
+        raise AssertionError("a block does not convert, but every cell of it does")
+
+    def _with_truth_values(
+        self, cells: Sequence[Sequence[str]], block: _Block, table: _Table
+    ) -> Sequence[Sequence[str]]:
+        """Return the cells with 1 for true and 0 for false, in columns whose first cell is one of these words."""
+        if not self._words:
+            self._words.append([place for place, cell in enumerate(cells[0]) if is_truth_word(cell)])
+        if not self._words[0]:
+            return cells
+        changed = [list(row) for row in cells]
+        for place in self._words[0]:
+            for number, row in enumerate(changed):
+                if not is_truth_word(row[place]):
+                    raise table.error(block, number, self.indices[place], "true or false, as the cells above it")
+                row[place] = truth_digit(row[place])
+        return changed
+
+    def _cells(self, rows: list[list[str]]) -> Sequence[Sequence[str]]:
+        first, last = self.indices[0], self.indices[-1]
+        if last - first == len(self.indices) - 1:  # side by side, as they are but for a target between them
+            return [row[first : last + 1] for row in rows]
+        return list(map(operator.itemgetter(*self.indices), rows))
+
+
+@dataclass
+class _DecimalSign:
+    """The decimal sign of a file's numbers, which all columns have in common.
+
+    Where it is not given and a semicolon separates the cells, the numbers tell: those with a comma have a decimal
+    comma. A point and a comma in one file leave it open, since one of them may group thousands.
+
+    Attributes:
+        name: What to call the file.
+        given: What the user said.
+        delimiter: What separates the cells.
+    """
+
+    name: str
+    given: str | None
+    delimiter: str
+    _seen: dict[str, str] = field(default_factory=dict)
+
+    def of(self, cells: Iterable[str]) -> str:
+        """Return the sign, after a look at more cells of numbers.
+
+        Raises:
+            DataError: They leave it open.
+        """
+        if self.given is not None:
+            return self.given
+        if self.delimiter != ";":
+            return "."
+        for cell in cells:
+            for sign in (".", ","):
+                if sign in cell and sign not in self._seen and (is_number(cell) or is_number(cell, ",")):
+                    self._seen[sign] = cell.strip()
+        if len(self._seen) > 1:
+            raise DataError(
+                f"{self.name} has numbers with a point ({self._seen['.']!r}) and numbers with a comma "
+                f"({self._seen[',']!r}), so that one of them may group thousands; say which is the decimal sign: "
+                "onnxtrain.data.CsvFile(path, decimal=',')."
+            )
+        return "," if "," in self._seen else "."
+
+
+class _Target:
+    """The column of targets: whole numbers, numbers, or texts, as its first cell tells."""
+
+    def __init__(self, index: int, sign: _DecimalSign) -> None:
+        self._index, self._sign = index, sign
+        self._texts: GrowingTexts | None = None
+        self._found: GrowingArray | None = None
+
+    def add(self, block: _Block, table: _Table) -> None:
+        """Read a block; an error names a cell without a value, or without a number where the first one has one."""
+        if self._found is None and self._texts is None:
+            first = block.rows[0][self._index]
+            if is_number(first, self._sign.of([first]), finite=False):
+                self._found = GrowingArray((), np.dtype(np.int64))
+            else:
+                self._texts = GrowingTexts()
+        if self._texts is not None:
+            self._texts.append(self._cells(block, table))
+            return
+        assert self._found is not None
+        if self._found.dtype == np.int64:
+            try:
+                self._found.append(self._values(block, table))
+                return
+            except DataError:
+                self._found = GrowingArray.of(self._found.finish(), np.dtype(np.float64))
+        self._found.append(self._values(block, table))
+
+    def _values(self, block: _Block, table: _Table) -> Array:
+        assert self._found is not None
+        return _Part([self._index], self._found.dtype, self._sign).values(block, table)[:, 0]
+
+    def _cells(self, block: _Block, table: _Table) -> list[str]:
+        cells = [row[self._index].strip() for row in block.rows]
+        if "" in cells:
+            raise table.error(block, cells.index(""), self._index, "a value")
+        return cells
+
+    def finish(self) -> Array:
+        """All targets."""
+        found = self._texts or self._found
+        assert found is not None
+        return found.finish()
+
+
+def _number_type(spec: TensorSpec) -> np.dtype[Any]:
+    """What the cells of an input are converted to."""
+    if spec.dtype.kind in "iuf":
+        return spec.dtype
+    kinds: dict[str, np.dtype[Any]] = {"string": np.dtypes.StringDType(), "boolean": np.dtype(bool)}
+    return kinds.get(kind_of(spec.dtype), np.dtype(np.float32))  # float32 holds every bfloat16
+
+
+def _most_frequent(line: str) -> str:
+    """The separator that makes the most cells of a line; a comma where none makes two."""
+    return max(_SEPARATORS, key=lambda mark: _cells_of(line, mark))
+
+
+def _cells_of(line: str, separator: str) -> int:
+    """How many cells a separator makes of a line."""
+    try:
+        return len(next(csv.reader([line], delimiter=separator), []))
+    except csv.Error:  # one cell is too long, as of many columns without this separator
+        return 0

@@ -1,0 +1,175 @@
+"""Names that a model's data have: of the columns of its inputs and of its classes. They are kept beside the model."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from onnxtrain.data.conversion import TensorSpec
+from onnxtrain.errors import ModelError
+from onnxtrain.model_file.file import ModelFile
+from onnxtrain.model_file.small_files import RefusedFileError, parse_json, read_json, read_text
+from onnxtrain.model_file.writing import AtomicFiles
+
+LABELS: Final = "onnxtrain.labels"
+"""The key of labels in a model's metadata."""
+
+Columns = Mapping[str, tuple[str, ...]]
+"""Names of columns in the model's order, by input."""
+
+
+@dataclass(frozen=True)
+class DataNames:
+    """Names that a model's training data had.
+
+    Attributes:
+        columns: The columns of each input whose data had names, in the order in which the model reads them.
+        left_out: Columns beside them that the model does not read: targets and weights of examples.
+        labels: The texts that stand for the classes, in their order; ``None`` where no targets were texts.
+    """
+
+    columns: Columns = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+    labels: tuple[str, ...] | None = None
+
+    def learned(self, columns: Columns, left_out: Iterable[str | None]) -> DataNames:
+        """Return the names with those of more data; what is known stays."""
+        new = {name: names for name, names in columns.items() if name not in self.columns}
+        if not new:
+            return self
+        beside = dict.fromkeys([*self.left_out, *(name for name in left_out if name is not None)])
+        return replace(self, columns={**self.columns, **new}, left_out=tuple(beside))
+
+    def specs(self, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
+        """Return what a model needs of its inputs, with the names of their columns."""
+        return [
+            replace(spec, columns=self.columns[spec.name], left_out=self.left_out)
+            if spec.name in self.columns
+            else spec
+            for spec in specs
+        ]
+
+    def record(self) -> dict[str, Any]:
+        """Return the names as JSON has them; what is not known is left out."""
+        columns = {name: list(names) for name, names in self.columns.items()}
+        return {
+            **({"columns": columns} if columns else {}),
+            **({"left_out": list(self.left_out)} if columns and self.left_out else {}),
+            **({} if self.labels is None else {"labels": list(self.labels)}),
+        }
+
+    @classmethod
+    def of_record(cls, record: object) -> DataNames:
+        """Return the names of a record; of a list they are labels.
+
+        Raises:
+            ValueError: It is no such record.
+        """
+        known = {"labels": record} if isinstance(record, list) else record
+        if not isinstance(known, dict) or not known or not known.keys() <= {"columns", "left_out", "labels"}:
+            raise ValueError("it is none")
+        columns, labels = known.get("columns", {}), known.get("labels")
+        lists = [*(columns.values() if isinstance(columns, dict) else [None]), *([labels] if "labels" in known else [])]
+        if not all(_is_list_of_texts(names) and names for names in lists):
+            raise ValueError("it is none")
+        left_out = known.get("left_out", [])
+        if not _is_list_of_texts(left_out):
+            raise ValueError("it is none")
+        found = {name: tuple(names) for name, names in columns.items()}
+        return cls(found, tuple(left_out), None if labels is None else tuple(labels))
+
+
+def _is_list_of_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def labels_text(labels: Sequence[str]) -> str:
+    """Return labels as they are written: a JSON list."""
+    return json.dumps(list(labels), ensure_ascii=False, indent=1)
+
+
+def names_file(model: Path) -> Path:
+    """Return where the names of a model's data are kept: ``tuned.labels.json`` beside ``tuned.onnx``."""
+    return model.with_suffix(".labels.json")
+
+
+def write_names(model: Path, names: DataNames) -> None:
+    """Write the names beside a model: the list of labels where these are all, else an object.
+
+    A file that an earlier model of this name left is removed where there are no names.
+
+    Raises:
+        ModelError: It cannot be written.
+    """
+    path, record = names_file(model), names.record()
+    if not record:
+        with contextlib.suppress(OSError, ValueError):
+            DataNames.of_record(read_json(path))
+            path.unlink()
+        return
+    only_labels = names.labels is not None and not names.columns
+    text = labels_text(names.labels or ()) if only_labels else json.dumps(record, ensure_ascii=False, indent=1)
+    with AtomicFiles() as files, files.create(path) as file:
+        file.write(f"{text}\n".encode())
+
+
+def read_names(model: ModelFile, adapter: str | os.PathLike[str] | None = None) -> DataNames:
+    """Return the names beside an adapter, or else those beside its model, or the labels in the model's metadata.
+
+    Raises:
+        ModelError: The file or the entry holds something else.
+    """
+    found = None if adapter is None else _read_file(Path(adapter))
+    if found is None and model.path is not None:
+        found = _read_file(model.path)
+    texts = [entry.value for entry in model.proto.metadata_props if entry.key == LABELS]
+    if found is None and texts:
+        found = _parsed(texts[0], f"The model's metadata entry {LABELS!r}")
+    return found or DataNames()
+
+
+def _read_file(model: Path) -> DataNames | None:
+    """Return the names in the file beside a model or an adapter; ``None`` where there is none."""
+    path = names_file(model)
+    if not os.path.lexists(path):
+        return None
+    try:
+        return _parsed(read_text(path), repr(str(path)))
+    except (OSError, RefusedFileError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise ModelError(f"The labels in {str(path)!r} cannot be read: {reason}.") from error
+
+
+def _parsed(text: str, where: str) -> DataNames:
+    try:
+        found = parse_json(text)
+    except ValueError as error:
+        raise ModelError(f"The labels in {where} cannot be read: {error}.") from error
+    try:
+        return DataNames.of_record(found)
+    except ValueError:
+        raise ModelError(
+            f"{where} needs a JSON list of texts, the labels of the classes in order, or an object with 'labels' and "
+            "'columns', the names of columns by input."
+        ) from None
+
+
+def names_of_checkpoint(metadata: Mapping[str, Any]) -> DataNames:
+    """Return the names that a training had when it wrote a checkpoint."""
+    written = metadata.get("fingerprint")
+    found = written if isinstance(written, dict) else {}
+    record = {"columns": found.get("columns"), "left_out": metadata.get("left_out"), "labels": found.get("labels")}
+    try:
+        return DataNames.of_record({key: value for key, value in record.items() if value})
+    except ValueError:
+        return DataNames()
+
+
+def read_labels(model: ModelFile) -> tuple[str, ...] | None:
+    """Return the labels of a model; see `read_names`."""
+    return read_names(model).labels

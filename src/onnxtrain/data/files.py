@@ -1,0 +1,237 @@
+"""Arrays from ``.npz`` and ``.npy`` files and folders, memory-mapped, so that they may exceed memory."""
+
+from __future__ import annotations
+
+import functools
+import io
+import logging
+import os
+import shutil
+import stat
+import struct
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import IO, Any, Final
+
+import numpy as np
+from numpy.lib import format as npy_format
+
+from onnxtrain.data.conversion import Array, DeferredArray, check_possible
+from onnxtrain.data.safetensors_file import SAFETENSORS_SUFFIX, map_safetensors
+from onnxtrain.errors import DataError
+
+_logger = logging.getLogger(__name__)
+
+_NPY_MAGIC: Final = b"\x93NUMPY"
+_ZIP_MAGICS: Final = (b"PK\x03\x04", b"PK\x05\x06")
+_ZIP_LOCAL_HEADER: Final = struct.Struct("<4s22xHH")
+# Compressed arrays up to this size in all are read into memory; others go to a temporary file and are mapped.
+_READ_WHOLE_BYTES: Final = 64 * 2**20
+
+
+def read_arrays(path: str | os.PathLike[str]) -> dict[str, Array]:
+    """Open and decompress the arrays of a file or folder; see `open_arrays`."""
+    return {name: np.asanyarray(array) for name, array in open_arrays(path).items()}
+
+
+def open_arrays(path: str | os.PathLike[str]) -> dict[str, Array | DeferredArray]:
+    """Open the arrays of a ``.npz``, ``.npy`` or ``.safetensors`` file, or of a folder of ``.npy`` files.
+
+    What a file is, its content says, not its name. Arrays are memory-mapped and read-only: nothing is read
+    until a batch needs it. Compressed members of a ``.npz`` cannot be mapped: small ones are read into
+    memory, larger ones are extracted when they are needed, once, to an unnamed temporary file, which vanishes with the
+    process.
+
+    Args:
+        path: the file or folder.
+
+    Returns:
+        The arrays by name; the only array of a ``.npy`` file has the file's stem as its name.
+
+    Raises:
+        DataError: nothing is there, it is not such a file, it is truncated, or it holds Python objects.
+    """
+    path = Path(path)
+    try:
+        if path.is_dir():
+            return {**_read_folder(path)}
+        check_regular(path)
+        if path.suffix.lower() == SAFETENSORS_SUFFIX:
+            return {**map_safetensors(path)}
+        with path.open("rb") as file:
+            start = file.read(len(_NPY_MAGIC))
+            file.seek(0, os.SEEK_END)
+            size = file.tell()
+            if start == _NPY_MAGIC:
+                return {path.stem: _map_npy(file, 0, size, f"'{path}'")}
+            if start.startswith(_ZIP_MAGICS):
+                return _read_npz(file, path)
+    except FileNotFoundError as error:
+        raise DataError(
+            f"'{path}' does not exist; give a .npz, .npy or .csv file, or a folder of .npy files or pictures."
+        ) from error
+    except OSError as error:
+        raise DataError(f"'{path}' cannot be read: {error.strerror or error}.") from error
+    found = f"starts with {start!r}" if size else "is empty"
+    raise DataError(
+        f"'{path}' {found}, so it is neither a .npz nor a .npy file, and not named .csv; write one with numpy.savez."
+    )
+
+
+def check_regular(path: Path) -> None:
+    """Refuse pipes, devices and sockets, which may have no end, before opening, which may wait for ever."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise DataError(f"'{path}' is a pipe, a device or a folder, no ordinary file; write arrays to a file.")
+
+
+def _read_folder(folder: Path) -> dict[str, Array]:
+    arrays: dict[str, Array] = {}
+    # An array name may contain a slash ("encoder/tokens"): it is a file in a folder of the folder.
+    for path in sorted(folder.rglob("*.npy")):
+        check_regular(path)
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            name = path.relative_to(folder).with_suffix("").as_posix()
+            arrays[name] = _map_npy(file, 0, size, f"'{path}'")
+    if not arrays:
+        raise DataError(
+            f"the folder '{folder}' holds no .npy file; it needs one file per array, named like it, or one folder of "
+            "pictures per class."
+        )
+    return arrays
+
+
+def _extract(path: Path, member: zipfile.ZipInfo, what: str) -> Array:
+    """Decompress an array of a ``.npz`` file to a temporary file, and map that."""
+    size, folder = member.file_size, tempfile.gettempdir()
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise DataError(
+            f"{what} is compressed and needs {size / 1e9:.1f} GB in '{folder}', where {free / 1e9:.1f} GB are free; "
+            "write it with numpy.savez, which does not compress, or set TMPDIR to a larger disk."
+        )
+    _logger.warning(
+        "%s is compressed: %.1f GB are extracted to a temporary file; numpy.savez does not compress.", what, size / 1e9
+    )
+    try:
+        # It has no name in the file system: however the process ends, nothing is left behind.
+        with (
+            zipfile.ZipFile(path) as archive,
+            archive.open(member) as packed,
+            tempfile.TemporaryFile() as extracted,
+        ):
+            shutil.copyfileobj(packed, extracted, 2**20)
+            extracted.flush()
+            return _map_npy(extracted, 0, extracted.tell(), what)
+    except DataError:
+        raise
+    except OSError as error:
+        raise DataError(f"{what} cannot be extracted: {error.strerror or error}.") from error
+    except Exception as error:  # as when the file was opened
+        raise _damaged(f"'{path}'", error) from error
+
+
+def _read_npz(file: IO[bytes], path: Path) -> dict[str, Array | DeferredArray]:
+    arrays: dict[str, Array | DeferredArray] = {}
+    what, in_memory = f"'{path}'", 0
+    try:
+        with zipfile.ZipFile(file) as archive:
+            for member in archive.infolist():
+                name, _, suffix = member.filename.rpartition(".")
+                if suffix != "npy":
+                    continue
+                whose = f"array '{name}' in {what}"
+                if member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1:
+                    start = _data_offset(file, member)
+                    arrays[name] = _map_npy(file, start, start + member.file_size, whose)
+                    continue
+                with archive.open(member) as packed:
+                    if in_memory + member.file_size <= _READ_WHOLE_BYTES:
+                        in_memory += member.file_size
+                        arrays[name] = read_npy(packed.read(), whose)
+                        continue
+                    shape, _, dtype = _read_header(packed, 0, whose)
+                    _check_length(member.file_size - packed.tell(), shape, dtype, whose)
+                    arrays[name] = DeferredArray(shape, dtype, functools.partial(_extract, path, member, whose))
+    except (DataError, OSError):
+        raise
+    except Exception as error:  # a damaged file breaks zipfile and zlib in more ways than they document
+        raise _damaged(what, error) from error
+    if not arrays:
+        raise DataError(f"{what} holds no arrays; write them with numpy.savez, each under its input's name.")
+    return arrays
+
+
+def _damaged(what: str, error: Exception) -> DataError:
+    return DataError(f"{what} is truncated, damaged or not a .npz file ({_reason(error)}); write it again.")
+
+
+def _data_offset(file: IO[bytes], member: zipfile.ZipInfo) -> int:
+    """Where a member's bytes start: behind a local header whose last two fields give their own lengths."""
+    file.seek(member.header_offset)
+    header = file.read(_ZIP_LOCAL_HEADER.size)
+    if len(header) < _ZIP_LOCAL_HEADER.size or header[:4] != _ZIP_MAGICS[0]:
+        raise zipfile.BadZipFile(f"the header of {member.filename} is not where it should be")
+    _, name_length, extra_length = _ZIP_LOCAL_HEADER.unpack(header)
+    return int(member.header_offset + _ZIP_LOCAL_HEADER.size + name_length + extra_length)
+
+
+def read_npy(content: bytes, what: str) -> Array:
+    """The array that the bytes of a ``.npy`` file hold.
+
+    Raises:
+        DataError: they are no such file, or hold Python objects.
+    """
+    file = io.BytesIO(content)
+    shape, fortran_order, dtype = _read_header(file, 0, what)
+    data = file.read()
+    _check_length(len(data), shape, dtype, what)
+    return np.ndarray(shape, dtype, data, order="F" if fortran_order else "C")
+
+
+def _map_npy(file: IO[bytes], start: int, end: int, what: str) -> Array:
+    """Map the .npy data that lies between two offsets of an open file."""
+    shape, fortran_order, dtype = _read_header(file, start, what)
+    offset = file.tell()
+    _check_length(end - offset, shape, dtype, what)
+    if 0 in shape:
+        return np.empty(shape, dtype)  # no bytes to map
+    return np.memmap(file, dtype, "r", offset, shape, "F" if fortran_order else "C")
+
+
+def _read_header(file: Any, start: int, what: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    file.seek(start)
+    try:
+        version = npy_format.read_magic(file)
+        # Version 3 exists for field names in other alphabets; fields are refused below anyway.
+        read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
+        shape, fortran_order, dtype = read(file)
+    except OSError:
+        raise
+    except Exception as error:  # the header is Python text: any error of its tokenizer and parser comes through
+        raise DataError(f"{what} is truncated or not in .npy format ({_reason(error)}); write it again.") from error
+    if dtype.hasobject:
+        raise DataError(
+            f"{what} holds Python objects, which only pickle can read and which could run code: "
+            f"save it as numbers (array.astype)."
+        )
+    if dtype.fields is not None:
+        raise DataError(f"{what} is a structured array with fields {dtype.names}; save each field as its own array.")
+    return tuple(map(int, shape)), fortran_order, dtype  # True is an integer, too
+
+
+def _check_length(available: int, shape: tuple[int, ...], dtype: np.dtype[Any], what: str) -> None:
+    # dtype=object: Python integers, which a corrupted header cannot overflow.
+    needed = int(np.prod(shape, dtype=object)) * dtype.itemsize
+    if available < needed or any(size < 0 for size in shape):
+        raise DataError(
+            f"{what} is truncated: shape {shape} of {dtype} needs {needed} bytes, {available} are there; "
+            f"write it again."
+        )
+    check_possible(shape, dtype, what)
+
+
+def _reason(error: Exception) -> str:
+    """The message of an error in one line of bearable length; NumPy's quote the whole header."""
+    return " ".join(str(error).split())[:100]

@@ -1,0 +1,74 @@
+"""Hashes by which arrays are known again: of all their bytes, or of blocks all over them where there are very many."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Final, TypeVar
+
+import numpy as np
+
+from onnxtrain.data.conversion import Array
+
+BLOCK_BYTES: Final = 2**20
+"""How much of an array is hashed at a time."""
+
+_BLOCKS: Final = 256
+"""Up to so many blocks of an array are hashed all, of more so many, evenly spread from the first to the last."""
+
+_T = TypeVar("_T")
+
+
+class Fingerprint:
+    """A hash under construction.
+
+    >>> first, second = Fingerprint(), Fingerprint()
+    >>> first.add_array(np.arange(3.0))
+    >>> second.add_array(np.arange(3.0) + 1)
+    >>> first.digest() == second.digest()
+    False
+    """
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=16)
+
+    def add_bytes(self, content: bytes | memoryview) -> None:
+        """Add bytes, and where they end."""
+        self._hash.update(len(content).to_bytes(8, "little"))
+        self._hash.update(content)
+
+    def add_text(self, text: str) -> None:
+        """Add a text."""
+        self.add_bytes(text.encode("utf-8", "surrogatepass"))
+
+    def add_array(self, array: Array) -> None:
+        """Add all values of an array."""
+        if array.dtype.hasobject:
+            self.add_text(repr(array.tolist()))
+        elif array.size:
+            self.add_bytes(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+    def add_large_array(self, array: Array) -> None:
+        """Add type and shape of an array, and its values: all, or where it is very large, samples of them."""
+        self.add_text(f"{array.dtype} {array.shape}")
+        if array.dtype.hasobject or not array.size:
+            self.add_array(array)
+            return
+        content = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        for start in sampled(range(0, len(content), BLOCK_BYTES)):
+            self.add_bytes(content[start : start + BLOCK_BYTES])
+
+    def digest(self) -> str:
+        """The hash so far, as text."""
+        return self._hash.hexdigest()
+
+
+def sampled(blocks: Sequence[_T]) -> Sequence[_T]:
+    """All blocks, or a number of them that is bearable, the first and the last among them.
+
+    >>> len(sampled(range(10))), len(sampled(range(100_000))), sampled(range(100_000))[-1]
+    (10, 256, 99999)
+    """
+    if len(blocks) <= _BLOCKS:
+        return blocks
+    return [blocks[index] for index in np.linspace(0, len(blocks) - 1, _BLOCKS).round().astype(int)]

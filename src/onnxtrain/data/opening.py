@@ -1,0 +1,185 @@
+"""Opening data of any accepted form for a model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from onnxtrain.data.array_dataset import ArrayDataset
+from onnxtrain.data.base import Dataset
+from onnxtrain.data.conversion import TensorSpec, is_array_like
+from onnxtrain.data.files import open_arrays
+from onnxtrain.data.frames import match_frame
+from onnxtrain.data.hugging_face import HuggingFaceExamples, is_hugging_face, refuse_other_kinds
+from onnxtrain.data.iterable_dataset import IterableDataset
+from onnxtrain.data.map_dataset import Examples, IndexedExamples, MapDataset, is_map_style
+from onnxtrain.data.naming import is_batch_list, joined, match_batch, match_names, match_positions
+from onnxtrain.data.reader import Reader
+from onnxtrain.data.table_columns import is_frame
+from onnxtrain.errors import DataError
+
+
+def open_dataset(
+    source: object,
+    specs: Sequence[TensorSpec],
+    *,
+    target: str | None = None,
+    target_spec: TensorSpec | None = None,
+    need_target: bool = True,
+    validate: bool = True,
+    others: Sequence[str] = (),
+) -> Dataset:
+    """Open data of any accepted form for a model.
+
+    Arrays named like the model's inputs are its inputs; the one that is left is the target.
+
+    Args:
+        source: one of
+
+            - a path to a ``.npz`` file, to a folder of ``.npy`` files, or to one ``.npy`` file where that is
+              all that the model needs; files are memory-mapped and may be larger than memory;
+            - a path to a ``.csv`` or ``.tsv`` file, or a `CsvFile`;
+            - a path to a ``.parquet`` or ``.arrow`` file;
+            - a path to a folder with one folder of pictures for each class, or an `ImageFolder`;
+            - a path to a ``.tar`` file of examples as WebDataset has them, a pattern of several, or a `TarFile`;
+            - a path to a ``.safetensors`` file;
+            - texts and a tokenizer: a `TextFile`;
+            - sequences of tokens, several in a row: `pack`;
+            - a dataset of Hugging Face's ``datasets``, or what gives an example for an index (map-style);
+            - a mapping from name to array;
+            - a table of pandas or Polars with a column of targets;
+            - ``(inputs, targets)``, where inputs is an array, a sequence of arrays in the order of the
+              model's inputs, or a mapping;
+            - an array, for a model with one input, when no targets are needed;
+            - an iterable of batches, each a mapping or ``(inputs, targets)``: a list, a PyTorch-style loader;
+            - a function without arguments that returns an iterator of batches;
+            - a `Dataset`.
+
+            Tables have names: their columns are brought into the order of ``columns`` of the input's spec.
+        specs: what the model needs of its inputs, in their order.
+        target: the name of the target, needed when several arrays are left.
+        target_spec: type and shape that the loss needs; None takes the targets as they are.
+        need_target: whether there must be targets.
+        validate: whether to check all values for NaN and infinity; iterables are checked batch by batch.
+        others: names of further arrays, several targets or weights of examples, which are taken as they are.
+            ``(inputs, targets)`` then has them in a mapping, or beside the inputs in theirs.
+
+    Raises:
+        DataError: the data cannot be read or does not fit the model.
+
+    >>> import numpy as np
+    >>> specs = [TensorSpec("image", np.dtype(np.float32), ("N", 2))]
+    >>> data = open_dataset({"image": np.zeros((3, 2)), "label": np.array([0, 1, 1])}, specs)
+    >>> data.size, next(data.batches(2)).inputs["image"].dtype
+    (3, dtype('float32'))
+    """
+    if isinstance(source, Dataset):
+        return source.in_order_of(specs)
+    wanted = [*specs, *(TensorSpec(name, np.dtype(np.float32), beside=True) for name in others)]
+    if others and isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], Mapping):
+        source = joined(source[0], source[1], wanted, "the data")
+    indexed = _examples(source, wanted, target, need_target)
+    if indexed is not None:
+        examples, name = indexed
+        by_name = None if isinstance(examples, HuggingFaceExamples) else target
+        return MapDataset(
+            examples,
+            specs,
+            name=name,
+            target=by_name,
+            target_spec=target_spec,
+            need_target=need_target,
+            validate=validate,
+            others=others,
+        )
+    matched = _match_source(source, wanted, target, need_target)
+    if matched is None:
+        if not isinstance(source, Iterable) and not callable(source):
+            raise DataError(
+                f"the data is a {type(source).__name__}; give a path, a mapping from name to array, "
+                f"(inputs, targets), or an iterable of batches."
+            )
+        return IterableDataset(
+            source,
+            specs,
+            target=target,
+            target_spec=target_spec,
+            need_target=need_target,
+            validate=validate,
+            others=others,
+        )
+    inputs, targets, name = matched
+    dataset = ArrayDataset(inputs, targets, specs=specs, target_spec=target_spec, name=name)
+    if validate:
+        dataset.validate()
+    return dataset
+
+
+def _match_source(
+    source: object, specs: Sequence[TensorSpec], target: str | None, need_target: bool
+) -> tuple[dict[str, object], object | None, str] | None:
+    """Inputs, targets and what to call the data, or None if the source is one of batches, not of arrays."""
+    name = "the data"
+    path = source.path if isinstance(source, Reader) else source
+    if isinstance(path, str | os.PathLike) and "\0" in str(path):
+        raise DataError(f"the path {str(path)!r} has a character of value 0, which no path can have.")
+    reader = _reader(source)
+    if reader is not None:
+        return *reader.read(specs, target=target, need_target=need_target), reader.name
+    if isinstance(source, str | os.PathLike):
+        name, arrays = f"'{Path(source)}'", open_arrays(source)
+        if Path(source).is_file() and len(arrays) == len(specs) == 1 and not need_target and target is None:
+            arrays = {specs[0].name: next(iter(arrays.values()))}  # the only array for the only input
+        return *match_names(arrays, specs, name, target=target, need_target=need_target), name
+    if is_frame(source):
+        return *match_frame(source, specs, target=target, need_target=need_target), "the table"
+    if isinstance(source, Mapping) or is_array_like(source):
+        return *match_batch(source, specs, name, target=target, need_target=need_target), name
+    if isinstance(source, tuple) and len(source) == 2 and is_frame(source[0]) and is_array_like(source[1]):
+        inputs = [spec for spec in specs if not spec.beside]
+        if len(inputs) == len(specs) > 1:  # a column for each input
+            return match_frame(source[0], specs, target=None, need_target=False)[0], source[1], name
+    if isinstance(source, list | tuple) and source and not is_batch_list(source):
+        return *match_positions(source, specs, name, target=target, need_target=need_target), name
+    return None
+
+
+def _examples(
+    source: object, specs: Sequence[TensorSpec], target: str | None, need_target: bool
+) -> tuple[Examples, str] | None:
+    """Examples by index and what to call them, or None if the source is something else."""
+    if is_hugging_face(source):
+        refuse_other_kinds(source)
+        return HuggingFaceExamples(source, specs, target=target, need_target=need_target), "the dataset"
+    if is_map_style(source) and not is_array_like(source) and not is_frame(source):
+        from onnxtrain.data.packing import PackedExamples, PackedSequences
+
+        if isinstance(source, PackedSequences):
+            return PackedExamples(source, specs, need_target=need_target), "the packed sequences"
+        name = f"the {type(source).__name__}"
+        return IndexedExamples(source, name), name
+    return None
+
+
+def _reader(source: object) -> Reader | None:
+    """What reads a source that needs more than to be mapped."""
+    if isinstance(source, Reader):
+        return source
+    if not isinstance(source, str | os.PathLike):
+        return None
+    # Only files need these modules.
+    from onnxtrain.data.csv_file import CSV_SUFFIXES, CsvFile
+    from onnxtrain.data.image_folder import ImageFolder, is_image_folder
+    from onnxtrain.data.parquet_file import PARQUET_SUFFIXES, ParquetFile
+    from onnxtrain.data.tar_file import TarFile, is_tar
+
+    if is_tar(source):
+        return TarFile(source)
+    if Path(source).suffix.lower() in CSV_SUFFIXES:
+        return CsvFile(source)
+    if Path(source).suffix.lower() in PARQUET_SUFFIXES:
+        return ParquetFile(source)
+    return ImageFolder(source) if is_image_folder(Path(source)) else None

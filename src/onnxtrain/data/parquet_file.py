@@ -1,0 +1,159 @@
+"""Parquet and Arrow files: columns by name, read once in blocks, so that they may be larger than memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from onnxtrain.data.conversion import Array, TensorSpec
+from onnxtrain.data.files import check_regular
+from onnxtrain.data.frames import as_input, check_width, choose_columns, columns_of
+from onnxtrain.data.reader import Reader
+from onnxtrain.data.spill_buffer import GrowingArray, GrowingTexts
+from onnxtrain.data.table_columns import NamedColumns, check_unique
+from onnxtrain.errors import DataError
+from onnxtrain.spelling import checks_arguments
+
+PARQUET_SUFFIXES: Final = (".parquet", ".pq", ".arrow", ".feather")
+
+_PARQUET_MAGIC: Final = b"PAR1"
+# How many values are converted at a time.
+_BLOCK_VALUES: Final = 2**22
+
+
+@checks_arguments
+@dataclass(frozen=True)
+class ParquetFile(Reader):
+    """A Parquet file, or one in Arrow's file format (Feather).
+
+    Columns named like the model's inputs are these; a model with one input of rank 2 takes all columns but the target
+    side by side. Columns hold numbers or truth values, those of targets and of text inputs may hold
+    texts, also as categories. No value may be missing. The file is read once, and its inputs are kept: in memory, or
+    from 64 MiB on in a temporary file.
+
+    Args:
+        path: the file.
+    """
+
+    def read(
+        self, specs: Sequence[TensorSpec], *, target: str | None = None, need_target: bool = True
+    ) -> tuple[dict[str, object], object | None]:
+        """Inputs by name, and the targets or None.
+
+        Raises:
+            DataError: the file cannot be read or does not fit; the message names the column.
+        """
+        arrow = _pyarrow()
+        try:
+            check_regular(Path(self.path))
+            return self._read(arrow, specs, target, need_target)
+        except FileNotFoundError as error:
+            raise DataError(f"{self.name} does not exist; give a Parquet or Arrow file.") from error
+        except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
+            reason = " ".join(str(error).split())[:150]
+            raise DataError(f"{self.name} cannot be read as a Parquet or Arrow file: {reason}.") from error
+
+    def _read(
+        self, arrow: Any, specs: Sequence[TensorSpec], target: str | None, need_target: bool
+    ) -> tuple[dict[str, object], object | None]:
+        with Path(self.path).open("rb") as opened:
+            in_parquet = opened.read(len(_PARQUET_MAGIC)) == _PARQUET_MAGIC
+        file = (
+            arrow.parquet.ParquetFile(self.path)
+            if in_parquet
+            else arrow.ipc.open_file(arrow.memory_map(str(self.path)))
+        )
+        schema = file.schema_arrow if in_parquet else file.schema
+        columns = [str(name) for name in schema.names]
+        check_unique(columns, self.name)
+        chosen = choose_columns(columns, specs, self.name, target=target, need_target=need_target)
+        features, target = chosen
+        label = target if need_target else None
+        groups = [columns_of(spec, features) for spec in specs]
+        names = [*itertools.chain(*groups), *([label] if label else [])]
+        types = {
+            name: _type(arrow, schema.field(name).type, name, text=features is None or name == label) for name in names
+        }
+        if features is not None:
+            check_width(chosen, specs[0], self.name)
+        kinds = [np.result_type(*{types[name] for name in group}) for group in groups]
+        arrays = [GrowingArray((len(group),), kind) for group, kind in zip(groups, kinds, strict=True)]
+        targets: GrowingArray | GrowingTexts | None = None
+        if label is not None:
+            targets = GrowingTexts() if types[label].kind == "O" else GrowingArray((), types[label])
+        read = 0
+        for block in _blocks(file, names, in_parquet, max(1, _BLOCK_VALUES // len(names))):
+            columns_read = dict(zip(block.schema.names, block.columns, strict=True))
+            values = {name: _values(columns_read[name], name, read) for name in names}
+            for group, array in zip(groups, arrays, strict=True):
+                array.append(np.stack([values[name] for name in group], axis=1))
+            if targets is not None and label is not None:
+                targets.append(values[label])
+            read += block.num_rows
+        if not read:
+            raise DataError(f"{self.name} has columns, but no rows; it needs one for every example.")
+        inputs: dict[str, object] = {}
+        for spec, array in zip(specs, arrays, strict=True):
+            found = array.finish()
+            alone = features is None or spec.beside
+            inputs[spec.name] = as_input(found[:, 0], spec) if alone else NamedColumns(found, tuple(features or ()))
+        return inputs, None if targets is None else targets.finish()
+
+
+def _blocks(file: Any, names: list[str], in_parquet: bool, rows: int) -> Iterator[Any]:
+    """The file in record batches."""
+    if in_parquet:
+        yield from file.iter_batches(rows, columns=names)
+    else:
+        yield from (file.get_batch(index) for index in range(file.num_record_batches))
+
+
+def _type(arrow: Any, kind: Any, name: str, *, text: bool) -> np.dtype[Any]:
+    """The type of a column as an array has it.
+
+    Raises:
+        DataError: it holds neither numbers nor, where these may be, texts.
+    """
+    types = arrow.types
+    shown = kind
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
+        number: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
+        return number
+    if text and (types.is_string(kind) or types.is_large_string(kind)):
+        return np.dtype(object)
+    raise DataError(
+        f"the column '{name}' holds {shown}, not numbers{' or texts' if text else ''}; convert it, or leave it out."
+    )
+
+
+def _values(column: Any, name: str, before: int) -> Array:
+    """A column of a block as an array.
+
+    Raises:
+        DataError: a value is missing.
+    """
+    if column.null_count:
+        row = before + int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+        raise DataError(f"the column '{name}' has no value at example {row}; fill it in, or leave the example out.")
+    if hasattr(column, "dictionary_decode"):
+        column = column.dictionary_decode()
+    return np.asarray(column.to_numpy(zero_copy_only=False))
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow
+        import pyarrow.ipc
+        import pyarrow.parquet
+    except ImportError:
+        raise DataError(
+            "reading Parquet and Arrow needs pyarrow; install it: pip install 'onnxtrain[parquet]'."
+        ) from None
+    return pyarrow

@@ -1,0 +1,142 @@
+"""Batches that are prepared in a thread while a step runs."""
+
+from __future__ import annotations
+
+import contextvars
+import queue
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from typing import Final
+
+import numpy as np
+
+from onnxtrain.data import Batch
+
+WORTH: Final = 5e-4
+"""Seconds: a thread takes over where preparing a batch takes longer; handing one over takes about a tenth of it."""
+
+_IN_A_ROW: Final = 3
+"""So many batches in a row have to take that long: a single one may have waited for a busy machine."""
+
+_AHEAD: Final = 1
+"""How many batches wait, prepared; one more may be on its way."""
+
+_PATIENCE: Final = 1.0
+"""Seconds that the end waits for a thread that is still preparing a batch."""
+
+
+class Prefetch:
+    """Reads ahead, where reading takes time, and measures how long steps wait for it.
+
+    The order of the batches, their values, and the batch before which an error comes are those of reading without a
+    thread.
+
+    Args:
+        threaded: whether to read ahead at all.
+
+    Attributes:
+        waited: seconds that steps have waited for batches so far.
+    """
+
+    def __init__(self, *, threaded: bool = True) -> None:
+        self.waited = 0.0
+        self._threaded = threaded
+        self._slow = 0
+
+    def __call__(self, batches: Iterator[Batch], *, copies: bool) -> Generator[Batch]:
+        """The batches of an epoch.
+
+        Args:
+            batches: what prepares them.
+            copies: whether arrays of a batch may be written over when the next one is prepared.
+        """
+        first = True
+        while not self._threaded or self._slow < _IN_A_ROW:
+            began = time.perf_counter()
+            batch = next(batches, None)
+            took = time.perf_counter() - began
+            self.waited += took
+            if batch is None:
+                return
+            if self._threaded and not first:  # the first one opens files
+                self._slow = self._slow + 1 if took > WORTH else 0
+            first = False
+            yield batch
+        ahead = _Ahead(batches, copies=copies)
+        try:
+            while True:
+                began = time.perf_counter()
+                try:
+                    batch = ahead.next()
+                finally:
+                    self.waited += time.perf_counter() - began
+                if batch is None:
+                    return
+                yield batch
+        finally:
+            ahead.stop()
+
+
+class _Ahead:
+    """A thread that prepares batches."""
+
+    def __init__(self, batches: Iterator[Batch], *, copies: bool) -> None:
+        self._ready: queue.Queue[Callable[[], Batch | None]] = queue.Queue(_AHEAD)
+        self._stopped = threading.Event()
+        # Settings such as those of numpy.errstate are the caller's in the thread, too.
+        run = contextvars.copy_context().run
+        self._thread = threading.Thread(
+            target=run, args=(self._read, batches, copies), name="onnxtrain-prefetch", daemon=True
+        )
+        self._thread.start()
+
+    def next(self) -> Batch | None:
+        """The next batch, or its error; None at the end."""
+        return self._ready.get()()
+
+    def stop(self) -> None:
+        """End the thread, which first finishes what it prepares; one that hangs is left behind."""
+        self._stopped.set()
+        while self._thread.is_alive():
+            try:
+                self._ready.get_nowait()
+            except queue.Empty:
+                break
+        self._thread.join(_PATIENCE)
+
+    def _read(self, batches: Iterator[Batch], copies: bool) -> None:
+        try:
+            while not self._stopped.is_set():
+                batch = next(batches, None)
+                if batch is not None and copies:
+                    batch = _copied(batch)
+                self._put(lambda batch=batch: batch)  # type: ignore[misc]
+                if batch is None:
+                    return
+        except BaseException as error:
+            self._put(_raising(error))
+        finally:
+            close = getattr(batches, "close", None)
+            if close is not None:
+                close()
+
+    def _put(self, item: Callable[[], Batch | None]) -> None:
+        while not self._stopped.is_set():
+            try:
+                self._ready.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+            return
+
+
+def _raising(error: BaseException) -> Callable[[], Batch | None]:
+    def fail() -> Batch | None:
+        raise error
+
+    return fail
+
+
+def _copied(batch: Batch) -> Batch:
+    inputs = {name: np.array(array) for name, array in batch.inputs.items()}
+    return batch._replace(inputs=inputs, targets=None if batch.targets is None else np.array(batch.targets))

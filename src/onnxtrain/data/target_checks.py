@@ -1,0 +1,186 @@
+"""What values targets may have: labels of classes that exist, numbers from 0 to 1, distributions that sum to 1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
+
+from onnxtrain.data.conversion import Array, first_row, kind_of
+from onnxtrain.errors import DataError, OptionError
+
+# What rounding in 16 bits, or to two decimals, makes of a probability and of the sum of some.
+_NUMBER_TOLERANCE: Final = 1e-3
+_SUM_TOLERANCE: Final = 0.02
+
+Examples = Sequence[int] | Array
+
+
+class TargetCheck(Protocol):
+    """A check of the values of targets; two that compare equal check the same."""
+
+    def __call__(self, targets: Array, what: str, examples: Examples) -> None:
+        """Raise a `DataError` that names the first example with a value that cannot be used.
+
+        Args:
+            targets: the targets, examples first, of the type that the loss needs.
+            what: how the error message calls the array.
+            examples: for each row its index in the data.
+        """
+
+
+class LabelCheck(NamedTuple):
+    """Labels are from 0 to ``classes - 1``; at least 0 where the number of classes is not known."""
+
+    classes: int | None
+    ignore_index: int | None = None
+
+    def __call__(self, targets: Array, what: str, examples: Examples) -> None:
+        """See `TargetCheck`."""
+        check_labels(targets, self.classes, self.ignore_index, what=what, examples=examples)
+
+
+class BinaryCheck(NamedTuple):
+    """Numbers are from 0 to 1; ``loss`` names who needs them."""
+
+    loss: str
+
+    def __call__(self, targets: Array, what: str, examples: Examples) -> None:
+        """See `TargetCheck`."""
+        _check_between_0_and_1(targets, what, examples, self.loss)
+
+
+class DistributionCheck(NamedTuple):
+    """Numbers are from 0 to 1 and sum to 1 along the class axis; ``loss`` names who needs them."""
+
+    loss: str
+    axis: int
+
+    def __call__(self, targets: Array, what: str, examples: Examples) -> None:
+        """See `TargetCheck`."""
+        _check_between_0_and_1(targets, what, examples, self.loss)
+        sums = targets.sum(axis=self.axis, dtype=np.float64)
+        wrong = np.abs(sums - 1) > _SUM_TOLERANCE
+        if not wrong.any():
+            return
+        others = [axis for axis in range(1, targets.ndim) if axis != self.axis and _sums_to_one(targets, axis)]
+        hint = f"they do along axis {others[0]}: give the loss axis={others[0]}" if others else _WAY_OUT
+        raise DataError(
+            f"{what} has a distribution that sums to {sums[wrong][0]:.4g} at example {_example(wrong, examples)}, but "
+            f"{self.loss} needs distributions over the classes, which sum to 1 along axis {self.axis}; {hint}."
+        )
+
+
+_WAY_OUT: Final = "correct the data, or give the loss check_targets=False to take any"
+
+
+def _sums_to_one(targets: Array, axis: int) -> bool:
+    return bool((np.abs(targets.sum(axis=axis, dtype=np.float64) - 1) <= _SUM_TOLERANCE).all())
+
+
+def _check_between_0_and_1(targets: Array, what: str, examples: Examples, loss: str) -> None:
+    outside = (targets < -_NUMBER_TOLERANCE) | (targets > 1 + _NUMBER_TOLERANCE)
+    if outside.any():
+        raise DataError(
+            f"{what} has {float(targets[outside][0]):.6g} at example {_example(outside, examples)}, but {loss} needs "
+            f"numbers from 0 to 1; {_WAY_OUT}."
+        )
+
+
+def _example(wrong: Array, examples: Examples) -> int:
+    return int(examples[first_row(wrong)])
+
+
+def check_labels(
+    targets: Array,
+    classes: int | None,
+    ignore_index: int | None = None,
+    *,
+    what: str = "the targets",
+    examples: Examples | None = None,
+) -> None:
+    """Raise a `DataError` unless every label is an integer from 0 to ``classes - 1``.
+
+    Args:
+        targets: class indices, examples first.
+        classes: how many classes the model tells apart; None where that is not known.
+        ignore_index: a label outside the range that is allowed: the loss leaves it out.
+        what: how the error message calls the array.
+        examples: for each row its index in the data; 0, 1, 2, ... by default.
+
+    >>> check_labels(np.array([0, 2, 1, -100]), classes=3, ignore_index=-100)
+    >>> check_labels(np.array([0, 3]), classes=3)
+    Traceback (most recent call last):
+        ...
+    onnxtrain.errors.DataError: the targets have label 3 at example 1, but labels must be 0 to 2 (3 classes).
+    """
+    verb = "have" if what == "the targets" else "has"
+    if kind_of(targets.dtype) not in ("integer", "boolean"):
+        raise DataError(f"{what} {verb} labels of type {targets.dtype}, but class indices must be integers.")
+    outside = targets < 0
+    if classes is not None:
+        outside |= targets >= classes
+    if ignore_index is not None:
+        outside &= targets != ignore_index
+    if not outside.any():
+        return
+    row = first_row(outside)
+    example = row if examples is None else int(examples[row])
+    range_ = "at least 0" if classes is None else f"0 to {classes - 1} ({classes} classes)"
+    besides = f" or {ignore_index}, which is ignored" if ignore_index is not None else ""
+    raise DataError(
+        f"{what} {verb} label {targets[outside][0]} at example {example}, but labels must be {range_}{besides}."
+    )
+
+
+def checked_class_weights(given: Any) -> tuple[float, ...] | dict[int, float]:
+    """The weights of classes, in a tuple, or by class where a dictionary is given.
+
+    Raises:
+        OptionError: They are something else, or not finite numbers of at least 0 with one above it.
+
+    >>> checked_class_weights([1, 2]), checked_class_weights({3: 2})
+    ((1.0, 2.0), {3: 2.0})
+    """
+    keys = [*given] if isinstance(given, Mapping) else []
+    if not all(isinstance(key, int | np.integer) and not isinstance(key, bool) and key >= 0 for key in keys):
+        raise OptionError(f"class_weights has the classes {keys}; they are whole numbers from 0.")
+    try:
+        found = np.asarray([*given.values()] if isinstance(given, Mapping) else given)
+        weights = found.astype(np.float64) if kind_of(found.dtype) in ("integer", "float") else np.zeros((0, 0))
+    except (TypeError, ValueError, OverflowError):
+        weights = np.zeros((0, 0))
+    if weights.ndim != 1 or isinstance(given, set | frozenset):
+        raise OptionError(
+            f"class_weights is a {type(given).__name__} that holds something else than one number per class; give a "
+            "list such as [1, 2.5], or a dictionary from class to weight."
+        )
+    if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.sum() > 0):
+        raise OptionError("class_weights needs finite numbers of at least 0, not all 0.")
+    values = tuple(weights.tolist())
+    return dict(zip(map(int, keys), values, strict=True)) if isinstance(given, Mapping) else values
+
+
+def check_weights(weights: Array, what: str = "sample_weight") -> Array:
+    """The weights of examples, unless they are none.
+
+    Raises:
+        DataError: They are not one finite number of at least 0 per example.
+    """
+    if weights.dtype.kind not in "fiub" or weights.ndim != 1 or not (np.isfinite(weights) & (weights >= 0)).all():
+        raise DataError(
+            f"{what} is {weights.dtype} of shape {weights.shape}; it needs one finite number of at least 0 per example."
+        )
+    return weights
+
+
+def none_negative_below(targets: Array, end: int) -> bool:
+    """Whether all integers are from 0 to ``end - 1``, by one look at each: a negative one is huge without its sign.
+
+    >>> none_negative_below(np.array([0, 2]), 3), none_negative_below(np.array([-1, 2]), 3)
+    (True, False)
+    """
+    if targets.dtype.kind not in "iu":
+        return False
+    return bool(targets.view(f"u{targets.dtype.itemsize}").max(initial=0) < end)

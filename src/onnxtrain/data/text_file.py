@@ -1,0 +1,132 @@
+"""Texts as the numbers of a tokenizer, in the inputs that language models have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from onnxtrain.data.conversion import Array, TensorSpec
+from onnxtrain.data.csv_file import CSV_SUFFIXES, CsvFile
+from onnxtrain.data.parquet_file import PARQUET_SUFFIXES, ParquetFile
+from onnxtrain.data.reader import Reader
+from onnxtrain.data.spill_buffer import GrowingArray
+from onnxtrain.data.tokenizing import Encoder, open_tokenizer
+from onnxtrain.errors import DataError, OptionError
+from onnxtrain.model_file.small_files import read_text
+from onnxtrain.spelling import checks_arguments
+
+_BLOCK: Final = 1024
+"""How many texts are encoded at a time."""
+
+_TEXT_LIMIT: Final = 4 << 30
+"""Bytes of a text file."""
+
+
+@checks_arguments
+@dataclass(frozen=True)
+class TextFile(Reader):
+    """Texts with a tokenizer: a column of a CSV, Parquet or Arrow file, or the lines of a ``.txt`` file.
+
+    Of the model's inputs, one whose name has ``mask`` in it is 1 for tokens and 0 for padding, one with ``type`` or
+    ``segment`` has the tokenizer's type ids, one with ``position`` counts from 0, and the other has the token ids.
+    Texts are cut at, and padded to, one length.
+
+    Args:
+        path: the file; the lines of a ``.txt`` file have no targets.
+        tokenizer: a ``tokenizer.json``, which runs in a process of its own with limits of time and memory, or a
+            ``tokenizers.Tokenizer``. Its own truncation and padding are not used.
+        text: the column of texts.
+        length: tokens of a text; by default as many as the model's input has, or the longest text.
+    """
+
+    tokenizer: Any
+    text: str = "text"
+    length: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.length is not None and self.length < 1:
+            raise OptionError(f"length is {self.length}; it needs a number of tokens of at least 1.")
+
+    def read(
+        self, specs: Sequence[TensorSpec], *, target: str | None = None, need_target: bool = True
+    ) -> tuple[dict[str, object], object | None]:
+        """The inputs by name, and the targets or None.
+
+        Raises:
+            DataError: the file cannot be read, or the inputs are none of a language model.
+        """
+        roles = {spec.name: _role(spec) for spec in specs}
+        if list(roles.values()).count("ids") != 1:
+            shown = ", ".join(f"'{spec.name}'" for spec in specs)
+            raise DataError(f"{self.name} holds texts, but the inputs {shown} are not one for token ids and its masks.")
+        tokenizer = open_tokenizer(self.tokenizer)
+        texts, targets = self._texts(target, need_target)
+        if not len(texts):
+            raise DataError(f"{self.name} holds no texts.")
+        length = self._length(specs, tokenizer, texts)
+        arrays = {spec.name: GrowingArray((length,), np.dtype(np.int32)) for spec in specs}
+        for start in range(0, len(texts), _BLOCK):
+            block = tokenizer.encode([str(text) for text in texts[start : start + _BLOCK]])
+            tokens = {
+                "ids": _padded([ids for ids, _ in block], length, tokenizer.padding),
+                "mask": _padded([np.ones(len(ids)) for ids, _ in block], length, 0),
+                "types": _padded([types for _, types in block], length, 0),
+                "positions": np.tile(np.arange(length, dtype=np.int32), (len(block), 1)),
+            }
+            for spec in specs:
+                arrays[spec.name].append(tokens[roles[spec.name]])
+        return {name: array.finish() for name, array in arrays.items()}, targets
+
+    def _texts(self, target: str | None, need_target: bool) -> tuple[Sequence[object], object | None]:
+        path = Path(self.path)
+        suffix = path.suffix.lower()
+        if suffix in (*CSV_SUFFIXES, *PARQUET_SUFFIXES):
+            table = CsvFile(path) if suffix in CSV_SUFFIXES else ParquetFile(path)
+            spec = TensorSpec(self.text, np.dtype(object), (None,))
+            inputs, targets = table.read([spec], target=target, need_target=need_target)
+            return np.asarray(inputs[self.text]), targets  # type: ignore[return-value]
+        if need_target:
+            raise DataError(f"{self.name} has no column of targets; give a .csv or .parquet file.")
+        try:
+            return read_text(path, _TEXT_LIMIT, "utf-8-sig").splitlines(), None
+        except (OSError, ValueError) as error:
+            reason = (isinstance(error, OSError) and error.strerror) or error
+            raise DataError(f"{self.name} cannot be read: {reason}.") from error
+
+    def _length(self, specs: Sequence[TensorSpec], tokenizer: Encoder, texts: Sequence[object]) -> int:
+        fixed = {spec.shape[1] for spec in specs if spec.shape is not None and isinstance(spec.shape[1], int)}
+        wanted = next(iter(fixed), None)
+        if isinstance(wanted, int):
+            if self.length not in (None, wanted):
+                raise OptionError(f"length is {self.length}, but the model takes {wanted} tokens; leave it out.")
+            return wanted
+        if self.length is not None:
+            return self.length
+        longest = 1
+        for start in range(0, len(texts), _BLOCK):
+            block = tokenizer.encode([str(text) for text in texts[start : start + _BLOCK]])
+            longest = max(longest, *(len(ids) for ids, _ in block))
+        return longest
+
+
+def _role(spec: TensorSpec) -> str:
+    if spec.dtype.kind not in "iub" or spec.shape is None or len(spec.shape) != 2:
+        raise DataError(
+            f"texts become whole numbers [batch, tokens], but the input '{spec.name}' is {spec.dtype} "
+            f"{spec.describe_shape()}."
+        )
+    name = spec.name.lower()
+    parts = {"mask": "mask", "type": "types", "segment": "types", "position": "positions"}
+    return next((role for part, role in parts.items() if part in name), "ids")
+
+
+def _padded(rows: Sequence[Array], length: int, padding: int) -> Array:
+    found = np.full((len(rows), length), padding, np.int32)
+    for row, values in zip(found, rows, strict=True):
+        kept = values[:length]
+        row[: len(kept)] = kept
+    return found

@@ -1,0 +1,394 @@
+"""Emit nodes into an onnx-ir graph: one method per operator, typed results, nothing written twice."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeGuard
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.ir.indexing import indexed
+from onnxtrain.ir.inference import infer_outputs
+from onnxtrain.ir.operands import as_array, exact, lifted
+from onnxtrain.ir.reshaping import reduce_to, reshape, reshape_like
+from onnxtrain.ir.sequences import Placed, map_sequences, sum_of_sequences
+from onnxtrain.ir.sharing import NEVER_SHARED, attribute_key
+from onnxtrain.ir.value import Dimension, Operand, Value
+
+
+class Builder:
+    """Appends nodes to a graph (or before a given node of it).
+
+    ``builder.Relu(x)`` emits one standard operator and returns its output;
+    ``builder.several("TopK", x, k, outputs=2)`` returns all outputs of one that has several. Inputs are values;
+    numbers and arrays become constants of the type that the operator needs. Keyword arguments are attributes;
+    ``domain`` names another operator set. The same operator on the same inputs is emitted once:
+    the first result is returned again.
+
+    Args:
+        graph: Where nodes and constants go.
+        opset: Version of the default operator set that the graph is written in.
+        before: Insert before this node instead of at the end.
+        outer: The builder of the surrounding graph, where ``graph`` is the body of an operator: constants go
+            there, and names get a prefix, since a body may not use a name of its surroundings again.
+    """
+
+    def __init__(
+        self, graph: ir.Graph, opset: int, *, before: ir.Node | None = None, outer: Builder | None = None
+    ) -> None:
+        self.graph = graph
+        self.opset = opset
+        self.scope = ""
+        self.variables: set[ir.Value] = set() if outer is None else outer.variables
+        """Initializers whose values change: no rule may take them for constants."""
+        self.prefix = "" if outer is None else outer.unique_prefix()
+        self.emitted: list[ir.Node] = []
+        """The nodes that were emitted, in order."""
+        self._outer = outer
+        self._before = before
+        self._shared: dict[tuple[Any, ...], tuple[ir.Value, ...]] = {}
+        self._constants: dict[tuple[Any, ...], ir.Value] = {}
+        self._sizes: dict[str, Value] = {}
+        self._placed: Placed = {}
+        self._counter = 0
+        self._node_names: set[str | None] | None = None
+
+    def __getattr__(self, operator: str) -> Callable[..., Value]:
+        """``builder.Add(a, b)``: emit the standard operator of that name."""
+        if not operator[:1].isupper():
+            raise AttributeError(f"Builder has no attribute {operator!r}; operators have ONNX's names, such as Relu")
+
+        def emit(*inputs: Operand | None, domain: str = "", **attributes: Any) -> Value:
+            return self.several(operator, *inputs, outputs=1, domain=domain, **attributes)[0]
+
+        return emit
+
+    def several(
+        self, operator: str, *inputs: Operand | None, outputs: int, domain: str = "", **attributes: Any
+    ) -> tuple[Value, ...]:
+        """Emit one node of any operator and return all its outputs; attributes that are ``None`` are left out.
+
+        Raises:
+            OperatorError: An input is neither a value nor a number nor an array.
+        """
+        given = {key: _plain(item) for key, item in attributes.items() if item is not None}
+        operands = [item for item in inputs if item is None or isinstance(item, Value)]
+        if len(operands) < len(inputs):
+            operands = lifted(self, operator, inputs, domain)
+        if operator == "Pad" and not domain and len(operands) == 4:
+            operands = self._padded_on_every_axis(*operands)
+        values = [None if value is None else value.ir for value in operands]
+        while values and values[-1] is None:
+            values.pop()
+        compared = attribute_key(given)
+        key = (domain, operator, outputs, tuple(map(id, values)), compared)
+        shareable = compared is not None and operator not in NEVER_SHARED
+        if shareable and key in self._shared:
+            made = self._shared[key]
+        else:
+            made = self._emit(operator, values, outputs, domain, given)
+            if shareable:
+                self._shared[key] = made
+        return tuple(Value(value, self) for value in made)
+
+    def _padded_on_every_axis(
+        self, x: Value | None, pads: Value | None, fill: Value | None, axes: Value | None
+    ) -> list[Value | None]:
+        """Pad's inputs without its axes, where the rank is known.
+
+        ONNX Runtime fails on Pad with axes between transpositions (workarounds: transposed padding).
+        """
+        listed = None if axes is None else axes.constant()
+        if x is None or x.rank is None or pads is None or listed is None:
+            return [x, pads, fill, axes]
+        begins = listed % x.rank
+        positions = np.concatenate([begins, begins + x.rank]).astype(np.int64)
+        known = pads.constant()
+        every = np.zeros(2 * x.rank, np.int64)
+        if known is None:
+            return [x, self.ScatterElements(self.constant(every), self.constant(positions), pads), fill]
+        every[positions] = known
+        return [x, self.constant(every), fill]
+
+    def _emit(
+        self, operator: str, values: list[ir.Value | None], outputs: int, domain: str, given: dict[str, Any]
+    ) -> tuple[ir.Value, ...]:
+        attributes = [_attribute(key, item) for key, item in given.items()]
+        name = self._node_name(operator)
+        node = ir.Node(domain, operator, values, attributes, num_outputs=outputs, name=name)
+        if self._before is None:
+            self.graph.append(node)
+        else:
+            self.graph.insert_before(self._before, node)
+        if self.prefix:
+            for index, output in enumerate(node.outputs):
+                output.name = f"{self.prefix}{operator}_{self._counter}_{index}"
+        infer_outputs(node)
+        self.emitted.append(node)
+        return tuple(node.outputs)
+
+    def _node_name(self, operator: str) -> str | None:
+        """A name that no node of the graph has: another builder may have written some of the same scope."""
+        self._counter += 1
+        if not self.scope:
+            return None
+        scope = self.scope if self._outer is None else self.prefix + self.scope
+        while (name := f"{scope}/{operator}_{self._counter}") in self._names():
+            self._counter += 1
+        return name
+
+    def _names(self) -> set[str | None]:
+        """The names of the nodes that there were when this was first asked, which many builders never do."""
+        if self._node_names is None:
+            self._node_names = {node.name for node in self.graph}
+        return self._node_names
+
+    def before(self, node: ir.Node, *, sharing: bool = False) -> Builder:
+        """A builder that inserts before a node of the same graph; constants are shared with this one.
+
+        So are sizes that were found out: go through the nodes in the order of the graph.
+
+        Args:
+            node: The node.
+            sharing: Whether what another of these builders has emitted is not emitted again.
+        """
+        self._names()  # once for all of these builders
+        other = copy.copy(self)
+        other._before, other.emitted = node, []
+        if not sharing:
+            other._shared = {}
+        return other
+
+    def import_domain(self, domain: str, version: int) -> None:
+        """Let the main graph import an operator set, where it does not do so yet."""
+        outermost = self
+        while outermost._outer is not None:
+            outermost = outermost._outer
+        outermost.graph.opset_imports.setdefault(domain, version)
+
+    def body(self, inputs: Sequence[ir.Value], name: str) -> Builder:
+        """A builder for the body of an operator with subgraphs, which may read values of this graph."""
+        return Builder(ir.Graph(inputs, [], nodes=[], name=name), self.opset, outer=self)
+
+    def output(self, value: Value) -> None:
+        """Make a value an output of the graph, under a name of its own."""
+        made = self._emit("Identity", [value.ir], 1, "", {})[0]
+        made.type, made.shape = value.ir.type, value.ir.shape
+        self.graph.outputs.append(made)
+
+    def unique_prefix(self) -> str:
+        """The beginning of names that nothing in this graph or its bodies has."""
+        self._counter += 1
+        # Bodies within bodies only count: with what they are for in each prefix, names would double at every level.
+        return f"{self.prefix}{self._counter}/" if self.prefix else f"{self.scope or 'body'}/{self._counter}/"
+
+    def copied_name(self, name: str) -> str:
+        """The name that a copy has in this body of what has one in the surrounding graph."""
+        return self.prefix + self.bare_name(name)
+
+    def bare_name(self, name: str) -> str:
+        """A name of this graph or the surrounding one without what it begins with there."""
+        if self.prefix and name.startswith(self.prefix):
+            return name[len(self.prefix) :]
+        return name if self._outer is None else name.removeprefix(self._outer.prefix)
+
+    def wrap(self, value: ir.Value) -> Value:
+        """An existing value of the graph as an operand."""
+        return Value(value, self)
+
+    def constant(self, array: Any, dtype: ir.DataType | np.dtype[Any] | type | None = None) -> Value:
+        """A constant tensor, stored as an initializer; equal constants are stored once."""
+        if self._outer is not None:
+            return self.wrap(self._outer.constant(array, dtype).ir)
+        if isinstance(dtype, ir.DataType):
+            dtype = dtype.numpy()
+        data = np.asarray(array, dtype=dtype)
+        key = (data.dtype.str, str(data.dtype), data.shape, data.tobytes())
+        if key not in self._constants:
+            name = self._constant_name()
+            value = ir.Value(name=name, const_value=ir.Tensor(data, name=name))
+            value.dtype = value.const_value.dtype  # type: ignore[union-attr]
+            value.shape = ir.Shape(data.shape)
+            self.graph.register_initializer(value)
+            self._constants[key] = value
+        return Value(self._constants[key], self)
+
+    def _constant_name(self) -> str:
+        while True:
+            name = f"{self.prefix}constant_{len(self.graph.initializers)}_{self._counter}"
+            self._counter += 1
+            if name not in self.graph.initializers and all(name != v.name for v in self.graph.inputs):
+                return name
+
+    def ints(self, *numbers: int) -> Value:
+        """A one-dimensional int64 constant: axes, sizes, starts, ends."""
+        return self.constant(np.asarray(numbers, dtype=np.int64))
+
+    def scalar(self, number: Any, like: Value) -> Value:
+        """A 0-d constant of the element type of ``like``."""
+        return self.constant(number, like.dtype)
+
+    def binary(self, operator: str, left: Operand, right: Operand) -> Value:
+        """An arithmetic or comparison operator; numbers and arrays take the type of the other side.
+
+        Adding zero, multiplying by one and dividing by one emit nothing.
+
+        Raises:
+            OperatorError: A number does not fit the type of the other side, or an operand is neither a value nor a
+                number nor an array.
+        """
+        if isinstance(left, Value) and not isinstance(right, Value):
+            if _is_number(right) and _is_neutral(operator, right):
+                return left
+            right = self._beside(left, right, operator)
+        elif isinstance(right, Value) and not isinstance(left, Value):
+            if operator in ("Add", "Mul") and _is_number(left) and _is_neutral(operator, left):
+                return right
+            left = self._beside(right, left, operator)
+        assert isinstance(left, Value)
+        assert isinstance(right, Value)
+        return self.several(operator, left, right, outputs=1)[0]
+
+    def _beside(self, value: Value, operand: Any, operator: str) -> Value:
+        """A number or an array as a constant of the type of the value beside it."""
+        what = f"an operand of {operator}"
+        array = as_array(operand, what)
+        return self.constant(array if value.ir.dtype is None else exact(array, value.dtype, what))
+
+    def index(self, value: Value, key: Any) -> Value:
+        """``value[key]`` as NumPy has it: whole numbers, slices, ``...``, ``None``, one array of indices."""
+        return indexed(value, key)
+
+    def cast(self, value: Value, dtype: ir.DataType) -> Value:
+        """The value in another element type; itself where it has that type already."""
+        if value.dtype == dtype:
+            return value
+        return self.Cast(value, to=int(dtype))
+
+    def shape_of(self, value: Value) -> Value:
+        """The shape as a one-dimensional int64 value: a constant where it is static."""
+        static = value.static_shape
+        if static is not None:
+            return self.ints(*static)
+        return self.Shape(value)
+
+    def dimension(self, value: Value, axis: int) -> Value:
+        """The size of one axis as a one-element int64 tensor; what a symbol stands for is found out once."""
+        size = None if value.shape is None else value.shape[axis]
+        if isinstance(size, int):
+            return self.ints(size)
+        if isinstance(size, str) and size in self._sizes:
+            return self.wrap(self._sizes[size].ir)
+        found = self.Shape(value, start=axis, end=axis + 1 if axis != -1 else None)
+        if isinstance(size, str):
+            self._sizes[size] = found
+        return found
+
+    def count(self, value: Value, axes: Sequence[int] | None = None) -> Value:
+        """The number of elements over ``axes`` (all by default) as a 0-d value of the type of ``value``."""
+        static = value.shape
+        if static is not None:
+            places = list(range(len(static)) if axes is None else axes)
+            number = math.prod(size for a in places if isinstance(size := static[a], int))
+            unknown = [a for a in places if not isinstance(static[a], int)]
+            if not unknown:
+                return self.scalar(number, value)
+            if len(unknown) == 1 and isinstance(static[unknown[0]], str):
+                return self.cast(self.Squeeze(self.dimension(value, unknown[0])), value.dtype) * number
+        if axes is None:
+            return self.cast(self.Size(value), value.dtype)
+        chosen = self.Gather(self.Shape(value), self.ints(*axes))
+        return self.cast(self.ReduceProd(chosen, keepdims=0), value.dtype)
+
+    def reshape(self, value: Value, shape: Value | Sequence[int], known: Sequence[Dimension] | None = None) -> Value:
+        """Reshape with zeros meaning size zero; ``known`` states the result's axes where they are known."""
+        return reshape(self, value, shape, known)
+
+    def reshape_like(self, value: Value, like: Value) -> Value:
+        """The elements of ``value`` in the shape of ``like``."""
+        return reshape_like(self, value, like)
+
+    def zeros_like(self, value: Value) -> Value:
+        """Zeros of the type and shape of ``value``; for a sequence, a sequence of zeros."""
+        if value.is_sequence:
+            return self.map_sequences([value], lambda items: items[0].op.zeros_like(items[0]))
+        return self._filled(value, 0)
+
+    def ones_like(self, value: Value) -> Value:
+        """Ones of the type and shape of ``value``."""
+        return self._filled(value, 1)
+
+    def _filled(self, value: Value, number: int) -> Value:
+        if value.shape == ():
+            return self.scalar(number, value)
+        fill = np.asarray([number], dtype=value.dtype.numpy())
+        result = self.ConstantOfShape(self.shape_of(value), value=ir.tensor(fill))
+        result.ir.dtype = value.dtype
+        return result.with_shape(value.shape)
+
+    def sum_of(self, values: Sequence[Value]) -> Value:
+        """The sum of values of one shape (Add for two, one Sum node for more), or of sequences, item by item."""
+        if len(values) == 1:
+            return values[0]
+        if values[0].is_sequence:
+            return sum_of_sequences(self, values, self._placed)
+        if len(values) == 2:
+            return values[0] + values[1]
+        result = self.Sum(*values)
+        return result.with_shape(values[0].shape)
+
+    def map_sequences(self, values: Sequence[Value], function: Callable[[list[Value]], Value]) -> Value:
+        """A sequence of what a function makes of the items, one of each of some sequences of equal length."""
+        return map_sequences(self, values, function)
+
+    def placed(self, item: Value, place: Value, like: Value) -> Value:
+        """A sequence like another, of zeros but for one item at a place counted from the start."""
+        others = self.SequenceErase(self.zeros_like(like), place)
+        result = self.SequenceInsert(others, item, place)
+        self._placed[result.ir] = item, place
+        return result
+
+    def transpose_last(self, value: Value) -> Value:
+        """Swap the last two axes; works for an unknown rank, too."""
+        rank = value.rank
+        if rank is None:
+            return self.Einsum(value, equation="...ij->...ji")
+        order = list(range(rank))
+        order[-1], order[-2] = order[-2], order[-1]
+        return self.Transpose(value, perm=order)
+
+    def reduce_to(self, value: Value, like: Value) -> Value:
+        """Sum ``value`` over the axes along which ``like`` was broadcast to its shape.
+
+        Decided from the shapes where they say enough: an axis of size 1 in ``like`` is summed, equal symbols
+        are equal sizes. The rest is decided in the graph.
+        """
+        return reduce_to(self, value, like)
+
+
+def _plain(item: Any) -> Any:
+    return int(item) if isinstance(item, (ir.DataType, np.integer, bool)) else item
+
+
+def _attribute(name: str, item: Any) -> ir.Attr:
+    """An attribute of a node; onnx-ir finds out by protocols what it is, which takes 0.1 ms for a list."""
+    if type(item) is int:
+        return ir.AttrInt64(name, item)
+    if type(item) is str:
+        return ir.AttrString(name, item)
+    if isinstance(item, (list, tuple)) and item and all(isinstance(number, int) for number in item):
+        return ir.AttrInt64s(name, item)
+    return ir.convenience.convert_attribute(name, item)
+
+
+def _is_number(operand: Operand) -> TypeGuard[int | float]:
+    return isinstance(operand, int | float) and not isinstance(operand, bool)
+
+
+def _is_neutral(operator: str, number: float) -> bool:
+    if operator in ("Add", "Sub"):
+        return number == 0
+    return operator in ("Mul", "Div") and number == 1

@@ -1,0 +1,60 @@
+"""Losses as graphs: what training minimises, built from a prediction and a target in standard operators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from onnxtrain.losses.base import Loss, TargetForm, TargetKind, examples, node_rank
+from onnxtrain.losses.contrastive_losses import InfoNCE, Triplet
+from onnxtrain.losses.cross_entropy import SoftmaxCrossEntropy
+from onnxtrain.losses.ctc_loss import CTC
+from onnxtrain.losses.custom_loss import CustomLoss
+from onnxtrain.losses.dice_loss import Dice
+from onnxtrain.losses.distillation import Distillation
+from onnxtrain.losses.elementwise import BinaryCrossEntropy, Huber, MeanAbsoluteError, MeanSquaredError
+from onnxtrain.losses.focal_losses import BinaryFocal, Focal
+from onnxtrain.losses.next_token import NextToken
+from onnxtrain.public_names import public_names
+
+__all__ = [
+    "CTC",
+    "LOSSES",
+    "BinaryCrossEntropy",
+    "BinaryFocal",
+    "CustomLoss",
+    "Dice",
+    "Distillation",
+    "Focal",
+    "Huber",
+    "InfoNCE",
+    "Loss",
+    "MeanAbsoluteError",
+    "MeanSquaredError",
+    "NextToken",
+    "SoftmaxCrossEntropy",
+    "TargetForm",
+    "TargetKind",
+    "Triplet",
+    "examples",
+    "node_rank",
+]
+
+__dir__ = public_names(__name__)
+
+LOSSES: Final[Mapping[str, type[Loss]]] = {
+    "softmax_cross_entropy": SoftmaxCrossEntropy,
+    "next_token": NextToken,
+    "binary_cross_entropy": BinaryCrossEntropy,
+    "mean_squared_error": MeanSquaredError,
+    "mean_absolute_error": MeanAbsoluteError,
+    "huber": Huber,
+    "focal": Focal,
+    "binary_focal": BinaryFocal,
+    "dice": Dice,
+    "ctc": CTC,
+    "triplet": Triplet,
+    "info_nce": InfoNCE,
+    "distillation": Distillation,
+}
+"""The losses by the names that the command line takes."""

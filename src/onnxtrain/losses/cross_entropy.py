@@ -1,0 +1,220 @@
+"""The cross-entropy of logits over classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from onnxtrain.errors import OptionError
+from onnxtrain.ir import Builder, Value
+from onnxtrain.ir.value import Dimension
+from onnxtrain.losses.base import TargetKind, count_of, node_rank, size_of, weighted
+from onnxtrain.losses.chunks import LogitHead, as_rows, find_head, sum_in_chunks
+from onnxtrain.losses.class_loss import ClassLoss, classes_second
+from onnxtrain.spelling import checks_arguments
+from onnxtrain.training_info.recipe import LossTerms
+
+
+@checks_arguments
+@dataclass(frozen=True)
+class SoftmaxCrossEntropy(ClassLoss):
+    """Softmax cross-entropy of logits: mean over labels of -w_t log softmax(z)_t.
+
+    With label smoothing e the target distribution is (1 - e) onehot(t) + e / C. With weights and ignored labels
+    the mean is that of PyTorch: the weighted sum divided by the sum of the weights of labels that count.
+
+    Args:
+        class_weights: One weight w per class, as a list or as a dictionary from class to weight, in which the classes
+            that are left out have 1; ``None`` for all ones.
+        label_smoothing: e, in [0, 1).
+        ignore_index: Labels of this value do not count; a batch of no others has the loss 0. The text
+            ``"softmax_cross_entropy"`` has -100, as PyTorch.
+        axis: The class axis of the logits. By default the one that the shape of the labels tells: without it the
+            logits have that shape. Where several fit it is the axis of the model's final Softmax, else the last for
+            logits of rank 3 (batch, sequence, vocabulary), and 1, as in ONNX, for others.
+        check_targets: Refuse targets that are no distributions: numbers outside of [0, 1], or that do not sum to
+            1 over the classes.
+        chunk: How many rows (tokens) of logits there are at once. The product that makes them is then part of the loss,
+            chunk by chunk; targets are labels, and the class axis is the last. ``None`` for all rows at once.
+    """
+
+    name: ClassVar[str] = "softmax_cross_entropy"
+
+    class_weights: Sequence[float] | Mapping[int, float] | None = None
+    label_smoothing: float = 0.0
+    ignore_index: int | None = None
+    axis: int | None = None
+    check_targets: bool = True
+    chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.chunk is not None and self.chunk < 1:
+            raise OptionError(f"chunk is {self.chunk}; it is a number of rows, 1 or more.")
+        if not 0.0 <= self.label_smoothing < 1.0:
+            raise OptionError(f"label_smoothing is {self.label_smoothing}; it needs a number in [0, 1).")
+
+    def target_shape(self, prediction: Value, kind: TargetKind) -> tuple[Dimension, ...] | None:
+        """Without the class axis for labels; as the logits for distributions.
+
+        Raises:
+            OptionError: The logits cannot be computed in chunks.
+        """
+        if self.chunk is not None:
+            self._check_chunks(prediction, kind)
+        return super().target_shape(prediction, kind)
+
+    def _check_chunks(self, prediction: Value, kind: TargetKind) -> None:
+        if kind == "values":
+            raise OptionError(
+                f"{self.name}: chunk={self.chunk} needs labels as targets, but they are distributions, as large as the "
+                "logits; leave chunk out."
+            )
+        if self.class_axis(prediction) != node_rank(prediction) - 1:
+            raise OptionError(
+                f"{self.name}: chunk={self.chunk} needs the classes on the last axis of {prediction.name!r}, of "
+                f"shape {prediction.shape}, but they are on axis {self.class_axis(prediction)}; say axis=-1 if they "
+                "are on the last, else leave chunk out."
+            )
+        producer = prediction.ir.producer()
+        if producer is not None and find_head(prediction.ir) is None:
+            raise OptionError(
+                f"{self.name}: chunk={self.chunk} computes the product that makes logits chunk by chunk, but "
+                f"{prediction.name!r} comes from {producer.op_type}; it needs a product with a matrix (MatMul, Gemm, "
+                "MatMulNBits), with biases, factors and caps; leave chunk out."
+            )
+
+    def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
+        """Emit the loss on logits; integer targets are labels, floating ones distributions over classes."""
+        axis = self.class_axis(prediction)
+        if target.is_float:
+            return self._on_distributions(op, prediction, target, axis, weights)
+        weight = self._weight(op, prediction, target)
+        divisor = self.divisor(op, weight)
+        if axis == node_rank(prediction) - 1:
+            target, weights = _by_row(op, target, weights)
+        head = None if self.chunk is None else find_head(prediction.ir)
+        if head is None:  # or a batch of a model of a fixed size that was filled up: its logits are cut off
+            total = self._total(op, prediction, target, axis, weights)
+        else:
+            total = self._total_in_chunks(op, head, target, weights)
+        return LossTerms((total / divisor).with_shape(()), weight)
+
+    def _total(self, op: Builder, prediction: Value, target: Value, axis: int, weights: Value | None) -> Value:
+        """The sum over labels; where the classes are last, prediction and labels are rows."""
+        is_last = axis == node_rank(prediction) - 1
+        logits = as_rows(op, prediction) if is_last else classes_second(op, prediction, axis)
+        of_classes = self._weights(op, prediction, axis)
+        found = op.several(
+            "SoftmaxCrossEntropyLoss",
+            *(logits, target, of_classes),
+            outputs=2 if self.label_smoothing else 1,
+            reduction="sum" if weights is None else "none",
+            ignore_index=None if self.ignore_index is None else int(self.ignore_index),
+        )
+        total = found[0]
+        if weights is not None:
+            total = op.ReduceSum(weighted(op, total.with_shape(target.shape), weights), keepdims=0)
+        total = total.with_shape(())
+        if self.label_smoothing:
+            total = self._smoothed(op, total, found[1], target, of_classes, weights)
+        return total.with_shape(())
+
+    def _total_in_chunks(self, op: Builder, head: LogitHead, labels: Value, weights: Value | None) -> Value:
+        """The same from what the logits are made of, a chunk at a time; what fills up the last is ignored."""
+        assert self.chunk is not None
+        ignored = -100 if self.ignore_index is None else int(self.ignore_index)
+        of_chunk = replace(self, ignore_index=ignored, chunk=None)
+        by_row = [(labels, ignored)] if weights is None else [(labels, ignored), (weights, 0)]
+
+        def term(body: Builder, logits: Value, labels: Value, weights: Value | None = None) -> Value:
+            return of_chunk._total(body, logits, labels, 1, weights)
+
+        return sum_in_chunks(op, head, self.chunk, by_row, term)
+
+    def _weights(self, op: Builder, prediction: Value, axis: int) -> Value | None:
+        """One weight per class."""
+        by_class = self.weight_by_class(prediction, axis)
+        return None if by_class is None else op.constant(by_class, prediction.dtype)
+
+    def _smoothed(
+        self,
+        op: Builder,
+        total: Value,
+        log_probability: Value,
+        target: Value,
+        of_classes: Value | None,
+        weights: Value | None,
+    ) -> Value:
+        """(1 - e) sum_i -w_t log p_t + e / C sum_i sum_c -w_c log p_c over the labels that count."""
+        terms = log_probability
+        if of_classes is not None:
+            shape = [1, -1] + [1] * ((log_probability.rank or 2) - 2)
+            terms = terms * op.reshape(of_classes, shape)
+        uniform = op.ReduceSum(terms, op.ints(1), keepdims=0)
+        if weights is not None:
+            uniform = weighted(op, uniform.with_shape(target.shape), weights)
+        if self.ignore_index is not None:
+            counts = op.cast(op.Not(op.Equal(target, op.scalar(self.ignore_index, target))), total.dtype)
+            uniform = uniform * counts
+        spread = op.ReduceSum(uniform, keepdims=0) / size_of(op, log_probability, 1)
+        return total * (1.0 - self.label_smoothing) - spread * self.label_smoothing
+
+    def divisor(self, op: Builder, weight: Value) -> Value:
+        """The weight, but 1 where no label counts: that batch has the loss 0, not 0 / 0. A micro-batch may be one."""
+        if self.class_weights is None:
+            return weight if self.ignore_index is None else op.Max(weight, 1.0)
+        given = self.class_weights.values() if isinstance(self.class_weights, Mapping) else self.class_weights
+        if self.ignore_index is None and all(given):
+            return weight
+        return op.Where(op.binary("Equal", weight, 0), 1.0, weight)
+
+    def _weight(self, op: Builder, prediction: Value, target: Value) -> Value:
+        """The sum of the weights of the labels that count."""
+        of_labels = None if self.class_weights is None else self.label_weights(op, prediction, target)
+        if of_labels is None:
+            return self.label_count(op, prediction, target)
+        return op.ReduceSum(of_labels, keepdims=0).with_shape(())
+
+    def label_weights(self, op: Builder, prediction: Value, target: Value) -> Value | None:
+        """The weight of every label: that of its class, and 0 where it is ignored; ``None`` where all have 1."""
+        by_class = self._weights(op, prediction, self.class_axis(prediction))
+        ignored = None if self.ignore_index is None else op.Equal(target, op.scalar(self.ignore_index, target))
+        if by_class is None:
+            return None if ignored is None else op.cast(op.Not(ignored), prediction.dtype)
+        if ignored is None:
+            return op.Gather(by_class, target)
+        safe = op.Where(ignored, op.zeros_like(target), target)
+        return op.cast(op.Not(ignored), prediction.dtype) * op.Gather(by_class, safe)
+
+    def _on_distributions(
+        self, op: Builder, prediction: Value, target: Value, axis: int, weights: Value | None
+    ) -> LossTerms:
+        if self.ignore_index is not None and self.ignore_index >= 0:  # below 0 it names no class to leave out
+            raise OptionError("ignore_index needs class indices as targets; got a distribution over classes.")
+        log_probability = op.LogSoftmax(prediction, axis=axis)
+        classes = size_of(op, prediction, axis)
+        if self.label_smoothing:
+            target = target * (1.0 - self.label_smoothing) + op.scalar(self.label_smoothing, prediction) / classes
+        terms = target * log_probability
+        if self.class_weights is not None:
+            shape = [1] * node_rank(prediction)
+            shape[axis] = -1
+            terms = terms * op.reshape(op.constant(self.weight_by_class(prediction, axis), prediction.dtype), shape)
+        rows = count_of(op, prediction, prediction) / classes
+        if weights is not None:
+            terms = weighted(op, terms.with_shape(prediction.shape), weights)
+        total = -op.ReduceSum(terms, keepdims=0).with_shape(())
+        return LossTerms((total / rows).with_shape(()), rows)
+
+
+def _by_row(op: Builder, target: Value, weights: Value | None) -> tuple[Value, Value | None]:
+    """Labels [N, ...] as a vector, with the weight of its example for each; nothing is copied."""
+    rank = node_rank(target)
+    if rank == 1:
+        return target, weights
+    if weights is not None:
+        spread = op.Expand(op.reshape(weights, [-1] + [1] * (rank - 1)), op.shape_of(target))
+        weights = op.reshape(spread, [-1])
+    return op.reshape(target, [-1]), weights

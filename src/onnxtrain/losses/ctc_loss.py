@@ -1,0 +1,226 @@
+"""Connectionist temporal classification: labels in order, without their places, as text recognition has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.data.conversion import Array, first_row
+from onnxtrain.data.target_checks import TargetCheck
+from onnxtrain.errors import DataError, OptionError
+from onnxtrain.ir import Builder, Value
+from onnxtrain.ir.value import Dimension
+from onnxtrain.losses.base import ReducedLoss, TargetKind, examples, node_rank
+from onnxtrain.metrics.error_rates import CharacterErrorRate
+from onnxtrain.metrics.reading import Reading
+from onnxtrain.spelling import checks_arguments
+from onnxtrain.training_info.recipe import LossTerms
+
+
+@checks_arguments
+@dataclass(frozen=True)
+class CTC(ReducedLoss):
+    """Connectionist temporal classification: mean over examples of -log p(labels) / their number.
+
+    p is the sum over all paths of one class per step that become the labels when equal neighbours are merged and blanks
+    are left out; it is computed in log space, by one Scan over the steps forward and one backward. Scores are
+    [N, T, C], as logits or after a Softmax or LogSoftmax. Targets are labels [N, S] in order, one row per example,
+    filled up at its end with -1 (or any negative number, or the blank).
+
+    As ``torch.nn.CTCLoss(blank, reduction, zero_infinity)``, whose target lengths are the numbers of labels before the
+    padding.
+
+    Args:
+        blank: The class that stands for nothing.
+        zero_infinity: Whether examples with more labels than steps can tell have the loss 0, instead of infinity, which
+            stops the training.
+        time_axis: 1 for scores [N, T, C], 0 for [T, N, C].
+        input_lengths: Name of an input or a value of the model that holds how many steps [N] count of each example; by
+            default all.
+
+    Source:
+        A. Graves, S. Fernández, F. Gomez, J. Schmidhuber, "Connectionist Temporal Classification", ICML 2006.
+    """
+
+    name: ClassVar[str] = "ctc"
+    target_kinds: ClassVar[tuple[TargetKind, ...]] = ("indices",)
+    trains_through: ClassVar[frozenset[str]] = frozenset({"Softmax", "LogSoftmax"})
+    axis: ClassVar[int] = -1
+
+    blank: int = 0
+    zero_infinity: bool = False
+    time_axis: int = 1
+    input_lengths: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.time_axis not in (0, 1):
+            raise OptionError(f"time_axis is {self.time_axis}; ctc takes 1 for scores [N, T, C] and 0 for [T, N, C].")
+        if self.blank < 0:
+            raise OptionError(f"blank is {self.blank}; ctc needs the number of a class, 0 or more.")
+
+    def target_shape(self, prediction: Value, kind: TargetKind) -> tuple[Dimension, ...] | None:
+        """Labels [N, S] for any S."""
+        if node_rank(prediction) != 3:
+            form = "[N, T, C]" if self.time_axis else "[T, N, C]"
+            raise OptionError(
+                f"ctc needs scores {form} of examples, steps and classes, but {prediction.name!r} has shape "
+                f"{prediction.shape}."
+            )
+        size = self.classes(prediction)
+        if size is not None and self.blank >= size:
+            raise OptionError(f"blank is {self.blank}, but there are {size} classes, from 0.")
+        return ((prediction.shape or (None, None))[1 - self.time_axis], None)
+
+    def target_dtype(self, prediction: Value, kind: TargetKind) -> ir.DataType:
+        """Int64."""
+        return ir.DataType.INT64
+
+    def classes(self, prediction: Value) -> int | None:
+        """The size of the last axis, where it is known."""
+        size = None if prediction.shape is None else prediction.shape[-1]
+        return size if isinstance(size, int) else None
+
+    def target_check(self, prediction: Value, kind: TargetKind) -> TargetCheck | None:
+        """Labels name classes and stand before the padding; there are steps enough for them."""
+        steps = None if prediction.shape is None else prediction.shape[self.time_axis]
+        known = isinstance(steps, int) and not self.zero_infinity
+        return PathCheck(self.classes(prediction), self.blank, steps if known and isinstance(steps, int) else None)
+
+    def reading(self, prediction: Value, target: Value) -> Reading:
+        """Nothing that a metric of single labels could read; labels in order."""
+        return Reading(self.name, None, sequence=CharacterErrorRate(self.blank, self.time_axis))
+
+    def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
+        """Emit the loss on scores [N, T, C]."""
+        log_p = op.LogSoftmax(prediction, axis=-1)
+        if self.time_axis == 1:
+            log_p = op.Transpose(log_p, perm=[1, 0, 2])
+        never = float(np.finfo(prediction.dtype.numpy()).min) / 8  # a log of zero with which numbers stay numbers
+        blank = op.scalar(self.blank, target)
+        real = op.And(op.binary("GreaterOrEqual", target, 0), op.Not(op.Equal(target, blank)))
+        count = op.ReduceSum(op.cast(real, ir.DataType.INT64), op.ints(1), keepdims=1)  # [N, 1]
+        states = self._states(op, op.Where(real, target, blank))
+        last = self._forward(op, log_p, states, self._active(op, log_p, target), never)
+        zero, none = op.scalar(0.0, prediction), op.scalar(never, prediction)
+        place = count * 2  # after the last label, or on it
+        ends = [
+            op.GatherElements(last, place, axis=1),
+            op.GatherElements(last, op.Max(place - 1, op.scalar(0, place)), axis=1)
+            + op.Where(op.binary("Greater", count, 0), zero, none),
+        ]
+        terms = -op.ReduceLogSumExp(op.Concat(*ends, axis=1), op.ints(1), keepdims=0)  # [N]
+        impossible = op.binary("Greater", terms, -never / 2)
+        terms = op.Where(impossible, op.scalar(0.0 if self.zero_infinity else np.inf, prediction), terms)
+        if self.reduction == "mean":
+            labels = op.cast(op.Squeeze(count, op.ints(1)), prediction.dtype)
+            terms = terms / op.Max(labels, op.scalar(1, labels))
+        if weights is not None:
+            terms = terms * weights
+        number = examples(op, target)
+        number = op.cast(number, prediction.dtype)
+        return LossTerms((op.ReduceSum(terms, keepdims=0) / number).with_shape(()), number)
+
+    def _states(self, op: Builder, labels: Value) -> Value:
+        """The labels [N, S] with a blank before, between and behind: [N, 2 S + 1]."""
+        wide = op.Unsqueeze(labels, op.ints(2))
+        filled = op.zeros_like(wide) + self.blank
+        pairs = op.Flatten(op.Concat(filled, wide, axis=2), axis=1)
+        return op.Concat(pairs, op.Slice(op.Squeeze(filled, op.ints(2)), op.ints(0), op.ints(1), op.ints(1)), axis=1)
+
+    def _active(self, op: Builder, log_p: Value, target: Value) -> Value | None:
+        """Which steps [T, N, 1] count; ``None`` where all do."""
+        if self.input_lengths is None:
+            return None
+        named = {value.name: value for value in op.graph.inputs}
+        named |= {output.name: output for node in op.graph for output in node.outputs}
+        if self.input_lengths not in named:
+            inputs = ", ".join(str(value.name) for value in op.graph.inputs)
+            raise OptionError(
+                f"input_lengths is {self.input_lengths!r}, but the model has no value of that name; its inputs are "
+                f"{inputs}."
+            )
+        lengths = op.cast(op.wrap(named[self.input_lengths]), ir.DataType.INT64)
+        rows = op.Slice(op.Reshape(lengths, op.ints(-1)), op.ints(0), op.dimension(target, 0), op.ints(0))
+        steps = op.Range(op.constant(0), op.reshape(op.dimension(log_p, 0), []), op.constant(1))
+        return op.Less(op.Unsqueeze(steps, op.ints(1, 2)), op.Unsqueeze(rows, op.ints(0, 2)))
+
+    def _forward(self, op: Builder, log_p: Value, states: Value, active: Value | None, never: float) -> Value:
+        """The log of the probability [N, L] of all paths that end in each state, after the last step.
+
+        alpha_t(s) = log(exp alpha_t-1(s) + exp alpha_t-1(s-1) + exp alpha_t-1(s-2)) + log p_t(label of s), the third
+        only from one label to another.
+        """
+        none = op.scalar(never, log_p)
+        before = op.Slice(
+            op.Pad(states, op.ints(0, 2, 0, 0), op.scalar(-1, states)), op.ints(0), op.ints(-2), op.ints(1)
+        )
+        other = op.And(op.Not(op.Equal(states, before)), op.Not(op.Equal(states, op.scalar(self.blank, states))))
+        leap = op.Where(other, op.scalar(0.0, log_p), none)  # [N, L]
+        steps = op.Concat(op.dimension(log_p, 0), op.Shape(states), axis=0)
+        scores = op.GatherElements(log_p, op.Expand(op.Unsqueeze(states, op.ints(0)), steps), axis=2)  # [T, N, L]
+        first = op.binary("Equal", op.CumSum(op.ones_like(states), op.constant(1)), 1)
+        start = op.Where(first, op.scalar(0.0, log_p), none)
+
+        def given(name: str, dtype: ir.DataType, last: Dimension) -> ir.Value:
+            return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape((None, last)))
+
+        inputs = [given("paths", log_p.dtype, None), given("scores_of_step", log_p.dtype, None)]
+        if active is not None:
+            inputs.append(given("counts", ir.DataType.BOOL, 1))
+        body = op.body(inputs, "paths")
+        for value in inputs:
+            value.name = body.copied_name(str(value.name))
+        paths, score = map(body.wrap, inputs[:2])
+        padded = body.Pad(paths, body.ints(0, 2, 0, 0), body.scalar(never, paths))
+        ways = [
+            paths,
+            body.Slice(padded, body.ints(1), body.ints(-1), body.ints(1)),
+            body.Slice(padded, body.ints(0), body.ints(-2), body.ints(1)) + body.wrap(leap.ir),
+        ]
+        together = body.Concat(*(body.Unsqueeze(way, body.ints(0)) for way in ways), axis=0)
+        new = body.ReduceLogSumExp(together, body.ints(0), keepdims=0) + score
+        if active is not None:
+            new = body.Where(body.wrap(inputs[2]), new, paths)
+        body.output(new.with_shape((None, None)))
+        taken: Sequence[Value] = [scores] if active is None else [scores, active]
+        return op.Scan(start.with_shape((None, None)), *taken, body=body.graph, num_scan_inputs=len(taken))
+
+
+@dataclass(frozen=True)
+class PathCheck:
+    """Labels name classes and stand before the padding, and the steps suffice for them, where their number is known."""
+
+    classes: int | None
+    blank: int
+    steps: int | None
+
+    def __call__(self, targets: Array, what: str, examples: Sequence[int] | Array) -> None:
+        """See `TargetCheck`."""
+        real = (targets >= 0) & (targets != self.blank)
+        late = real[:, 1:] & ~real[:, :-1]
+        if late.any():
+            raise DataError(
+                f"{what} has a label behind padding at example {int(examples[first_row(late)])}; fill rows up at their "
+                f"end only, with -1 or the blank, {self.blank}."
+            )
+        outside = targets >= self.classes if self.classes is not None else np.zeros(targets.shape, bool)
+        if outside.any():
+            raise DataError(
+                f"{what} has label {targets[outside][0]} at example {int(examples[first_row(outside)])}, but labels "
+                f"must be below {self.classes}, and -1 for padding."
+            )
+        if self.steps is not None:
+            repeated = (real[:, 1:] & (targets[:, 1:] == targets[:, :-1])).sum(axis=1)
+            needed = real.sum(axis=1) + repeated
+            if (needed > self.steps).any():
+                row = first_row(needed > self.steps)
+                raise DataError(
+                    f"{what} needs {int(needed[row])} steps at example {int(examples[row])}, one for each label and "
+                    f"one between equal ones, but the model has {self.steps}; shorten it, or give the loss "
+                    "zero_infinity=True."
+                )

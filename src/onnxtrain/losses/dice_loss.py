@@ -1,0 +1,138 @@
+"""The Dice loss of segmentation: how little what is predicted and what is there overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
+
+import numpy as np
+
+from onnxtrain.data.target_checks import BinaryCheck, DistributionCheck, LabelCheck, TargetCheck
+from onnxtrain.errors import OptionError
+from onnxtrain.ir import Builder, Value
+from onnxtrain.losses.base import TargetForm, TargetKind, examples, node_rank, size_of
+from onnxtrain.losses.class_loss import ClassLoss, classes_second
+from onnxtrain.metrics.base import PredictionKind
+from onnxtrain.metrics.reading import Reading
+from onnxtrain.spelling import checks_arguments
+from onnxtrain.training_info.recipe import LossTerms
+
+Activation = Literal["softmax", "sigmoid"]
+
+
+@checks_arguments
+@dataclass(frozen=True)
+class Dice(ClassLoss):
+    """Dice loss: the mean over examples and classes of 1 - (2 sum p t + smooth) / (sum p + sum t + smooth).
+
+    The sums go over the positions of an example [N, C, positions...]; logits [N, positions] have one class. For labels,
+    p = softmax(z) and t is one where the label is the class; for targets of the prediction's shape, p = sigmoid(z),
+    each channel a question of its own, and the channels are axis 1. As MONAI's ``DiceLoss`` with
+    ``smooth_nr = smooth_dr = smooth``.
+
+    Args:
+        smooth: Keeps what is neither predicted nor there from 0 / 0, above 0.
+        activation: ``"softmax"`` or ``"sigmoid"``; by default what the targets say.
+        background: Whether class 0 counts.
+        ignore_index: Positions of this label do not count. The text ``"dice"`` has -100.
+        axis: The class axis of the logits, as of :class:`SoftmaxCrossEntropy`.
+        check_targets: Refuse targets outside of [0, 1].
+
+    Source:
+        F. Milletari, N. Navab, S.-A. Ahmadi, "V-Net: Fully Convolutional Neural Networks for Volumetric Medical Image
+        Segmentation", 3DV 2016 (with squares below the line, which are left out here).
+    """
+
+    name: ClassVar[str] = "dice"
+    class_weights: ClassVar[Sequence[float] | Mapping[int, float] | None] = None  # type: ignore[misc]
+
+    smooth: float = 1e-5
+    activation: str | None = None
+    background: bool = True
+    ignore_index: int | None = None
+    axis: int | None = None
+    check_targets: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (np.isfinite(self.smooth) and self.smooth > 0):
+            raise OptionError(f"smooth is {self.smooth}; dice needs a finite number above 0.")
+        if self.activation not in (None, "softmax", "sigmoid"):
+            raise OptionError(f"activation is {self.activation!r}; dice takes 'softmax' or 'sigmoid'.")
+
+    @property
+    def trains_through(self) -> frozenset[str]:  # type: ignore[override]
+        """The activation that the loss contains."""
+        return frozenset({"Sigmoid"} if self.activation == "sigmoid" else {"Softmax", "LogSoftmax"})
+
+    @property
+    def predicts(self) -> PredictionKind:  # type: ignore[override]
+        """Scores over classes, or logits of independent questions."""
+        return "binary" if self.activation == "sigmoid" else "classes"
+
+    def with_form(self, form: TargetForm) -> Self:
+        """The loss with the activation that the targets say."""
+        found = super().with_form(form)
+        activation: Activation = "softmax" if form.kind == "indices" else "sigmoid"
+        return found if self.activation is not None else replace(found, activation=activation)
+
+    def target_check(self, prediction: Value, kind: TargetKind) -> TargetCheck | None:
+        """Labels name classes; numbers are from 0 to 1."""
+        if kind == "indices":
+            return LabelCheck(self.classes(prediction), self.ignore_index)
+        if not self.check_targets:
+            return None
+        if self.activation == "softmax":
+            return DistributionCheck(self.name, self.class_axis(prediction))
+        return BinaryCheck(self.name)
+
+    def reading(self, prediction: Value, target: Value) -> Reading:
+        """Scores along the class axis, or logits."""
+        if self.activation == "sigmoid":
+            return Reading(self.name, "binary")
+        return super().reading(prediction, target)
+
+    def class_axis(self, prediction: Value) -> int:
+        """The axis of the classes; 1 where each is a question of its own."""
+        if self.activation == "sigmoid" and self.axis is None:
+            return 1
+        return super().class_axis(prediction)
+
+    def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
+        """Emit the loss on logits [N, C, ...]."""
+        if node_rank(prediction) == 2 and self.activation == "sigmoid":
+            prediction, target = (op.Unsqueeze(value, op.ints(1)) for value in (prediction, target))
+        axis = self.class_axis(prediction)
+        if node_rank(prediction) < 3:
+            raise OptionError(
+                f"dice compares positions, but {prediction.name!r} has the shape {prediction.shape}; it needs logits "
+                "of shape [batch, classes, positions...]."
+            )
+        z = classes_second(op, prediction, axis)
+        p = op.Sigmoid(z) if self.activation == "sigmoid" else op.Softmax(z, axis=1)
+        size = op.dimension(prediction, axis)
+        if target.is_float:
+            there = classes_second(op, target, axis)
+        else:
+            labels = target
+            if self.ignore_index is not None:
+                counts = op.Not(op.Equal(target, op.scalar(self.ignore_index, target)))
+                labels = op.Where(counts, target, op.zeros_like(target))
+                p = p * op.cast(op.Unsqueeze(counts, op.ints(1)), p.dtype)
+            there = op.OneHot(labels, size, op.constant([0, 1], prediction.dtype), axis=1)
+            if self.ignore_index is not None:
+                there = there * op.cast(op.Unsqueeze(counts, op.ints(1)), p.dtype)
+        positions = op.ints(*range(2, node_rank(prediction)))
+        both = op.ReduceSum(p * there, positions, keepdims=0)
+        sums = op.ReduceSum(p + there, positions, keepdims=0)
+        terms = 1.0 - (both * 2.0 + self.smooth) / (sums + self.smooth)  # [N, C]
+        classes = size_of(op, prediction, axis)
+        if not self.background:
+            terms = op.Slice(terms, op.ints(1), size, op.ints(1))
+            classes = classes - 1.0
+        if weights is not None:
+            terms = terms * op.Unsqueeze(weights, op.ints(1))
+        count = examples(op, prediction)
+        total = op.ReduceSum(terms, keepdims=0).with_shape(()) / classes
+        return LossTerms((total / count).with_shape(()), count)

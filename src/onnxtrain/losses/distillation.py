@@ -1,0 +1,166 @@
+"""Knowledge distillation: a model learns from labels and from what another model says about the same inputs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from onnxtrain.errors import OptionError
+from onnxtrain.ir import Builder, Value
+from onnxtrain.ir.clone import Values, clone_nodes
+from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.ir.value import dimensions
+from onnxtrain.losses.base import weighted
+from onnxtrain.losses.class_loss import ClassLoss
+from onnxtrain.losses.cross_entropy import SoftmaxCrossEntropy
+from onnxtrain.losses.prediction import before_activation, named_output
+from onnxtrain.spelling import checks_arguments
+from onnxtrain.training.working_copy.training_modes import set_inference
+from onnxtrain.training_info.recipe import LossTerms
+
+
+@checks_arguments
+@dataclass(frozen=True)
+class Distillation(ClassLoss):
+    """Distillation: mix * K + (1 - mix) * C, with C the cross-entropy on the targets and K what the teacher tells.
+
+    ::
+
+        K = temperature**2 * mean of sum_c q_c (log q_c - log p_c)
+        q = softmax(teacher's logits / temperature), p = softmax(logits / temperature)
+
+    Both are means over the same labels with the same weights, so that the loss of some batches together does not depend
+    on how they are cut.
+
+    The teacher runs in the same step on the same inputs, in inference mode, and is never trained. Its inputs have the
+    names of the model's, or there is one of each. A final Softmax of the teacher is left out. Positions whose label is
+    ignored count in neither part.
+
+    Args:
+        teacher: The path of an ONNX model of the same classes.
+        temperature: Above 0; the higher, the more the order of the wrong classes counts.
+        mix: The share of the teacher, in [0, 1].
+        output: The teacher's output; by default its first floating one.
+        class_weights: As of :class:`SoftmaxCrossEntropy`: the weight of a label is that of its example in both parts.
+            Where targets are distributions they weigh the targets' part alone.
+        label_smoothing: In [0, 1), for the targets' part.
+        ignore_index: Labels of this value do not count. The text ``"distillation"`` has -100.
+        axis: The class axis of the logits.
+        check_targets: Refuse targets that are no distributions.
+
+    Source:
+        G. Hinton, O. Vinyals, J. Dean, "Distilling the Knowledge in a Neural Network", arXiv 1503.02531.
+    """
+
+    name: ClassVar[str] = "distillation"
+
+    teacher: str | os.PathLike[str]
+    temperature: float = 2.0
+    mix: float = 0.5
+    output: str | None = None
+    class_weights: Sequence[float] | Mapping[int, float] | None = None
+    label_smoothing: float = 0.0
+    ignore_index: int | None = None
+    axis: int | None = None
+    check_targets: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "teacher", Path(self.teacher))
+        if not (np.isfinite(self.temperature) and self.temperature > 0):
+            raise OptionError(f"temperature is {self.temperature}; distillation needs a finite number above 0.")
+        if not 0.0 <= self.mix <= 1.0:
+            raise OptionError(f"mix is {self.mix}; distillation needs a number in [0, 1].")
+
+    def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
+        """Emit the teacher and the loss on logits."""
+        cross_entropy = SoftmaxCrossEntropy(
+            self.class_weights, self.label_smoothing, self.ignore_index, self.axis, self.check_targets
+        )
+        hard = cross_entropy.build(op, prediction, target, weights)
+        axis = self.class_axis(prediction)
+        taught = self._teacher_logits(op, prediction)
+        log_q = op.LogSoftmax(taught / self.temperature, axis=axis)
+        log_p = op.LogSoftmax(prediction / self.temperature, axis=axis)
+        terms = op.Exp(log_q) * (log_q - log_p)
+        terms = op.ReduceSum(terms, op.ints(axis), keepdims=0)
+        shape = None if prediction.shape is None else tuple(s for a, s in enumerate(prediction.shape) if a != axis)
+        if not target.is_float and (of_labels := cross_entropy.label_weights(op, prediction, target)) is not None:
+            terms = terms * of_labels
+        if weights is not None:
+            terms = weighted(op, terms.with_shape(shape), weights)
+        soft = op.ReduceSum(terms, keepdims=0) / cross_entropy.divisor(op, hard.weight) * self.temperature**2
+        return LossTerms((soft * self.mix + hard.loss * (1.0 - self.mix)).with_shape(()), hard.weight)
+
+    def _teacher_logits(self, op: Builder, prediction: Value) -> Value:
+        """Emit the teacher on the inputs of the graph.
+
+        Raises:
+            ModelError: The teacher cannot be read.
+            OptionError: It is not one for this model.
+        """
+        model = self._teacher(op.opset)
+        graph = model.graph
+        found, _ = before_activation(named_output(graph, self.output), self)
+        mine, theirs = dimensions(prediction.ir), dimensions(found)
+        axis = self.class_axis(prediction)
+        if mine is not None and theirs is not None:
+            sizes = (mine[axis], theirs[axis] if axis < len(theirs) else None)
+            if len(mine) != len(theirs) or (all(isinstance(size, int) for size in sizes) and sizes[0] != sizes[1]):
+                raise OptionError(
+                    f"The teacher {str(self.teacher)!r} gives logits of shape {theirs}, the model of shape {mine}; "
+                    "they need the same classes."
+                )
+        values: Values = dict(self._inputs(op, graph))
+        for name, value in graph.initializers.items():
+            fresh = ir.Value(name=f"teacher/{name}", type=value.type, shape=value.shape, const_value=value.const_value)
+            op.graph.register_initializer(fresh)
+            values[value] = fresh
+        op.graph.extend(clone_nodes(graph, values, rename=lambda name: f"teacher/{name}"))
+        result = values[found]
+        assert result is not None
+        logits = op.cast(op.wrap(result), prediction.dtype)
+        if mine is None or theirs is None or mine[0] != theirs[0]:  # of padded examples the loss has only the real ones
+            logits = op.Slice(logits, op.ints(0), op.dimension(prediction, 0), op.ints(0))
+        return logits.with_shape(prediction.shape)
+
+    def _teacher(self, opset: int) -> ir.Model:
+        """A copy of the teacher in inference mode, at an opset."""
+        from onnxtrain.model_file.file import ModelFile
+
+        model = infer_shapes(ModelFile.load(self.teacher).training_model(opset))
+        set_inference(model)
+        if model.functions:
+            common.InlinePass()(model)
+        version = model.graph.opset_imports.get("", opset)
+        if version > opset:
+            raise OptionError(
+                f"The teacher {str(self.teacher)!r} is written in opset {version}, the model in {opset}; convert one "
+                "of them."
+            )
+        for initializer in model.graph.initializers.values():
+            tensor = initializer.const_value
+            if tensor is not None and initializer.shape is None:
+                initializer.shape = ir.Shape(tensor.shape.numpy())
+        return model
+
+    def _inputs(self, op: Builder, teacher: ir.Graph) -> dict[ir.Value, ir.Value]:
+        """The teacher's inputs with those of the graph that they are."""
+        own = {str(value.name): value for value in op.graph.inputs}
+        given = [value for value in teacher.inputs if value.name not in teacher.initializers]
+        if len(given) == len(own) == 1:
+            return {given[0]: next(iter(own.values()))}
+        missing = [str(value.name) for value in given if value.name not in own]
+        if missing:
+            raise OptionError(
+                f"The teacher {str(self.teacher)!r} has the inputs {', '.join(missing)}, but the model's are "
+                f"{', '.join(own)}; they need the same names."
+            )
+        return {value: own[str(value.name)] for value in given}

@@ -1,0 +1,104 @@
+"""Losses that compare every number of a prediction with its own target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from onnxtrain.data.target_checks import BinaryCheck, TargetCheck
+from onnxtrain.errors import OptionError
+from onnxtrain.ir import Builder, Value
+from onnxtrain.losses.base import ReducedLoss, TargetKind, mean_over
+from onnxtrain.spelling import checks_arguments
+from onnxtrain.training_info.recipe import LossTerms
+
+
+@checks_arguments
+@dataclass(frozen=True)
+class BinaryCrossEntropy(ReducedLoss):
+    """Binary cross-entropy on logits: mean of softplus(z) - t z, for targets t in [0, 1].
+
+    Args:
+        positive_weight: Weight of the positive class: mean of w t softplus(-z) + (1 - t) softplus(z).
+        check_targets: Refuse targets outside of [0, 1], for which the loss has no lower bound.
+    """
+
+    name: ClassVar[str] = "binary_cross_entropy"
+    trains_through: ClassVar[frozenset[str]] = frozenset({"Sigmoid"})
+    predicts = "binary"
+
+    positive_weight: float = 1.0
+    check_targets: bool = True
+
+    def target_check(self, prediction: Value, kind: TargetKind) -> TargetCheck | None:
+        """Targets are from 0 to 1."""
+        return BinaryCheck(self.name) if self.check_targets else None
+
+    def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
+        """Emit the loss on logits."""
+        # softplus(-|z|) + max(z, 0) - t z does not overflow for any z.
+        z = prediction
+        base = op.Softplus(-op.Abs(z)) + op.Relu(z)
+        if self.positive_weight == 1.0:
+            terms = base - target * z
+        else:
+            factor = target * (self.positive_weight - 1.0) + 1.0
+            terms = (1.0 - target) * z + factor * (base - z)
+        return mean_over(op, terms, prediction, weights)
+
+
+@checks_arguments
+@dataclass(frozen=True)
+class MeanSquaredError(ReducedLoss):
+    """Mean of (y - t)^2 over all elements."""
+
+    name: ClassVar[str] = "mean_squared_error"
+    predicts = "numbers"
+
+    def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
+        """Emit the loss."""
+        difference = (prediction - target).with_shape(prediction.shape)
+        return mean_over(op, difference * difference, prediction, weights)
+
+
+@checks_arguments
+@dataclass(frozen=True)
+class MeanAbsoluteError(ReducedLoss):
+    """Mean of |y - t| over all elements; the gradient at 0 is 0."""
+
+    name: ClassVar[str] = "mean_absolute_error"
+    predicts = "numbers"
+
+    def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
+        """Emit the loss."""
+        return mean_over(op, op.Abs((prediction - target).with_shape(prediction.shape)), prediction, weights)
+
+
+@checks_arguments
+@dataclass(frozen=True)
+class Huber(ReducedLoss):
+    """Mean over all elements of d^2 / 2 where |d| <= delta, else delta (|d| - delta / 2), with d = y - t.
+
+    As ``torch.nn.HuberLoss``.
+
+    Args:
+        delta: Where the square ends, above 0.
+    """
+
+    name: ClassVar[str] = "huber"
+    predicts = "numbers"
+
+    delta: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (self.delta > 0 and np.isfinite(self.delta)):
+            raise OptionError(f"delta is {self.delta}; the Huber loss needs a finite number above 0.")
+
+    def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
+        """Emit the loss: with q = min(|d|, delta) it is q (|d| - q / 2)."""
+        distance = op.Abs((prediction - target).with_shape(prediction.shape))
+        inner = op.Min(distance, op.scalar(self.delta, prediction))
+        return mean_over(op, inner * (distance - inner * 0.5), prediction, weights)

@@ -1,0 +1,139 @@
+"""Focal losses: cross-entropies that leave what is easy out of account, for classes of very different sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from onnxtrain.data.target_checks import BinaryCheck, TargetCheck
+from onnxtrain.errors import OptionError
+from onnxtrain.ir import Builder, Value
+from onnxtrain.losses.base import ReducedLoss, TargetKind, count_of, mean_over, node_rank, size_of, weighted
+from onnxtrain.losses.class_loss import ClassLoss, classes_second
+from onnxtrain.spelling import checks_arguments
+from onnxtrain.training_info.recipe import LossTerms
+
+
+@checks_arguments
+@dataclass(frozen=True)
+class Focal(ClassLoss):
+    """Focal loss over classes: mean over labels of -w_t (1 - p_t)^gamma log p_t, with p = softmax(z).
+
+    For distributions over classes it is the mean over them of -sum_c w_c t_c (1 - p_c)^gamma log p_c. The mean divides
+    by the number of labels that count, whatever their weights.
+
+    Args:
+        gamma: How much less what is easy counts, 0 or more; with 0 it is the cross-entropy.
+        class_weights: As of :class:`SoftmaxCrossEntropy`, like the next ones.
+        ignore_index: Labels of this value do not count. The text ``"focal"`` has -100.
+        axis: The class axis of the logits.
+        check_targets: Refuse targets that are no distributions.
+
+    Source:
+        T.-Y. Lin, P. Goyal, R. Girshick, K. He, P. Dollár, "Focal Loss for Dense Object Detection", ICCV 2017; Keras:
+        ``CategoricalFocalCrossentropy`` (whose ``alpha`` is ``class_weights``).
+    """
+
+    name: ClassVar[str] = "focal"
+
+    gamma: float = 2.0
+    class_weights: Sequence[float] | Mapping[int, float] | None = None
+    ignore_index: int | None = None
+    axis: int | None = None
+    check_targets: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_gamma(self.name, self.gamma)
+
+    def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
+        """Emit the loss on logits; integer targets are labels, floating ones distributions over classes."""
+        axis = self.class_axis(prediction)
+        by_class = self.weight_by_class(prediction, axis)
+        of_classes = None if by_class is None else op.constant(by_class, prediction.dtype)
+        if target.is_float:
+            log_p = op.LogSoftmax(prediction, axis=axis).with_shape(prediction.shape)
+            terms = -(target * _modulated(op, op.Exp(log_p), self.gamma, log_p))
+            if of_classes is not None:
+                terms = terms * op.reshape(of_classes, [-1 if a == axis else 1 for a in range(node_rank(prediction))])
+            count = count_of(op, prediction, prediction) / size_of(op, prediction, axis)
+        else:
+            ignored = None if self.ignore_index is None else int(self.ignore_index)
+            logits = classes_second(op, prediction, axis)
+            loss = op.SoftmaxCrossEntropyLoss(logits, target, reduction="none", ignore_index=ignored)
+            loss = loss.with_shape(target.shape)
+            terms = _modulated(op, op.Exp(-loss), self.gamma, loss)
+            if of_classes is not None:
+                labels = target
+                if ignored is not None:  # what is ignored names no class
+                    skipped = op.Equal(target, op.scalar(ignored, target))
+                    labels = op.Where(skipped, op.zeros_like(target), target)
+                terms = terms * op.Gather(of_classes, labels)
+            count = self.label_count(op, prediction, target)
+        shape = prediction.shape if target.is_float else target.shape
+        if weights is not None:
+            terms = weighted(op, terms.with_shape(shape), weights)
+        total = op.ReduceSum(terms, keepdims=0).with_shape(())
+        divisor = count if self.ignore_index is None or target.is_float else op.Max(count, 1.0)
+        return LossTerms((total / divisor).with_shape(()), count)
+
+
+@checks_arguments
+@dataclass(frozen=True)
+class BinaryFocal(ReducedLoss):
+    """Focal loss of independent yes-or-no questions: mean of a_t (1 - p_t)^gamma (softplus(z) - t z), p = sigmoid(z).
+
+    p_t is p for t = 1 and 1 - p for t = 0, a_t is alpha and 1 - alpha; between, for targets t in (0, 1), they are in
+    proportion. As ``torchvision.ops.sigmoid_focal_loss`` with ``reduction="mean"``.
+
+    Args:
+        gamma: How much less what is easy counts, 0 or more.
+        alpha: The weight of the positive class, in [0, 1]; ``None`` for no weights.
+        check_targets: Refuse targets outside of [0, 1].
+    """
+
+    name: ClassVar[str] = "binary_focal"
+    trains_through: ClassVar[frozenset[str]] = frozenset({"Sigmoid"})
+    predicts = "binary"
+
+    gamma: float = 2.0
+    alpha: float | None = 0.25
+    check_targets: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_gamma(self.name, self.gamma)
+        if self.alpha is not None and not 0.0 <= self.alpha <= 1.0:
+            raise OptionError(f"alpha is {self.alpha}; binary_focal needs a number in [0, 1], or None for no weights.")
+
+    def target_check(self, prediction: Value, kind: TargetKind) -> TargetCheck | None:
+        """Targets are from 0 to 1."""
+        return BinaryCheck(self.name) if self.check_targets else None
+
+    def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
+        """Emit the loss on logits."""
+        z = prediction
+        p = op.Sigmoid(z)
+        right = (target * p + (1.0 - target) * (1.0 - p)).with_shape(z.shape)
+        loss = op.Softplus(-op.Abs(z)) + op.Relu(z) - target * z  # which does not overflow for any z
+        terms = _modulated(op, right, self.gamma, loss)
+        if self.alpha is not None:
+            terms = terms * (target * (2.0 * self.alpha - 1.0) + (1.0 - self.alpha))
+        return mean_over(op, terms, prediction, weights)
+
+
+def _modulated(op: Builder, probability: Value, gamma: float, loss: Value) -> Value:
+    """(1 - p)^gamma loss."""
+    if gamma == 0:
+        return loss
+    # A power below 1 has no slope at 0, which is where p rounds to 1.
+    rest = op.Max(1.0 - probability, op.scalar(np.finfo(probability.dtype.numpy()).eps, probability))
+    return op.Pow(rest, op.scalar(gamma, probability)) * loss
+
+
+def _check_gamma(name: str, gamma: float) -> None:
+    if not (np.isfinite(gamma) and gamma >= 0):
+        raise OptionError(f"gamma is {gamma}; {name} needs a finite number, 0 or more.")

@@ -1,0 +1,156 @@
+"""The loss that a user means: a name, a text with arguments, a path, a function or an object."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from onnxtrain.errors import OptionError
+from onnxtrain.ir import Builder, Value
+from onnxtrain.losses import LOSSES
+from onnxtrain.losses.base import Loss
+from onnxtrain.losses.joint_loss import JointLoss
+from onnxtrain.spelling import suggestion
+from onnxtrain.training.aliases import ALIASES
+from onnxtrain.training.call_text import Call, name_of, read_call
+
+OneLoss = str | Loss | Callable[[Builder, Value, Value], Value] | os.PathLike[str]
+LossLike = OneLoss | Mapping[str, OneLoss]
+
+
+def resolve_losses(loss: LossLike) -> Loss | JointLoss | str:
+    """The loss object for what a user gives; a mapping from outputs to losses gives the sum of them.
+
+    Raises:
+        OptionError: There is no such loss, or one of several is an output of the model.
+    """
+    if not isinstance(loss, Mapping):
+        return resolve_loss(loss)
+    parts = []
+    for output, given in loss.items():
+        found = resolve_loss(given)
+        if isinstance(found, str):
+            raise OptionError(
+                f"The loss of {output!r} is {given!r}: an output that is the loss stands alone; give a loss of "
+                f"{output!r} and its targets."
+            )
+        parts.append((str(output), found))
+    if not parts:
+        raise OptionError("loss is an empty mapping; give outputs of the model with a loss each.")
+    return JointLoss(tuple(parts))
+
+
+def resolve_loss(loss: OneLoss, **options: Any) -> Loss | str:
+    """The loss object for what a user gives; ``"output:NAME"`` gives the name of the output.
+
+    A text may have the arguments of the loss's class: ``"softmax_cross_entropy(axis=1, label_smoothing=0.1)"``.
+
+    Args:
+        loss: What the user gives.
+        options: Arguments of the loss that replace those that it has.
+
+    Raises:
+        OptionError: There is no such loss, or it has no such argument.
+    """
+    resolved = _resolve(loss)
+    if not options:
+        return resolved
+    known = [] if isinstance(resolved, str) else _arguments(type(resolved))
+    for name, value in options.items():
+        if name not in known:
+            shown = loss if isinstance(loss, str) else type(resolved).__name__
+            raise OptionError(
+                f"{name}={value!r} is given, but the loss {shown} has no such argument; it has {_listed(known)}"
+                f".{suggestion(name, known)}"
+            )
+    return dataclasses.replace(resolved, **options)  # type: ignore[type-var]
+
+
+def _resolve(loss: OneLoss) -> Loss | str:
+    if isinstance(loss, Loss):
+        return loss
+    if isinstance(loss, (str, os.PathLike)):
+        return _from_text(str(loss))
+    if isinstance(loss, type):
+        raise OptionError(f"The loss is the class {loss.__name__}; give an object: {loss.__name__}().")
+    if callable(loss):
+        from onnxtrain.losses.custom_loss import CustomLoss
+
+        return CustomLoss(loss)
+    raise OptionError(
+        f"A loss is a name, a Loss, a path or a function, or a mapping from outputs to such, not a "
+        f"{type(loss).__name__}."
+    )
+
+
+def _from_text(text: str) -> Loss | str:
+    if text.startswith("output:"):
+        return text.removeprefix("output:")
+    call = read_call(text)
+    if call is not None and ALIASES.get(call.name, call.name) in LOSSES:
+        return _called(LOSSES[ALIASES.get(call.name, call.name)], call, text)
+    if text.endswith(".onnx"):
+        from onnxtrain.losses.model_loss import ModelLoss
+
+        return ModelLoss(Path(text))
+    raise OptionError(
+        f"There is no loss {text!r}; use {', '.join(LOSSES)}, each with arguments as in 'huber(delta=0.5)', "
+        "output:NAME for a scalar output of the model, or the path of an ONNX model of (prediction, target)"
+        f".{suggestion(name_of(text), [*LOSSES, *ALIASES])}"
+    )
+
+
+def _called(loss: type[Loss], call: Call, text: str) -> Loss:
+    names = _arguments(loss)
+    if not call.fits(loss):
+        wrong = next((name for name in call.named if name not in names), "")
+        near = suggestion(wrong, names)
+        raise OptionError(f"{text!r} gives {call.name} arguments that it has not; it has {_listed(names)}.{near}")
+    positional = [field.name for field in dataclasses.fields(loss) if not field.kw_only]  # type: ignore[arg-type]
+    given = dict(zip(positional, call.positional, strict=False)) | call.named
+    types = {field.name: str(field.type) for field in dataclasses.fields(loss)}  # type: ignore[arg-type]
+    values = {name: _value(name, value, types[name], text) for name, value in given.items()}
+    return loss(**{**loss.text_defaults, **values})
+
+
+_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+_KINDS["Sequence"] = "numbers such as (1, 2.5) or {3: 2.5}"
+
+
+def _value(name: str, text: str, annotation: str, whole: str) -> Any:
+    """An argument of the type that the loss's class declares."""
+    kind = annotation.split("[")[0].split(" ")[0]
+    try:
+        value = ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(text.lower(), text))
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        value = text
+    if value is None and "None" in annotation:
+        return None
+    if kind == "str":
+        return value if isinstance(value, str) else text  # a word, which the loss itself looks at
+    if kind == "Sequence" and isinstance(value, (tuple, list)) and all(map(_is_number, value)):
+        return tuple(float(item) for item in value)
+    if kind == "Sequence" and isinstance(value, dict) and all(map(_is_number, (*value, *value.values()))):
+        return value
+    if kind == "float" and _is_number(value):
+        return float(value)
+    if type(value).__name__ == kind and kind in ("int", "bool"):
+        return value
+    raise OptionError(f"{name} is {text!r} in {whole!r}; it needs {_KINDS[kind]}.")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _arguments(loss: type[Loss]) -> list[str]:
+    found = dataclasses.fields(loss)  # type: ignore[arg-type]
+    return [field.name for field in sorted(found, key=lambda field: bool(field.kw_only))]
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names) or "none"

@@ -1,0 +1,242 @@
+"""Partial batches for models of a fixed batch size: padded to compute, the padding left out of what is measured.
+
+The model runs on whole batches. What a partial batch lacks, its own examples fill in, in turn, and the loss is built on
+the rows of the real ones: an average over them alone, and so is its gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.data.base import Batch, share
+from onnxtrain.errors import DataError
+from onnxtrain.ir import Builder, Value
+from onnxtrain.ir.declared_shapes import forget_shapes
+from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.ir.value import dimensions
+from onnxtrain.losses.base import Loss, LossByExample, TargetKind
+from onnxtrain.losses.targets import Targets, wrapped
+from onnxtrain.training_info.recipe import LossTerms
+
+LARGEST_PADDED = 4 << 30
+"""Bytes of the largest batch that is filled up; a file may ask for more than there is with one number."""
+
+_ROWS = "real_examples"
+"""Symbol of the axis that has the real examples only."""
+
+
+class FixedBatch(NamedTuple):
+    """The batch size that a model was exported with.
+
+    Attributes:
+        size: How many examples a batch has.
+        input: The first input that says so.
+    """
+
+    size: int
+    input: str
+
+    @classmethod
+    def of(cls, graph: ir.Graph) -> FixedBatch | None:
+        """That of a graph; ``None`` where it takes any number of examples.
+
+        Raises:
+            DataError: It takes none.
+        """
+        for value in graph.inputs:
+            shape = dimensions(value)
+            if shape and isinstance(shape[0], int):
+                if shape[0] == 0:
+                    raise DataError(
+                        f"The model takes batches of 0 examples (input {value.name!r}), from which nothing follows; "
+                        "export it with a dynamic batch axis or another size."
+                    )
+                return cls(shape[0], str(value.name))
+        return None
+
+    def rows(self, arrays: Mapping[str, np.ndarray]) -> int:
+        """How many examples arrays for a step have."""
+        return len(arrays[self.input])
+
+    def filled(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Inputs of a whole batch: their examples again and again, in turn.
+
+        Raises:
+            DataError: That would be too much.
+        """
+        rows = self.rows(arrays)
+        if rows == self.size:
+            return dict(arrays)
+        needed = sum(array.nbytes for array in arrays.values() if array.ndim and len(array) == rows) // rows * self.size
+        if needed > LARGEST_PADDED:
+            raise DataError(
+                f"The model takes batches of {self.size} examples (input {self.input!r}), but one has {rows}: to fill "
+                f"it up takes {needed / 2**30:,.0f} GiB, where {LARGEST_PADDED >> 30} are the most; give whole batches "
+                "or export the model with a dynamic batch axis."
+            )
+        order = np.arange(self.size) % rows
+        return {name: array[order] if array.ndim and len(array) == rows else array for name, array in arrays.items()}
+
+    def pieces(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Batches of at most this size: larger ones, which an iterable may give, are cut."""
+        for batch in batches:
+            if batch.size <= self.size:
+                yield batch
+                continue
+            for start in range(0, batch.size, self.size):
+                yield share(batch, slice(start, start + self.size))
+
+
+def on_real_rows(
+    model: ir.Model, prediction: ir.Value, targets: Targets | None, fixed: FixedBatch, rows: int
+) -> Targets:
+    """The same targets with a loss on as many examples as there are of them.
+
+    Args:
+        model: The model.
+        prediction: What the loss is built on, or the output that is the loss.
+        targets: The loss and its targets; ``None`` where an output is the loss.
+        fixed: The batch size of the model.
+        rows: How many real examples there are, for an error's sentence.
+
+    Raises:
+        DataError: Padding cannot be left out of this loss.
+    """
+    if targets is None:
+        raise DataError(
+            f"The model takes batches of {fixed.size} examples and computes its loss itself "
+            f"(output:{prediction.name}), so that padding would count in it; {rows} examples are left for the "
+            f"last batch: give a multiple of {fixed.size} or export the model with a dynamic batch axis."
+        )
+    axis = batch_axes(model, [prediction])[str(prediction.name)]
+    if axis != 0:
+        where = "no axis of examples" if axis is None else f"its examples in axis {axis}"
+        raise DataError(
+            f"{prediction.name!r} has {where}, where the padding of a batch of {rows} examples cannot be left "
+            f"out of the loss; give whole batches of {fixed.size} or export the model with a dynamic batch axis."
+        )
+    # What the loss itself asks of targets shows whether it takes any number of them.
+    shape = dimensions(prediction)
+    free = ir.Value(
+        name=prediction.name,
+        type=prediction.type,
+        shape=None if shape is None else ir.Shape((_ROWS, *shape[1:])),
+    )
+    value = targets.value
+    kind: TargetKind = "indices" if value.dtype is not None and value.dtype.is_integer() else "values"
+    wanted = targets.loss.target_shape(wrapped(free), kind)
+    found = dimensions(value)
+    if not found or not wanted or isinstance(wanted[0], int):
+        raise DataError(
+            f"The loss {targets.loss.name!r} takes targets of shape {wanted} only, but the last batch has {rows} "
+            f"examples; give a multiple of {fixed.size} or export the loss with a dynamic batch axis."
+        )
+    real = ir.Value(name=value.name, type=value.type, shape=ir.Shape((_ROWS, *found[1:])))
+    return replace(targets, loss=_LossOnRealRows(targets.loss), value=real)
+
+
+@dataclass(frozen=True)
+class _LossOnRealRows(LossByExample):
+    """A loss on the first rows of a prediction, as many as there are targets."""
+
+    name: ClassVar[str] = "loss on the real rows"
+
+    inner: Loss
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "weight", self.inner.weight)
+        object.__setattr__(self, "reduction", self.inner.reduction)
+
+    def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
+        """Emit the loss."""
+        rows = op.Shape(target, start=0, end=1)
+        real = op.Slice(prediction, op.ints(0), rows, op.ints(0))
+        if prediction.shape is not None:
+            real = real.with_shape((_ROWS, *prediction.shape[1:]))
+        if isinstance(self.inner, LossByExample):
+            return self.inner.build(op, real, target, weights)
+        return self.inner.build(op, real, target)
+
+
+def batch_axes(model: ir.Model, values: Sequence[ir.Value]) -> dict[str, int | None]:
+    """Which axis of values has one entry per example; ``None`` where none has.
+
+    In a model for any batch size, that is where the symbol of the inputs' first axis stands. In one of a fixed batch
+    size the same is found out on a copy with a symbol in that place. Where this tells nothing, an axis of that size
+    counts, the first axis before others.
+
+    Args:
+        model: A model with shapes; not changed.
+        values: Of its graph.
+    """
+    fixed = FixedBatch.of(model.graph)
+    if fixed is None:
+        symbols = {shape[0] for value in model.graph.inputs if (shape := dimensions(value))} - {None}
+        return {str(value.name): _axis(dimensions(value), symbols, None) for value in values}
+    freed = _freed(model, fixed)
+    return {
+        str(value.name): _axis(dimensions(value), {_ROWS}, fixed.size, freed.get(str(value.name))) for value in values
+    }
+
+
+def joined_axis(name: str, arrays: Sequence[np.ndarray], rows: Sequence[int]) -> int | None:
+    """Along which axis the results of several batches are put together, where the declared shape says the first.
+
+    That holds where it has one entry per example. Where another axis has, as in an output of unknown shape with time
+    first, it is that one; where none has, as in a list of what was found, parts follow each other.
+
+    Args:
+        name: The output, for an error's sentence.
+        arrays: Its values, of at least one axis.
+        rows: The number of examples of each batch.
+
+    Raises:
+        DataError: Several axes could be meant.
+    """
+    sizes = [array.shape for array in arrays]
+    fitting = [
+        axis
+        for axis in range(min(map(len, sizes)))
+        if all(size[axis] == count for size, count in zip(sizes, rows, strict=True))
+    ]
+    if len(fitting) > 1 and fitting[0] != 0:
+        raise DataError(
+            f"The batches of the output {name!r} have the shapes {', '.join(map(str, dict.fromkeys(sizes)))}, in which "
+            f"axes {' and '.join(map(str, fitting))} may be that of the examples; predict with another batch_size or "
+            "export the model with names for its axes."
+        )
+    return fitting[0] if fitting else None
+
+
+def _axis(
+    declared: tuple[int | str | None, ...] | None,
+    symbols: set[int | str | None],
+    size: int | None,
+    inferred: tuple[int | str | None, ...] | None = None,
+) -> int | None:
+    """The first axis with a symbol; else the first of this size; else, where nothing speaks against it, axis 0."""
+    for shape in (inferred, declared):
+        if shape is not None and any(axis in symbols for axis in shape):
+            return next(index for index, axis in enumerate(shape) if axis in symbols)
+    if declared is None:
+        return 0
+    if size is not None and size in declared:
+        return declared.index(size)
+    return 0 if declared and not (size is not None and isinstance(declared[0], int)) else None
+
+
+def _freed(model: ir.Model, fixed: FixedBatch) -> dict[str, tuple[int | str | None, ...] | None]:
+    """The shapes of all values of a model, as far as inference finds them for any number of examples."""
+    copy = model.clone()
+    for value in copy.graph.inputs:
+        shape = dimensions(value)
+        if shape and shape[0] == fixed.size:
+            value.shape = ir.Shape((_ROWS, *shape[1:]))
+    forget_shapes(copy.graph)
+    infer_shapes(copy)
+    return {str(output.name): dimensions(output) for node in copy.graph for output in node.outputs}

@@ -1,0 +1,36 @@
+"""Metrics: what says how well predictions agree with the truth."""
+
+from __future__ import annotations
+
+from onnxtrain.metrics.base import Metric, NamedMetric
+from onnxtrain.metrics.choice import resolve_metric
+from onnxtrain.metrics.error_rates import CharacterErrorRate, WordErrorRate
+from onnxtrain.metrics.means import (
+    accuracy,
+    binary_cross_entropy,
+    huber,
+    mean_absolute_error,
+    mean_absolute_percentage_error,
+    mean_squared_error,
+    softmax_cross_entropy,
+)
+from onnxtrain.metrics.whole_metrics import confusion_matrix
+from onnxtrain.public_names import public_names
+
+__all__ = [
+    "CharacterErrorRate",
+    "Metric",
+    "NamedMetric",
+    "WordErrorRate",
+    "accuracy",
+    "binary_cross_entropy",
+    "confusion_matrix",
+    "huber",
+    "mean_absolute_error",
+    "mean_absolute_percentage_error",
+    "mean_squared_error",
+    "resolve_metric",
+    "softmax_cross_entropy",
+]
+
+__dir__ = public_names(__name__)

@@ -1,0 +1,124 @@
+"""Character and word error rates of models that read or listen: how many edits make the answer the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxtrain.data.conversion import Array
+from onnxtrain.errors import DataError, OptionError
+from onnxtrain.spelling import checks_arguments
+
+
+def edit_distance(one: Sequence[object], other: Sequence[object]) -> int:
+    """The least number of insertions, deletions and replacements that make one sequence the other.
+
+    >>> edit_distance("kitten", "sitting")
+    3
+    """
+    codes: dict[object, int] = {}
+    first, second = (np.array([codes.setdefault(item, len(codes)) for item in items], int) for items in (one, other))
+    places = np.arange(len(second) + 1)
+    row = places.copy()
+    for item in first:
+        after = np.minimum(row[:-1] + (second != item), row[1:] + 1)
+        # Insertions: from the left, each at the cost of one.
+        row = np.minimum.accumulate(np.concatenate([[row[0] + 1], after]) - places) + places
+    return int(row[-1])
+
+
+@checks_arguments
+@dataclass(frozen=True)
+class CharacterErrorRate:
+    """Edits that make the predicted characters the true ones, per true character, over the whole data set.
+
+    Predictions are scores [N, T, C] (or [T, N, C]) of a model trained by connectionist temporal classification: of
+    every step the best class, equal neighbours merged, blanks left out. Targets are labels [N, S], filled up with
+    negative numbers or the blank. It may exceed 1.
+
+    Args:
+        blank: the class that stands for nothing.
+        time_axis: 1 for scores [N, T, C], 0 for [T, N, C].
+    """
+
+    blank: int = 0
+    time_axis: int = 1
+    name: str = "character_error_rate"
+    of_output: bool = False
+
+    def start(self) -> tuple[int, int]:
+        """Return no edits and no labels."""
+        return 0, 0
+
+    def update(self, state: tuple[int, int], y_true: Array, y_pred: Array, /) -> tuple[int, int]:
+        """Return the edits and the number of true labels with those of a batch.
+
+        Raises:
+            DataError: Predictions are no scores of steps.
+        """
+        if y_pred.ndim != 3 or y_true.ndim != 2:
+            raise DataError(
+                f"{self.name} needs scores [N, T, C] and labels [N, S], but they have the shapes {y_pred.shape} and "
+                f"{y_true.shape}."
+            )
+        edits, length = state
+        for labels, found in zip(np.asarray(y_true), self.decode(np.asarray(y_pred)), strict=True):
+            truth = self.items([int(label) for label in labels if label >= 0 and label != self.blank])
+            edits += edit_distance(truth, self.items(found))
+            length += len(truth)
+        return edits, length
+
+    def merge(self, state: tuple[int, int], other: tuple[int, int], /) -> tuple[int, int]:
+        """Return the sums of both."""
+        return state[0] + other[0], state[1] + other[1]
+
+    def result(self, state: tuple[int, int], /) -> float:
+        """Return the rate; NaN where there was nothing to read."""
+        return state[0] / state[1] if state[1] else float("nan")
+
+    def items(self, labels: list[int]) -> Sequence[object]:
+        """What is counted: the labels."""
+        return labels
+
+    def decode(self, scores: Array) -> list[list[int]]:
+        """The labels that scores say, by the best class of every step."""
+        best = np.moveaxis(scores, self.time_axis, 1).argmax(-1)
+        fresh = np.concatenate([np.ones_like(best[:, :1], bool), best[:, 1:] != best[:, :-1]], axis=1)
+        kept = fresh & (best != self.blank)
+        return [row[keep].tolist() for row, keep in zip(best, kept, strict=True)]
+
+
+@checks_arguments
+@dataclass(frozen=True)
+class WordErrorRate(CharacterErrorRate):
+    """Edits that make the predicted words the true ones, per true word, over the whole data set.
+
+    As :class:`CharacterErrorRate`, with the labels between spaces for words.
+
+    Args:
+        space: the class of the space; it has to be given.
+        blank: the class that stands for nothing.
+        time_axis: 1 for scores [N, T, C], 0 for [T, N, C].
+
+    Raises:
+        OptionError: `space` is not given.
+    """
+
+    name: str = "word_error_rate"
+    space: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.space is None:
+            raise OptionError("WordErrorRate needs the class of the space between words: WordErrorRate(space=1).")
+
+    def items(self, labels: list[int]) -> Sequence[object]:
+        """What is counted: the words."""
+        words: list[tuple[int, ...]] = [()]
+        for label in labels:
+            if label == self.space:
+                words.append(())
+            else:
+                words[-1] = (*words[-1], label)
+        return [word for word in words if word]

@@ -1,0 +1,104 @@
+"""Predictions compared with targets as a report shows them: counts of mistakes, or pairs of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from onnxtrain.data.conversion import Array
+from onnxtrain.metrics.base import NamedMetric
+from onnxtrain.metrics.reading import Reading
+from onnxtrain.metrics.told import reader
+from onnxtrain.metrics.whole_metrics import Values
+from onnxtrain.report.record import Confusion, Residuals
+
+MOST_CLASSES: Final = 500
+"""Of more classes no matrix is kept."""
+
+MOST_PAIRS: Final = 2000
+"""Up to so many pairs of numbers are kept, of more every second, fourth, ..."""
+
+
+@dataclass
+class Outcome:
+    """What a report shows of predictions beside targets.
+
+    Attributes:
+        counts: how often each class was taken for each.
+        pairs: targets and predictions [M, 2], every `every`-th of all that were `seen`.
+        too_many: the number of classes, where a matrix of them is too large.
+    """
+
+    counts: Values | None = None
+    pairs: Values = field(default_factory=lambda: np.zeros((0, 2)))
+    every: int = 1
+    seen: int = 0
+    too_many: int = 0
+
+    @property
+    def note(self) -> str:
+        """Why there is nothing to show, or ""."""
+        return f"Of {self.too_many} classes no matrix is drawn." if self.too_many else ""
+
+    def add(self, pairs: Values) -> None:
+        """Add pairs of the next batch, and keep every so many-th, evenly over all that came."""
+        self.pairs = np.concatenate([self.pairs, pairs[-self.seen % self.every :: self.every]])
+        self.seen += len(pairs)
+        while len(self.pairs) > MOST_PAIRS:
+            self.pairs, self.every = self.pairs[::2], self.every * 2
+
+    def shown(self, labels: Sequence[str] | None = None) -> list[Confusion | Residuals]:
+        """What a report draws.
+
+        Args:
+            labels: the names of the classes, where they have some.
+        """
+        if len(self.pairs):
+            return [Residuals(self.pairs[:, 0].tolist(), self.pairs[:, 1].tolist())]
+        if self.counts is None:
+            return []
+        if self.counts.ndim == 2:
+            names = labels or [str(index) for index in range(len(self.counts))]
+            return [Confusion(self.counts.tolist(), list(names))]
+        several = len(self.counts) > 1
+        return [
+            Confusion(counts.tolist(), ["no", "yes"], f"question {index}" if several else "")
+            for index, counts in enumerate(self.counts)
+        ]
+
+
+def outcome(reading: Reading) -> NamedMetric:
+    """A metric whose value is an :class:`Outcome`.
+
+    Args:
+        reading: how predictions are to be read, of a loss that says what they are.
+    """
+    read = reader(reading, "outcome", ("classes", "binary", "numbers"))
+
+    def measure(y_true: Array, y_pred: Array) -> Outcome:
+        found = read(y_true, y_pred)
+        if found.kind == "numbers":
+            pairs = np.stack([found.truth.reshape(-1), found.scores.reshape(-1)], axis=1)
+            return Outcome(pairs=pairs, seen=len(pairs))
+        if found.kind == "classes" and found.scores.shape[1] > MOST_CLASSES:
+            return Outcome(too_many=found.scores.shape[1])
+        return Outcome(found.confusion())
+
+    return NamedMetric("outcome", measure, _joined, _thinned, counted=reading.counted, number=False)
+
+
+def _joined(one: Outcome, other: Outcome) -> Outcome:
+    """Add the outcome of the next batch."""
+    if other.counts is not None:
+        one.counts = other.counts if one.counts is None else one.counts + other.counts
+    one.too_many = one.too_many or other.too_many
+    one.add(other.pairs)
+    return one
+
+
+def _thinned(found: Outcome) -> Outcome:
+    found.add(found.pairs[:0])
+    return found

@@ -1,0 +1,218 @@
+"""Linear models of ``ai.onnx.ml``, whose weights are attributes: where these are, and the same in standard operators.
+
+scikit-learn's converter writes ``LinearClassifier``, ``LinearRegressor`` and ``Scaler`` with lists of numbers as
+attributes. In a working copy these are initializers like any other, read by standard operators in the place of the
+node; in the file they stay where they are. What a node computes is what ONNX Runtime computes for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
+
+from onnxtrain.ir.domains import MACHINE_LEARNING_DOMAIN
+
+_CLASSIFIER_ENDINGS = ("NONE", "LOGISTIC", "SOFTMAX")
+"""Post transforms that standard operators give; PROBIT and SOFTMAX_ZERO are none."""
+
+
+class AttributeWeight(NamedTuple):
+    """A list of numbers among a node's attributes that is a weight.
+
+    Attributes:
+        place: Which attribute it is.
+        tensor: Its values as an initializer, under the attribute's name; of a mirrored one the second half.
+        mirrored: Whether its first half is the negative of the second: a classifier of two classes with one score.
+    """
+
+    place: int
+    tensor: TensorProto
+    mirrored: bool = False
+
+
+def attribute_weights(node: NodeProto) -> list[AttributeWeight]:
+    """The weights among a node's attributes; none where standard operators do not give what the node computes.
+
+    Example:
+        >>> node = helper.make_node("Scaler", ["x"], ["y"], domain="ai.onnx.ml", offset=[1.0, 2.0], scale=[0.5, 0.5])
+        >>> [(weight.tensor.name, list(weight.tensor.dims)) for weight in attribute_weights(node)]
+        [('offset', [2]), ('scale', [2])]
+    """
+    shapes = _shapes(node)
+    if shapes is None:
+        return []
+    mirrored = _is_mirrored(node)
+    found = []
+    for index, attribute in enumerate(node.attribute):
+        if attribute.name in shapes:
+            values = np.array(attribute.floats, np.float32).reshape(shapes[attribute.name])
+            tensor = numpy_helper.from_array(values[1:] if mirrored else values, attribute.name)
+            found.append(AttributeWeight(index, tensor, mirrored))
+    return found
+
+
+def put(attribute: AttributeProto, values: np.ndarray) -> None:
+    """Give an attribute new numbers, in place."""
+    attribute.floats[:] = values.reshape(-1).tolist()
+
+
+def mirror(values: np.ndarray) -> np.ndarray:
+    """The numbers of a mirrored attribute: the negative, then the values."""
+    return np.concatenate([-values, values])
+
+
+def standard_form(node: NodeProto, weights: Mapping[str, str], *, opset: int) -> list[NodeProto]:
+    """Standard operators that compute what a node does.
+
+    Args:
+        node: One that `attribute_weights` finds weights in, or a ``Normalizer``.
+        weights: The names of the initializers by attributes.
+        opset: The version of ONNX's own operators.
+    """
+    form = _Form(node, weights, opset)
+    build = {"Scaler": form.scaler, "LinearRegressor": form.regressor, "LinearClassifier": form.classifier}
+    build["Normalizer"] = form.normalizer
+    build[node.op_type]()
+    return form.nodes
+
+
+def is_normalizer(node: NodeProto) -> bool:
+    """Whether a node is a ``Normalizer``, which has no weights and stands between those that have."""
+    return node.op_type == "Normalizer" and node.domain == MACHINE_LEARNING_DOMAIN
+
+
+def _attributes(node: NodeProto) -> dict[str, AttributeProto]:
+    return {attribute.name: attribute for attribute in node.attribute}
+
+
+def _shapes(node: NodeProto) -> dict[str, tuple[int, ...]] | None:
+    """The shapes of the weights by attribute; None where the node is none of the three, or not in order."""
+    if node.domain != MACHINE_LEARNING_DOMAIN:
+        return None
+    given = _attributes(node)
+    if node.op_type == "Scaler":
+        sizes: dict[str, tuple[int, ...]] = {
+            name: (len(given[name].floats),) for name in ("offset", "scale") if name in given
+        }
+        return sizes if len(sizes) == 2 and (0,) not in sizes.values() else None
+    if node.op_type not in ("LinearClassifier", "LinearRegressor") or "coefficients" not in given:
+        return None
+    count = len(given["coefficients"].floats)
+    shifts = len(given["intercepts"].floats) if "intercepts" in given else None
+    ending = given["post_transform"].s.decode() if "post_transform" in given else "NONE"
+    if node.op_type == "LinearRegressor":
+        rows = given["targets"].i if "targets" in given else 1
+        fits = ending == "NONE" and shifts in (None, rows)
+    else:
+        rows, classes = shifts or 0, _class_count(given)
+        fits = ending in _CLASSIFIER_ENDINGS and (rows == classes > 1 or (rows, classes) == (1, 2))
+    if not fits or rows < 1 or count == 0 or count % rows:
+        return None
+    return {"coefficients": (rows, count // rows)} | ({} if shifts is None else {"intercepts": (rows,)})
+
+
+def _class_count(given: Mapping[str, AttributeProto]) -> int:
+    labels = [given[name] for name in ("classlabels_ints", "classlabels_strings") if name in given]
+    return max((len(attribute.ints) + len(attribute.strings) for attribute in labels), default=0)
+
+
+def _is_mirrored(node: NodeProto) -> bool:
+    """Whether a classifier of two classes has one score: the other is its negative, before the logistic function."""
+    given = _attributes(node)
+    if "intercepts" not in given or len(given["intercepts"].floats) != 2:
+        return False
+    if "post_transform" not in given or given["post_transform"].s != b"LOGISTIC":
+        return False
+    halves = [np.array(given[name].floats, np.float32).reshape(2, -1) for name in ("coefficients", "intercepts")]
+    return all(np.array_equal(half[0], -half[1]) for half in halves)
+
+
+class _Form:
+    """The nodes of one form, while they are made."""
+
+    def __init__(self, node: NodeProto, weights: Mapping[str, str], opset: int) -> None:
+        self.nodes: list[NodeProto] = []
+        self._node, self._weights, self._opset = node, weights, opset
+        self._given = _attributes(node)
+        self._prefix = f"{node.output[-1]}.{node.op_type}"
+
+    def scaler(self) -> None:
+        """y = (x - offset) scale."""
+        shifted = self._add("Sub", self._floats(), self._weights["offset"])
+        self._add("Mul", shifted, self._weights["scale"], output=self._node.output[0])
+
+    def regressor(self) -> None:
+        """y = x coefficients^T + intercepts."""
+        self._scores(self._node.output[0])
+
+    def classifier(self) -> None:
+        """Scores, and the label of the largest one."""
+        scores = self._scores()
+        label, result = self._node.output
+        ending = self._given["post_transform"].s if "post_transform" in self._given else b"NONE"
+        single = len(self._given["intercepts"].floats) == 1
+        if single or _is_mirrored(self._node):
+            zero = self._constant("zero", np.zeros((1, 1), np.float32))
+            index = self._add("Cast", self._rows(self._add("Greater", scores, zero)), to=TensorProto.INT64)
+            if ending == b"LOGISTIC":  # a Concat at the end tells that these are probabilities
+                pair = [self._add("Sigmoid", score) for score in (self._add("Neg", scores), scores)]
+                self._add("Concat", *pair, output=result, axis=1)
+            else:  # (1 - s, s), which are none
+                signs = self._constant("signs", np.array([[-1, 1]], np.float32))
+                shift = self._constant("shift of two", np.array([[1, 0]], np.float32))
+                self._add("Add", self._add("Mul", scores, signs), shift, output=result)
+        else:
+            index = self._add("ArgMax", scores, axis=1, keepdims=0)
+            operator = {b"NONE": "Identity", b"LOGISTIC": "Sigmoid", b"SOFTMAX": "Softmax"}[ending]
+            self._add(operator, scores, output=result, **({"axis": 1} if operator == "Softmax" else {}))
+        self._add("Gather", self._labels(), index, output=label)
+
+    def normalizer(self) -> None:
+        """y = x / |x| by rows, of whatever norm; a row of zeros stays."""
+        x, norm = self._floats(), self._given["norm"].s if "norm" in self._given else b"MAX"
+        if norm == b"MAX":
+            size = self._reduce("ReduceMax", x, since=18)
+        else:
+            size = self._reduce("ReduceSum", self._add("Abs", x) if norm == b"L1" else self._add("Mul", x, x), since=13)
+        some = self._add("Cast", size, to=TensorProto.BOOL)
+        one = self._add("Cast", self._add("Not", some), to=TensorProto.FLOAT)
+        size = self._add("Add", size, one)  # so that the root has a slope, too
+        self._add("Div", x, self._add("Sqrt", size) if norm == b"L2" else size, output=self._node.output[0])
+
+    def _scores(self, output: str | None = None) -> str:
+        coefficients = self._weights["coefficients"]
+        rows, columns = _shapes(self._node)["coefficients"]  # type: ignore[index]
+        shape = self._constant("shape", np.array([-1, columns]))
+        x = self._add("Reshape", self._floats(), shape)
+        shift = self._weights.get("intercepts") or self._constant("shift", np.zeros(rows, np.float32))
+        return self._add("Gemm", x, coefficients, shift, output=output, transB=1)
+
+    def _floats(self) -> str:
+        return self._add("Cast", self._node.input[0], to=TensorProto.FLOAT)
+
+    def _labels(self) -> str:
+        texts = self._given["classlabels_strings"].strings if "classlabels_strings" in self._given else ()
+        if texts:
+            return self._constant("labels", np.array([text.decode() for text in texts], object))
+        return self._constant("labels", np.array(self._given["classlabels_ints"].ints, np.int64))
+
+    def _rows(self, value: str) -> str:
+        """[N, 1] as [N]."""
+        return self._add("Reshape", value, self._constant("rows", np.array([-1])))
+
+    def _reduce(self, operator: str, value: str, *, since: int) -> str:
+        if self._opset < since:
+            return self._add(operator, value, axes=[1], keepdims=1)
+        return self._add(operator, value, self._constant("axis", np.array([1])), keepdims=1)
+
+    def _constant(self, name: str, values: np.ndarray) -> str:
+        tensor = numpy_helper.from_array(values)
+        return self._add("Constant", output=f"{self._prefix}.{name}", value=tensor)
+
+    def _add(self, operator: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
+        name = output or f"{self._prefix}.{len(self.nodes)}"
+        self.nodes.append(helper.make_node(operator, inputs, [name], **attributes))
+        return name

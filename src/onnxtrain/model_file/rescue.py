@@ -1,0 +1,94 @@
+"""Keep trained weights where they cannot be saved to the path that was asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from onnxtrain.errors import ModelError
+from onnxtrain.model_file.output_path import ELSEWHERE
+
+_LONGEST = 200
+"""Bytes of a name, with room for what is put behind it."""
+
+
+def writable_folder() -> Path | None:
+    """Find a folder that takes new files: the current one, the home folder, or the one for temporary files."""
+    import tempfile  # which imports what a training does without
+
+    finders: tuple[Callable[[], Path], ...] = (Path.cwd, Path.home, lambda: Path(tempfile.gettempdir()))
+    for find in finders:
+        try:
+            folder = find()
+            with tempfile.TemporaryFile(dir=folder) as file:
+                file.write(b"0")
+            return folder
+        except (OSError, RuntimeError):
+            continue
+    return None
+
+
+@contextmanager
+def kept_in_memory(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Say in the error of a failed save that the weights are still in the trainer, and name a path that takes them.
+
+    Raises:
+        ModelError: The save failed.
+    """
+    try:
+        yield
+    except ModelError as error:
+        sentence, folder = str(error), writable_folder()
+        if "cannot be written" not in sentence or folder is None:
+            raise
+        raise ModelError(
+            f"{_without_advice(sentence)}; the trainer keeps its weights: save them to another path, such as "
+            f"{str(folder / _name(path))!r}."
+        ) from error
+
+
+def save_or_rescue(save: Callable[[Path], None], path: str | os.PathLike[str]) -> None:
+    """Save what a training made; where its path takes nothing, save it to another one.
+
+    Args:
+        save: Writes a path.
+        path: The path that was asked for.
+
+    Raises:
+        ModelError: The path could not be written; the message names the file that was written instead.
+    """
+    try:
+        save(Path(path))
+    except ModelError as error:
+        import tempfile
+
+        folders = dict.fromkeys([Path(path).absolute().parent, writable_folder(), Path(tempfile.gettempdir())])
+        for folder in filter(None, folders):
+            other = _free(folder, _name(path))
+            try:
+                save(other)
+            except (ModelError, OSError):
+                continue
+            raise ModelError(f"{_without_advice(str(error))}; the trained weights are in {str(other)!r}.") from error
+        raise
+
+
+def _name(path: str | os.PathLike[str]) -> str:
+    name = Path(path).name or "model.onnx"
+    while len(os.fsencode(name)) > _LONGEST:
+        name = name[1:]
+    return f"unsaved-{name}"
+
+
+def _free(folder: Path, name: str) -> Path:
+    """A path that nothing has yet."""
+    number, found = 1, folder / name
+    while os.path.lexists(found):
+        number, found = number + 1, folder / f"{number}-{name}"
+    return found
+
+
+def _without_advice(sentence: str) -> str:
+    return sentence.removesuffix(".").removesuffix(f"; {ELSEWHERE}").partition("; the trainer keeps its weights")[0]

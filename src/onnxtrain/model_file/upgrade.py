@@ -1,0 +1,264 @@
+"""Raise a model to a newer opset, with the same results.
+
+ONNX's own converter does the work. It reads a model into a representation of its own and writes that out again,
+which loses what it does not know: functions, sparse initializers, metadata, references to attributes
+(workarounds: functions and metadata of converted models). Here it sees a skeleton, and everything that the conversion
+did not have to change is put back as it was. Four operators that it converts wrongly or refuses are rewritten before,
+in ``repairs``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import onnx
+import onnx.inliner
+import onnx.shape_inference
+import onnx.version_converter
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto
+
+from onnxtrain.errors import ModelError
+from onnxtrain.ir.domains import is_default_domain
+from onnxtrain.model_file.repairs import repair_graph
+from onnxtrain.model_file.skeleton import (
+    STAND_IN_DOMAIN,
+    default_opset,
+    graph_skeleton,
+    is_runtime_operator,
+    proto_subgraphs,
+    stand_in,
+    without_data,
+)
+
+_FAILURES = (RuntimeError, onnx.version_converter.ConvertError, onnx.shape_inference.InferenceError)
+"""What the converter raises: its assertions, its refusals, and what its shape inference does not accept."""
+
+_GRAPH_TYPES = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
+
+
+def upgrade_opset(proto: ModelProto, minimum: int) -> ModelProto:
+    """Raise a model and its functions to an opset; the results stay the same.
+
+    Args:
+        proto: The model; it is not changed. External tensors stay external.
+        minimum: The opset of the default domain that the result has at least.
+
+    Returns:
+        The same object where nothing is below ``minimum``, else a new model. Values keep their names, and what
+        the conversion does not concern is as it was. A function that passes its attributes on to an operator
+        whose schema changed is inlined, since only a call says what they are.
+
+    Raises:
+        ModelError: An operator has no equivalent at the newer opset; the message names it.
+
+    Example:
+        >>> model = onnx.parser.parse_model('''
+        ... <ir_version: 7, opset_import: ["": 11]>
+        ... f (float[2, 3] x) => (float[2] y) { y = ReduceSum<axes = [1], keepdims = 0>(x) }''')
+        >>> [node.op_type for node in upgrade_opset(model, 18).graph.node]
+        ['Constant', 'ReduceSum']
+    """
+    low = [function for function in proto.functions if _is_below(function, minimum)]
+    if not _is_below(proto, minimum) and not low:
+        return proto
+    inlined = [function for function in low if _passes_attributes_on(function.node, function, minimum)]
+    if inlined:
+        return upgrade_opset(_inline(proto, inlined), minimum)
+    result = ModelProto()
+    result.CopyFrom(without_data(proto))
+    _put_data_back(proto, result)
+    if _is_below(proto, minimum):
+        upgraded = _upgrade_graph(proto.graph, proto.opset_import, minimum)
+        del result.graph.node[:]
+        result.graph.node.extend(upgraded.node)
+        names = {tensor.name for tensor in result.graph.initializer}
+        result.graph.initializer.extend(item for item in upgraded.initializer if item.name not in names)
+        _set_opset(result.opset_import, minimum)
+    for function in result.functions:
+        if _is_below(function, minimum):
+            _upgrade_function(function, minimum)
+    return result
+
+
+def _is_below(proto: ModelProto | FunctionProto, minimum: int) -> bool:
+    opset = default_opset(proto.opset_import)
+    return opset is not None and opset < minimum
+
+
+def _set_opset(imports: Iterable[OperatorSetIdProto], version: int) -> None:
+    for item in imports:
+        if is_default_domain(item.domain):
+            item.version = version
+
+
+def _put_data_back(source: ModelProto, target: ModelProto) -> None:
+    tensors = {tensor.name: tensor for tensor in source.graph.initializer}
+    for tensor in target.graph.initializer:
+        tensor.CopyFrom(tensors[tensor.name])
+
+
+def _inline(proto: ModelProto, functions: Sequence[FunctionProto]) -> ModelProto:
+    names = [(function.domain, function.name) for function in functions]
+    try:
+        result = onnx.inliner.inline_selected_functions(without_data(proto), names)
+    except RuntimeError as error:
+        raise ModelError(
+            f"The model's functions {', '.join(sorted(repr(name) for _, name in names))} pass attributes on to "
+            "operators that newer opsets define anew and import another opset than the model, so that they "
+            "cannot be upgraded; export the model without functions or at a newer opset."
+        ) from error
+    _put_data_back(proto, result)
+    return result
+
+
+def _passes_attributes_on(nodes: Iterable[NodeProto], function: FunctionProto, minimum: int) -> bool:
+    opset = default_opset(function.opset_import) or minimum
+    return any(
+        (_refers(node) and not _is_same(node, opset, minimum))
+        or any(_passes_attributes_on(graph.node, function, minimum) for graph in proto_subgraphs(node))
+        for node in nodes
+    )
+
+
+def _refers(node: NodeProto) -> bool:
+    return any(attribute.ref_attr_name for attribute in node.attribute)
+
+
+def _is_same(node: NodeProto, before: int, after: int) -> bool:
+    """Whether an operator is defined the same at two opsets (Constant only gained attributes)."""
+    if not is_default_domain(node.domain) or node.op_type == "Constant":
+        return True
+    try:
+        versions = {onnx.defs.get_schema(node.op_type, opset, "").since_version for opset in (before, after)}
+    except onnx.defs.SchemaError:  # not ONNX's: the runtime's own operators live in this domain too
+        return True
+    return len(versions) == 1
+
+
+def _upgrade_function(function: FunctionProto, minimum: int) -> None:
+    """Convert the body as a graph whose inputs have no type."""
+    graph = GraphProto(name=function.name, node=function.node)
+    graph.input.extend(onnx.ValueInfoProto(name=name) for name in function.input)
+    graph.output.extend(onnx.ValueInfoProto(name=name) for name in function.output)
+    upgraded = _upgrade_graph(graph, function.opset_import, minimum)
+    del function.node[:]
+    # A function has no initializers: those that the converter adds become constants.
+    function.node.extend(
+        onnx.helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in upgraded.initializer
+    )
+    function.node.extend(upgraded.node)
+    _set_opset(function.opset_import, minimum)
+
+
+def _upgrade_graph(graph: GraphProto, imports: Iterable[OperatorSetIdProto], minimum: int) -> GraphProto:
+    """The graph with converted nodes; its large initializers are absent."""
+    opset = default_opset(imports)
+    assert opset is not None
+    model = ModelProto(ir_version=8, graph=graph_skeleton(graph))
+    model.opset_import.extend(item for item in imports if not is_default_domain(item.domain))
+    model.opset_import.add(domain="", version=opset)
+    model.opset_import.add(domain=STAND_IN_DOMAIN, version=1)
+    repair_graph(model.graph, opset)
+    _protect(model.graph, opset)
+    try:
+        converted = onnx.version_converter.convert_version(model, minimum)
+    except _FAILURES as error:
+        raise ModelError(_explain(model, minimum, str(error))) from error
+    _restore(graph, converted.graph, opset, minimum)
+    return converted.graph
+
+
+def _protect(graph: GraphProto, opset: int) -> None:
+    """Put a stand-in for each node that the converter would spoil or refuse.
+
+    It drops references to attributes of a function (workarounds: references in converted functions), and does not know
+    operators that only ONNX Runtime has.
+    """
+    for node in graph.node:
+        if _refers(node) or is_runtime_operator(node, opset):
+            node.CopyFrom(stand_in(node.op_type, node.output, node.input))
+        for inner in proto_subgraphs(node):
+            _protect(inner, opset)
+
+
+def _restore(original: GraphProto, converted: GraphProto, before: int, after: int) -> None:
+    """Make everything that did not need conversion what it was, and remove the stand-ins."""
+    originals = {_key(node): node for node in original.node}
+    nodes = []
+    for node in converted.node:
+        if node.domain == STAND_IN_DOMAIN and node.op_type == "Initializer":
+            continue
+        source = originals.get(_key(node))
+        if source is not None and source.op_type == node.op_type:
+            _restore_node(source, node, before, after)
+        if node.domain == STAND_IN_DOMAIN:
+            node.ClearField("domain")
+        nodes.append(node)
+    del converted.node[:]
+    converted.node.extend(nodes)
+
+
+def _key(node: NodeProto) -> str:
+    return next((name for name in node.output if name), "")
+
+
+def _restore_node(source: NodeProto, node: NodeProto, before: int, after: int) -> None:
+    graphs = [attribute for attribute in node.attribute if attribute.type in _GRAPH_TYPES]
+    if not graphs and node.input == source.input and _is_same(source, before, after):
+        node.CopyFrom(source)
+        return
+    for field in ("name", "domain", "overload", "doc_string"):
+        if source.HasField(field):
+            setattr(node, field, getattr(source, field))
+        else:
+            node.ClearField(field)
+    node.metadata_props.extend(source.metadata_props)
+    given = {attribute.name: attribute for attribute in source.attribute}
+    for attribute in graphs:
+        pairs = [(given[attribute.name].g, attribute.g)] if attribute.HasField("g") else []
+        pairs += zip(given[attribute.name].graphs, attribute.graphs, strict=True)
+        for inner_source, inner in pairs:
+            _restore_subgraph(inner_source, inner, before, after)
+
+
+def _restore_subgraph(source: GraphProto, graph: GraphProto, before: int, after: int) -> None:
+    _restore(source, graph, before, after)
+    names = {tensor.name for tensor in source.initializer}
+    added = [tensor for tensor in graph.initializer if tensor.name not in names]
+    nodes = list(graph.node)
+    graph.CopyFrom(source)
+    del graph.node[:]
+    graph.node.extend(nodes)
+    graph.initializer.extend(added)
+
+
+def _explain(model: ModelProto, minimum: int, reason: str) -> str:
+    """Name the operator that cannot be converted: the one that fails in a model of its own."""
+    opset = default_opset(model.opset_import)
+    reason = reason.strip().partition("\n")[0].rsplit("failed: ", 1)[-1]
+    if "no registered schema" in reason:  # an unformatted message, which names nothing
+        reason = "the ONNX standard does not define it"
+    for node in _nodes(model.graph):
+        graph = GraphProto(name="single", node=[node])
+        graph.input.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(node.input) if name)
+        graph.output.extend(onnx.ValueInfoProto(name=name) for name in node.output if name)
+        try:
+            onnx.version_converter.convert_version(
+                ModelProto(ir_version=8, graph=graph, opset_import=model.opset_import), minimum
+            )
+        except _FAILURES:
+            return (
+                f"The operator {node.op_type} (node {node.name or _key(node)!r}) cannot be upgraded from opset "
+                f"{opset} to {minimum}, which training needs: {reason}; export the model at a newer opset."
+            )
+    return (
+        f"The model cannot be upgraded from opset {opset} to {minimum}, which training needs: {reason}; "
+        "export it at a newer opset."
+    )
+
+
+def _nodes(graph: GraphProto) -> Iterable[NodeProto]:
+    for node in graph.node:
+        yield node
+        for inner in proto_subgraphs(node):
+            yield from _nodes(inner)

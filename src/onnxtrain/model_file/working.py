@@ -1,0 +1,118 @@
+"""The working copy of a model: in onnx-ir, in the form that training reads, without the data of large initializers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import onnx_ir as ir
+from onnx import GraphProto, ModelProto, SparseTensorProto, numpy_helper
+
+from onnxtrain.errors import ModelError
+from onnxtrain.ir.clone import all_nodes
+from onnxtrain.ir.declared_shapes import declare_initializers
+from onnxtrain.model_file.external import set_folder
+from onnxtrain.model_file.order import sort_nodes
+from onnxtrain.model_file.skeleton import is_large, unify_default_domain
+from onnxtrain.model_file.sparse_tensors import declared, dense_array
+from onnxtrain.model_file.symbols import forget_made_up_symbols
+from onnxtrain.model_file.upgrade import upgrade_opset
+from onnxtrain.model_file.zipmap import maps_to_tensors
+
+_TRAINING_IR_VERSION = 8
+"""What the opsets that training works at need."""
+
+
+@contextmanager
+def understood(label: str) -> Iterator[None]:
+    """What onnx-ir does not understand in a model is said in one sentence.
+
+    Raises:
+        ModelError: It does not understand something inside.
+    """
+    try:
+        yield
+    except (ir.serde.SerdeError, ValueError, TypeError, LookupError) as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:  # onnx_ir says where, its innermost cause says what
+            cause = cause.__cause__
+        reason = next(iter(str(cause).strip().splitlines()), type(cause).__name__).rstrip(". ")
+        if "got bytes" in reason or isinstance(cause, UnicodeDecodeError):
+            raise ModelError(
+                f"{label} is damaged: it has a name or a description that is not UTF-8 text; copy it again."
+            ) from error
+        raise ModelError(f"{label} cannot be understood: {reason}; export it again.") from error
+
+
+def working_copy(
+    label: str, proto: ModelProto, large: Mapping[str, ir.TensorProtocol], folder: str, minimum_opset: int
+) -> ir.Model:
+    """Convert a model once: one spelling of domains, sorted nodes, initializers that are no inputs, a newer opset.
+
+    Args:
+        label: What messages call the model.
+        proto: The model without the data of large initializers; used up.
+        large: Large initializers by name, with data that is looked up when it is read.
+        folder: Where its data files are.
+        minimum_opset: The opset that the copy has at least.
+
+    Raises:
+        ModelError: An operator cannot be upgraded, the message names it; or text is damaged.
+    """
+    unify_default_domain(proto)
+    sparse = _declare_sparse(proto.graph)
+    maps_to_tensors(proto.graph)
+    sort_nodes(label, proto)
+    forget_made_up_symbols(proto.graph)
+    names = {tensor.name for tensor in proto.graph.initializer}
+    inputs = [value for value in proto.graph.input if value.name not in names]
+    del proto.graph.input[:]
+    proto.graph.input.extend(inputs)
+    proto = upgrade_opset(proto, minimum_opset)
+    proto.ir_version = max(proto.ir_version, _TRAINING_IR_VERSION)
+    model = ir.from_proto(proto)
+    _check_text(label, model)
+    set_folder(model, folder)
+    for name, tensor in large.items():
+        model.graph.initializers[name].const_value = tensor
+    for item in sparse:
+        model.graph.initializers[item.values.name].const_value = _lazily_dense(item)
+    declare_initializers(model.graph)
+    return model
+
+
+def _check_text(label: str, model: ir.Model) -> None:
+    """Protocol buffers take any bytes for text; what is not UTF-8 would fail when the copy is written."""
+    texts: list[object] = [model.producer_name, model.producer_version, model.domain, model.doc_string]
+    texts += [text for pair in model.metadata_props.items() for text in pair]
+    texts += [model.graph.doc_string, *(function.doc_string for function in model.functions.values())]
+    nodes = [node for part in (model.graph, *model.functions.values()) for node in all_nodes(part)]
+    for node in nodes:
+        texts += [node.doc_string, *node.metadata_props, *node.metadata_props.values()]
+    damaged = next((text for text in texts if isinstance(text, bytes)), None)
+    if damaged is not None:
+        raise ModelError(
+            f"{label} is damaged: its description or metadata {damaged[:20]!r} is not UTF-8 text; copy it again."
+        )
+
+
+def _declare_sparse(graph: GraphProto) -> list[SparseTensorProto]:
+    """Replace sparse initializers (workarounds: dropped sparse initializers); those returned have no data yet."""
+    large = []
+    for sparse in graph.sparse_initializer:
+        tensor = declared(sparse)
+        if is_large(tensor):
+            large.append(sparse)
+        else:
+            tensor.CopyFrom(numpy_helper.from_array(dense_array(sparse), tensor.name))
+        graph.initializer.append(tensor)
+    kept = [SparseTensorProto.FromString(sparse.SerializeToString()) for sparse in large]
+    del graph.sparse_initializer[:]
+    return kept
+
+
+def _lazily_dense(sparse: SparseTensorProto) -> ir.LazyTensor:
+    name, dtype = sparse.values.name, ir.DataType(sparse.values.data_type)
+    return ir.LazyTensor(
+        lambda: ir.Tensor(dense_array(sparse), dtype=dtype, name=name), dtype, ir.Shape(sparse.dims), name=name
+    )

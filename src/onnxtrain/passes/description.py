@@ -1,0 +1,139 @@
+"""What a step graph says about itself, so that a loop in any language knows what to feed and what comes back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import onnx_ir as ir
+
+from onnxtrain.errors import ModelError
+from onnxtrain.ir.clone import all_nodes
+from onnxtrain.ir.domains import TRAINING_DOMAIN
+from onnxtrain.operators.nodes import attributes_of
+from onnxtrain.operators.registry import find
+from onnxtrain.training_info.entry import Entry
+
+STATES_KEY = "onnxtrain.states"
+"""Key of a step graph's metadata that holds its states as JSON: input name to output name."""
+
+IN_PLACE_KEY = "onnxtrain.in_place"
+"""Key of the metadata that lists, as JSON, the states whose new value may be written where the old one stands."""
+
+STEP_KEY = "onnxtrain.step"
+"""Key of the metadata that holds a :class:`Description` as JSON."""
+
+VERSION = 1
+"""The version of the description; it grows when a program that reads the present one would do something wrong."""
+
+
+class Description(NamedTuple):
+    """What the inputs and outputs of a step graph are for.
+
+    Attributes:
+        version: The version of this description.
+        feeds: What is fed at every step, by input name: "batch" (an input of the model), "target" or
+            "learning_rate".
+        states: What the states are, by input name: "parameter" (trained by its gradient), "statistic" (a weight of
+            the model that is written without a gradient, such as a running mean), "count" (of updates) or
+            "optimizer".
+        loss: The output with the loss before the update; ``None`` where the step returns none.
+    """
+
+    version: int
+    feeds: Mapping[str, str]
+    states: Mapping[str, str]
+    loss: str | None
+
+    @classmethod
+    def of(cls, entry: Entry) -> Description:
+        """Describe an entry whose Gradient and optimizer nodes are still there."""
+        graph = entry.model.graph
+        optimizers = [node for node in all_nodes(graph) if find(node.domain, node.op_type) is not None]
+        gradients = [node for node in graph if (node.domain, node.op_type) == (TRAINING_DOMAIN, "Gradient")]
+        rates = _sources(node.inputs[0] for node in optimizers)
+        counts = _sources(node.inputs[1] for node in optimizers)
+        trained = {value.name for node in (*gradients, *optimizers) for value in _variables(node)}
+
+        def feed(name: str) -> str:
+            if name in entry.main:
+                return "batch"
+            return "learning_rate" if name in rates else "target"
+
+        def state(name: str) -> str:
+            if name in entry.main:
+                return "parameter" if name in trained else "statistic"
+            return "count" if name in counts else "optimizer"
+
+        names, states = [str(value.name) for value in graph.inputs], set(entry.states)
+        feeds = {name: feed(name) for name in names if name not in states}
+        return cls(VERSION, feeds, {name: state(name) for name in entry.states}, _loss(entry, gradients))
+
+    def only(self, names: Iterable[str]) -> Description:
+        """The description without the inputs that a graph does not have."""
+        kept = set(names)
+        feeds = {name: role for name, role in self.feeds.items() if name in kept}
+        return self._replace(feeds=feeds, states={n: r for n, r in self.states.items() if n in kept})
+
+    def to_json(self) -> str:
+        """As the metadata has it."""
+        return json.dumps(self._asdict())
+
+    @classmethod
+    def read(cls, metadata: Mapping[str, str]) -> Description:
+        """The description of a step graph.
+
+        Raises:
+            ModelError: The metadata has none, or one of a later version.
+        """
+        if STEP_KEY not in metadata:
+            raise ModelError(f"The model is no step graph: its metadata has no {STEP_KEY!r}; export one.")
+        found = json.loads(metadata[STEP_KEY])
+        if found["version"] > VERSION:
+            raise ModelError(
+                f"The step graph has version {found['version']} and this onnxtrain reads version {VERSION}; "
+                "use the onnxtrain that wrote it."
+            )
+        return cls(**{field: found[field] for field in cls._fields})
+
+
+def _variables(node: ir.Node) -> Iterator[ir.Value]:
+    """What a Gradient or an optimizer node is asked to train."""
+    inputs = [value for value in node.inputs if value is not None]
+    schema = find(node.domain, node.op_type)
+    if schema is None:
+        yield from inputs[: len(node.attributes["xs"].as_strings())]
+        return
+    states = len(schema.used_states(schema.complete(attributes_of(node))))
+    yield from inputs[2 : 2 + (len(inputs) - 2) // (2 + states)]
+
+
+def _sources(values: Iterable[ir.Value | None]) -> set[str]:
+    """The names of the graph inputs that values are computed from."""
+    waiting = [value for value in values if value is not None]
+    seen = set(waiting)
+    names = set()
+    while waiting:
+        value = waiting.pop()
+        node = value.producer()
+        if node is None:
+            names.add(str(value.name))
+            continue
+        new = [item for item in node.inputs if item is not None and item not in seen]
+        waiting += new
+        seen.update(new)
+    return names
+
+
+def _loss(entry: Entry, gradients: Iterable[ir.Node]) -> str | None:
+    """The result that is differentiated, or the only one."""
+    differentiated = {node.attributes["y"].as_string() for node in gradients}
+    producers = {value.name: node for node in entry.model.graph for value in node.outputs}
+    for name in entry.results:
+        node = producers.get(name)
+        if name in differentiated:
+            return name
+        if node is not None and node.op_type == "Identity" and str(node.inputs[0].name) in differentiated:  # type: ignore[union-attr]
+            return name
+    return entry.results[0] if len(entry.results) == 1 else None

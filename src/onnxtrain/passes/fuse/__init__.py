@@ -1,0 +1,1 @@
+"""Passes that turn several nodes into one."""

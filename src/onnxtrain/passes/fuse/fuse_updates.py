@@ -1,0 +1,224 @@
+"""Updates of a training step together with what is done to gradients just before, and to states: one pass over memory.
+
+Clipping by norm multiplies every gradient by the same factor, and a mask makes a part of it zero; as operators of their
+own, each reads and writes all gradients once more, beside an update that takes little longer than that. States that are
+kept in bfloat16 would be there in float as well. Only in working copies for sessions that load the native kernels: a
+step graph for any runtime has the standard operators.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff.fused import VERSION
+from onnxtrain.ir import Builder
+from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.ir.replace import remove_nodes, take_over
+from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.ir.value import constant_number
+from onnxtrain.operators.nodes import attributes_of
+from onnxtrain.operators.registry import find
+from onnxtrain.passes.updates import (
+    Variable,
+    held_in_bfloat16,
+    made_for_update,
+    variables_of,
+    with_gradient,
+    without_factor,
+)
+from onnxtrain.training_info.rounding import DECODE, ENCODE, OPERATOR, is_signed
+
+
+def fuse_updates(model: ir.Model) -> None:
+    """Let optimizer nodes take their gradients as they were before a factor or a mask, in place.
+
+    Optimizers over gradients that are all products with one scalar, or of which some are
+    ``Where(mask, gradient, 0)``, or whose states are bfloat16 or in 8 bits and rounded at random, become FusedAdagrad,
+    FusedAdam, … of the domain ``onnxtrain``: inputs R, T, factor, then all X, all G, with ``masked = 1`` all masks
+    (bool, of X's shape), and all states; the other attributes and the outputs are those of the operator. With
+    ``seeds``, one for each of the states in their order, states are bfloat16; with ``blockwise = 1``, too, they are in
+    8 bits, and their scales stand before them in the inputs and behind them in the outputs. With ``parameter_seeds``, X
+    is bfloat16, rounded likewise. Parameters with a mask and those without get a node each, and so do those with other
+    states, and those that are held in bfloat16. Where something else reads the gradient that the
+    operator would have had, it keeps it.
+
+    Requires: a sorted graph. Ensures: the same.
+    """
+    graph = model.graph
+    if _lacks_shapes(graph):  # of factors and masks in a stranger's training model
+        infer_shapes(model)
+    for node in list(graph):
+        schema = find(node.domain, node.op_type)
+        variables = None if schema is None else variables_of(node, schema)
+        if schema is None or variables is None:
+            continue
+        factor, variables, passed = without_factor(variables)
+        variables, masking = _without_masks(variables)
+        roles = [state.name for state in schema.used_states(schema.complete(attributes_of(node)))]
+        variables, rounding, widening = _without_rounding(variables, node.inputs[1], roles)
+        held_before = [variable for variable in variables if held_in_bfloat16(variable.inputs[0]) is not None]
+        variables, more = _without_parameter_rounding(variables, node.inputs[1])
+        rounding += more
+        if factor is None and not masking and not rounding:
+            continue
+        op = Builder(graph, graph.opset_imports[""], before=node)
+        rate, count = (op.wrap(value) for value in node.inputs[:2] if value is not None)
+        scale = op.constant(1.0, ir.DataType.FLOAT) if factor is None else op.wrap(factor)
+        substitutes: dict[ir.Value, ir.Value] = {}
+        for masked, kept, held in itertools.product((False, True), ("", "bfloat16", "8bit"), (False, True)):
+            group = [
+                variable
+                for variable in variables
+                if (variable.mask is not None, _kept(variable), variable.parameter_seed is not None)
+                == (masked, kept, held)
+            ]
+            if not group:
+                continue
+            labels = (node.name or "update", "masked" if masked else "", kept, "held" if held else "")
+            op.scope = "/".join(filter(None, labels))
+            columns = [list(column) for column in zip(*(variable.inputs for variable in group), strict=True)]
+            if masked:
+                columns.insert(2, [variable.mask for variable in group if variable.mask is not None])
+            old = [
+                output for column in zip(*(variable.outputs for variable in group), strict=True) for output in column
+            ]
+            seeds = [variable.seeds for variable in group]
+            new = op.several(
+                f"Fused{node.op_type}",
+                rate,
+                count,
+                scale,
+                *(op.wrap(value) for column in columns for value in column),
+                outputs=len(old),
+                domain=ONNXTRAIN_DOMAIN,
+                masked=int(masked),
+                **({"seeds": [seed for row in zip(*seeds, strict=True) for seed in row]} if kept else {}),
+                **({"blockwise": 1} if kept == "8bit" else {}),
+                **({"parameter_seeds": [variable.parameter_seed for variable in group]} if held else {}),
+                **{name: attribute.value for name, attribute in node.attributes.items()},
+            )
+            substitutes.update({before: after.ir for before, after in zip(old, new, strict=True)})
+        take_over(graph, substitutes)
+        casts = [cast for variable in held_before if (cast := variable.inputs[0].producer()) is not None]
+        remove_nodes(graph, [*rounding, node, *passed, *masking, *widening])
+        remove_nodes(graph, [cast for cast in dict.fromkeys(casts) if not cast.outputs[0].uses()])
+        graph.opset_imports.setdefault(ONNXTRAIN_DOMAIN, VERSION)
+
+
+def _lacks_shapes(graph: ir.Graph) -> bool:
+    """Whether the shape of something that gradients are combined with right before an update is not known."""
+    updates = [node for node in graph if find(node.domain, node.op_type) is not None]
+    producers = [value.producer() for node in updates for value in node.inputs if value is not None]
+    combined = [node for node in producers if node is not None and node.op_type in ("Mul", "Where")]
+    return any(value is not None and value.shape is None for node in combined for value in node.inputs)
+
+
+def _without_masks(variables: Sequence[Variable]) -> tuple[list[Variable], list[ir.Node]]:
+    """The variables with their masks, and the nodes that applied them."""
+    found, nodes = [], []
+    for variable in variables:
+        node = made_for_update(variable.inputs[1], "Where")
+        if node is None or constant_number(node.inputs[2]) != 0:
+            found.append(variable)
+            continue
+        mask, x = node.inputs[0], variable.inputs[0]
+        if mask is None or mask.shape is None or x.shape is None or not _same_sizes(mask.shape, x.shape):
+            found.append(variable)
+            continue
+        found.append(with_gradient(variable, node, place=1, mask=mask))
+        nodes.append(node)
+    return found, nodes
+
+
+def _without_rounding(
+    variables: Sequence[Variable], count: ir.Value | None, roles: Sequence[str]
+) -> tuple[list[Variable], list[ir.Node], list[ir.Node]]:
+    """The variables with their states as they are kept, the nodes that rounded these, and those that widened them."""
+    found, rounding, widening = [], list[ir.Node](), list[ir.Node]()
+    for variable in variables:
+        for blockwise in (False, True):
+            before = [
+                _widened_by(state, role, blockwise) for state, role in zip(variable.inputs[2:], roles, strict=True)
+            ]
+            rounds = [_rounded_by(new, count, blockwise) for new in variable.outputs[1:]]
+            own = [node for node in before if node is not None]
+            after = [node for node in rounds if node is not None]
+            if before and len(own) == len(after) == len(before) and variable.inputs[0].dtype == ir.DataType.FLOAT:
+                variable = _with_kept_states(variable, own, after, blockwise)
+                rounding += after
+                widening += own
+                break
+        found.append(variable)
+    return found, rounding, widening
+
+
+def _without_parameter_rounding(
+    variables: Sequence[Variable], count: ir.Value | None
+) -> tuple[list[Variable], list[ir.Node]]:
+    """The variables with their parameters as they are held, and the nodes that rounded these; casts may have others."""
+    found, rounding = [], list[ir.Node]()
+    for variable in variables:
+        x, new = held_in_bfloat16(variable.inputs[0]), variable.outputs[0]
+        node = _rounded_by(new, count, blockwise=False)
+        if x is None or node is None:
+            found.append(variable)
+            continue
+        output, seed = node.outputs[0], node.attributes["seed"].as_int()
+        output.dtype, output.shape = ir.DataType.BFLOAT16, x.shape
+        inputs, outputs = (x, *variable.inputs[1:]), (output, *variable.outputs[1:])
+        found.append(variable._replace(inputs=inputs, outputs=outputs, parameter_seed=seed))
+        rounding.append(node)
+    return found, rounding
+
+
+def _with_kept_states(
+    variable: Variable, widening: Sequence[ir.Node], rounding: Sequence[ir.Node], blockwise: bool
+) -> Variable:
+    """The variable with its states as they are kept."""
+    states = [node.inputs[0] for node in widening]
+    scales = [node.inputs[1] for node in widening] if blockwise else []
+    x = variable.inputs[0]
+    inputs = (*variable.inputs[:2], *(value for value in (*scales, *states) if value is not None))
+    for node in rounding:  # a stranger's training model need not say it
+        node.outputs[0].dtype = ir.DataType.UINT8 if blockwise else ir.DataType.BFLOAT16
+        node.outputs[0].shape = x.shape
+    for node, scale in zip(rounding, scales, strict=False):
+        node.outputs[1].dtype, node.outputs[1].shape = ir.DataType.FLOAT, None if scale is None else scale.shape
+    outputs = [output for place in range(1 + blockwise) for output in (node.outputs[place] for node in rounding)]
+    seeds = tuple(node.attributes["seed"].as_int() for node in rounding)
+    return variable._replace(inputs=inputs, outputs=(variable.outputs[0], *outputs), seeds=seeds, blockwise=blockwise)
+
+
+def _kept(variable: Variable) -> str:
+    """How a variable's states are kept."""
+    return "" if not variable.seeds else "8bit" if variable.blockwise else "bfloat16"
+
+
+def _widened_by(state: ir.Value, role: str, blockwise: bool) -> ir.Node | None:
+    """The node that makes numbers of what is kept of a state, where nothing but the update reads them."""
+    node = made_for_update(state, DECODE if blockwise else "Cast", ONNXTRAIN_DOMAIN if blockwise else "")
+    if node is None or not blockwise:
+        return node if node is not None and _is_bfloat16(node.inputs[0]) else None
+    signed = node.attributes.get("signed")
+    return node if signed is not None and bool(signed.as_int()) == is_signed(role) else None
+
+
+def _rounded_by(new: ir.Value, count: ir.Value | None, blockwise: bool) -> ir.Node | None:
+    """The node that rounds the new value of a state, where nothing else reads that."""
+    readers = list(new.consumers())
+    if len(readers) != 1 or len(new.uses()) != 1 or new.is_graph_output():
+        return None
+    (node,) = readers
+    rounds = (node.domain, node.op_type) == (ONNXTRAIN_DOMAIN, ENCODE if blockwise else OPERATOR)
+    return node if rounds and node.inputs[0] is new and node.inputs[1] is count else None
+
+
+def _is_bfloat16(value: ir.Value | None) -> bool:
+    return value is not None and value.dtype == ir.DataType.BFLOAT16
+
+
+def _same_sizes(one: ir.Shape, other: ir.Shape) -> bool:
+    return one.is_static() and other.is_static() and list(one) == list(other)

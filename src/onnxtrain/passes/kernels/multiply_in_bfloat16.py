@@ -1,0 +1,53 @@
+"""Products with weights on the processor's own multiplication of bfloat16, where the training asks for it."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff.rules.matmul_nbits import GRADIENT, PRODUCT
+from onnxtrain.ir.clone import all_nodes
+from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.ir.value import dimensions
+
+LEAST = 64
+"""Sizes of a weight from which on a product is worth the rounding: narrower ones, as those of adapters, stay exact."""
+
+
+def multiply_in_bfloat16(model: ir.Model, *, wanted: bool) -> None:
+    """Let products with weights round their factors to bfloat16 and add up in float, forwards and back, in place.
+
+    ``Linear``, ``LinearGradient``, ``LinearWeightGradient``, ``MatMulNBits`` and ``MatMulNBitsGradient`` of the domain
+    ``onnxtrain`` get the attribute ``compute``. Left in float32 are products with weights of fewer than 64 rows or
+    columns, or of sizes that are not known; in float64 those of it. All else, as attention, norms, losses and updates,
+    is never rounded.
+
+    Requires: types, and the shapes of weights. Ensures: a sorted graph.
+
+    Args:
+        model: The model.
+        wanted: Whether the training asks for it.
+    """
+    if not wanted:
+        return
+    for node in all_nodes(model.graph):
+        if node.domain == ONNXTRAIN_DOMAIN and _is_worth_it(node):
+            node.attributes["compute"] = ir.AttrString("compute", "bfloat16")
+
+
+def _is_worth_it(node: ir.Node) -> bool:
+    """Whether a node is a product in float whose weight is large enough."""
+    if node.op_type in (PRODUCT, GRADIENT):
+        sizes: list[object] = [node.attributes[name].as_int() for name in ("K", "N")]
+    elif node.op_type in ("Linear", "LinearGradient"):
+        sizes = list(_sizes(node.inputs[1]))
+    elif node.op_type == "LinearWeightGradient":
+        sizes = [size for value in node.inputs[:2] for size in _sizes(value)[-1:]]
+    else:
+        return False
+    x = node.inputs[0]
+    is_float = x is not None and x.dtype == ir.DataType.FLOAT
+    return is_float and len(sizes) == 2 and all(isinstance(size, int) and size >= LEAST for size in sizes)
+
+
+def _sizes(value: ir.Value | None) -> tuple[object, ...]:
+    return () if value is None else dimensions(value) or ()

@@ -1,0 +1,137 @@
+"""The last step of a recurrent layer, read from its last state.
+
+A classifier of sequences takes the last of all steps out of Y. The gradient of that is as large as Y and nothing but
+zeros before the last step, while that of the last state Y_h, which holds the same numbers, has one step.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff.node import Node
+from onnxtrain.ir import Builder, Value
+from onnxtrain.ir.replace import take_over
+from onnxtrain.ir.value import constant_number, constant_tensor, dimensions
+from onnxtrain.passes.fuse.patterns import named_by_gradients, remove_unread
+from onnxtrain.passes.fuse.transposition import composed, is_identity, order_of
+
+_OPERATORS = frozenset({"GRU", "LSTM", "RNN"})
+_STEPS, _DIRECTIONS = 0, 1  # axes of Y [steps, directions, batch, hidden]
+
+
+def read_last_state(model: ir.Model) -> None:
+    """Let what takes the last step of Y of an LSTM, GRU or RNN take Y_h, in place.
+
+    What is recognised is a Gather of one index from Y, also behind a Squeeze of the directions and Transpose nodes, as
+    exporters write them: the last step of a layer that goes forward, the first of one that goes back. Left alone are
+    layers of two directions and with lengths, whose last states are of several steps, and values on the way that a
+    Gradient node names.
+
+    Requires: a sorted graph with shapes. Ensures: a sorted graph; values that outputs or Gradient nodes name stay, and
+    so does what depends on them.
+    """
+    graph = model.graph
+    gathers = [node for node in graph if node.op_type == "Gather" and not node.domain]
+    if not gathers or not any(node.op_type in _OPERATORS and not node.domain for node in graph):
+        return
+    named = named_by_gradients(graph)
+    main = Builder(graph, graph.opset_imports[""])
+    replaced = []
+    for gather in gathers:
+        found = _layer(gather, named)
+        if found is None:
+            continue
+        take_over(graph, {gather.outputs[0]: _last_state(main.before(gather), *found).ir})
+        replaced.append(gather)
+    remove_unread(graph, replaced, named)
+
+
+def _layer(gather: ir.Node, named: set[str]) -> tuple[ir.Node, list[int]] | None:
+    """The layer whose last step a node takes, and the axes of Y that the result has, in its order."""
+    found = _source(gather.inputs[0], named)
+    if found is None:
+        return None
+    y, axes = found
+    layer = y.producer()
+    assert layer is not None
+    attribute = gather.attributes.get("axis")
+    axis = (0 if attribute is None else attribute.as_int()) % len(axes)
+    if axes[axis] != _STEPS or not _is_last(gather.inputs[1], layer, y):
+        return None
+    return layer, axes[:axis] + axes[axis + 1 :]
+
+
+def _source(value: ir.Value | None, named: set[str]) -> tuple[ir.Value, list[int]] | None:
+    """Y of a layer that a value is, with its axes in another order or fewer of them, and these axes."""
+    axes: list[int] | None = None
+    ways: list[ir.Node] = []
+    while value is not None and value.name not in named and (node := value.producer()) is not None:
+        if node.domain:
+            return None
+        if node.op_type in _OPERATORS:
+            if value is not node.outputs[0] or not _has_one_last_state(node, named):
+                return None
+            axes = [0, 1, 2, 3]
+            for way in reversed(ways):
+                axes = _through(way, axes)
+                if axes is None:
+                    return None
+            return value, axes
+        if node.op_type not in ("Squeeze", "Transpose"):
+            return None
+        ways.append(node)
+        value = node.inputs[0]
+    return None
+
+
+def _through(node: ir.Node, axes: list[int]) -> list[int] | None:
+    """The axes behind a Squeeze or Transpose; none where more than that of the directions may be gone."""
+    if node.op_type == "Transpose":
+        return list(composed(axes, order_of(node, len(axes))))
+    given = node.inputs[1] if len(node.inputs) > 1 else None
+    tensor = None if given is None else constant_tensor(given)
+    if tensor is None or tensor.size != 1:
+        return None
+    place = int(tensor.numpy().reshape(-1)[0]) % len(axes)
+    return axes[:place] + axes[place + 1 :] if axes[place] == _DIRECTIONS else None
+
+
+def _has_one_last_state(layer: ir.Node, named: set[str]) -> bool:
+    """Whether Y_h is one step of Y, and may be read: in one direction, of all steps, and in the usual order of axes."""
+    lengths = layer.inputs[4] if len(layer.inputs) > 4 else None
+    if any(state.name in named for state in layer.outputs[1:]):
+        return False
+    direction, layout = layer.attributes.get("direction"), layer.attributes.get("layout")
+    return (
+        lengths is None
+        and (direction is None or direction.as_string() != "bidirectional")
+        and (layout is None or layout.as_int() == 0)
+    )
+
+
+def _is_last(index: ir.Value | None, layer: ir.Node, y: ir.Value) -> bool:
+    """Whether an index is that of the step that a layer takes last."""
+    number = constant_number(index)
+    if number is None or index is None or index.shape is None or len(index.shape) != 0:
+        return False
+    direction, shape = layer.attributes.get("direction"), dimensions(y)
+    steps = None if shape is None else shape[_STEPS]
+    backwards = direction is not None and direction.as_string() == "reverse"
+    places = {0 if backwards else -1}
+    if isinstance(steps, int):
+        places.add(-steps if backwards else steps - 1)
+    return number in places
+
+
+def _last_state(op: Builder, layer: ir.Node, axes: list[int]) -> Value:
+    """Y_h [directions, batch, hidden] with these axes of Y, in this order."""
+    view = Node(layer, op)
+    y = view.outputs[0]
+    state = view.output_required(1, y.dtype, None if y.shape is None else y.shape[1:])
+    there = [1, 2, 3]
+    if _DIRECTIONS not in axes:
+        state, there = op.Squeeze(state, op.ints(0)), [2, 3]
+    order = [there.index(axis) for axis in axes]
+    if not is_identity(order):
+        return op.Transpose(state, perm=order)
+    return state if len(order) == 2 else op.Identity(state)

@@ -1,0 +1,59 @@
+"""Decide which fused operators stay nodes, for native kernels, and which are written in standard operators."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff.engine import Backward
+from onnxtrain.autodiff.expand import expand_registered
+from onnxtrain.autodiff.fused import find_fused, has_kernel
+from onnxtrain.autodiff.registry import find_registered_body
+from onnxtrain.errors import GradientError
+from onnxtrain.ir import Builder
+from onnxtrain.ir.clone import all_nodes, subgraphs
+from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.passes.portable.webgpu_bodies import Portable, body_for
+
+
+def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool, portable: Portable | None = None) -> None:
+    """Keep the nodes of fused operators that a kernel can run, and write the others in standard operators, in place.
+
+    Requires: a graph whose nodes have types. Ensures: the nodes of a body stand where their node stood.
+
+    Args:
+        model: A model whose gradients are built.
+        backward: What the engine emitted; bodies take the place of their nodes in it.
+        kernels: Whether the model is for a session that loads the native kernels.
+        portable: The provider that the graph is for, where it is not the processor.
+    """
+    kept, renamed = False, dict[ir.Value, ir.Value]()
+    emitted = set(backward.nodes)
+    opset = model.graph.opset_imports.get("", 1)
+    main = Builder(model.graph, opset)
+    graphs = [model.graph, *model.graph.subgraphs()]
+    for graph in graphs:
+        nodes = [node for node in graph if find_fused(node) is not None]
+        for node in nodes:
+            if kernels and has_kernel(node):
+                kept = kept or node.domain == ONNXTRAIN_DOMAIN
+                continue
+            assert isinstance(graph, ir.Graph)
+            body = body_for(portable, node.op_type) or find_registered_body(node.op_type, node.domain)
+            assert body is not None
+            op = main.before(node) if graph is model.graph else Builder(graph, opset, before=node, outer=main)
+            try:
+                written = expand_registered(node, body, op, renamed)
+            except GradientError:
+                if node.domain == ONNXTRAIN_DOMAIN or node in emitted:
+                    raise
+                graph.remove(op.emitted, safe=True)  # the model's own, of ONNX Runtime, and beyond the body: it stays
+                continue
+            nodes += [made for made in written if find_fused(made) is not None]
+            for inner in [inner for made in written for inner in subgraphs(made)]:
+                graphs += [inner, *inner.subgraphs()]
+            if node in emitted:  # the others are the model's own, or stand in the body of one that was emitted
+                backward.nodes += written
+    backward.arriving = {renamed.get(value, value) for value in backward.arriving}
+    others = any(node.domain == ONNXTRAIN_DOMAIN for node in all_nodes(model.graph))
+    if not kept and not others:
+        model.graph.opset_imports.pop(ONNXTRAIN_DOMAIN, None)

@@ -1,0 +1,77 @@
+"""Cross-entropy in its parts, which ONNX Runtime would make of it otherwise, and with more of them.
+
+ONNX Runtime has no kernel for SoftmaxCrossEntropyLoss. It puts the operator's body in its place when a session is
+created, looks at the whole graph anew, and takes two transpositions out again: of a step graph of 5,000 nodes that is a
+quarter of the time. The body also holds two arrays of the logits' size while it runs: of a language model with 50,257
+words and a batch of 8 x 128 tokens, 206 MB each. The parts that stand here instead have the same results to the bit. In
+graphs for native kernels only, as other passes that look at time and memory.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxtrain.ir import Builder
+from onnxtrain.ir.replace import remove_nodes, take_over
+from onnxtrain.ir.value import Value
+
+LEAST_CLASSES = 4096
+"""Of fewer classes, logits are small beside what the layers below keep: a loss with weights stays as it is."""
+
+_TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+
+
+def split_cross_entropy(graph: ir.Graph) -> None:
+    """Write SoftmaxCrossEntropyLoss as LogSoftmax and what picks the terms of the labels, in place.
+
+    So the standard defines it. With weights of classes, or a label to ignore, what picks them is
+    NegativeLogLikelihoodLoss, where classes are many. Left alone are logits that are not [rows, classes], and weighted
+    losses over few classes.
+
+    Requires: a sorted graph with types. Ensures: the same.
+    """
+    for node in list(graph):
+        x = _logits(node)
+        plain = len(node.inputs) == 2 and "ignore_index" not in node.attributes
+        if x is None or not (plain or _has_many_classes(x)):
+            continue
+        op = Builder(graph, graph.opset_imports[""], before=node)
+        op.scope = node.name or "loss"
+        labels, *weights = [op.wrap(value) for value in node.inputs[1:] if value is not None]
+        attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+        log_probability = op.LogSoftmax(op.wrap(x), axis=1)
+        if plain:
+            loss = _picked(op, log_probability, labels, attributes.get("reduction", "mean"))
+        else:
+            loss = op.NegativeLogLikelihoodLoss(log_probability, labels, *weights, **attributes)
+        news = [loss.ir, log_probability.ir][: len(node.outputs)]
+        for old, new in zip(node.outputs, news, strict=True):
+            new.type, new.shape = x.type, old.shape
+        log_probability.ir.shape = x.shape
+        take_over(graph, dict(zip(node.outputs, news, strict=True)))
+        remove_nodes(graph, [node])
+
+
+def _picked(op: Builder, log_probability: Value, labels: Value, reduction: str) -> Value:
+    """The loss [rows], or its mean or sum: minus the logarithm of the probability of each row's label."""
+    terms = op.Neg(op.GatherElements(log_probability, op.Unsqueeze(labels, [1]), axis=1))
+    terms = op.Squeeze(terms, [1])
+    if reduction == "none":
+        return terms
+    return op.ReduceMean(terms, keepdims=0) if reduction == "mean" else op.ReduceSum(terms, keepdims=0)
+
+
+def _logits(node: ir.Node) -> ir.Value | None:
+    """The logits [rows, classes] of a loss."""
+    if node.domain or node.op_type != "SoftmaxCrossEntropyLoss":
+        return None
+    x = node.inputs[0]
+    if x is None or x.dtype not in _TYPES or x.shape is None or len(x.shape) != 2:
+        return None
+    return x
+
+
+def _has_many_classes(x: ir.Value) -> bool:
+    assert x.shape is not None
+    classes = x.shape[1]
+    return isinstance(classes, int) and classes >= LEAST_CLASSES

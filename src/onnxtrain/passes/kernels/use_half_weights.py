@@ -1,0 +1,68 @@
+"""Products with weights in float16 and bfloat16 that read them as they are stored."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff.fused import VERSION
+from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.ir.replace import substitute_and_rename
+from onnxtrain.ir.value import HALVES
+from onnxtrain.passes.fuse.fuse_linear import OPERATOR, LayerFinder
+from onnxtrain.passes.fuse.patterns import remove_unread
+
+
+def use_half_weights(model: ir.Model) -> None:
+    """Let products with weights of 16 bits widen them part by part, in place: no whole weight is there in float32.
+
+    A weight w of 16 bits reaches a product y = x w in float32 through a Cast. ``Linear`` of the domain ``onnxtrain``
+    reads w itself and gives the same bits; MatMul and Gemm become such a node, in the bodies of operators, too, where a
+    loss goes over the logits in chunks. Left alone are products in float64, and those of other forms
+    (:func:`~onnxtrain.passes.fuse.fuse_linear.fuse_linear` lists them).
+
+    Requires: a sorted graph whose gradients are built, types, and the shapes of weights. Ensures: a sorted graph; Casts
+    that nothing reads any more may be left.
+    """
+    for graph in (model.graph, *model.graph.subgraphs()):
+        assert isinstance(graph, ir.Graph)
+        replaced = [last for node in list(graph) if (last := _read_as_stored(graph, node)) is not None]
+        if replaced:
+            remove_unread(graph, replaced, set())
+            model.graph.opset_imports.setdefault(ONNXTRAIN_DOMAIN, VERSION)
+
+
+def _read_as_stored(graph: ir.Graph, node: ir.Node) -> ir.Node | None:
+    """Let a product read a weight in 16 bits itself; returns the node whose result another gives now."""
+    if node.domain == ONNXTRAIN_DOMAIN and node.op_type in (OPERATOR, "LinearGradient"):
+        stored = _stored(node.inputs[1])
+        if stored is not None:
+            node.replace_input_with(1, stored)
+        return None
+    layer = _PRODUCTS.match(node)
+    stored = None if layer is None else _stored(layer.w)
+    if layer is None or stored is None:
+        return None
+    y = layer.last.outputs[0]
+    attributes = [ir.AttrInt64("transB", int(layer.transposed))]
+    linear = ir.Node(
+        ONNXTRAIN_DOMAIN, OPERATOR, [layer.x, stored, layer.bias], attributes, num_outputs=1, name=node.name
+    )
+    graph.insert_before(layer.last, linear)
+    result = linear.outputs[0]
+    result.type, result.shape = y.type, y.shape
+    substitute_and_rename(graph, {y: result})
+    return layer.last
+
+
+_PRODUCTS = LayerFinder(set(), ())
+
+
+def _stored(weight: ir.Value | None) -> ir.Value | None:
+    """What a weight in float32 is made of, where that is of 16 bits."""
+    cast = None if weight is None else weight.producer()
+    if weight is None or weight.dtype != ir.DataType.FLOAT or cast is None:
+        return None
+    if (cast.domain, cast.op_type) != ("", "Cast"):
+        return None
+    stored = cast.inputs[0]
+    return stored if stored is not None and stored.dtype in HALVES else None

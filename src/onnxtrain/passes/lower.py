@@ -1,0 +1,166 @@
+"""Lower a training model to a step graph: one plain model per entry that any runtime can step."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+import onnx
+import onnx_ir as ir
+
+from onnxtrain.errors import TrainingInfoError
+from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.model_file.self_contained import check_external_data, with_external_data
+from onnxtrain.model_file.validity import refuses_invalid
+from onnxtrain.passes.description import IN_PLACE_KEY, STATES_KEY, STEP_KEY, Description
+from onnxtrain.passes.memory.in_place import in_place_states
+from onnxtrain.passes.merge_algorithm import join
+from onnxtrain.passes.notify_gradients import notify_gradients
+from onnxtrain.passes.pipeline import lower_graph
+from onnxtrain.passes.portable.webgpu_bodies import Portable
+from onnxtrain.spelling import checks_arguments
+from onnxtrain.training_info.check import check_training_model
+from onnxtrain.training_info.entry import Entry
+from onnxtrain.training_info.read import read_training_model
+
+
+class StepGraph(NamedTuple):
+    """A lowered entry.
+
+    Attributes:
+        model: The graph that a session runs.
+        states: Names of the state inputs, to the output that holds the new value (``None``: only read).
+        feeds: Names of the other inputs.
+        results: Names of the outputs that are not states.
+        in_place: Names of the states whose output may have the buffer of the input.
+    """
+
+    model: ir.Model
+    states: dict[str, str | None]
+    feeds: tuple[str, ...]
+    results: tuple[str, ...]
+    in_place: frozenset[str] = frozenset()
+
+
+@checks_arguments
+@refuses_invalid("training_model")
+def lower(
+    training_model: onnx.ModelProto | str | os.PathLike[str],
+    *,
+    entry: int | None = None,
+    kernels: bool = False,
+    portable: Portable | None = None,
+    folder: str | os.PathLike[str] = "",
+) -> onnx.ModelProto:
+    """The step graph of a training model: a plain ONNX model that does one training step.
+
+    Inputs: those of the model and of the algorithm (batch, target, learning rate) under their own names, then
+    every state tensor (parameters, optimizer state, the update count T) under its own name. Outputs: what the
+    algorithm returns beside states (the loss), then the new value of each state ``s`` as ``{s}_new``. To
+    train, feed each ``{s}_new`` back as ``s``. The metadata entry ``onnxtrain.states`` holds this mapping as
+    JSON, and ``onnxtrain.in_place`` lists the states whose two values may share one buffer: those and no others. The
+    entry ``onnxtrain.step`` says what every input is for (see
+    :class:`~onnxtrain.passes.description.Description`). The first values of the states are the initializers of
+    the training model.
+
+    Args:
+        training_model: A model with ``training_info``, or the path of one.
+        entry: Which entry of ``training_info``, where there are several.
+        kernels: Keep optimizers (and other operators with a native kernel) as nodes, for a session that
+            registers :func:`onnxtrain.custom_ops_library`; by default only standard operators are used.
+        portable: "webgpu" for a graph that ONNX Runtime's WebGPU provider runs: nothing in it is float64.
+        folder: Where external data lies, for a model given as a proto.
+
+    Returns:
+        The step graph, with all its data.
+
+    Raises:
+        ModelError: External data is not where it should be.
+        TrainingInfoError: The training model is not valid, or has several entries and none is chosen.
+        GradientError: A gradient cannot be built.
+    """
+    model, found = read_training_model(training_model)
+    check_training_model(model)
+    count = len(model.training_info)
+    if entry is None and count > 1:
+        raise TrainingInfoError(f"The training model has {count} entries; choose one with entry=0 to {count - 1}.")
+    if not 0 <= (entry or 0) < count:
+        raise TrainingInfoError(f"There is no entry {entry}; the training model has {count}.")
+    place = found or str(folder)
+    check_external_data(model, place)
+    joined = join(model, entry or 0, folder=place)
+    description = Description.of(joined)
+    step = lower_entry(joined, kernels=kernels, portable=portable)
+    _write_metadata(step, description)
+    return with_external_data(ir.to_proto(infer_shapes(step.model)), place)  # strangers like to see shapes
+
+
+def lower_entry(
+    entry: Entry, *, kernels: bool, portable: Portable | None = None, updates: Collection[str] = ()
+) -> StepGraph:
+    """The step graph of an entry, which is used up by it.
+
+    Args:
+        entry: The entry.
+        kernels: Keep optimizers and fused operators as nodes, for a session that loads the native kernels.
+        portable: The provider that the graph is for, where it is not the processor.
+        updates: Optimizers that this provider has kernels of, where it has some.
+    """
+    graph = entry.model.graph
+    _choose_outputs(graph, entry.results, entry.updates | entry.passed)
+    lower_graph(entry.model, kernels=kernels, portable=portable, updates=updates)
+    if kernels and entry.announced:
+        notify_gradients(graph, [[f"{state}_new" for state in group] for group in entry.announced])
+        passed = {f"{state}_new" for state in entry.passed}
+        graph.outputs[:] = [value for value in graph.outputs if value.name not in passed]
+    drop_unused_inputs(graph)
+    names = {value.name for value in graph.inputs}
+    states: dict[str, str | None] = {
+        name: f"{name}_new" if name in entry.updates else None
+        for name in entry.states
+        if name in names or name in entry.updates
+    }
+    feeds = tuple(str(value.name) for value in graph.inputs if value.name not in states)
+    in_place = frozenset(in_place_states(graph, states))
+    return StepGraph(entry.model, states, feeds, tuple(entry.results), in_place)
+
+
+def _write_metadata(step: StepGraph, description: Description) -> None:
+    """Say in the graph what those who train with it need to know."""
+    said = step.model.metadata_props
+    said[STATES_KEY] = json.dumps({state: new for state, new in step.states.items() if new is not None})
+    said[IN_PLACE_KEY] = json.dumps([name for name in step.states if name in step.in_place])
+    said[STEP_KEY] = description.only(step.feeds + tuple(step.states)).to_json()
+
+
+def _choose_outputs(graph: ir.Graph, returned: Sequence[str], updates: Mapping[str, str]) -> None:
+    """Outputs: what is returned, then ``{state}_new`` for each update (through an Identity of that name)."""
+    values = {value.name: value for value in graph.outputs}
+    values |= {output.name: output for node in graph for output in node.outputs}
+    values |= {value.name: value for value in graph.inputs}
+    outputs = [values[name] for name in returned]
+    for state, name in updates.items():
+        new_name = f"{state}_new"
+        if new_name in values and new_name != name:
+            raise TrainingInfoError(
+                f"A step graph names the new value of {state!r} {new_name!r}, but a value of that name exists."
+            )
+        if new_name == name:
+            outputs.append(values[name])
+            continue
+        identity = ir.Node("", "Identity", [values[name]], num_outputs=1, name=f"new value of {state}")
+        graph.append(identity)
+        identity.outputs[0].name = new_name
+        identity.outputs[0].type, identity.outputs[0].shape = values[state].type, values[state].shape
+        outputs.append(identity.outputs[0])
+    graph.outputs.clear()
+    graph.outputs.extend(outputs)
+
+
+def drop_unused_inputs(graph: ir.Graph) -> None:
+    """Remove the inputs that nothing reads, in place."""
+    for value in list(graph.inputs):
+        if not value.uses() and not value.is_graph_output():
+            graph.inputs.remove(value)

@@ -1,0 +1,255 @@
+"""Prove which states a step may update in place: outputs bound to the buffers of inputs.
+
+The proof holds on the graph as it is written, for any runtime. Nodes run in any order that respects their inputs. What
+only moves, casts or scales numbers need not be stored, so that whoever reads the result may read the original. And what
+works element by element may become one with its producer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import onnx_ir as ir
+
+from onnxtrain.ir.clone import captured_values, subgraphs
+from onnxtrain.ir.domains import MACHINE_LEARNING_DOMAIN, MICROSOFT_DOMAIN, ONNXTRAIN_DOMAIN, TRAINING_DOMAIN
+from onnxtrain.operators.registry import OPTIMIZERS
+
+
+def _operators(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+# Operators whose result has the elements of the input in the same order.
+_IN_ORDER = _operators("Identity Reshape Flatten Squeeze Unsqueeze Cast CastLike")
+
+# Operators whose result a runtime may leave out: a view of the input, or computed by those who read it.
+_MOVING = _IN_ORDER | _operators(
+    """Transpose Slice Split Expand BitCast Concat Pad Tile Gather Dropout DepthToSpace SpaceToDepth
+    Optional OptionalGetElement SequenceConstruct SequenceInsert SequenceErase SequenceAt SplitToSequence
+    ConcatFromSequence"""
+)
+_SCALING = _operators("Add Sub Mul Div")  # with a constant: x * 1 is x, and products take factors in
+
+# Operators that finish reading an element of an input of the output's shape before they write that element.
+_IN_STEP = _operators("Add Sub Mul Div Pow Where Neg Abs Sqrt Clip Relu")
+_OF_SEVERAL = _operators("Max Min Sum Mean")  # the same of two inputs; of more, one may meet the result of others
+
+_POINTWISE = _IN_STEP | _OF_SEVERAL
+_POINTWISE |= _operators("And Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Mod Not Or Xor")
+_POINTWISE |= _operators(
+    "Ceil Celu Cos Elu Erf Exp Floor Gelu HardSigmoid HardSwish LeakyRelu Log Mish PRelu Reciprocal"
+)
+_POINTWISE |= _operators("Round Selu Sigmoid Sign Sin Softplus Softsign Swish Tanh ThresholdedRelu")
+
+_OPERATOR_DOMAINS = frozenset({"", MACHINE_LEARNING_DOMAIN, TRAINING_DOMAIN, ONNXTRAIN_DOMAIN, MICROSOFT_DOMAIN})
+"""What has another domain is a function, whose body may do anything."""
+
+
+def in_place_states(graph: ir.Graph, states: Mapping[str, str | None]) -> set[str]:
+    """The states whose new value may be written where the old one stands: behind the list of passes, the proof.
+
+    The writer of the new value runs at some time; the old value must not be read after. It is safe where
+    every node that reads the state, by itself or through what need not be stored, is the writer itself (and reads
+    each element before it writes it) or an ancestor of the writer, which therefore has run before, and does not
+    become one with it. Everything else needs a second buffer.
+
+    Requires: a graph that no pass changes any more. Ensures: it is as it was.
+
+    Args:
+        graph: The step graph, topologically sorted.
+        states: Input names to output names (``None``: never written).
+    """
+    inputs = {value.name: value for value in graph.inputs}
+    outputs = {value.name: value for value in graph.outputs}
+    ancestors, readers = Ancestors(graph), Readers(graph)
+    proved = set()
+    for state, new_name in states.items():
+        if new_name is None:
+            continue
+        value, new = inputs.get(state), outputs[new_name]
+        if value is None or _is_safe(value, new, readers, ancestors):  # no input: nothing reads the old value
+            proved.add(state)
+    return proved
+
+
+def _is_safe(value: ir.Value, new: ir.Value, readers: Readers, ancestors: Ancestors) -> bool:
+    writer = _Writer(value, new)
+    root = new.producer()
+    if root is None or not writer.computes or value in readers.outputs:
+        return False
+    for reading in readers.of(value):
+        if any(result is not new for result in reading.results):
+            return False
+        if reading.node in writer.kernel:
+            if not writer.may_read(reading):
+                return False
+        elif not ancestors.includes(root, reading.node):
+            return False
+    return True
+
+
+class Reading(NamedTuple):
+    """One node that reads a value, perhaps through others.
+
+    Attributes:
+        node: The node.
+        operand: What it reads.
+        as_it_is: Whether the operand has the elements of the value in the same order.
+        results: Outputs of the graph that it gives and that need not be stored apart from the value.
+    """
+
+    node: ir.Node
+    operand: ir.Value
+    as_it_is: bool
+    results: tuple[ir.Value, ...]
+
+
+class _Writer:
+    """Who writes a new value: the nodes that may be one kernel, which then writes into the buffer of the old value.
+
+    These are the producer of the new value and, as far as they work element by element or only move numbers, the
+    producers of what it reads; and the first nodes behind them that do neither. Reductions, loops and branches are
+    done before anything is made of their results, and stay outside.
+
+    Attributes:
+        kernel: These nodes, and whether elements are in order between each and the new value.
+        computes: Whether numbers are computed, and not only moved.
+    """
+
+    def __init__(self, value: ir.Value, new: ir.Value) -> None:
+        self._value, self._new = value, new
+        self.kernel: dict[ir.Node, bool] = {}
+        self._last: set[ir.Node] = set()  # those that write the new value where the nodes stay apart
+        waiting = [(new, True, True)]
+        while waiting:
+            result, in_order, is_last = waiting.pop()
+            node = result.producer()
+            if node is None or (_stays_apart(node) and not is_last):
+                continue
+            if node in self.kernel and self.kernel[node] <= in_order and not is_last:
+                continue
+            self.kernel[node] = in_order and self.kernel.get(node, True)
+            if is_last and not _is_moving(node):
+                self._last.add(node)
+            if _is_moving(node) or _is_pointwise(node):
+                keeps = in_order and (_is_in_order(node) or not _is_moving(node))
+                waiting += [(item, keeps, is_last and _is_moving(node)) for item in node.inputs if item is not None]
+        self.computes = bool(self._last)
+
+    def may_read(self, reading: Reading) -> bool:
+        """Whether one of these nodes may read the buffer that is written."""
+        node = reading.node
+        if node.op_type.removeprefix("Fused") in OPTIMIZERS:
+            return node is self._new.producer() and reading.operand is self._value
+        if _is_in_order(node):
+            return True  # those who read its result are asked
+        shape = self._value.shape
+        in_order = self.kernel[node] and reading.as_it_is and shape is not None and shape == self._new.shape
+        if node in self._last:
+            return in_order and (node.op_type in _IN_STEP or (node.op_type in _OF_SEVERAL and len(node.inputs) <= 2))
+        return in_order and _is_pointwise(node)
+
+
+class Readers:
+    """Which nodes of the main graph read a value: by themselves, in subgraphs, or through what need not be stored."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self.outputs = set(graph.outputs)
+        self._by_value: dict[ir.Value, dict[ir.Node, None]] = {}
+        for node in graph:
+            for value in _read(node):
+                self._by_value.setdefault(value, {})[node] = None
+
+    def of(self, value: ir.Value) -> Iterator[Reading]:
+        """All who read a value."""
+        waiting, seen = [(value, True)], {value}
+        while waiting:
+            operand, as_it_is = waiting.pop()
+            for node in self._by_value.get(operand, ()):
+                shared = _not_stored(node, operand)
+                yield Reading(node, operand, as_it_is, tuple(output for output in shared if output in self.outputs))
+                keeps = as_it_is and (_is_in_order(node) or _is_pointwise(node))
+                waiting += [(output, keeps) for output in shared if output not in seen]
+                seen.update(shared)
+
+
+def _is_in_order(node: ir.Node) -> bool:
+    return not node.domain and node.op_type in _IN_ORDER
+
+
+def _is_moving(node: ir.Node) -> bool:
+    return not node.domain and node.op_type in _MOVING
+
+
+def _stays_apart(node: ir.Node) -> bool:
+    return not node.domain and (node.op_type.startswith("Reduce") or bool(subgraphs(node)))
+
+
+def _is_pointwise(node: ir.Node) -> bool:
+    return not node.domain and node.op_type in _POINTWISE
+
+
+def _not_stored(node: ir.Node, operand: ir.Value) -> Sequence[ir.Value]:
+    """The outputs of a node that may be the memory of an operand, or be computed from it by those who read them."""
+    outputs = node.outputs  # of an update thousands, which are not copied for each of its operands
+    if node.domain not in _OPERATOR_DOMAINS or _is_moving(node):
+        return outputs
+    if not node.domain and node.op_type in _SCALING:
+        return outputs if any(_is_constant(value) for value in node.inputs if value is not operand) else ()
+    bodies = subgraphs(node)
+    # What comes in as it is may go out as it is: through a loop that does not run, or that hands it through.
+    if bodies and operand in node.inputs:
+        return outputs
+    return outputs if any(_leads_back(value, operand) for body in bodies for value in body.outputs) else ()
+
+
+def _leads_back(value: ir.Value, operand: ir.Value) -> bool:
+    """Whether a result of a body may be the memory of a value of its surroundings."""
+    if value is operand:
+        return True
+    node = value.producer()
+    if node is None:
+        return False
+    if subgraphs(node):
+        return operand in _read(node) or any(_leads_back(item, operand) for item in node.inputs if item is not None)
+    passes_on = any(value in _not_stored(node, item) for item in node.inputs if item is not None)
+    return passes_on and any(_leads_back(item, operand) for item in node.inputs if item is not None)
+
+
+def _is_constant(value: ir.Value | None) -> bool:
+    if value is None:
+        return False
+    node = value.producer()
+    return value.const_value is not None or (node is not None and node.op_type == "Constant")
+
+
+class Ancestors:
+    """Which nodes are certain to have run before a node: bit sets over the graph's order."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self._index = {node: position for position, node in enumerate(graph)}
+        self._before: dict[ir.Node, int] = {}
+        for node, position in self._index.items():
+            before = 0
+            for predecessor in _predecessors(node):
+                if predecessor in self._before:
+                    before |= self._before[predecessor]
+            self._before[node] = before | (1 << position)
+
+    def position(self, node: ir.Node) -> int:
+        """The place of a node in the graph's order."""
+        return self._index[node]
+
+    def includes(self, node: ir.Node, candidate: ir.Node) -> bool:
+        """Whether ``candidate`` is an ancestor of ``node``."""
+        return bool(self._before[node] >> self._index[candidate] & 1)
+
+
+def _predecessors(node: ir.Node) -> list[ir.Node]:
+    return [producer for value in _read(node) if (producer := value.producer()) is not None]
+
+
+def _read(node: ir.Node) -> list[ir.Value]:
+    return [value for value in node.inputs if value is not None] + captured_values(node)

@@ -1,0 +1,121 @@
+"""Updates in the backward pass: each as soon as its gradients are there, which then need not be kept.
+
+One node for all parameters reads all gradients at once, so that they all have to be there: as many bytes as the weights
+have. Several nodes, each behind the last reader of its weights, let a gradient go when its weights have been updated.
+In graphs for native kernels only: one for any runtime has a body for each parameter, in the order of that runtime.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff.fused import VERSION
+from onnxtrain.ir import Builder
+from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.ir.replace import remove_nodes, take_over
+from onnxtrain.operators.registry import find
+from onnxtrain.passes.memory.in_place import Ancestors, Readers
+from onnxtrain.passes.updates import Variable, held_in_bfloat16, variables_of, without_factor
+
+LEAST_BYTES = 4 << 20
+"""Of the weights that one node updates: less is not worth a start of all threads."""
+
+
+def optimizer_in_backward(graph: ir.Graph) -> None:
+    """Split optimizer nodes into several, each for the parameters whose gradients come next, in place.
+
+    Each gets its learning rate through ``After`` where something that is no ancestor of its gradients reads its
+    weights, such as the product for the gradient of a layer's input: it may then write the weights where they stand.
+    Each part stands where it can run first, for ONNX Runtime keeps the order of a graph as far as it can. Nodes whose
+    gradients have a factor in common are left: that is the norm of all of them.
+
+    Requires: a sorted graph. Ensures: the same.
+    """
+    for node in list(graph):
+        schema = find(node.domain, node.op_type)
+        variables = None if schema is None else variables_of(node, schema)
+        if variables is None or without_factor(variables)[0] is not None:
+            continue
+        parts = list(_parts(graph, variables))
+        rate = node.inputs[0]
+        if len(parts) > 1 and rate is not None and rate.dtype == ir.DataType.FLOAT:
+            _split(graph, node, parts)
+
+
+def _parts(graph: ir.Graph, variables: Sequence[Variable]) -> Iterator[list[Variable]]:
+    """The parameters in the order in which their gradients come, cut where a part is large enough."""
+    place = {node: position for position, node in enumerate(graph)}
+
+    def comes(variable: Variable) -> int:
+        producer = variable.inputs[1].producer()
+        return -1 if producer is None else place[producer]
+
+    part: list[Variable] = []
+    size, left = 0, sum(map(_bytes, variables))
+    for variable in sorted(variables, key=comes):
+        part.append(variable)
+        size += _bytes(variable)
+        if size >= LEAST_BYTES and left - size >= LEAST_BYTES:
+            yield part
+            left, part, size = left - size, [], 0
+    if part:
+        yield part
+
+
+def _bytes(variable: Variable) -> int:
+    x = variable.inputs[0]
+    if x.dtype is None or x.shape is None or not x.shape.is_static():
+        return 0
+    return math.prod(x.shape.numpy()) * int(x.dtype.itemsize)
+
+
+def _split(graph: ir.Graph, node: ir.Node, parts: Sequence[Sequence[Variable]]) -> None:
+    ancestors, readers, nodes = Ancestors(graph), Readers(graph), list(graph)
+    substitutes: dict[ir.Value, ir.Value] = {}
+    rate, count = node.inputs[:2]
+    assert rate is not None
+    assert count is not None
+    for number, part in enumerate(parts):
+        waiting = _unordered(part, node, readers, ancestors)
+        read = [rate, count, *waiting, *(value for variable in part for value in variable.inputs)]
+        producers = [producer for value in read if (producer := value.producer()) is not None]
+        last = max(map(ancestors.position, producers), default=-1)
+        op = Builder(graph, graph.opset_imports[""], before=nodes[last + 1])
+        op.scope = f"{node.name or 'update'}/{number}"
+        ready = op.wrap(rate)
+        if waiting:
+            ready = op.After(ready, *map(op.wrap, waiting), domain=ONNXTRAIN_DOMAIN)
+            graph.opset_imports.setdefault(ONNXTRAIN_DOMAIN, VERSION)
+        old = [output for column in zip(*(variable.outputs for variable in part), strict=True) for output in column]
+        columns = zip(*(variable.inputs for variable in part), strict=True)
+        new = op.several(
+            node.op_type,
+            ready,
+            op.wrap(count),
+            *(op.wrap(value) for column in columns for value in column),
+            outputs=len(old),
+            domain=node.domain,
+            **{name: attribute.value for name, attribute in node.attributes.items()},
+        )
+        substitutes.update({before: after.ir for before, after in zip(old, new, strict=True)})
+    take_over(graph, substitutes)
+    remove_nodes(graph, [node])
+
+
+def _unordered(part: Sequence[Variable], node: ir.Node, readers: Readers, ancestors: Ancestors) -> list[ir.Value]:
+    """Results of the readers of weights that need not have run when the gradients of a part are there."""
+    producers = [producer for variable in part if (producer := variable.inputs[1].producer()) is not None]
+    late = {
+        reading.node: None
+        for variable in part
+        for reading in readers.of(held_in_bfloat16(variable.inputs[0]) or variable.inputs[0])
+        if reading.node not in (node, variable.inputs[0].producer())
+    }
+    found: list[ir.Node] = []
+    for reader in sorted(late, key=ancestors.position, reverse=True):  # the later first: they cover earlier ones
+        if not any(ancestors.includes(known, reader) for known in (*producers, *found)):
+            found.append(reader)
+    return [reader.outputs[0] for reader in found]

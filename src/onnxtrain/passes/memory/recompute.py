@@ -1,0 +1,217 @@
+"""Compute values again in the backward pass instead of keeping them from the forward pass.
+
+Copies of forward nodes must neither run before the backward pass arrives at them, nor be recognized as copies: by
+this package, by ONNX Runtime's elimination of common subexpressions, or by any other runtime that is given the
+graph. So a copy reads its input through a Reshape to its own shape, the shape being that of the input plus a zero
+that the graph computes from a gradient. ONNX Runtime gives a Reshape the memory of its input: nothing is copied.
+
+A value that gradients do not read any more could be fused away with its reader, and a fused operator rounds
+otherwise than those it is made of. A Reshape before the reader keeps ONNX Runtime from that: numbers stay as they are.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff.engine import Backward
+from onnxtrain.ir import Builder
+from onnxtrain.ir.clone import Values, captured_values, clone_nodes, subgraphs
+from onnxtrain.ir.domains import MICROSOFT_DOMAIN, ONNXTRAIN_DOMAIN
+from onnxtrain.ir.replace import set_inputs
+from onnxtrain.ir.sharing import RANDOM
+from onnxtrain.ir.value import is_float
+from onnxtrain.passes.memory.numbered_layers import LAYERS, layer_of
+
+_ONCE = RANDOM | {"Dropout", "AllReduce"}
+"""Operators that give something else the next time, or for which processes would have to meet again."""
+
+_FUSED_ANYWAY = frozenset({"MatMul"})
+"""Operators with which ONNX Runtime fuses what they read, however many others read it, too."""
+
+SHAPES_ONLY = frozenset({"Shape", "Size"})
+"""Operators that read no element of what they are given."""
+
+
+def recompute(graph: ir.Graph, backward: Backward, patterns: Sequence[str]) -> None:
+    """Let gradient nodes read copies of the forward nodes whose names match a pattern, in place.
+
+    Neighbouring matching nodes are recomputed together, from what enters the first of them. What is not floating
+    (shapes, indices) and what draws random numbers is not recomputed. Requires: a sorted graph without dead nodes.
+    Ensures: the same, and every output equal bit by bit.
+
+    Args:
+        graph: The main graph.
+        backward: The nodes that carry gradients; what is no longer in the graph is passed over.
+        patterns: Glob patterns of names of nodes, checked before. Where they match none any more, because what they
+            name is part of a fused node, nothing is left to recompute: the fused node keeps none of it.
+    """
+    if not patterns:
+        return
+    carrying = {node for node in backward.nodes if node.graph is graph}
+    chosen = _choose([node for node in graph if node not in carrying], patterns)
+    order = {node: index for index, node in enumerate(graph)}
+    late = _late(graph, carrying, backward.arriving)
+    by_layer = LAYERS in patterns
+    for nodes in _neighbours(graph, {node: layer_of(node) if by_layer else "" for node in chosen}):
+        segment = _Segment(graph, nodes, [node for node in graph if node in carrying], order)
+        trigger = segment.trigger(late)
+        if trigger is not None:
+            segment.copy(trigger)
+    graph.sort()
+
+
+def _choose(forward: Sequence[ir.Node], patterns: Sequence[str]) -> set[ir.Node]:
+    matching = [
+        node
+        for node in forward
+        if any(fnmatch.fnmatchcase(node.name or "", pattern) for pattern in patterns)
+        or (LAYERS in patterns and layer_of(node))
+    ]
+    return {node for node in matching if any(map(is_float, node.outputs)) and not _draws(node)}
+
+
+def _draws(node: ir.Node) -> bool:
+    if node.op_type in _ONCE or node.domain not in ("", MICROSOFT_DOMAIN, ONNXTRAIN_DOMAIN):
+        return True  # an operator of someone else's may draw, too
+    return any(_draws(inner) for graph in subgraphs(node) for inner in graph)
+
+
+def _late(graph: ir.Graph, carrying: Collection[ir.Node], arriving: Collection[ir.Value]) -> set[ir.Node]:
+    """The gradient nodes that cannot run before the backward pass arrives at them.
+
+    They depend on the gradient of some forward value, and that on an activation; a gradient node that only reads
+    a forward value (to transpose it, say) could run in the forward pass.
+    """
+    active: set[ir.Node] = set()
+    late: set[ir.Node] = set()
+    for node in graph:
+        if node not in carrying or node.op_type in SHAPES_ONLY:
+            continue
+        producers = {value.producer() for value in node.inputs if value is not None and is_float(value)} - {None}
+        if any(producer in active or producer not in carrying for producer in producers):
+            active.add(node)
+        if producers & late or (node in active and any(output in arriving for output in node.outputs)):
+            late.add(node)
+    return late
+
+
+def _neighbours(graph: ir.Graph, chosen: Mapping[ir.Node, str]) -> list[list[ir.Node]]:
+    """The chosen nodes of one layer in groups that are connected by what they read from each other; in order."""
+    group: dict[ir.Node, list[ir.Node]] = {}
+    for node in graph:
+        if node not in chosen:
+            continue
+        merged = [node]
+        for value in (*node.inputs, *captured_values(node)):
+            producer = None if value is None else value.producer()
+            if producer in group and chosen[producer] == chosen[node] and group[producer] is not merged:
+                merged = group[producer] + merged
+                for member in merged:
+                    group[member] = merged
+        for member in merged:
+            group[member] = merged
+    return list({id(members): members for members in group.values()}.values())
+
+
+class _Segment(NamedTuple):
+    """Nodes that are recomputed together.
+
+    Attributes:
+        graph: The graph.
+        nodes: The nodes in order.
+        backward: The gradient nodes in order.
+        order: Places of all nodes in the graph.
+    """
+
+    graph: ir.Graph
+    nodes: Sequence[ir.Node]
+    backward: Sequence[ir.Node]
+    order: dict[ir.Node, int]
+
+    def trigger(self, late: Collection[ir.Node]) -> ir.Value | None:
+        """The gradient whose arrival starts the recomputation; ``None`` where no gradient node needs it.
+
+        It is one that the first gradient node that reads the segment reads, too, or the last one before it: none
+        of these depends on the segment.
+        """
+        reader = next((node for node in self.readers() if node.op_type not in SHAPES_ONLY), None)
+        if reader is None:
+            return None
+        for value in reader.inputs:
+            if value is not None and value.producer() in late and is_float(value):
+                return value
+        before = [node for node in self.backward if self.order[node] < self.order[reader] and node in late]
+        return next((v for node in reversed(before) for v in node.outputs if v.name and is_float(v)), None)
+
+    def readers(self) -> list[ir.Node]:
+        """The gradient nodes that read what the segment computes."""
+        results = {output for node in self.nodes for output in node.outputs}
+        return [node for node in self.backward if any(value in results for value in node.inputs)]
+
+    def copy(self, trigger: ir.Value) -> None:
+        """Put copies in the place of the segment for the gradient nodes from the first reader on."""
+        readers = self.readers()
+        first = next(node for node in readers if node.op_type not in SHAPES_ONLY)
+        readers = [node for node in readers if self.order[node] >= self.order[first]]
+        op = Builder(self.graph, self.graph.opset_imports.get("", 1), before=first)
+        op.scope = f"again: {self.nodes[0].name}"
+        mapping: Values = {}
+        for node in self._needed(readers):
+            if not any(value in mapping for value in node.inputs):
+                source = next((value for value in node.inputs if value is not None and not _is_constant(value)), None)
+                if source is None:
+                    continue  # computed from constants: runtimes do that once, ahead
+                mapping[source] = _behind(op, source, trigger)
+            copies = clone_nodes([node], mapping, rename=lambda name: f"again/{name}")
+            self.graph.insert_before(first, copies)
+        own = {output for node in self.nodes for output in node.outputs}
+        copied = {old: new for old, new in mapping.items() if old in own and new is not None}
+        lost: dict[ir.Value, None] = {}
+        for reader in readers:
+            lost.update((value, None) for value in reader.inputs if value in copied)
+            set_inputs(reader, [value if value is None else copied.get(value, value) for value in reader.inputs])
+        for value in lost:
+            self._keep_apart(value)
+
+    def _keep_apart(self, value: ir.Value) -> None:
+        """Let the forward nodes read a value that gradients do not read any more through a Reshape."""
+        readers = {node for node in value.consumers() if node in self.order and node.op_type not in _FUSED_ANYWAY}
+        if not readers - set(self.backward):
+            return
+        op = Builder(self.graph, self.graph.opset_imports.get("", 1), before=min(readers, key=self.order.__getitem__))
+        op.scope = f"apart: {value.name}"
+        same = op.Reshape(op.wrap(value), op.Shape(op.wrap(value)), allowzero=1).ir
+        same.type, same.shape = value.type, value.shape
+        for reader in readers:
+            set_inputs(reader, [same if old is value else old for old in reader.inputs])
+
+    def _needed(self, readers: Iterable[ir.Node]) -> list[ir.Node]:
+        """What of the segment the readers depend on."""
+        needed = {value for node in readers for value in node.inputs}
+        found = []
+        for node in reversed(self.nodes):
+            if any(output in needed for output in node.outputs):
+                found.append(node)
+                needed.update((*node.inputs, *captured_values(node)))
+        return found[::-1]
+
+
+def _is_constant(value: ir.Value) -> bool:
+    if value.producer() is None:
+        return value.is_initializer()
+    return value.producer().op_type == "Constant"  # type: ignore[union-attr]
+
+
+def _behind(op: Builder, source: ir.Value, trigger: ir.Value) -> ir.Value:
+    """The same tensor in the same memory, not before the trigger is computed."""
+    gradient, value = op.wrap(trigger), op.wrap(source)
+    element = op.Slice(op.Reshape(gradient, op.ints(-1)), op.ints(0), op.ints(1))
+    element = op.cast(element, ir.DataType.FLOAT)  # not every runtime compares every type
+    zero = op.ReduceSum(op.cast(op.Less(element, element), ir.DataType.INT64), op.ints(0), keepdims=1)
+    again = op.Reshape(value, op.Shape(value) + zero, allowzero=1)
+    again.ir.type = source.type
+    return again.with_shape(value.shape).ir

@@ -1,0 +1,131 @@
+"""Activations that are not kept for the backward pass: the node of their gradient gives them once more.
+
+Of an activation y = f(x), its own gradient reads x, and the gradient of what follows (a weight, mostly) reads y: both
+are kept. The kernel of the gradient has x in hand and computes most of y on its way, so it gives y, too, in the
+memory of x, and y is kept no longer than the forward pass needs it. In graphs for native kernels only: standard
+operators would go over memory once more for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff.engine import Backward
+from onnxtrain.ir.clone import Values, clone_nodes
+from onnxtrain.ir.domains import MICROSOFT_DOMAIN
+from onnxtrain.ir.replace import set_inputs
+from onnxtrain.ir.value import constant_number
+from onnxtrain.passes.memory.recompute import SHAPES_ONLY
+
+_VIEWS = frozenset({"Flatten", "Reshape"})
+
+
+def reuse_activations(graph: ir.Graph, backward: Backward) -> None:
+    """Let gradients that read a Clip or Gelu read the second output of its gradient's node, in place.
+
+    Left alone is an activation that a gradient reads on which that of the activation depends.
+
+    Requires: a sorted graph whose fused operators are those that kernels run. Ensures: a sorted graph.
+
+    Args:
+        graph: The main graph.
+        backward: The nodes that carry gradients; what is no longer in the graph is passed over.
+    """
+    carrying = {node for node in backward.nodes if node.graph is graph}
+    changed = False
+    for node in list(graph):
+        y = _activation(node, carrying) if node in carrying and len(node.outputs) == 1 else None
+        if y is None:
+            continue
+        readers = dict.fromkeys(reader for reader, _ in _reads(y, carrying))
+        if readers and not _leads_to(node, readers, carrying):
+            _reuse(graph, node, y, carrying)
+            changed = True
+    if changed:
+        graph.sort()
+
+
+def _activation(node: ir.Node, carrying: Collection[ir.Node]) -> ir.Value | None:
+    """y of the activation whose gradient a node computes from dy and x."""
+    if node.op_type not in ("ClipGradient", "GeluGradient") or node.inputs[1] is None:
+        return None
+    for forward, place in node.inputs[1].uses():
+        if place == 0 and forward not in carrying and forward.graph is node.graph and _is_function_of(forward, node):
+            return forward.outputs[0]
+    return None
+
+
+def _is_function_of(forward: ir.Node, gradient: ir.Node) -> bool:
+    """Whether a node computes the activation that a node is the gradient of."""
+    if gradient.op_type == "ClipGradient":
+        return forward.op_identifier() == ("", "Clip", "") and _bounds(forward.inputs[1:]) == _bounds(
+            gradient.inputs[2:]
+        )
+    approximate = gradient.attributes["approximate"].as_string()
+    if forward.domain:
+        name = {"none": "Gelu", "tanh": "FastGelu"}[approximate]
+        return forward.op_identifier() == (MICROSOFT_DOMAIN, name, "") and not _given(forward.inputs[1:])
+    own = forward.attributes.get("approximate")
+    return forward.op_type == "Gelu" and approximate == ("none" if own is None else own.as_string())
+
+
+def _given(values: Sequence[ir.Value | None]) -> list[tuple[int, ir.Value]]:
+    return [(place, value) for place, value in enumerate(values) if value is not None]
+
+
+def _bounds(values: Sequence[ir.Value | None]) -> list[tuple[int, ir.Value]]:
+    """The bounds that are given; a lower one of minus infinity is none."""
+    return [(place, value) for place, value in _given(values) if place or constant_number(value) != -math.inf]
+
+
+def _reads(y: ir.Value, carrying: Collection[ir.Node]) -> Iterator[tuple[ir.Node, ir.Value]]:
+    """Gradient nodes that read the elements of y, and what they read: y itself, or a forward node's view of it."""
+    for reader in dict.fromkeys(reader for reader, _ in y.uses()):
+        if reader in carrying:
+            if reader.op_type not in SHAPES_ONLY:
+                yield reader, y
+        elif reader.op_type in _VIEWS and not reader.domain and reader.inputs[0] is y:
+            yield from _reads(reader.outputs[0], carrying)
+
+
+def _leads_to(target: ir.Node, nodes: Collection[ir.Node], carrying: Collection[ir.Node]) -> bool:
+    """Whether a gradient node depends on one of others."""
+    pending, seen = list(nodes), set(nodes)
+    while pending:
+        for output in pending.pop().outputs:
+            for reader, _ in output.uses():
+                if reader is target:
+                    return True
+                if reader in carrying and reader not in seen:
+                    seen.add(reader)
+                    pending.append(reader)
+    return False
+
+
+def _reuse(graph: ir.Graph, node: ir.Node, y: ir.Value, carrying: set[ir.Node]) -> None:
+    node.resize_outputs(2)
+    again = node.outputs[1]
+    again.name = f"again/{y.name}"
+    again.type, again.shape = y.type, y.shape
+    mapping: Values = {y: again}
+    for reader, read in list(_reads(y, carrying)):
+        if read not in mapping:
+            carrying.update(_copy_views(graph, node, read, mapping))
+        set_inputs(reader, [mapping[read] if value is read else value for value in reader.inputs])
+
+
+def _copy_views(graph: ir.Graph, after: ir.Node, view: ir.Value, mapping: Values) -> list[ir.Node]:
+    """Make the views that lead from a value of the mapping to ``view`` of its substitute, too."""
+    chain: list[ir.Node] = []
+    while view not in mapping:
+        producer = view.producer()
+        assert producer is not None
+        chain.append(producer)
+        assert producer.inputs[0] is not None
+        view = producer.inputs[0]
+    copies = clone_nodes(chain[::-1], mapping, rename=lambda name: f"again/{name}")
+    graph.insert_after(after, copies)
+    return copies

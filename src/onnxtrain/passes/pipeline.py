@@ -1,0 +1,151 @@
+"""All that happens to a graph on its way to a session, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff.engine import Backward
+from onnxtrain.autodiff.options import GradientOptions
+from onnxtrain.errors import GradientError
+from onnxtrain.ir.clone import all_nodes
+from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN, TRAINING_DOMAIN
+from onnxtrain.ir.passes import clean, remove_unused
+from onnxtrain.passes.build_gradients import Derivative, build_gradients
+from onnxtrain.passes.check_patterns import check_patterns
+from onnxtrain.passes.check_states import check_states
+from onnxtrain.passes.counter_based_dropout import counter_based_dropout
+from onnxtrain.passes.fuse.fuse_activations import fuse_activations
+from onnxtrain.passes.fuse.fuse_attention import fuse_attention
+from onnxtrain.passes.fuse.fuse_linear import fuse_linear
+from onnxtrain.passes.fuse.fuse_norms import fuse_norms
+from onnxtrain.passes.fuse.fuse_relu import fuse_relu
+from onnxtrain.passes.fuse.fuse_rotary import fuse_rotary
+from onnxtrain.passes.fuse.fuse_updates import fuse_updates
+from onnxtrain.passes.join_scans import join_scans
+from onnxtrain.passes.kernels.multiply_in_bfloat16 import multiply_in_bfloat16
+from onnxtrain.passes.kernels.read_last_state import read_last_state
+from onnxtrain.passes.kernels.resolve_fused import resolve_fused
+from onnxtrain.passes.kernels.split_cross_entropy import split_cross_entropy
+from onnxtrain.passes.kernels.use_convolution_kernels import use_convolution_kernels
+from onnxtrain.passes.kernels.use_half_weights import use_half_weights
+from onnxtrain.passes.kernels.use_low_bit_kernels import use_low_bit_kernels
+from onnxtrain.passes.mask_softmax_gradients import mask_softmax_gradients
+from onnxtrain.passes.memory.optimizer_in_backward import optimizer_in_backward
+from onnxtrain.passes.memory.recompute import recompute
+from onnxtrain.passes.memory.rematerialize_dequantized import rematerialize_dequantized
+from onnxtrain.passes.memory.reuse_activations import reuse_activations
+from onnxtrain.passes.portable.webgpu_bodies import Portable
+from onnxtrain.passes.round_states import round_states
+from onnxtrain.passes.synchronize_batch_norm import synchronize_batch_norm
+
+
+def lower_graph(
+    model: ir.Model,
+    *,
+    kernels: bool = False,
+    derivative: Derivative | None = None,
+    portable: Portable | None = None,
+    updates: Collection[str] = (),
+) -> ir.Model:
+    """The list of passes: from a graph with Gradient and optimizer nodes to one that a session runs, in place.
+
+    Step graphs, gradients, evaluation and the ONNX backend all go through it. What is not in a graph costs nothing:
+    without Gradient nodes there is nothing to recompute, without optimizers nothing to update, and passes for recurrent
+    layers, and for graphs that any runtime runs, are imported where there are such.
+
+    Requires: a sorted graph; its outputs are what is wanted. Ensures: a sorted graph of standard operators that any
+    runtime runs; with ``kernels`` also of operators that the native library has.
+
+    Args:
+        model: A working copy. Its metadata says how gradients are built
+            (:class:`~onnxtrain.autodiff.options.GradientOptions`).
+        kernels: Whether the session loads the native kernels.
+        derivative: A derivative to append as graph outputs ``{x}_grad``.
+        portable: The provider that the graph is for, where it is not the processor.
+        updates: The optimizers that stay nodes although the rest is standard operators, since the session loads kernels
+            of theirs for its provider (:mod:`onnxtrain.runtime.cuda_updates`).
+
+    Raises:
+        GradientError: A gradient cannot be built; products are to be computed in bfloat16, which standard operators
+            do not.
+        OperatorError: An optimizer node is not as its operator needs it.
+    """
+    graph = model.graph
+    options = GradientOptions.read(model.metadata_props)
+    rounds = options.compute == "bfloat16"
+    if rounds and not kernels:
+        raise GradientError(
+            'The training asks for compute="bfloat16", which the native kernels compute and a graph of standard '
+            "operators does not; leave compute out for a graph that any runtime runs."
+        )
+    check_patterns(graph, options.recompute)
+    recurrent = any(node.op_type in ("GRU", "LSTM", "RNN") for node in all_nodes(graph))
+    if recurrent:
+        from onnxtrain.passes.fuse.fuse_recurrent import fuse_recurrent
+        from onnxtrain.passes.kernels.split_recurrent_gradients import split_recurrent_gradients
+        from onnxtrain.passes.portable.write_activation_defaults import write_activation_defaults
+
+        write_activation_defaults(model)  # of recurrent layers: ONNX Runtime has others
+    counter_based_dropout(model)  # masks from counters that are states: a step taken again draws the same
+    if kernels:
+        fuse_activations(model)  # Gelu: one node for five
+        fuse_norms(model)  # RMS norm: one node for seven
+        fuse_rotary(model)  # rotary embedding: one node for seven
+        fuse_attention(model)  # scores, mask, softmax and product: one node
+        fuse_linear(model, frozen=rounds)  # product, transposition, bias and Relu: one node
+        if recurrent:
+            read_last_state(model)  # of a recurrent layer: its gradient is one step
+            fuse_recurrent(model)  # LSTM, GRU, RNN that keep what their gradients read
+    backward = Backward()
+    for gradient in build_gradients(model, derivative):  # a Gradient node becomes the nodes that compute it
+        mask_softmax_gradients(model, gradient)  # rows without a key have a gradient of zero
+        backward += gradient
+    join_scans(graph)  # sums over chunks in one pass with their gradient
+    if kernels:
+        synchronize_batch_norm(model, backward)  # statistics of all processes
+    resolve_fused(model, backward, kernels=kernels, portable=portable)  # what has no kernel becomes its body
+    clean(model)
+    recompute(graph, backward, options.recompute)  # activations computed again instead of kept
+    if kernels:
+        reuse_activations(graph, backward)  # activations that their gradient gives once more
+        if recurrent:
+            split_recurrent_gradients(model)  # what their products do not read is released before them
+        split_cross_entropy(graph)  # the loss in parts that have kernels
+        use_convolution_kernels(model)
+        use_low_bit_kernels(model)
+        use_half_weights(model)  # products read weights in 16 bits as they are stored
+        multiply_in_bfloat16(model, wanted=rounds)  # products with weights, where asked for
+        remove_unused(model)
+        fuse_relu(graph)  # the gradient of Relu inside that of the product behind it
+        rematerialize_dequantized(graph)  # frozen weights of few bits are in float while they are read
+        optimizer_in_backward(graph)  # an update for every few layers, in the backward pass
+        fuse_updates(model)  # clipping and masks inside the update
+        check_states(graph)  # those in 8 bits are inside
+        round_states(graph)  # what no update has taken in
+    else:
+        from onnxtrain.passes.portable.keep_provider_optimizers import keep_provider_optimizers
+        from onnxtrain.passes.portable.lower_optimizers import lower_optimizers
+
+        check_states(graph)  # none in 8 bits
+        kept = keep_provider_optimizers(model, updates)  # what the provider has kernels of
+        lower_optimizers(model, kept)  # optimizers become their bodies
+        round_states(graph)  # states in bfloat16
+        clean(model)
+        if kept:
+            fuse_updates(model)  # clipping and masks inside the update
+        graph.sort()
+        for domain in (TRAINING_DOMAIN, ONNXTRAIN_DOMAIN):
+            _forget_domain(model, domain)
+        if portable is not None:
+            from onnxtrain.passes.portable.target_webgpu import target_webgpu
+
+            target_webgpu(model)  # nothing that the provider lacks
+    return model
+
+
+def _forget_domain(model: ir.Model, domain: str) -> None:
+    """Drop the import of a domain that no node is of any more."""
+    if domain in model.graph.opset_imports and not any(node.domain == domain for node in all_nodes(model.graph)):
+        model.graph.opset_imports.pop(domain)

@@ -1,0 +1,1 @@
+"""Passes for graphs that any runtime runs."""

@@ -1,0 +1,71 @@
+"""Updates that another provider than the processor's has kernels of: nodes where all else is standard operators."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import onnx_ir as ir
+
+from onnxtrain.ir import Builder
+from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.operators.nodes import check_node
+from onnxtrain.operators.registry import find
+from onnxtrain.passes.updates import variables_of
+
+
+def keep_provider_optimizers(model: ir.Model, operators: Collection[str]) -> frozenset[ir.Node]:
+    """The optimizer nodes that kernels of a provider run, made fit for them in place.
+
+    Those kernels know gradients of their parameter's shape only: where that is not certain, an Expand sees to it. Nodes
+    in subgraphs, of other operators and over other types than float and double are not among them.
+
+    Requires: a graph without Gradient nodes. Ensures: the nodes stay where they are.
+
+    Args:
+        model: A working copy.
+        operators: The names of the optimizers that have such kernels.
+
+    Raises:
+        OperatorError: A node is not as its operator needs it.
+    """
+    candidates = [node for node in model.graph if node.op_type in operators and _is_optimizer(model, node)]
+    if not candidates:
+        return frozenset()
+    for node in candidates:
+        check_node(node, model.graph.opset_imports.get(node.domain, 1))
+    infer_shapes(model)
+    kept = frozenset(node for node in candidates if _is_of_numbers(node))
+    for node in kept:
+        _fit_gradients(model.graph, node)
+    return kept
+
+
+def _is_optimizer(model: ir.Model, node: ir.Node) -> bool:
+    return node.op_identifier() not in model.functions and find(node.domain, node.op_type) is not None
+
+
+def _is_of_numbers(node: ir.Node) -> bool:
+    schema = find(node.domain, node.op_type)
+    return schema is not None and variables_of(node, schema) is not None
+
+
+def _fit_gradients(graph: ir.Graph, node: ir.Node) -> None:
+    schema = find(node.domain, node.op_type)
+    assert schema is not None
+    count = len(variables_of(node, schema) or ())
+    op = Builder(graph, graph.opset_imports[""], before=node)
+    op.scope = f"{node.name or node.op_type}/gradients"
+    for place in range(2 + count, 2 + 2 * count):
+        x, gradient = node.inputs[place - count], node.inputs[place]
+        assert x is not None
+        assert gradient is not None
+        if not _has_shape_of(gradient, x):
+            whole = op.Expand(op.wrap(gradient), op.Shape(op.wrap(x)))
+            whole.ir.type, whole.ir.shape = x.type, x.shape
+            node.replace_input_with(place, whole.ir)
+
+
+def _has_shape_of(gradient: ir.Value, x: ir.Value) -> bool:
+    if gradient.shape is None or x.shape is None:
+        return False
+    return gradient.shape.is_static() and list(gradient.shape) == list(x.shape)

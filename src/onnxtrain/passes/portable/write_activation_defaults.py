@@ -1,0 +1,29 @@
+"""The numbers that activation functions of recurrent layers have where the model gives none, written down."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff.rules.recurrent_activations import numbers_with_defaults
+from onnxtrain.ir.clone import all_nodes
+
+_RECURRENT = ("GRU", "LSTM", "RNN")
+_KINDS = ("activation_alpha", "activation_beta")
+
+
+def write_activation_defaults(model: ir.Model) -> None:
+    """Write ``activation_alpha`` and ``activation_beta`` of LSTM, GRU and RNN down in full, in place.
+
+    ONNX Runtime takes 0 where a model leaves out a number of Affine, ScaledTanh or ThresholdedRelu, and their defaults
+    are others (workarounds: numbers of recurrent activations).
+
+    Requires: nothing. Ensures: lists that are as long as the functions need; nodes with the usual functions stay.
+    """
+    for node in all_nodes(model.graph):
+        if node.domain or node.op_type not in _RECURRENT or "activations" not in node.attributes:
+            continue
+        given = [list(node.attributes[kind].as_floats()) if kind in node.attributes else [] for kind in _KINDS]
+        found = numbers_with_defaults(node.attributes["activations"].as_strings(), *given)
+        for kind, before, numbers in zip(_KINDS, given, found or given, strict=True):
+            if len(numbers) > len(before):
+                node.attributes[kind] = ir.AttrFloat32s(kind, numbers)

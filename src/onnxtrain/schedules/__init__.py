@@ -1,0 +1,36 @@
+"""Learning-rate schedules: from the number of the step, counted from 0, to the learning rate of that step."""
+
+from __future__ import annotations
+
+from onnxtrain.public_names import public_names
+from onnxtrain.schedules.choice import parse_schedule, resolve_schedule
+from onnxtrain.schedules.learning_rate import Schedule, check_rate
+from onnxtrain.schedules.shapes import (
+    Constant,
+    Cosine,
+    Custom,
+    Exponential,
+    Linear,
+    OneCycle,
+    Polynomial,
+    Step,
+    WarmUp,
+)
+
+__all__ = [
+    "Constant",
+    "Cosine",
+    "Custom",
+    "Exponential",
+    "Linear",
+    "OneCycle",
+    "Polynomial",
+    "Schedule",
+    "Step",
+    "WarmUp",
+    "check_rate",
+    "parse_schedule",
+    "resolve_schedule",
+]
+
+__dir__ = public_names(__name__)

@@ -1,0 +1,246 @@
+"""Tensors whose readers leave open whether they are learned: operands of Add, Mul and the like, and initial states.
+
+The values decide, and the name: an author's (a path of modules, a word) or an exporter's (``val_5``, ``onnx::Mul_32``).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.ir.value import dimensions
+from onnxtrain.weights.module_paths import CALL
+from onnxtrain.weights.names import Origin, is_preprocessing, is_statistic_name, last_word, origin_of
+from onnxtrain.weights.readers import Reader, arrivals, behind_identity
+from onnxtrain.weights.rule import Use, is_lookup, is_normalization, use_of
+from onnxtrain.weights.tables import is_bias, is_operand_of_weight, is_preprocessed, is_weight
+from onnxtrain.weights.untie import has_one_value
+from onnxtrain.weights.widened import as_stored
+
+_WEIGHT_NAMES = frozenset({"weight", "bias", "gamma", "beta", "kernel"})
+
+_TOLERANCE = 1e-5
+
+_CIRCLE = 1e-3
+"""How far squares of cosines and sines may be from their sum."""
+
+_LEAST_STEPS = 3
+"""Values rise evenly from this many on."""
+
+
+class Decision(NamedTuple):
+    """Why a tensor is no parameter.
+
+    Attributes:
+        reason: The reason; "" for a parameter.
+        open: Whether neither its use nor its name says so: then a hint does.
+    """
+
+    reason: str = ""
+    open: bool = False
+
+
+LEARNED = Decision()
+OPEN = Decision("neither its use nor its name says that it is learned", open=True)
+_FILL = Decision("ones, zeros or another single value that an exporter wrote")
+PREPROCESSING = Decision("mean or deviation of preprocessing")
+_TABLE = Decision("a table of positions: its values rise evenly")
+
+
+def operand_decision(value: ir.Value) -> Decision:
+    """Decide on a floating tensor of several elements that is no setting, table or mask."""
+    readers, name = arrivals(value), value.name or ""
+    if is_statistic_name(name):
+        return Decision("a running statistic, by its name")
+    if preprocesses(value, readers):
+        return PREPROCESSING
+    if _is_filled_state(value, readers):
+        return _FILL
+    if origin_of(name) is not Origin.EXPORTER:
+        return LEARNED
+    weighing = [reader for reader in readers if use_of(reader) is Use.WEIGHT and not is_operand_of_weight(reader)]
+    if any(not is_normalization(reader) for reader in weighing):
+        return LEARNED
+    tensor = value.const_value
+    if tensor is None:
+        return LEARNED if weighing else OPEN
+    array = as_stored(tensor)
+    if has_one_value(array):
+        if not weighing and any(_is_affine(reader, name) for reader in readers):
+            return LEARNED
+        if any(map(is_bias, readers)):
+            return LEARNED
+        # What exporters fill in themselves are ones and zeros.
+        return _FILL if weighing or array.flat[0] in (0, 1) else OPEN
+    if weighing:
+        return LEARNED
+    if _is_repeated(array):
+        return OPEN
+    if any(map(is_bias, readers)):
+        return LEARNED
+    return _by_values(array, readers)
+
+
+def preprocesses(value: ir.Value, readers: Sequence[Reader]) -> bool:
+    """Return whether a tensor is a mean or a deviation by which an input of the model is normalized."""
+    name = value.name or ""
+    if last_word(name) not in _WEIGHT_NAMES and any(map(_normalizes, readers)):
+        return True
+    return is_preprocessing(name) and any(map(is_preprocessed, readers))
+
+
+def _by_values(array: np.ndarray, readers: Sequence[Reader]) -> Decision:
+    """Decide on an operand with an exporter's name by what is in it."""
+    if _rises_evenly(array):
+        return _TABLE
+    if any(map(is_preprocessed, readers)):
+        return PREPROCESSING if all(map(_is_of_affine, readers)) else OPEN
+    operators = {node.op_type for node, _ in readers if not node.domain}
+    if any(use_of(reader) is Use.STATE for reader in readers):
+        return LEARNED if all(_is_one_state(array, node) for node, _ in readers) else OPEN
+    axes = sum(size != 1 for size in array.shape)
+    if operators & {"Add", "Sub"} or (operators & {"Mul", "Div"} and axes == 1):
+        return LEARNED
+    return OPEN
+
+
+def rotary_tables(values: Iterable[ir.Value]) -> set[ir.Value]:
+    """Find pairs of cosines and sines: tables of one shape whose squares add up to one number everywhere."""
+    alike: dict[tuple[object, ...], list[tuple[ir.Value, np.ndarray]]] = {}
+    for value in values:
+        tensor, shape = value.const_value, dimensions(value) or ()
+        is_table = sum(size != 1 for size in shape) > 1
+        if is_table and tensor is not None and all(map(_may_be_table, arrivals(value))):
+            alike.setdefault(tuple(shape), []).append((value, as_stored(tensor)))
+    found: set[ir.Value] = set()
+    for group in alike.values():
+        for place, (one, cosines) in enumerate(group):
+            found.update(v for two, sines in group[place + 1 :] if _are_circle(cosines, sines) for v in (one, two))
+    return found
+
+
+def _may_be_table(reader: Reader) -> bool:
+    return use_of(reader) is Use.OPEN or is_lookup(reader)
+
+
+def _are_circle(cosines: np.ndarray, sines: np.ndarray) -> bool:
+    """Return whether pairs of elements lie on one circle; the ends tell most others apart."""
+    ends = [float(cosines.flat[place]) ** 2 + float(sines.flat[place]) ** 2 for place in (0, -1)]
+    if ends[0] == 0 or not math.isclose(*ends, rel_tol=_CIRCLE) or has_one_value(cosines):
+        return False
+    return np.allclose(cosines.astype(np.float64) ** 2 + sines.astype(np.float64) ** 2, ends[0], rtol=_CIRCLE)
+
+
+def _normalizes(reader: Reader) -> bool:
+    """Return whether a node is of (x - mean) / deviation, of an input x of the model as it comes.
+
+    Both are tensors, each of which a single node reads.
+    """
+    node, index = reader
+    if not is_preprocessed(reader) or (node.op_type in ("Sub", "Div") and index != 1):
+        return False
+    before = node if node.op_type == "Sub" else None
+    if before is None and node.op_type in ("Mul", "Div"):
+        other = node.inputs[1 - index]
+        before = None if other is None else other.producer()
+    if before is None or before.op_type != "Sub" or not is_weight(before.inputs[1]):
+        return False
+    after = [user for user, _ in before.outputs[0].uses()]
+    if len(after) != 1 or after[0].op_type not in ("Mul", "Div") or not is_preprocessed((before, 1)):
+        return False
+    pair = [behind_identity(value) for value in (before.inputs[1], after[0].inputs[1])]
+    known = [value for value in pair if value is not None and is_weight(value)]
+    names = [value.name or "" for value in known]
+    # Other names are those of a layer that learns to normalize.
+    is_named = any(is_preprocessing(name) or origin_of(name) is Origin.EXPORTER for name in names)
+    return len(known) == 2 and is_named and dimensions(known[0]) == dimensions(known[1])
+
+
+def _is_of_affine(reader: Reader) -> bool:
+    """Return whether a node is of x scale + shift, where both are initializers."""
+    node, index = reader
+    other = node.inputs[1 - index]
+    before = None if other is None else other.producer()
+    after = list(node.outputs[0].uses())
+    pairs = [(before, node)] + ([(node, after[0][0])] if len(after) == 1 else [])
+    return any(
+        one is not None
+        and one.op_type in ("Mul", "Div")
+        and two.op_type in ("Add", "Sub")
+        and all(any(map(_is_made, pair.inputs)) for pair in (one, two))
+        for one, two in pairs
+    )
+
+
+def _is_made(value: ir.Value | None) -> bool:
+    """Return whether a value is an initializer with an exporter's name."""
+    return value is not None and is_weight(value) and origin_of(value.name or "") is Origin.EXPORTER
+
+
+def _is_affine(reader: Reader, name: str) -> bool:
+    """Return whether an operand of one value is a scale or bias of a normalization all the same.
+
+    PyTorch's newer exporter writes the call that a node was made from, with its parameters. The older one writes what
+    fills a normalization without parameters as Constant nodes; its initializers come from those of the module.
+    """
+    node, index = reader
+    if node.op_type not in ("Mul", "Add") or node.domain:
+        return False
+    call = node.metadata_props.get(CALL)
+    if call is not None:
+        return "norm" in call and len(re.findall(r"%p_\w+", call)) > (node.op_type == "Add")
+    other = node.inputs[1 - index]
+    for _ in range(3):  # InstanceNormalization, Reshape, Mul, Add
+        producer = None if other is None else other.producer()
+        if producer is None:
+            return False
+        if producer.op_type == "InstanceNormalization":
+            return name.startswith("onnx::")
+        other = producer.inputs[0]
+    return False
+
+
+def _is_filled_state(value: ir.Value, readers: Sequence[Reader]) -> bool:
+    """Return whether a tensor of one value is the initial state of each example of a fixed batch."""
+    nodes = [reader[0] for reader in readers if use_of(reader) is Use.STATE]
+    if not nodes or len(nodes) < len(readers) or value.const_value is None:
+        return False
+    array = as_stored(value.const_value)
+    return has_one_value(array) and not any(_is_one_state(array, node) for node in nodes)
+
+
+def _is_one_state(array: np.ndarray, node: ir.Node) -> bool:
+    """Return whether an initial state is one for all examples of a batch."""
+    layout = node.attributes["layout"].as_int() if "layout" in node.attributes else 0
+    return array.ndim == 3 and array.shape[0 if layout else 1] == 1
+
+
+def _is_repeated(array: np.ndarray) -> bool:
+    """Return whether values repeat along an axis: an exporter computed them for each example of a batch, say."""
+    if sum(size != 1 for size in array.shape) < 2:
+        return False
+    return any(size > 1 and bool((array == array.take([0], axis)).all()) for axis, size in enumerate(array.shape))
+
+
+def _rises_evenly(array: np.ndarray) -> bool:
+    """Return whether values rise evenly along an axis (grids, distances, anchors), or by a factor (slopes)."""
+    full = array.astype(np.float64)
+    if not np.isfinite(full).all():
+        return False
+    for axis, size in enumerate(full.shape):
+        if size >= _LEAST_STEPS:
+            steps = np.diff(full, axis=axis)
+            largest = float(np.abs(full).max())
+            if steps.any() and np.abs(np.diff(steps, axis=axis)).max() <= _TOLERANCE * largest:
+                return True
+    if math.prod(full.shape) == max(full.shape, default=0) >= _LEAST_STEPS and (full > 0).all():
+        logarithms = np.diff(np.log(full.reshape(-1)))
+        if logarithms.any() and np.ptp(logarithms) <= _TOLERANCE:
+            return True
+    halves = 2 * full
+    return bool(full.size > _LEAST_STEPS and (halves == np.round(halves)).all())

@@ -1,0 +1,260 @@
+"""Which initializers of a model are parameters, and why the others are not."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff.missing import reached
+from onnxtrain.autodiff.path import Forward
+from onnxtrain.errors import OptionError
+from onnxtrain.ir.value import dimensions, is_float
+from onnxtrain.weights.module_paths import module_paths, node_names
+from onnxtrain.weights.names import Origin, origin_of
+from onnxtrain.weights.operands import PREPROCESSING, Decision, operand_decision, preprocesses, rotary_tables
+from onnxtrain.weights.readers import Functions, Reader, arrivals, read_through_identity, role_of
+from onnxtrain.weights.rule import Use, use_of
+from onnxtrain.weights.scalars import is_scalar, scalar_readers, scalar_reason
+from onnxtrain.weights.tables import mask_reason, table_reason
+
+Patterns = str | Sequence[str]
+"""Glob patterns of names: one, or several."""
+
+
+@dataclass(frozen=True)
+class Initializer:
+    """One row of the table that ``inspect`` prints.
+
+    Attributes:
+        name: Name in the model.
+        shape: Sizes of its axes.
+        dtype: Element type as ONNX names it, in lower case.
+        size: Number of elements.
+        trainable: Whether training changes it.
+        reason: Why it is not trainable; "" when it is.
+        uses: The operators that read it.
+        sparsity: The fraction of its elements that are zero, where it was counted.
+        undecided: Whether neither its use nor its name says that it is a parameter: then a hint says so.
+        paths: What it is called in the program that was exported, where its name does not say so: patterns match
+            these, too.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    size: int
+    trainable: bool
+    reason: str
+    uses: tuple[str, ...]
+    sparsity: float = 0.0
+    paths: tuple[str, ...] = ()
+    undecided: bool = False
+
+
+def parameter_table(
+    model: ir.Model,
+    loss: ir.Value | Sequence[ir.Value] | None,
+    *,
+    train: str | Sequence[str] | None = None,
+    freeze: str | Sequence[str] | None = None,
+    straight_through: bool = False,
+    learned: Collection[str] = (),
+) -> list[Initializer]:
+    """Sort the initializers of a model's main graph into parameters and constants.
+
+    A parameter is a floating weight that the loss depends on through a differentiable path. Which tensor is a weight
+    is decided by what reads it (the table of :mod:`~onnxtrain.weights.rule`), then by its values and its name.
+    What both leave open is no parameter, and marked as undecided.
+
+    Args:
+        model: The working copy; shapes are inferred, functions on the path to the loss are expanded in it.
+        loss: The value to train on, or several; ``None`` takes every floating output.
+        train: Glob patterns: only matching initializers are trained; a constant named here without a wildcard is
+            trained, too. A pattern matches the name of an initializer or its module path (``layer.1.query.weight``
+            for ``val_92``), and where it matches none of these, the nodes that read it. ``|`` stands between
+            alternatives.
+        freeze: Glob patterns of what stays as it is; wins over ``train``.
+        straight_through: Whether gradients pass through operators that round or quantize.
+        learned: Initializers that are parameters whatever they look like.
+
+    Raises:
+        OptionError: A pattern matches no initializer.
+    """
+    graph = model.graph
+    paths = {name: module_paths(value, model.functions) for name, value in graph.initializers.items()}
+    chosen = {
+        option: None if given is None else matching(option, _listed(given), paths, model)
+        for option, given in (("train", train), ("freeze", freeze))
+    }
+    named = {*learned, *(() if train is None else _listed(train))}
+    given = list(graph.initializers.items())  # the functions that are expanded bring constants of their own
+    candidates = [value for _, value in given if is_float(value)]
+    # Before functions are expanded: some operators say what their inputs are, but their bodies do not.
+    roles = {value: _role(value, model.functions) for value in candidates if _is_trained(value)}
+    reached = _reached(model, loss, candidates, straight_through)
+    rows = []
+    turning = rotary_tables(value for value in candidates if value in reached and not roles.get(value, ""))
+    for name, value in given:
+        reason, undecided = _reason(name, value, reached, chosen["train"], chosen["freeze"]), False
+        if not reason and name not in named:
+            reason, undecided = _decision(value, roles[value], value in turning)
+        shape = tuple(d for d in dimensions(value) or () if isinstance(d, int))
+        dtype = "unknown" if value.dtype is None else value.dtype.name.lower()
+        uses = tuple(dict.fromkeys(node.op_type for node in value.consumers()))
+        size = math.prod(shape)
+        rows.append(
+            Initializer(name, shape, dtype, size, not reason, reason, uses, paths=paths[name], undecided=undecided)
+        )
+    return rows
+
+
+_EXPONENT = "exponent of Pow"
+
+_WILDCARDS = frozenset("*?[|")
+"""What makes a pattern of a name."""
+
+
+def _listed(given: str | Sequence[str]) -> list[str]:
+    return [given] if isinstance(given, str) else list(given)
+
+
+def matching(option: str, patterns: Sequence[str], paths: Mapping[str, tuple[str, ...]], model: ir.Model) -> set[str]:
+    """The names of the initializers that patterns match, by name, by module path, else by the nodes that read them.
+
+    Args:
+        option: What a message calls the patterns.
+        patterns: Glob patterns, each perhaps of several alternatives with ``|`` between them.
+        paths: The names of the initializers, and their module paths.
+        model: A working copy whose functions are not expanded.
+
+    Raises:
+        OptionError: A pattern matches none.
+    """
+    found: set[str] = set()
+    called: dict[str, set[str]] = {}
+    for name, others in paths.items():
+        for path in (name, *others):
+            called.setdefault(path, set()).add(name)
+    for pattern in patterns:
+        if pattern in called and not _WILDCARDS.intersection(pattern):
+            found |= called[pattern]
+            continue
+        alternatives = [pattern] if pattern in paths else pattern.split("|")
+
+        def matches(names: Iterable[str], alternatives: Sequence[str] = alternatives) -> bool:
+            return any(fnmatch.fnmatchcase(name, one) for name in names for one in alternatives)
+
+        matched = {name for name, others in paths.items() if name == pattern or matches((name, *others))}
+        if not matched:
+            nodes = {name: node_names(model.graph.initializers[name], model.functions) for name in paths}
+            matched = {name for name, others in nodes.items() if matches(others)}
+        if not matched:
+            known = [others[0] if others else name for name, others in paths.items()]
+            shown = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
+            raise OptionError(
+                f"{option}={pattern!r} matches no initializer; the model has {shown or 'none'}. "
+                "`onnxtrain inspect MODEL` lists them."
+            )
+        found |= matched
+    return found
+
+
+def _reached(
+    model: ir.Model, loss: ir.Value | Sequence[ir.Value] | None, candidates: list[ir.Value], straight_through: bool
+) -> set[ir.Value]:
+    if not candidates:
+        return set()
+    forward = Forward.of(model, straight_through=straight_through)
+    if loss is None:
+        loss = [value for value in model.graph.outputs if is_float(value)]
+    targets = [loss] if isinstance(loss, ir.Value) else loss
+    return set[ir.Value]().union(*(reached(forward, y, candidates) for y in targets))
+
+
+def _reason(name: str, value: ir.Value, reached: set[ir.Value], train: set[str] | None, freeze: set[str] | None) -> str:
+    if not is_float(value):
+        kind = "unknown" if value.dtype is None else value.dtype.name.lower()
+        return f"{kind}, not a floating tensor"
+    if not _is_trained(value):
+        assert value.dtype is not None
+        return f"{value.dtype.name.lower()}; the optimizers take float and double"
+    if value not in reached:
+        return "the loss does not depend on it through a differentiable path"
+    if freeze is not None and name in freeze:
+        return "frozen"
+    if train is not None and name not in train:
+        return "not named by train="
+    return ""
+
+
+def _is_trained(value: ir.Value) -> bool:
+    """Whether the optimizers take its type."""
+    return value.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+
+
+def _role(value: ir.Value, functions: Functions) -> str:
+    """What a constant is for, as the operators say that read it, or its name; "" for a parameter."""
+    readers = scalar_readers(value, functions) if is_scalar(value) else arrivals(value, functions)
+    uses = {use_of(reader) for reader in readers}
+    settings = sorted(use for use in uses if isinstance(use, str))
+    if settings and Use.WEIGHT not in uses:
+        return " and ".join(settings)
+    return table_reason(value, functions, readers)
+
+
+def _decision(value: ir.Value, role: str, is_turning: bool) -> Decision:
+    """Decide on a tensor that the loss depends on and nobody named.
+
+    Args:
+        value: The tensor.
+        role: What it is as a constant, where its readers or its name said so.
+        is_turning: Whether it is one of a pair of cosines and sines.
+    """
+    if role:
+        # An author's exponent may be learned, as in pooling by powers.
+        return Decision(role, open=role == _EXPONENT and origin_of(value.name or "") is not Origin.EXPORTER)
+    if is_scalar(value):
+        return PREPROCESSING if preprocesses(value, arrivals(value)) else Decision(scalar_reason(value))
+    shape = dimensions(value)
+    if shape is not None and 0 in shape:
+        return Decision("empty")
+    if is_turning:
+        return Decision("a table of positions: cosines and sines")
+    reason = mask_reason(value)
+    return Decision(reason) if reason else operand_decision(value)
+
+
+def shared_parameters(model: ir.Model, names: Iterable[str]) -> dict[str, str]:
+    """Parameters that are read in several places, with what reads them: training ties all those uses together.
+
+    An embedding that is also the output projection is tied on purpose; equal fresh weights that an exporter
+    merged are not. A scale of batch normalization that is its running variance, too, is read in two places.
+    """
+    found = {}
+    order = {node: position for position, node in enumerate(model.graph)}
+    for name in names:
+        readers = [reader for reader in read_through_identity(model.graph.initializers[name]) if reader[0] in order]
+        nodes = sorted({node for node, _ in readers}, key=order.__getitem__)
+        if len(nodes) > 1:
+            found[name] = f"{len(nodes)} nodes ({_first([_label(node) for node in nodes])})"
+        elif nodes:
+            roles = [role for _, index in sorted(readers, key=_index) if (role := role_of(nodes[0].op_type, index))]
+            if len(roles) > 1:
+                found[name] = f"{len(roles)} inputs of {_label(nodes[0])} ({', '.join(roles)})"
+    return found
+
+
+def _index(reader: Reader) -> int:
+    return reader[1]
+
+
+def _label(node: ir.Node) -> str:
+    return node.name or f"{node.op_type} ({node.outputs[0].name})"
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

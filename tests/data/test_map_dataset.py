@@ -1,0 +1,88 @@
+"""Datasets that give an example for an index: equal to arrays, or a sentence that says what does not fit."""
+
+import numpy as np
+import pytest
+
+import onnxtrain
+from onnxtrain import examples
+from onnxtrain.data import TensorSpec, open_dataset
+from onnxtrain.errors import DataError
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(40, 4)).astype(np.float32)
+LABELS = X[:, :3].argmax(1)
+TEXTS = np.array(["ant", "bee", "cow"])[LABELS]
+
+
+class Pairs:
+    """As PyTorch's map-style datasets are."""
+
+    def __init__(self, x=X, y=LABELS, form=lambda x, y: (x, y)):
+        self.x, self.y, self.form = x, y, form
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return self.form(self.x[index], self.y[index])
+
+
+class Batched(Pairs):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+    def __getitem__(self, index):
+        return {"input": self.x[index], "label": int(self.y[index]), "id": index}
+
+
+def trainer():
+    return onnxtrain.Trainer(examples.mlp((4, 8, 3)), loss="softmax_cross_entropy", seed=2)
+
+
+@pytest.mark.parametrize("source", [Pairs(), Batched(), Pairs(y=TEXTS), Pairs(form=lambda x, y: [x, int(y)])])
+def test_training_equals_training_on_arrays(source):
+    target = "label" if isinstance(source, Batched) else None
+    ours, theirs = trainer(), trainer()
+    options = {"epochs": 2, "batch_size": 7, "validation": 0.25, "metrics": "accuracy"}
+    rows = ours.fit(source, target=target, **options).rows
+    assert rows == theirs.fit(X, TEXTS if source.y is TEXTS else LABELS, **options).rows
+    assert ours.labels == (("ant", "bee", "cow") if source.y is TEXTS else None)
+    assert ours.evaluate(source, target=target) == theirs.evaluate(X, source.y)
+
+
+def test_predictions_of_one_array_for_an_example():
+    class Inputs(Pairs):
+        def __getitem__(self, index):
+            return self.x[index]
+
+    np.testing.assert_array_equal(
+        onnxtrain.predict(examples.mlp((4, 3)), Inputs()), onnxtrain.predict(examples.mlp((4, 3)), X)
+    )
+
+
+def test_pytorch():
+    torch = pytest.importorskip("torch")
+    data = torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(LABELS))
+    half = torch.utils.data.Subset(data, range(20))
+    assert trainer().fit(half, batch_size=6).rows == trainer().fit(X[:20], LABELS[:20], batch_size=6).rows
+
+
+def test_what_does_not_fit():
+    with pytest.raises(DataError, match="the Pairs is empty; at least one example is needed"):
+        trainer().fit(Pairs(X[:0]))
+    ragged = [*X[:39], np.zeros(5, np.float32)]
+    with pytest.raises(
+        DataError, match=r"part 0 of example 39 of the Pairs has shape \(5,\), but that of example \d+ has"
+    ):
+        trainer().fit(Pairs(ragged))
+    with pytest.raises(DataError, match=r"input 'input' of the batch of the examples \d+, \d+, \d+ \.\.\. has shape"):
+        trainer().fit(Pairs(X[:, :3]))
+    broken = X.copy()
+    broken[5, 1] = np.nan
+    with pytest.raises(DataError, match=r"of the batch of the examples .* holds nan"):
+        trainer().fit(Pairs(broken))
+    with pytest.raises(DataError, match=r"has label 7 at example 0, but labels must be 0 to 2"):
+        trainer().fit(Pairs(y=np.full(40, 7)))
+    specs = [TensorSpec("input", np.dtype(np.float32), ("N", 4))]
+    with pytest.raises(DataError, match="leaves 'label' and 'id' besides the inputs"):
+        next(open_dataset(Batched(), specs).batches(4))

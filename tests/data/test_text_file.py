@@ -1,0 +1,106 @@
+"""Texts with a tokenizer: ids, masks and type ids as the tokenizer gives them."""
+
+import numpy as np
+import pytest
+
+import onnxtrain
+from onnxtrain.data import TensorSpec, TextFile, open_dataset
+from onnxtrain.errors import DataError, OptionError
+
+tokenizers = pytest.importorskip("tokenizers", reason="tokenizers are not installed")
+
+TEXTS = ["the cat sat", "a dog", "the dog sat on the cat", "unknown words"]
+VOCABULARY = {word: index for index, word in enumerate(("[PAD]", "[UNK]", "the", "cat", "sat", "a", "dog", "on"))}
+
+
+def spec(name, length=None, dtype=np.int64):
+    return TensorSpec(name, np.dtype(dtype), ("N", length))
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    model = tokenizers.models.WordLevel(VOCABULARY, unk_token="[UNK]")
+    found = tokenizers.Tokenizer(model)
+    found.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    found.enable_truncation(2)  # not used
+    found.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path / "tokenizer.json"
+
+
+@pytest.fixture
+def table(tmp_path):
+    rows = "\n".join(f'"{text}",{label}' for text, label in zip(TEXTS, "abab", strict=True))
+    (tmp_path / "d.csv").write_text(f"text,kind\n{rows}\n")
+    return tmp_path / "d.csv"
+
+
+def read(source, *specs, **options):
+    (batch,) = open_dataset(source, specs, **options).batches(10)
+    return batch
+
+
+IDS = [[2, 3, 4, 0, 0, 0], [5, 6, 0, 0, 0, 0], [2, 6, 4, 7, 2, 3], [1, 1, 0, 0, 0, 0]]
+
+
+def test_inputs_of_a_language_model(table, tokenizer):
+    specs = [spec("input_ids"), spec("attention_mask"), spec("token_type_ids"), spec("position_ids", dtype=np.int32)]
+    batch = read(TextFile(table, tokenizer), *specs, target="kind")
+    assert batch.inputs["input_ids"].tolist() == IDS
+    assert batch.inputs["input_ids"].dtype == np.int64
+    assert batch.inputs["attention_mask"].tolist() == (np.array(IDS) > 0).astype(int).tolist()
+    assert not batch.inputs["token_type_ids"].any()
+    assert batch.inputs["position_ids"].tolist() == [list(range(6))] * 4
+    assert batch.targets.tolist() == [*"abab"]
+
+
+@pytest.mark.parametrize(("length", "fixed"), [(4, None), (None, 4), (4, 4)])
+def test_lengths(table, tokenizer, length, fixed):
+    found = tokenizers.Tokenizer.from_file(str(tokenizer))
+    batch = read(TextFile(table, found, length=length), spec("tokens", fixed), target="kind")
+    assert batch.inputs["tokens"].tolist() == [row[:4] for row in IDS]
+    assert found.truncation is not None  # it is the caller's
+
+
+def test_lines_of_a_file(tmp_path, tokenizer):
+    (tmp_path / "d.txt").write_text("\n".join(TEXTS))
+    assert read(TextFile(tmp_path / "d.txt", tokenizer), spec("ids"), need_target=False).inputs["ids"].tolist() == IDS
+    with pytest.raises(DataError, match=r"d\.txt' has no column of targets; give a \.csv"):
+        read(TextFile(tmp_path / "d.txt", tokenizer), spec("ids"))
+
+
+def test_a_model_learns_from_texts(table, tokenizer):
+    onnx = pytest.importorskip("onnx")
+    rng = np.random.default_rng(0)
+    table_of, head = (rng.normal(size=shape).astype(np.float32) for shape in ((8, 5), (5, 2)))
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> f (int64[N, T] input_ids) => (float[N, 2] logits) '
+        "{ e = Gather(table, input_ids) axis = Constant<value_ints = [1]>() m = ReduceMean<keepdims = 0>(e, axis) "
+        "logits = MatMul(m, head) }"
+    )
+    model.graph.initializer.extend(
+        [onnx.numpy_helper.from_array(table_of, "table"), onnx.numpy_helper.from_array(head, "head")]
+    )
+    trainer = onnxtrain.Trainer(model, loss="softmax_cross_entropy", optimizer=onnxtrain.Adam(0.05))
+    trainer.fit(TextFile(table, tokenizer), target="kind", epochs=40)
+    assert trainer.labels == ("a", "b")
+    assert trainer.evaluate(TextFile(table, tokenizer), target="kind", metrics="accuracy")["accuracy"] == 1
+
+
+def test_what_does_not_fit(table, tokenizer, tmp_path):
+    with pytest.raises(DataError, match=r"the inputs 'a', 'b' are not one for token ids and its masks"):
+        read(TextFile(table, tokenizer), spec("a"), spec("b"), target="kind")
+    with pytest.raises(DataError, match=r"'image' is float32 \(batch, 4\)"):
+        read(TextFile(table, tokenizer), spec("image", 4, np.float32), target="kind")
+    with pytest.raises(DataError, match=r"has no columns? .*'words'|has no column 'words'"):
+        read(TextFile(table, tokenizer, text="words"), spec("ids"), target="kind")
+    with pytest.raises(DataError, match=r"There is no file '.*no\.json'; tokenizer needs a tokenizer\.json"):
+        read(TextFile(table, tmp_path / "no.json"), spec("ids"), target="kind")
+    (tmp_path / "bad.json").write_text("{}")
+    with pytest.raises(DataError, match=r"bad\.json' is no tokenizer\.json"):
+        read(TextFile(table, tmp_path / "bad.json"), spec("ids"), target="kind")
+    with pytest.raises(OptionError, match="tokenizer is a int; it needs the path"):
+        read(TextFile(table, 3), spec("ids"), target="kind")
+    with pytest.raises(OptionError, match="length is 0"):
+        TextFile(table, tokenizer, length=0)
+    with pytest.raises(OptionError, match="length is 3, but the model takes 4 tokens"):
+        read(TextFile(table, tokenizer, length=3), spec("ids", 4), target="kind")

@@ -1,0 +1,77 @@
+"""Declared shapes that contradict each other do not stop inference."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+from onnx import parser
+
+import onnxtrain
+from onnxtrain.ir.declared_shapes import contradictions
+from onnxtrain.ir.shapes import infer_shapes
+
+# As TorchScript's exporter writes scatter_reduce: the shapes declared in the branches are those of a branch that
+# is never taken.
+BRANCHES = """<ir_version: 10, opset_import: ["" : 18]>
+agraph (float[2, 3] x) => (float[2, 6] y)
+<float[2, 3] w = {1, 2, 3, 4, 5, 6}, bool never = {0}>
+{
+    t = Mul (x, w)
+    z = If (never) <
+        then_branch = flat () => (float[6] a) { shape = Constant <value_ints = [-1]> () a = Reshape (t, shape) },
+        else_branch = same () => (float[6] b) { b = Identity (t) }
+    >
+    s = Add (x, z)
+    r = Tanh (s)
+    y = Mul (r, x)
+}"""
+
+
+def _model() -> onnx.ModelProto:
+    return parser.parse_model(BRANCHES)
+
+
+def test_types_behind_contradicting_shapes_are_inferred() -> None:
+    model = infer_shapes(ir.from_proto(_model()))
+    assert contradictions(model.graph) == 0
+    assert {output.dtype for node in model.graph for output in node.outputs} == {ir.DataType.FLOAT}
+    (y,) = model.graph.outputs
+    assert y.shape is not None
+    assert len(y.shape) == 2
+
+
+def test_gradients_through_contradicting_shapes() -> None:
+    x = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
+    w = np.arange(1, 7, dtype=np.float32).reshape(2, 3)
+    gradient = onnxtrain.gradient(_model(), "y", ["w"])
+    session = onnxruntime.InferenceSession(gradient.SerializeToString(), providers=["CPUExecutionProvider"])
+    _, dw = session.run(None, {"x": x})
+    np.testing.assert_allclose(dw, (1 - np.tanh(x + x * w) ** 2) * x * x, rtol=1e-5, atol=1e-6)
+
+
+def test_types_that_nothing_tells_leave_shapes_as_they_are() -> None:
+    text = """<ir_version: 10, opset_import: ["" : 18, "my.domain" : 1]>
+    agraph (float[2, 3] x) => (float[2, 3] y)
+    <float[2, 3] z>
+    {
+        s = my.domain.Strange (x)
+        z = Identity (s)
+        y = Add (z, x)
+    }"""
+    model = infer_shapes(ir.from_proto(parser.parse_model(text)))
+    assert contradictions(model.graph) == 0
+    assert model.graph.outputs[0].shape == ir.Shape([2, 3])
+
+
+def test_initializers_have_the_shapes_of_their_tensors() -> None:
+    model = parser.parse_model("""<ir_version: 10, opset_import: ["" : 18]>
+    agraph (float[N, 2] x, float[k] b) => (float[N, 2] y) <float[2, 2] w = {1, 2, 3, 4}, float[2] b = {5, 6}>
+    { h = Gemm (x, w, b)  y = Tanh (h) }""")
+    model.graph.value_info.append(onnx.helper.make_tensor_value_info("w", onnx.TensorProto.FLOAT, ["rows", "?"]))
+    rows = {row.name: row for row in onnxtrain.inspect(model).initializers}
+    assert [(row.shape, row.size, row.trainable) for row in rows.values()] == [((2, 2), 4, True), ((2,), 2, True)]
+    trainer = onnxtrain.Trainer(model, loss="mean_squared_error", optimizer=onnxtrain.Adam(), threads=1)
+    trainer.train_step(np.ones((3, 2), np.float32), np.zeros((3, 2), np.float32))
+    assert trainer.trained_values()["w"].shape == (2, 2)

@@ -1,0 +1,186 @@
+"""No loss depends on how its data are cut: every loss with every option, by batches and by micro-batches."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import onnx
+import pytest
+
+import onnxtrain
+from onnxtrain.losses import LOSSES
+from onnxtrain.losses.contrastive_losses import EmbeddingLoss
+
+RANDOM = np.random.default_rng(0)
+ROWS, CLASSES, STEPS = 12, 4, 5
+CUTS = (12, 7, 5, 2, 1)
+"""Batch sizes; 7 and 5 leave a smaller last batch."""
+
+# The first rows have one class alone, whose weight may be 0, and the next ones are ignored: some batches count nothing.
+LABELS = np.array([0, 0, 0, 1, 1, 2, 3, 2, 1, 3, 2, 1])
+IGNORED = np.array([0, 0, -100, -100, -100, 2, 3, -100, 1, 3, 2, 1])
+WEIGHTS = np.array([1, 0, 2, 1, 0.5, 3, 1, 1, 0, 1, 2, 1], np.float32)
+
+
+def dense():
+    return onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
+        f (float[n, 3] x) => (float[n, 4] y)
+        <float[3, 4] w = {0.5, -1, 0.3, 1, 0.2, 0.4, -0.6, 0.1, 1, -0.3, 0.2, 0.9}> { y = MatMul(x, w) }""")
+
+
+def by_step():
+    return onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
+        f (float[n, 5, 3] x) => (float[n, 5, 4] y)
+        <float[3, 4] w = {0.5, -1, 0.3, 1, 0.2, 0.4, -0.6, 0.1, 1, -0.3, 0.2, 0.9}> { y = MatMul(x, w) }""")
+
+
+X = RANDOM.normal(size=(ROWS, 3)).astype(np.float32)
+SEQUENCES = RANDOM.normal(size=(ROWS, STEPS, 3)).astype(np.float32)
+WORDS = RANDOM.integers(0, CLASSES, (ROWS, STEPS))
+WORDS_IGNORED = np.where(RANDOM.random((ROWS, STEPS)) < 0.4, -100, WORDS)
+WORDS_IGNORED[2:4] = -100
+NUMBERS = RANDOM.normal(size=(ROWS, CLASSES)).astype(np.float32)
+SHARES = RANDOM.dirichlet(np.ones(CLASSES), ROWS).astype(np.float32)
+ANSWERS = (RANDOM.random((ROWS, CLASSES)) > 0.5).astype(np.float32)
+TEXTS = np.array([[1, 2], [3, -1], [2, 2], [1, 3], [-1, -1], [2, -1]] * 2)
+
+DATA = {
+    "softmax_cross_entropy": (dense, X, (LABELS, IGNORED, SHARES)),
+    "focal": (dense, X, (LABELS, IGNORED, SHARES)),
+    "distillation": (dense, X, (LABELS, IGNORED, SHARES)),
+    "next_token": (by_step, SEQUENCES, (WORDS, WORDS_IGNORED)),
+    "dice": (by_step, SEQUENCES, (WORDS, WORDS_IGNORED)),
+    "ctc": (by_step, SEQUENCES, (TEXTS,)),
+    "binary_cross_entropy": (dense, X, (ANSWERS,)),
+    "binary_focal": (dense, X, (ANSWERS,)),
+    **dict.fromkeys(("mean_squared_error", "mean_absolute_error", "huber"), (dense, X, (NUMBERS,))),
+}
+
+OPTIONS = {
+    "class_weights": [(1.0, 2.0, 0.5, 3.0), (0.0, 2.0, 0.5, 1.0), {0: 0.0, 2: 4.0}],
+    "label_smoothing": [0.2],
+    "ignore_index": [-100],
+    "reduction": ["sum"],
+    "weight": [0.5],
+    "chunk": [2],
+    "gamma": [0.5],
+    "alpha": [0.7, None],
+    "positive_weight": [3.0],
+    "delta": [0.2],
+    "temperature": [3.0],
+    "mix": [0.0, 1.0, 0.3],
+    "smooth": [1.0],
+    "activation": ["softmax"],
+    "background": [False],
+    "blank": [0],
+    "zero_infinity": [True],
+}
+NOT_TRIED = {
+    "axis": "it moves the classes, and changes no number",
+    "check_targets": "it changes what is refused",
+    "teacher": "it is given in every case of distillation",
+    "output": "it names an output of the teacher",
+    "time_axis": "with 0 the batch is not the first axis, so that nothing cuts it",
+    "input_lengths": "it reads an input of the model; the sum is the same",
+}
+
+
+def fits(name, options, targets):
+    """Whether targets go with options: labels to ignore need a loss that ignores them, distributions have none."""
+    if targets.dtype.kind == "f":
+        return not {"chunk", "ignore_index"} & options.keys()
+    if name == "ctc":
+        return True
+    ignores = name == "next_token" or "ignore_index" in options
+    return ignores or not (targets == -100).any()
+
+
+def cases():
+    found = []
+    for name, loss in LOSSES.items():
+        if issubclass(loss, EmbeddingLoss):
+            continue  # they compare the examples of a batch with each other
+        fields = [field.name for field in dataclasses.fields(loss) if field.name in OPTIONS]
+        alone = [{field: value} for field in fields for value in OPTIONS[field]]
+        together = {field: OPTIONS[field][0] for field in fields if field != "reduction"}
+        for options in [{}, *alone, together, {**together, "reduction": "sum"}]:
+            for index, targets in enumerate(DATA[name][2]):
+                if fits(name, options, targets):
+                    found.append(pytest.param(name, options, index, id=f"{name}-{options}-{index}".replace(" ", "")))
+    return found
+
+
+def made(name, options, folder):
+    given = dict(options)
+    if name == "distillation":
+        teacher = onnxtrain.examples.mlp((3, 6, CLASSES), activation="tanh", seed=7)
+        onnx.save(teacher, folder / "teacher.onnx")
+        given["teacher"] = folder / "teacher.onnx"
+    return LOSSES[name](**given)
+
+
+def test_every_loss_and_every_option_is_tried():
+    for name, loss in LOSSES.items():
+        assert issubclass(loss, EmbeddingLoss) or name in DATA
+        if not issubclass(loss, EmbeddingLoss):
+            for field in dataclasses.fields(loss):
+                assert (field.name in OPTIONS) != (field.name in NOT_TRIED), f"{name}: {field.name}"
+
+
+def evaluated(name, options, index, weights, folder):
+    """The loss of the whole set, by the size of its batches."""
+    model, x, targets = DATA[name]
+    trainer = onnxtrain.Trainer(model(), loss=made(name, options, folder))
+    return [trainer.evaluate(x, targets[index], sample_weight=weights, batch_size=size)["loss"] for size in CUTS]
+
+
+@pytest.mark.parametrize(("name", "options", "index"), cases())
+def test_the_whole_is_the_weighted_sum_of_its_batches(tmp_path, name, options, index):
+    found = evaluated(name, options, index, WEIGHTS if len(options) > 2 else None, tmp_path)
+    assert np.isfinite(found).all()
+    np.testing.assert_allclose(found, found[0], rtol=2e-5)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("name", "options", "index"), cases())
+def test_the_whole_is_the_weighted_sum_with_weights_of_examples(tmp_path, name, options, index):
+    found = evaluated(name, options, index, WEIGHTS, tmp_path)
+    np.testing.assert_allclose(found, found[0], rtol=2e-5)
+
+
+def stepped(name, options, index, weights, accumulate, folder):
+    model, x, targets = DATA[name]
+    loss = made(name, options, folder)
+    trainer = onnxtrain.Trainer(model(), loss=loss, optimizer="sgd(lr=0.1)", accumulate=accumulate)
+    value = trainer.train_step(x, targets[index], weights)
+    return value, trainer.get_weights(flat=True)
+
+
+def sampled():
+    """Of each loss: nothing given, weights of classes, mixtures, and all options together."""
+    wanted = [case for case in cases() if not case.values[1] or len(case.values[1]) > 2]
+    return wanted + [
+        case for case in cases() if len(case.values[1]) == 1 and {"class_weights", "mix"} & {*case.values[1]}
+    ]
+
+
+@pytest.mark.parametrize(("name", "options", "index"), sampled())
+def test_micro_batches_make_the_step_of_the_whole(tmp_path, name, options, index):
+    weights = WEIGHTS if len(options) > 2 else None
+    value, whole = stepped(name, options, index, weights, 1, tmp_path)
+    for accumulate in (3, ROWS):
+        found = stepped(name, options, index, weights, accumulate, tmp_path)
+        assert found[0] == pytest.approx(value, rel=2e-5)
+        np.testing.assert_allclose(found[1], whole, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["", "weighted"])
+@pytest.mark.parametrize(("name", "options", "index"), cases())
+def test_micro_batches_of_every_option(tmp_path, name, options, index, weights):
+    value, whole = stepped(name, options, index, weights, 1, tmp_path)
+    for accumulate in (2, 3, 5, ROWS):
+        found = stepped(name, options, index, weights, accumulate, tmp_path)
+        assert found[0] == pytest.approx(value, rel=2e-5)
+        np.testing.assert_allclose(found[1], whole, rtol=2e-5, atol=1e-6)

@@ -1,0 +1,162 @@
+"""Products in bfloat16: which are, what they read, and what they compute."""
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from onnx import helper, numpy_helper, parser
+
+from onnxtrain.autodiff.options import COMPUTE_KEY, GradientOptions
+from onnxtrain.errors import GradientError
+from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.passes.build_gradients import Derivative
+from onnxtrain.passes.kernels.multiply_in_bfloat16 import LEAST
+from onnxtrain.passes.pipeline import lower_graph
+from onnxtrain.runtime.native import custom_ops_library
+
+WIDE, NARROW, ROWS = LEAST, LEAST - 1, 5
+STORED = {"float": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+
+def product(stored="float", *, inputs=WIDE, outputs=WIDE, kind="float"):
+    """y = -(g x) w, of a weight that is stored in a type, with a gain g."""
+    w = "w" if stored == kind else "v"
+    made = f"v = Cast<to={1 if kind == 'float' else 11}>(w)" if stored != kind else ""
+    model = parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]>
+        g ({kind}[n,{inputs}] x) => ({kind}[n,{outputs}] y) {{
+        {made} h = Mul(x, gain) p = MatMul(h, {w}) y = Neg(p) }}""")
+    random = np.random.default_rng(0)
+    array = random.standard_normal((inputs, outputs)).astype(STORED.get(stored, np.float64))
+    gain = random.standard_normal(inputs).astype(np.float32 if kind == "float" else np.float64)
+    weight = helper.make_tensor(
+        "w", helper.np_dtype_to_tensor_dtype(array.dtype), array.shape, array.tobytes(), raw=True
+    )
+    model.graph.initializer.extend([weight, numpy_helper.from_array(gain, "gain")])
+    return model, array.astype(gain.dtype), gain
+
+
+def few_bits():
+    """y = -(g x) wᵀ by MatMulNBits."""
+    model, _, gain = product()
+    del model.graph.node[:], model.graph.initializer[:]
+    nodes = [
+        helper.make_node("Mul", ["x", "gain"], ["h"]),
+        helper.make_node(
+            "MatMulNBits", ["h", "w", "s"], ["p"], domain="com.microsoft", K=WIDE, N=WIDE, bits=4, block_size=32
+        ),
+        helper.make_node("Neg", ["p"], ["y"]),
+    ]
+    random = np.random.default_rng(1)
+    integers = random.integers(0, 256, (WIDE, WIDE // 32, 16), np.uint8)
+    scales = random.uniform(0.1, 1, WIDE * WIDE // 32).astype(np.float32)
+    arrays = {"w": integers, "s": scales, "gain": gain}
+    model.graph.node.extend(nodes)
+    model.graph.initializer.extend([numpy_helper.from_array(array, name) for name, array in arrays.items()])
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    return model
+
+
+def lowered(proto, of="gain", compute="bfloat16", *, kernels=True):
+    """The graph for a session, with the gradient of y by what is named."""
+    working = infer_shapes(ir.from_proto(proto))
+    working.metadata_props.update(GradientOptions(compute=compute).entries())
+    xs = [working.graph.initializers[of]] if of else []
+    lower_graph(working, kernels=kernels, derivative=Derivative(working.graph.outputs[0], xs) if xs else None)
+    return working
+
+
+def products(working):
+    """The products of this project, and in what they are computed."""
+    return sorted(
+        (node.op_type, node.attributes["compute"].value if "compute" in node.attributes else "float32")
+        for node in working.graph
+        if node.domain == "onnxtrain" and node.op_type.startswith(("Linear", "MatMulNBits"))
+    )
+
+
+def run(working, **feeds):
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.register_custom_ops_library(str(custom_ops_library()))
+    session = onnxruntime.InferenceSession(ir.to_proto(working).SerializeToString(), options)
+    return session.run(None, feeds)
+
+
+def rounded(array):
+    return array.astype(ml_dtypes.bfloat16).astype(np.float64)
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_forward_and_gradient_round_their_factors(stored):
+    model, w, gain = product(stored)
+    working = lowered(model)
+    assert products(working) == [("Linear", "bfloat16")] * 2
+    x = np.random.default_rng(2).standard_normal((ROWS, WIDE)).astype(np.float32)
+    y, dgain = run(working, x=x)
+    np.testing.assert_allclose(-y, rounded(x * gain) @ rounded(w), atol=1e-4)
+    expected = -(x * (np.ones((ROWS, WIDE)) @ rounded(w).T)).sum(0)
+    np.testing.assert_allclose(dgain, expected, rtol=1e-4, atol=1e-3)
+    assert np.abs(y + (x * gain).astype(np.float64) @ w).max() > 1e-3  # what is not rounded is something else
+
+
+@pytest.mark.parametrize("stored", ["float16", "bfloat16"])
+def test_weights_of_16_bits_are_read_as_they_are(stored):
+    working = lowered(product(stored)[0])
+    assert all(node.op_type != "Cast" for node in working.graph)
+    read = [node.inputs[1] for node in working.graph if node.op_type == "Linear"]
+    assert {value.name for value in read} == {"w"}
+
+
+def test_gradients_of_weights_round_too():
+    working = lowered(product()[0], of="w")
+    assert products(working) == [("Linear", "bfloat16"), ("LinearWeightGradient", "bfloat16")]
+
+
+def test_products_that_no_gradient_flows_through_round_too():
+    working = lowered(product()[0], of=None)
+    assert products(working) == [("Linear", "bfloat16")]
+
+
+def test_weights_of_few_bits():
+    working = lowered(few_bits())
+    assert products(working) == [("MatMulNBits", "bfloat16"), ("MatMulNBitsGradient", "bfloat16")]
+    x = np.random.default_rng(2).standard_normal((ROWS, WIDE)).astype(np.float32)
+    exact, close = run(lowered(few_bits(), compute="float32"), x=x), run(working, x=x)
+    for one, other in zip(exact, close, strict=True):
+        assert 0 < np.abs(one - other).max() < 0.02 * np.abs(one).max()
+
+
+@pytest.mark.parametrize("sizes", [{"inputs": NARROW}, {"outputs": NARROW}])
+@pytest.mark.parametrize("of", ["gain", "w"])
+def test_narrow_weights_stay_in_float32(sizes, of):
+    assert {compute for _, compute in products(lowered(product(**sizes)[0], of=of))} == {"float32"}
+
+
+def test_float64_stays():
+    assert {compute for _, compute in products(lowered(product("double", kind="double")[0]))} == {"float32"}
+
+
+@pytest.mark.parametrize("of", ["gain", "w"])
+def test_without_the_option_nothing_changes(of):
+    working = lowered(product()[0], of=of, compute="float32")
+    assert all("compute" not in node.attributes for node in working.graph)
+    assert {node.op_type for node in working.graph} & {"MatMul", "Linear"}
+
+
+def test_the_entry_is_gone_from_what_is_lowered():
+    assert COMPUTE_KEY not in lowered(product()[0]).metadata_props
+
+
+def test_a_portable_graph_is_refused():
+    with pytest.raises(
+        GradientError, match='asks for compute="bfloat16", which the native kernels compute and a graph'
+    ):
+        lowered(product()[0], kernels=False)
+
+
+def test_an_entry_that_says_something_else_is_refused():
+    working = infer_shapes(ir.from_proto(product()[0]))
+    working.metadata_props[COMPUTE_KEY] = "float8"
+    with pytest.raises(GradientError, match=r"onnxtrain.compute is 'float8'; it is float32 or bfloat16"):
+        lower_graph(working, kernels=True)

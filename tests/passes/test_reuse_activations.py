@@ -1,0 +1,112 @@
+"""Activations that the backward pass gets from their gradient's node instead of keeping them."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from onnx import parser
+
+from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.passes.pipeline import lower_graph
+from onnxtrain.runtime.native import custom_ops_library
+
+HEADER = """
+<ir_version: 8, opset_import: ["": 20, "com.microsoft": 1, "ai.onnx.preview.training": 1]>
+f (float[5, 3] x, float[3, 4] v, float[4, 2] w) => (float[3, 4] dv, float[4, 2] dw)
+<float low = {-0.5}, float high = {0.5}, int64[2] flat = {5, 4}, int64[3] deep = {5, 1, 4}, float[5, 4] a>
+"""
+GRADIENT = """
+  y = ReduceSum<keepdims = 0>(s)
+  dv, dw = ai.onnx.preview.training.Gradient<xs = ["v", "w"], y = "y">(v, w)
+"""
+LINEAR = "p = MatMul(a, w) s = Mul(p, p)"
+
+
+def model(activation: str, rest: str = LINEAR) -> ir.Model:
+    text = f"{HEADER} {{ m = MatMul(x, v) {activation} {rest} {GRADIENT} }}"
+    return infer_shapes(ir.from_proto(parser.parse_model(text)))
+
+
+def lowered(text: tuple[str, ...], *, kernels: bool) -> ir.Model:
+    made = model(*text)
+    lower_graph(made, kernels=kernels)
+    return infer_shapes(made)
+
+
+def givers(made: ir.Model) -> list[ir.Node]:
+    """The gradient nodes that give the activation, too."""
+    activations = ("ClipGradient", "GeluGradient", "ReluGradient")
+    return [
+        node
+        for node in made.graph
+        if node.domain == ONNXTRAIN_DOMAIN and node.op_type in activations and len(node.outputs) == 2
+    ]
+
+
+def run(made: ir.Model) -> list[np.ndarray]:
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(str(custom_ops_library()))
+    proto = ir.to_proto(made)
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    rng = np.random.default_rng(0)
+    feeds = {value.name: rng.standard_normal(value.shape).astype(np.float32) for value in session.get_inputs()}
+    return session.run(None, feeds)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ("a = Clip(m, low, high)",),
+        ("a = Clip(m, low)",),
+        ("a = Clip(m, , high)",),
+        ("a = Gelu(m)",),
+        ('a = Gelu<approximate = "tanh">(m)',),
+        ("a = com.microsoft.Gelu(m)",),
+        ("a = com.microsoft.FastGelu(m)",),
+        ("b = Clip(m, low, high) a = Reshape(b, flat)",),
+        ("b = Clip(m, low, high) c = Reshape(b, deep) a = Flatten<axis = 2>(c)",),
+        ("c = Clip(m, low) d = Mul(c, c) b = Clip(m, low, high) a = Add(b, d)", "p = MatMul(b, w) s = Mul(p, p)"),
+    ],
+)
+def test_gradients_read_what_the_gradient_gives_again(text):
+    found = lowered(text, kernels=True)
+    (giver,) = givers(found)
+    assert giver.outputs[1].uses()
+    activation = next(n for n in found.graph if n.op_type in ("Clip", "Gelu", "FastGelu") and n.outputs[0].name in "ab")
+    readers = {node for node, _ in activation.outputs[0].uses()}
+    order = list(found.graph)
+    assert all(order.index(node) < order.index(giver) for node in readers)
+    for a, b in zip(run(found), run(lowered(text, kernels=False)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ("a = Clip(m, low, high)", "b = Mul(a, a) s = MatMul(b, w)"),  # dy is a multiple of a
+        ("a = Clip(m, low, high)", "s = Add(a, a) t = Mul(w, w)"),  # no gradient reads a
+        ("n = Neg(m) a = Relu(n)",),  # its gradient reads a itself
+    ],
+)
+def test_left_alone(text):
+    assert not givers(lowered(text, kernels=True))
+
+
+def test_standard_operators_keep_it():
+    assert not givers(lowered(("a = Clip(m, low, high)",), kernels=False))
+
+
+def test_clipping_again_gives_the_same_bits():
+    text = ("a = Clip(m, low, high)",)
+    kept = lowered(text, kernels=True)
+    (giver,) = givers(kept)
+    forward = next(node for node in kept.graph if node.op_type == "Clip")
+    again = run(kept)
+    for reader, place in list(giver.outputs[1].uses()):
+        reader.replace_input_with(place, forward.outputs[0])
+    giver.resize_outputs(1)
+    for a, b in zip(again, run(kept), strict=True):
+        np.testing.assert_array_equal(a, b)
