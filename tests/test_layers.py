@@ -11,7 +11,7 @@ def imports():
 
 
 def test_no_import_goes_up(imports):
-    found = layers.upward(layers.order(), imports)
+    found = layers.upward(layers.ORDER, imports)
     assert [f"{item.source} -> {item.target}" for item in found] == []
 
 
@@ -23,12 +23,12 @@ def test_one_circle_for_type_checkers(imports):
     # A value has the operators of Python, which are the builder's nodes, and a builder gives values.
     ((*files,),) = layers.circles(imports, typed=True)
     assert {"ir/builder.py", "ir/value.py"} <= set(files)
-    assert {layers.part(file, layers.order()) for file in files} == {"ir/"}
+    assert {layers.part(file, layers.ORDER) for file in files} == {"ir/"}
 
 
-def test_every_part_stands_in_the_table():
+def test_every_part_has_a_position():
     files = [path.relative_to(layers.PACKAGE).as_posix() for path in layers.PACKAGE.rglob("*.py")]
-    assert {layers.part(file, layers.order()) for file in files} == set(layers.order())
+    assert {layers.part(file, layers.ORDER) for file in files} == set(layers.ORDER)
 
 
 @pytest.fixture
