@@ -17,6 +17,10 @@ import onnxtrain
 from onnxtrain.autodiff.registry import NEWEST
 
 PUBLIC = {
+    "__version__",
+    "flower",
+    "ray",
+    "sklearn",
     "Adagrad",
     "Adam",
     "AdamW",
@@ -176,9 +180,9 @@ def hints(function: typing.Any) -> dict[str, typing.Any]:
 def test_public_names():
     assert set(onnxtrain.__all__) == PUBLIC
     assert set(onnxtrain.__all__) <= set(dir(onnxtrain))
-    for name in PUBLIC:
+    for name in PUBLIC - {"flower", "ray", "sklearn"}:  # whose packages may be missing
         assert getattr(onnxtrain, name) is not None
-    with pytest.raises(AttributeError, match="module 'onnxtrain' has no attribute 'nonsense'"):
+    with pytest.raises(AttributeError, match="No onnxtrain attribute nonsense"):
         onnxtrain.nonsense  # noqa: B018
 
 

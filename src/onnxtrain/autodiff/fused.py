@@ -1,8 +1,8 @@
 """Operators of this project's own domain that gradient rules emit: one node where standard operators need many.
 
-Each has a body in standard operators. The pass :mod:`~onnxtrain.passes.kernels.resolve_fused` keeps the node in a graph for
-a session with native kernels, and replaces it by the body in a graph for any runtime. Rules, second derivatives and all
-earlier passes see the node.
+Each has a body in standard operators. The pass :mod:`~onnxtrain.passes.kernels.resolve_fused` keeps the node in a graph
+for a session with native kernels, and replaces it by the body in a graph for any runtime. Rules, second derivatives and
+all earlier passes see the node.
 """
 
 from __future__ import annotations
