@@ -13,9 +13,12 @@ import numpy.typing as npt
 from onnxtrain.errors import OptionError
 from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.value import Value
+from onnxtrain.public_names import public_names
 from onnxtrain.spelling import checks_arguments
 
 __all__ = ["Activation", "Dropout", "Flatten", "GlobalAveragePool", "Layer", "Linear", "Softmax"]
+
+__dir__ = public_names(__name__)
 
 Weights = Callable[[str, npt.NDArray[Any]], Value]
 """Makes a weight of the model out of the name of its role (``weight``, ``bias``) and its first values."""
