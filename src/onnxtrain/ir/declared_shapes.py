@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
+import onnx
 import onnx_ir as ir
 
 from onnxtrain.ir.clone import captured_values, subgraphs
-from onnxtrain.ir.inference import told_shape
+from onnxtrain.ir.inference import shape_from_inputs, told_shape
 from onnxtrain.ir.value import Dimension, constant_tensor, dimensions
 
 MADE_UP = "unk__"
@@ -95,6 +96,77 @@ def _is_of_one_branch(node: ir.Node, place: int) -> bool:
         if len(inner) != len(outer) or any(map(_differ, outer, inner)):
             return True
     return False
+
+
+def correct_outputs(graph: ir.Graph) -> None:
+    """Give outputs of the graph the shapes that follow from their nodes where the file declares others, in place.
+
+    skl2onnx declares [N, 4] for a regression on 4 features whose nodes compute [N, 1].
+    """
+    for output in graph.outputs:
+        declared, producer = dimensions(output), output.producer()
+        if declared is None or producer is None or producer.graph is not graph:
+            continue
+        given = shape_from_inputs(output) or _inferred_alone(producer, output, graph.opset_imports)
+        if given is not None and _contradict(declared, given):
+            output.shape = ir.Shape(given)
+
+
+def _inferred_alone(node: ir.Node, output: ir.Value, opsets: Mapping[str, int]) -> tuple[Dimension, ...] | None:
+    """Return the shape that ONNX infers for an output from the node's inputs; ``None`` where it finds none."""
+    inputs = [value for value in dict.fromkeys(node.inputs) if value is not None]
+    plain = all(isinstance(value.type, ir.TensorType) and value.name for value in inputs)
+    if node.domain or node.op_type in _WITH_BODIES or not plain:
+        return None
+    small = [value for value in inputs if value.const_value is not None and value.const_value.nbytes <= _SMALL]
+    proto = onnx.helper.make_graph(
+        [ir.serde.serialize_node(node)],
+        "node",
+        [ir.serde.serialize_value(value) for value in inputs if value not in small],
+        [onnx.ValueInfoProto(name=output.name)],
+        [ir.serde.serialize_tensor(value.const_value) for value in small if value.const_value is not None],
+    )
+    imports = [onnx.helper.make_opsetid("", opsets.get("", 18))]
+    try:
+        inferred = onnx.shape_inference.infer_shapes(onnx.helper.make_model(proto, opset_imports=imports))
+    except (onnx.shape_inference.InferenceError, ValueError):
+        return None
+    (found,) = inferred.graph.output
+    if not found.type.tensor_type.HasField("shape"):
+        return None
+    return dimensions(ir.serde.deserialize_value_info_proto(found, None))
+
+
+_WITH_BODIES = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+
+_SMALL = 1024
+"""Bytes; constants up to this size take part by their values (shapes, axes, repeats)."""
+
+
+def declared_otherwise(declared: onnx.GraphProto, graph: ir.Graph) -> list[str]:
+    """Return a sentence for each output whose declared shape contradicts the one that its nodes give."""
+    sentences = []
+    shapes = {value.name: dimensions(ir.serde.deserialize_value_info_proto(value, None)) for value in declared.output}
+    for output in dict.fromkeys(graph.outputs):
+        before, after = shapes.get(output.name or ""), dimensions(output)
+        if before is not None and after is not None and _contradict(before, after):
+            sentences.append(
+                f"the file declares the output {output.name!r} as {_shown(before)}, but its nodes give {_shown(after)}"
+                "; the nodes decide"
+            )
+    return sentences
+
+
+def _contradict(declared: Sequence[Dimension], given: Sequence[Dimension]) -> bool:
+    """Return whether ranks, or sizes that both state as numbers, differ."""
+    sizes = zip(declared, given, strict=False)
+    return len(declared) != len(given) or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in sizes)
+
+
+def _shown(shape: Sequence[Dimension]) -> str:
+    """Return a shape as text; a size that has no name, or one that inference made up, is N."""
+    sizes = ["N" if size is None or str(size).startswith(MADE_UP) else str(size) for size in shape]
+    return f"[{', '.join(sizes)}]"
 
 
 def _differ(outer: Dimension, inner: Dimension) -> bool:

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnxtrain.ir.bounded_inference import infer_within_bounds
 from onnxtrain.ir.declared_shapes import (
     contradictions,
+    correct_outputs,
     forget_anonymous_axes,
     forget_branch_shapes,
     forget_shapes,
@@ -58,6 +59,7 @@ def infer_shapes(model: ir.Model) -> ir.Model:
             if asks_again(model.graph):
                 _infer(model)
             resolve_symbols(model.graph)
+        correct_outputs(model.graph)
     finally:
         for output in skipped:
             output.name = ""

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.errors import GradientError
+from onnxtrain.ir.declared_shapes import declared_otherwise
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.ir.value import HALVES
 from onnxtrain.model_file.file import ModelFile
@@ -19,6 +20,7 @@ from onnxtrain.passes.build_gradients import Derivative
 from onnxtrain.passes.fuse.patterns import gradient_nodes
 from onnxtrain.passes.pipeline import lower_graph
 from onnxtrain.spelling import checks_arguments
+from onnxtrain.training.advice.hints import Hint, warn_of
 from onnxtrain.training.working_copy.widening import keep_types, narrow_outputs, widen
 from onnxtrain.weights.parameters import parameter_table
 
@@ -67,6 +69,7 @@ def gradient(
     declared = {str(value.name): value.dtype for value in working.graph.outputs if value.dtype in HALVES}
     halves = widen(working)
     working = infer_shapes(working)
+    warn_of(Hint(text, surprising=True) for text in declared_otherwise(file.proto.graph, working.graph))
     options = GradientOptions.of(straight_through, recompute)
     graph = working.graph
     if gradient_nodes(graph):  # which y may depend on

@@ -15,6 +15,7 @@ from onnxtrain.data.conversion import to_numpy
 from onnxtrain.data.target_checks import check_weights
 from onnxtrain.errors import OptionError
 from onnxtrain.ir import Builder, Value
+from onnxtrain.ir.declared_shapes import declared_otherwise
 from onnxtrain.ir.value import dimensions
 from onnxtrain.losses.base import Loss, LossByExample, examples, reduced
 from onnxtrain.losses.heads import Head, HeadMetric, Metrics, are_none, metrics_of_heads
@@ -179,9 +180,9 @@ class Objective:
         choices = {"train": specification.train, "freeze": specification.freeze}
         choices |= {repr(group): group.patterns for group in specification.groups}
         merged = merged_hints(choices, self.table, self.model)
-        return (
-            found + [Hint(text, surprising=False) for text in texts] + [Hint(text, surprising=True) for text in merged]
-        )
+        otherwise = declared_otherwise(file.proto.graph, self.model.graph)
+        surprising = [Hint(text, surprising=True) for text in (*merged, *otherwise)]
+        return found + [Hint(text, surprising=False) for text in texts] + surprising
 
     def on_real_rows(self, rows: int) -> Objective:
         """The same with the loss on as many examples as there are targets, for a model of a fixed batch size.

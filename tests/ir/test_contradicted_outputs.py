@@ -1,0 +1,67 @@
+"""Outputs whose declared shape their nodes contradict: the nodes decide, and a hint says so."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper, parser
+
+import onnxtrain
+from onnxtrain.errors import TrainingHint
+
+BODIES = {
+    "linear": ("h = MatMul(x, w)  y = Add(h, b)", "[N, 1]"),
+    "gemm": ("y = Gemm(x, w, b)", "[N, 1]"),
+    "activation": ("h = MatMul(x, w)  y = Tanh(h)", "[N, 1]"),
+}
+
+
+def regression(declared: str, body: str = "linear") -> onnx.ModelProto:
+    text = f'<ir_version: 8, opset_import: ["": 18]> g (float[n, 4] x) => (float{declared} y) {{ {BODIES[body][0]} }}'
+    model = parser.parse_model(text)
+    rng = np.random.default_rng(0)
+    model.graph.initializer.extend(
+        [
+            numpy_helper.from_array(rng.normal(size=(4, 1)).astype(np.float32), "w"),
+            numpy_helper.from_array(np.ones(1, np.float32), "b"),
+        ]
+    )
+    return model
+
+
+X = np.random.default_rng(1).normal(size=(6, 4)).astype(np.float32)
+Y = np.random.default_rng(2).normal(size=(6, 1)).astype(np.float32)
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("declared", ["[n, 4]", "[n]", "[6, 4]"])
+def test_training_goes_by_the_nodes_and_says_so(declared, body):
+    with pytest.warns(TrainingHint, match=r"the file declares the output 'y' as .*but its nodes give \[\w+, 1\]"):
+        trainer = onnxtrain.Trainer(regression(declared, body), loss="mean_squared_error", optimizer="sgd(lr=0.1)")
+    right = onnxtrain.Trainer(regression("[n, 1]", body), loss="mean_squared_error", optimizer="sgd(lr=0.1)")
+    assert trainer.train_step(X, Y) == right.train_step(X, Y)
+    np.testing.assert_array_equal(trainer.get_weights()["w"], right.get_weights()["w"])
+
+
+@pytest.mark.parametrize("declared", ["[n, 1]", "[m, 1]", "[n, k]", "[6, 1]"])
+def test_shapes_that_may_be_true_stay(declared, recwarn):
+    onnxtrain.Trainer(regression(declared), loss="mean_squared_error", optimizer="sgd(lr=0.1)")
+    assert not [warning for warning in recwarn if "declares the output" in str(warning.message)]
+
+
+def test_the_gradient_says_so_too():
+    model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> g (float[n, 4] x) => (float[2] y) { y = ReduceSum <keepdims = 0> (x) }'
+    )
+    with pytest.warns(TrainingHint, match=r"declares the output 'y' as \[2\], but its nodes give \[\]"):
+        onnxtrain.gradient(model, xs="x")
+
+
+def test_a_regression_of_scikit_learn():
+    pls = pytest.importorskip("sklearn.cross_decomposition")
+    skl2onnx = pytest.importorskip("skl2onnx")
+    model = skl2onnx.to_onnx(pls.PLSRegression(2).fit(X, Y), X[:1])
+    trainer = onnxtrain.Trainer(model, loss="mean_squared_error", optimizer="sgd(lr=0.01)")
+    assert np.isfinite(trainer.train_step(X, Y))
+    assert any("declares the output" in hint for hint in trainer.hints)
