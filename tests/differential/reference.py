@@ -138,13 +138,15 @@ def dice(
     return _mean(terms.mean(1), sample_weight)
 
 
-def ctc(z: torch.Tensor, t: torch.Tensor, sample_weight: torch.Tensor | None, *, blank: int = 0) -> Terms:
-    """PyTorch's CTCLoss, each example divided by the length of its labels; -1 fills labels up."""
+def ctc(
+    z: torch.Tensor, t: torch.Tensor, sample_weight: torch.Tensor | None, *, blank: int = 0, reduction: str = "mean"
+) -> Terms:
+    """PyTorch's CTCLoss, whose mean divides each example by the length of its labels; -1 fills labels up."""
     log_p = torch.log_softmax(z, -1).transpose(0, 1)
     lengths = (t >= 0).sum(1)
     steps = torch.full((z.shape[0],), z.shape[1])
     terms = functional.ctc_loss(log_p, t.clamp(min=0), steps, lengths, blank=blank, reduction="none")
-    return _mean(terms / lengths.clamp(min=1), sample_weight)
+    return _mean(terms if reduction == "sum" else terms / lengths.clamp(min=1), sample_weight)
 
 
 def _pairs(t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -378,6 +380,7 @@ class Layout:
         self.copies: list[str] = []
         index: dict[tuple[str, int], int] = {}
         self.of: dict[str, list[tuple[str, int]]] = {}
+        self.shapes = {name: array.shape for name, array in trained.items()}
         start = 0
         for name, array in trained.items():
             values = array.reshape(-1).tolist()
