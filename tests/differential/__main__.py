@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 JOURNAL = Path("differential.jsonl")
-KINDS = ("equal", "chaotic", "refused", "diverged", "different", "error")
+KINDS = ("equal", "chaotic", "refused", "hinted", "diverged", "different", "error")
 BEGIN, END = "<!-- differential counts -->", "<!-- end of differential counts -->"
 
 

@@ -61,7 +61,8 @@ class Outcome(NamedTuple):
     Attributes:
         seed: Its number.
         kind: "equal", "chaotic" (as far from PyTorch as PyTorch's own rounding leads), "refused" (a sentence),
-            "diverged" (PyTorch reaches infinity or NaN), or "different".
+            "hinted" (the exporter wrote a second, computed copy of a parameter, which a hint names), "diverged"
+            (PyTorch reaches infinity or NaN), or "different".
         text: What differs, or the refusal.
         model: The model.
         options: Everything else.
@@ -90,6 +91,7 @@ class Setup(NamedTuple):
     trainer: dict[str, Any]
     fit: dict[str, Any] | None
     text: str
+    hinted: list[str]
 
 
 def run(seed: int) -> Outcome:
@@ -107,6 +109,8 @@ def _run(seed: int, model: Model) -> Outcome:
         setup = _draw(draw, model, seed)
         described.append(setup.text)
         found = setup.layout.wrong
+        if not found and setup.hinted:
+            return Outcome(seed, "hinted", ", ".join(setup.hinted), model.text, setup.text)
         if not found:
             truth = train(model.module, setup.layout, setup.initial, setup.plan, torch.float64)
             if not all(math.isfinite(loss) and abs(loss) < 1e6 for loss in truth.losses) or not all(
@@ -139,10 +143,19 @@ def _draw(draw: Draw, model: Model, seed: int) -> Setup:
     table = onnxtrain.inspect(model.file).initializers
     held = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.file.graph.initializer}
     trained = {row.name: held[row.name] for row in table if row.trainable and row.name in held}
-    layout = Layout(model.module, trained, {n: a for n, a in held.items() if a.dtype == np.float32})
+    layout = Layout(model.module, trained)
     layout.wrong += [f"{r.name} is trained, but is no initializer" for r in table if r.trainable and r.name not in held]
     if layout.copies:
         options["tie"] = True
+    known = {float(value) for parameter in model.module.parameters() for value in parameter.detach().reshape(-1)}
+    hinted = []
+    for row in table:
+        if not row.trainable and row.name in held and held[row.name].dtype == np.float32:
+            values = held[row.name].reshape(-1).tolist()
+            if values and known.issuperset(values):
+                hinted.append(row.name)
+                if not row.undecided:
+                    layout.wrong.append(f"{row.name} {row.shape} holds parameters, is not trained, and no hint says so")
     names = layout.order
     batch_mode = "train" if model.has_batch_norm() and draw.chance(0.6) else "frozen"
     if model.has_batch_norm():
@@ -191,16 +204,13 @@ def _draw(draw: Draw, model: Model, seed: int) -> Setup:
     chosen, rate, settings, theirs, own = _optimizer(draw, per_tensor=True)
     frozen: frozenset[str] = frozenset()
     if draw.chance(0.25) and len(names) > 1:
-        kept = [n for n in names if draw.chance(0.4)][: len(names) - 1]
-        if kept and draw.chance(0.5):
-            options["freeze"] = kept + [c for c in layout.copies if layout.of[c][0] in {layout.of[k][0] for k in kept}]
-            frozen = frozenset(kept)
+        copied = {layout.of[name][0] for name in layout.copies}  # one name of several: the trainer has the other one
+        kept = [n for n in names if draw.chance(0.4) and layout.of[n][0] not in copied][: len(names) - 1]
+        frozen = frozenset(kept)
+        if kept and (layout.copies or draw.chance(0.5)):
+            options["freeze"] = kept
         elif kept:
             options["train"] = [n for n in names if n not in kept]
-            if not layout.copies:
-                frozen = frozenset(kept)
-            else:
-                del options["train"]
     groups = []
     free = [n for n in names if n not in frozen]
     if draw.chance(0.3) and not layout.copies:
@@ -227,7 +237,7 @@ def _draw(draw: Draw, model: Model, seed: int) -> Setup:
         options["ema"] = onnxtrain.EMA(decay, start=start, warmup=warmup)
         plan.ema = (decay, start, warmup)
     if draw.chance(0.1):
-        options["recompute"] = draw.pick(["*", "layers"]) if model.exporter == "torchscript" else "*"
+        options["recompute"] = "*"
     schedule = _schedule(draw, rate, count)
     plan.rates = [single(schedule(step)) for step in range(count)]
     options["optimizer"] = getattr(onnxtrain, chosen)(learning_rate=rate, **settings)
@@ -245,7 +255,7 @@ def _draw(draw: Draw, model: Model, seed: int) -> Setup:
                 raise AssertionError("only the last batch of an epoch may be smaller")
     shown = {k: v for k, v in options.items() if k != "masks"} | ({"masks": list(masks)} if masks else {})
     text = f"{sizes} {'fit ' + repr(fit) if fit else 'train_step'} weighted={weighted} {schedule!r} {shown!r}"
-    return Setup(model, plan, layout, trained, options, fit, " ".join(text.split()))
+    return Setup(model, plan, layout, trained, options, fit, " ".join(text.split()), hinted)
 
 
 def _arguments(loss: Any) -> dict[str, Any]:

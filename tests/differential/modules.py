@@ -382,7 +382,7 @@ def _export(
             names = ("x", "z")[: len(example)]
             call["dynamic_shapes"] = {name: {0: torch.export.Dim("N", min=1)} for name in names}
     else:
-        options["opset_version"] = draw.pick([13, 15, 17, 18, 20])
+        options["opset_version"] = draw.pick([14, 15, 17, 18, 20])
         call |= {"dynamo": False, "input_names": ["x", "z"][: len(example)], **options}
         if has_batch_norm:  # evaluation mode folds it
             call |= {"training": torch.onnx.TrainingMode.TRAINING, "do_constant_folding": False}

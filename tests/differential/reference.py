@@ -369,7 +369,7 @@ class Layout:
         missing: Parameters that the file does not hold.
     """
 
-    def __init__(self, module: nn.Module, trained: Mapping[str, np.ndarray], held: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, module: nn.Module, trained: Mapping[str, np.ndarray]) -> None:
         places = {
             value: (name, place)
             for name, parameter in module.named_parameters()
@@ -396,7 +396,6 @@ class Layout:
             for place, key in enumerate(keys):
                 index[key] = start + place
             start += len(keys)
-        everywhere = {value for array in held.values() for value in array.reshape(-1).tolist()}
         self.index: dict[str, torch.Tensor] = {}
         self.missing: list[str] = []
         for name, parameter in module.named_parameters():
@@ -405,8 +404,6 @@ class Layout:
                 self.index[name] = torch.tensor(found).reshape(parameter.shape)
                 continue
             self.missing.append(name)
-            if everywhere.intersection(parameter.detach().numpy().reshape(-1).tolist()):
-                self.wrong.append(f"{name} {tuple(parameter.shape)} is in the file, but is not trained")
 
 
 class Result:
@@ -437,6 +434,20 @@ def _use_population_statistics(module: nn.Module) -> None:
             part.forward = forward.__get__(part)
 
 
+def _disturb(module: nn.Module, noise: np.random.Generator) -> None:
+    """Add to every layer's output what the order of float32 sums may."""
+
+    def hook(part: nn.Module, given: Any, output: Any) -> Any:
+        first = output[0] if isinstance(output, tuple) else output
+        with torch.no_grad():
+            random = torch.tensor(noise.normal(size=first.shape)) * (3e-7 * first.abs().max())
+        return (first + random, *output[1:]) if isinstance(output, tuple) else first + random
+
+    for part in module.modules():
+        if not list(part.children()):
+            part.register_forward_hook(hook)
+
+
 def train(
     module: nn.Module,
     layout: Layout,
@@ -458,6 +469,8 @@ def train(
     module = copy.deepcopy(module).to(dtype)
     if plan.train_statistics:
         _use_population_statistics(module)
+    if noise is not None:
+        _disturb(module, noise)
     result = Result()
     leaves = {name: torch.tensor(initial[name], dtype=dtype) for name in layout.order}
     masks = {name: torch.tensor(mask) for name, mask in plan.masks.items()}
