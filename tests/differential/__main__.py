@@ -20,6 +20,11 @@ from typing import Any
 
 JOURNAL = Path("differential.jsonl")
 KINDS = ("equal", "chaotic", "refused", "hinted", "diverged", "different", "error")
+REASONS = (
+    "The batch size of the model cannot be freed",
+    "cannot be left out of the loss; give whole batches",
+)
+"""The refusals that are true of these models: shapes that the old exporter has written, and examples that are no axis."""
 BEGIN, END = "<!-- differential counts -->", "<!-- end of differential counts -->"
 
 

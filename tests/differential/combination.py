@@ -3,7 +3,7 @@
 Tolerances follow from the precision: PyTorch trains in float64, which is taken for the truth, and in float32. A result of
 onnxtrain, which computes in float32, may differ from the truth by ten times as much as PyTorch's float32, beside a few
 roundings of the weights and of their movement. Where it differs by more, PyTorch trains in float64 again, several times,
-disturbed as float32 disturbs: what moves the truth as far is chaos, and counted as such.
+disturbed as float32 disturbs: where the truth moves a third as far, it is chaos, and counted as such.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ LOSSES = {
 SCHEDULES = ("Constant", "Linear", "Cosine", "Step", "Exponential", "Polynomial", "OneCycle", "WarmUp", "Custom")
 TRAINER_OPTIONS = (
     "optimizer loss train freeze groups ema batch_norm clip_value clip_norm masks accumulate recompute tie free_batch "
-    "threads options seed targets dropout"
+    "threads options seed targets"
 ).split()
 """Arguments of Trainer that the combinations vary."""
-FIT_OPTIONS = "data y sample_weight epochs batch_size schedule shuffle callbacks prefetch ema progress".split()
+FIT_OPTIONS = "data y sample_weight epochs batch_size schedule shuffle callbacks prefetch progress".split()
 """Arguments of fit that the combinations vary."""
 
 
@@ -455,19 +455,20 @@ def _train(setup: Setup) -> Result:
         data = inputs[0] if len(inputs) == 1 else dict(zip(names, inputs, strict=True))
         trainer.fit(data, target, **setup.fit, **more, callbacks=[kept])
         result.losses = kept.found
-    result.tensors = trainer.saved_values()
+    result.tensors = dict(trainer.saved_values())
     if plan.ema is not None:
-        result.averages = trainer.saved_values(ema=True)
+        result.averages = dict(trainer.saved_values(ema=True))
     return result
 
 
 def _compare(setup: Setup, ours: Result, truth: Result, near: list[Result]) -> list[str]:
     """Say what differs by more than rounding explains."""
     found: list[str] = []
+    factor = 10 if len(near) == 1 else 3
     for step, loss in enumerate(truth.losses):
         spread = max(abs(other.losses[step] - loss) for other in near)
         error = abs(ours.losses[step] - loss)
-        if not error <= 10 * spread + 2e-6 * max(1.0, abs(loss)):
+        if not error <= factor * spread + 2e-6 * max(1.0, abs(loss)):
             found.append(f"loss of step {step}: {ours.losses[step]:.8g} for {loss:.8g} (PyTorch within {spread:.2g})")
     for name, start in setup.initial.items():
         kept = setup.layout.of[name][0]
@@ -488,12 +489,12 @@ def _compare(setup: Setup, ours: Result, truth: Result, near: list[Result]) -> l
         for what, mine, right, around in pairs:
             spread = max((float(np.abs(other - right).max(initial=0)) for other in around), default=0.0)
             moved = float(np.abs(right - start).max(initial=0))
-            bound = 10 * spread + 5e-7 * float(np.abs(right).max(initial=0)) + 5e-5 * moved
+            bound = factor * spread + 5e-7 * float(np.abs(right).max(initial=0)) + 5e-5 * moved
             error = float(np.abs(mine - right).max(initial=0))
             if not error <= bound:
                 found.append(f"{what}{name} {start.shape}: off by {error:.2g}, PyTorch by {spread:.2g}, moved {moved:.2g}")
     if setup.plan.train_statistics:
-        found += _compare_statistics(setup, ours, truth, near)
+        found += _compare_statistics(setup, ours, truth, near, factor)
     return found
 
 
@@ -505,7 +506,7 @@ def _as_held(layout: Layout, name: str, twin: str, array: np.ndarray) -> np.ndar
     return np.array([by_key[key] for key in layout.of[name]]).reshape(layout.shapes[name])
 
 
-def _compare_statistics(setup: Setup, ours: Result, truth: Result, near: list[Result]) -> list[str]:
+def _compare_statistics(setup: Setup, ours: Result, truth: Result, near: list[Result], factor: int) -> list[str]:
     """Say which running statistics differ; they are found by the values that the file starts from."""
     found = []
     buffers = {n: b.numpy() for n, b in setup.model.module.named_buffers() if b.is_floating_point()}
@@ -516,6 +517,6 @@ def _compare_statistics(setup: Setup, ours: Result, truth: Result, near: list[Re
                 right = truth.statistics[name]
                 spread = max(float(np.abs(other.statistics[name] - right).max()) for other in near)
                 error = float(np.abs(ours.tensors.get(tensor.name, array) - right).max())
-                if not error <= 10 * spread + 2e-6 * max(1.0, float(np.abs(right).max())):
+                if not error <= factor * spread + 2e-6 * max(1.0, float(np.abs(right).max())):
                     found.append(f"{tensor.name}: off by {error:.2g}, PyTorch by {spread:.2g}")
     return found
