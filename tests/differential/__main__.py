@@ -96,7 +96,13 @@ def main(arguments: list[str] | None = None) -> int:
             try:
                 outcome: dict[str, Any] = run(seed)._asdict()
             except Exception:
-                outcome = {"seed": seed, "kind": "error", "text": traceback.format_exc()[-900:], "model": "", "options": ""}
+                outcome = {
+                    "seed": seed,
+                    "kind": "error",
+                    "text": traceback.format_exc()[-900:],
+                    "model": "",
+                    "options": "",
+                }
             done[seed] = outcome
             file.write(json.dumps(outcome) + "\n")
             file.flush()

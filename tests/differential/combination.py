@@ -123,7 +123,12 @@ def _run(seed: int, model: Model) -> Outcome:
             if found:
                 near = [
                     train(
-                        model.module, setup.layout, setup.initial, setup.plan, torch.float64, np.random.default_rng(place)
+                        model.module,
+                        setup.layout,
+                        setup.initial,
+                        setup.plan,
+                        torch.float64,
+                        np.random.default_rng(place),
                     )
                     for place in range(DISTURBED)
                 ]
@@ -243,7 +248,13 @@ def _draw(draw: Draw, model: Model, seed: int) -> Setup:
     options["optimizer"] = getattr(onnxtrain, chosen)(learning_rate=rate, **settings)
     fit: dict[str, Any] | None = None
     if in_fit:
-        fit = {"schedule": schedule, "shuffle": False, "batch_size": size, "progress": False, "prefetch": draw.chance(0.5)}
+        fit = {
+            "schedule": schedule,
+            "shuffle": False,
+            "batch_size": size,
+            "progress": False,
+            "prefetch": draw.chance(0.5),
+        }
         if draw.chance(0.3):  # whole epochs of the same data
             half = -(-count // 2)
             plan.steps[half:] = plan.steps[: count - half]
@@ -361,7 +372,9 @@ def _loss(draw: Draw, name: str, model: Model) -> tuple[Any, dict[str, Any], Any
     return losses.InfoNCE(**options), options, pairs
 
 
-def _optimizer(draw: Draw, per_tensor: bool) -> tuple[str, float, dict[str, Any], dict[str, Any], list[tuple[str, Any]]]:
+def _optimizer(
+    draw: Draw, per_tensor: bool
+) -> tuple[str, float, dict[str, Any], dict[str, Any], list[tuple[str, Any]]]:
     """Name, learning rate, settings, those of the reference, and settings that a group may have of its own."""
     name = draw.pick(OPTIMIZERS)
     decay = draw.pick([0.0, 0.0, 0.01, 0.1])
@@ -390,7 +403,11 @@ def _optimizer(draw: Draw, per_tensor: bool) -> tuple[str, float, dict[str, Any]
         theirs = {k: single(v) for k, v in settings.items()}
         return name, draw.pick([1e-3, 0.01]), settings, theirs, [("norm_coefficient", 0.1), ("norm_coefficient", 0.0)]
     if name == "Adagrad":
-        settings = {"decay_factor": draw.pick([0.0, 0.1]), "epsilon": draw.pick([1e-6, 1e-3]), "norm_coefficient": decay}
+        settings = {
+            "decay_factor": draw.pick([0.0, 0.1]),
+            "epsilon": draw.pick([1e-6, 1e-3]),
+            "norm_coefficient": decay,
+        }
         theirs = {k: single(v) for k, v in settings.items()}
         return name, draw.pick([0.01, 0.05]), settings, theirs, [("norm_coefficient", 0.1)]
     if name == "RMSprop":
@@ -492,7 +509,9 @@ def _compare(setup: Setup, ours: Result, truth: Result, near: list[Result]) -> l
             bound = factor * spread + 5e-7 * float(np.abs(right).max(initial=0)) + 5e-5 * moved
             error = float(np.abs(mine - right).max(initial=0))
             if not error <= bound:
-                found.append(f"{what}{name} {start.shape}: off by {error:.2g}, PyTorch by {spread:.2g}, moved {moved:.2g}")
+                found.append(
+                    f"{what}{name} {start.shape}: off by {error:.2g}, PyTorch by {spread:.2g}, moved {moved:.2g}"
+                )
     if setup.plan.train_statistics:
         found += _compare_statistics(setup, ours, truth, near, factor)
     return found

@@ -436,7 +436,19 @@ def _image_layer(draw: Draw, x: torch.Tensor, exporter: str) -> nn.Module:
     small = min(height, width) < 4
     large = max(height, width) > 16
     what = draw.pick(
-        ["conv", "conv", "depthwise", "dilated", "transposed", "pool", "norm", "residual", "excite", "upsample", "pixel"]
+        [
+            "conv",
+            "conv",
+            "depthwise",
+            "dilated",
+            "transposed",
+            "pool",
+            "norm",
+            "residual",
+            "excite",
+            "upsample",
+            "pixel",
+        ]
     )
     if what == "transposed" and not large:
         stride = draw.pick([1, 2])
@@ -468,9 +480,7 @@ def _image_layer(draw: Draw, x: torch.Tensor, exporter: str) -> nn.Module:
     if what == "norm":
         return nn.Sequential(nn.Conv2d(channels, out, 3, padding=1, bias=draw.chance(0.5)), _image_norm(draw, out))
     if what == "residual":
-        return Residual(
-            nn.Conv2d(channels, channels, 3, padding=1), _image_norm(draw, channels), draw.activation()
-        )
+        return Residual(nn.Conv2d(channels, channels, 3, padding=1), _image_norm(draw, channels), draw.activation())
     if what == "excite":
         return Excitation(channels)
     if what == "upsample" and not large:
@@ -539,7 +549,13 @@ def _sequence_layer(draw: Draw, x: torch.Tensor, exporter: str) -> nn.Module:
         )
     if what == "encoder":
         return nn.TransformerEncoderLayer(
-            size, heads, 8, dropout=0.0, batch_first=True, norm_first=draw.chance(0.5), activation=draw.pick(["relu", "gelu"])
+            size,
+            heads,
+            8,
+            dropout=0.0,
+            batch_first=True,
+            norm_first=draw.chance(0.5),
+            activation=draw.pick(["relu", "gelu"]),
         )
     return nn.Sequential(nn.Linear(size, draw.pick([4, 6])), draw.activation())
 

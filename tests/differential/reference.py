@@ -75,9 +75,7 @@ def binary_cross_entropy(
 ) -> Terms:
     """PyTorch's binary cross-entropy of logits."""
     weight = torch.tensor(positive_weight, dtype=z.dtype)
-    return _mean(
-        functional.binary_cross_entropy_with_logits(z, t, reduction="none", pos_weight=weight), sample_weight
-    )
+    return _mean(functional.binary_cross_entropy_with_logits(z, t, reduction="none", pos_weight=weight), sample_weight)
 
 
 def mean_squared_error(z: torch.Tensor, t: torch.Tensor, sample_weight: torch.Tensor | None) -> Terms:
@@ -123,7 +121,12 @@ def binary_focal(
 
 
 def dice(
-    z: torch.Tensor, t: torch.Tensor, sample_weight: torch.Tensor | None, *, smooth: float = 1e-5, background: bool = True
+    z: torch.Tensor,
+    t: torch.Tensor,
+    sample_weight: torch.Tensor | None,
+    *,
+    smooth: float = 1e-5,
+    background: bool = True,
 ) -> Terms:
     """MONAI's DiceLoss: of labels with softmax, of values with sigmoid."""
     if t.is_floating_point():
@@ -293,7 +296,10 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD": _sgd,
     "SSGD": lambda groups, *, alpha, norm_coefficient, measure, p, **s: _sgd(
         [
-            {("momentum" if k == "alpha" else "weight_decay" if k == "norm_coefficient" else k): v for k, v in g.items()}
+            {
+                ("momentum" if k == "alpha" else "weight_decay" if k == "norm_coefficient" else k): v
+                for k, v in g.items()
+            }
             for g in groups
         ],
         momentum=alpha,
@@ -483,7 +489,8 @@ def train(
     moving = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
     fixed = {n: p.detach() for n, p in module.named_parameters() if n in layout.missing}
     grouped = [
-        {"params": [leaves[n] for n in names if n in moving], "scale": scale, **own} for names, scale, own in plan.groups
+        {"params": [leaves[n] for n in names if n in moving], "scale": scale, **own}
+        for names, scale, own in plan.groups
     ]
     others = {n for names, _, _ in plan.groups for n in names}
     groups = [{"params": [leaf for n, leaf in moving.items() if n not in others], "scale": 1.0}, *grouped]
@@ -507,7 +514,9 @@ def train(
         loss.backward()
         result.losses.append(float(loss.detach()))
         with torch.no_grad():
-            largest = max((float(leaf.grad.abs().max()) for leaf in moving.values() if leaf.grad is not None), default=0)
+            largest = max(
+                (float(leaf.grad.abs().max()) for leaf in moving.values() if leaf.grad is not None), default=0
+            )
             for name, leaf in moving.items():
                 if leaf.grad is None:
                     leaf.grad = torch.zeros_like(leaf)

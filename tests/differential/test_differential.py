@@ -86,5 +86,9 @@ def test_the_command_goes_on_and_adds_up(tmp_path, capsys):
     assert lines[0] == "before"
     assert lines[-1] == "after"
     assert any(line.startswith("| 4 | 1 |") for line in lines)
-    seeds = [json.loads(line)["seed"] for line in journal.read_text().splitlines() if line.startswith("{") and line[-1] == "}"]
+    seeds = [
+        json.loads(line)["seed"]
+        for line in journal.read_text().splitlines()
+        if line.startswith("{") and line[-1] == "}"
+    ]
     assert seeds == [0, 1, 2, 3]
