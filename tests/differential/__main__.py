@@ -24,12 +24,12 @@ REASONS = (
     "The batch size of the model cannot be freed",
     "cannot be left out of the loss; give whole batches",
 )
-"""The refusals that are true of these models: shapes that the old exporter has written, and examples that are no axis."""
+"""The true refusals: the older exporter wrote the batch size into shapes, or examples lie along another axis."""
 BEGIN, END = "<!-- differential counts -->", "<!-- end of differential counts -->"
 
 
 def read(journal: Path) -> dict[int, dict[str, Any]]:
-    """Return the outcomes by seed; the last one of a seed counts, and a line that a killed run left half is passed over."""
+    """Return the outcomes by seed: the last one of each; an unfinished line of a killed run is passed over."""
     found: dict[int, dict[str, Any]] = {}
     if journal.exists():
         for line in journal.read_text(encoding="utf-8").splitlines():

@@ -1,9 +1,9 @@
 """One combination: a model, an optimizer, options and batches by a seed, trained on both sides and compared.
 
-Tolerances follow from the precision: PyTorch trains in float64, which is taken for the truth, and in float32. A result of
-onnxtrain, which computes in float32, may differ from the truth by ten times as much as PyTorch's float32, beside a few
-roundings of the weights and of their movement. Where it differs by more, PyTorch trains in float64 again, several times,
-disturbed as float32 disturbs: where the truth moves a third as far, it is chaos, and counted as such.
+Tolerances follow from the precision: PyTorch trains in float64, which is taken for the truth, and in float32. A result
+of onnxtrain, which computes in float32, may differ from the truth by ten times as much as PyTorch's float32, beside a
+few roundings of the weights and of their movement. Where it differs by more, PyTorch trains in float64 again, several
+times, disturbed as float32 disturbs: where the truth moves a third as far, it is chaos, and counted as such.
 """
 
 from __future__ import annotations
@@ -47,11 +47,38 @@ LOSSES = {
 }
 SCHEDULES = ("Constant", "Linear", "Cosine", "Step", "Exponential", "Polynomial", "OneCycle", "WarmUp", "Custom")
 TRAINER_OPTIONS = (
-    "optimizer loss train freeze groups ema batch_norm clip_value clip_norm masks accumulate recompute tie free_batch "
-    "threads options seed targets"
-).split()
+    "optimizer",
+    "loss",
+    "train",
+    "freeze",
+    "groups",
+    "ema",
+    "batch_norm",
+    "clip_value",
+    "clip_norm",
+    "masks",
+    "accumulate",
+    "recompute",
+    "tie",
+    "free_batch",
+    "threads",
+    "options",
+    "seed",
+    "targets",
+)
 """Arguments of Trainer that the combinations vary."""
-FIT_OPTIONS = "data y sample_weight epochs batch_size schedule shuffle callbacks prefetch progress".split()
+FIT_OPTIONS = (
+    "data",
+    "y",
+    "sample_weight",
+    "epochs",
+    "batch_size",
+    "schedule",
+    "shuffle",
+    "callbacks",
+    "prefetch",
+    "progress",
+)
 """Arguments of fit that the combinations vary."""
 
 

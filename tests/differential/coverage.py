@@ -1,4 +1,4 @@
-"""What the combinations leave out, and why; tests/differential/test_coverage.py fails for what is new and in no list."""
+"""What the combinations leave out, and why: test_coverage.py fails for what is new and in no list."""
 
 from __future__ import annotations
 

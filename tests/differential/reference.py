@@ -209,7 +209,7 @@ LOSSES: dict[str, Callable[..., Terms]] = {
 
 
 class Rule(torch.optim.Optimizer):
-    """An optimizer that PyTorch does not have, by the rule of its specification or paper, with the step counted from 0."""
+    """An optimizer that PyTorch does not have, by the rule of its specification or paper; T counts from 0."""
 
     def __init__(self, groups: Any, **defaults: Any) -> None:
         super().__init__(groups, defaults)

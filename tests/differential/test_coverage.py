@@ -15,8 +15,8 @@ from onnxtrain.operators.registry import OPTIMIZERS
 from onnxtrain.training.fitting import fit
 
 pytest.importorskip("torch")
-from differential import combination, reference  # noqa: E402
-from differential.modules import Draw  # noqa: E402
+from differential import combination, reference
+from differential.modules import Draw
 
 pytestmark = pytest.mark.torch
 KINDS = {"vector": (4,), "sequence": (5, 4), "image": (4, 3, 3)}

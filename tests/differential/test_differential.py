@@ -6,7 +6,6 @@ import dataclasses
 import json
 import logging
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")

@@ -1,4 +1,4 @@
-"""Architectures of transformers, opsets, functions, and files that ONNX Runtime's own tools wrote, trained for three steps.
+"""Architectures of transformers, opsets, functions and files of ONNX Runtime's tools, trained for three steps.
 
 What is trained equals PyTorch's parameters; the weights after three steps are those of PyTorch in float64, within a
 hundredth of their movement; the saved file predicts as the trainer does.
