@@ -45,7 +45,7 @@ def output_axes(node: ir.Node, axes: Axes, size: int) -> list[Place | None]:
 
 def _place(node: ir.Node, index: int, axes: Axes, size: int) -> Place | None:
     source = next(value for value in node.inputs if value is not None and value in axes)
-    if node.op_type == "Reshape":
+    if node.op_type in ("Reshape", "Flatten"):
         return _reshaped(_dims(source), _dims(node.outputs[0]), axes[source], size)
     axis = _axis(node, index, source, axes)
     return None if axis is None else Place(axis, axes[source].before)

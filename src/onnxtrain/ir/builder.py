@@ -97,20 +97,26 @@ class Builder:
     def _padded_on_every_axis(
         self, x: Value | None, pads: Value | None, fill: Value | None, axes: Value | None
     ) -> list[Value | None]:
-        """Pad's inputs without its axes, where the rank is known.
+        """Pad's inputs without its axes; where the rank is not known, it is computed.
 
         ONNX Runtime fails on Pad with axes between transpositions (workarounds: transposed padding).
         """
-        listed = None if axes is None else axes.constant()
-        if x is None or x.rank is None or pads is None or listed is None:
+        if x is None or pads is None or axes is None:
             return [x, pads, fill, axes]
-        begins = listed % x.rank
-        positions = np.concatenate([begins, begins + x.rank]).astype(np.int64)
+        listed = axes.constant()
+        if x.rank is None or listed is None:
+            rank = self.Shape(self.Shape(x))
+            begins = self.Where(self.binary("Less", axes, 0), axes + rank, axes)
+            positions = self.Concat(begins, begins + rank, axis=0)
+            none = self.ConstantOfShape(rank + rank, value=ir.tensor(np.zeros(1, np.int64)))
+            return [x, self.ScatterElements(none, positions, pads), fill]
+        begins_known = listed % x.rank
+        positions_known = np.concatenate([begins_known, begins_known + x.rank]).astype(np.int64)
         known = pads.constant()
         every = np.zeros(2 * x.rank, np.int64)
         if known is None:
-            return [x, self.ScatterElements(self.constant(every), self.constant(positions), pads), fill]
-        every[positions] = known
+            return [x, self.ScatterElements(self.constant(every), self.constant(positions_known), pads), fill]
+        every[positions_known] = known
         return [x, self.constant(every), fill]
 
     def _emit(

@@ -115,7 +115,7 @@ BOOK: tuple[Workaround, ...] = (
         "onnxruntime",
         _RUNTIME,
         "The transpose optimizer moves transpositions across a Pad with axes as if it had none; the session fails.",
-        "Where the rank is known, a Pad is written for all axes.",
+        "A Pad is written for all axes; where the rank is not known, it is computed.",
         ("ir/builder.py",),
     ),
     Workaround(
