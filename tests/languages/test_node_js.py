@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+import subprocess
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +37,19 @@ def test_what_pages_get_is_what_the_sources_say(compiled):
 
 def test_size(compiled):
     assert (compiled / "onnxtrain-web.js").stat().st_size < 20_000
+
+
+def test_the_package_holds_its_code_and_says_what_it_needs(tmp_path):
+    command = ["npm", "pack", "--json", "--pack-destination", str(tmp_path)]
+    shutil.rmtree(WEB / "dist", ignore_errors=True)
+    done = subprocess.run(command, cwd=WEB, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    with tarfile.open(next(tmp_path.glob("*.tgz"))) as package:
+        names = {name.removeprefix("package/") for name in package.getnames()}
+    assert {"README.md", "LICENSE", "package.json", "dist/index.js", "dist/index.d.ts", "dist/worker.js"} <= names
+    settings = json.loads((WEB / "package.json").read_text())
+    tested = settings["devDependencies"]["onnxruntime-web"]
+    assert settings["peerDependencies"]["onnxruntime-web"] == f"~{tested}", "only this range is tested"
 
 
 def test_its_own_tests(compiled):
