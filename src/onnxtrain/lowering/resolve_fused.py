@@ -19,7 +19,7 @@ from onnxtrain.lowering.webgpu_bodies import Portable, body_for
 def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool, portable: Portable | None = None) -> None:
     """Keep the nodes of fused operators that a kernel can run, and write the others in standard operators, in place.
 
-    Requires: a graph whose inputs have types. Ensures: the nodes of a body stand where their node stood, and those behind
+    Requires: a graph whose inputs have types. Ensures: the nodes of a body stand where their node stood; nodes behind
     them have types, which ONNX infers for none of ONNX Runtime's own operators.
 
     Args:
