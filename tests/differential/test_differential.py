@@ -58,7 +58,7 @@ def wrong_loss(setup: combination.Setup, result: reference.Result) -> reference.
 def wrong_weight(setup: combination.Setup, result: reference.Result) -> reference.Result:
     name = setup.layout.order[0]
     result.tensors[name] = result.tensors[name].copy()
-    result.tensors[name].reshape(-1)[-1] += 1e-4
+    result.tensors[name].reshape(-1)[-1] += 1e-3
     return result
 
 

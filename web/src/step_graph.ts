@@ -295,8 +295,21 @@ export class StepGraph {
     return fromNames(names, (name) => {
       const port = this.port(name);
       const free = anyRows ? { ...port, shape: [null, ...port.shape.slice(1)] } : port;
-      return toTensor(free, required(batch, name));
+      const tensor = toTensor(free, required(batch, name));
+      this.checkLabels(name, tensor);
+      return tensor;
     });
+  }
+
+  /** Refuse class indices beyond the classes of the model's only output, where the model is there. */
+  private checkLabels(name: string, { type, data }: Tensor): void {
+    const outputs = this.modelInfo?.outputs ?? [];
+    const classes = outputs[0]?.shape[1];
+    if (this.description.feeds[name] !== "target" || type !== "int64" || outputs.length !== 1 || !classes) return;
+    for (const label of data) {
+      if (label < classes) continue;
+      throw new OnnxTrainError(`The target '${name}' has the label ${label}; the model has ${classes} classes, from 0.`);
+    }
   }
 
   /** How many examples a step takes, where that is fixed. */

@@ -56,12 +56,12 @@ const loaded = new Map<string, Promise<WasmRuntime>>();
  * @param threads - Threads within an operator; more than one needs a page that is isolated from other origins.
  */
 export async function wasmRuntime(folder: string, threads?: number): Promise<WasmRuntime> {
+  if (threads! > 1 && !globalThis.crossOriginIsolated) {
+    throw new OnnxTrainError(`${threads} threads need an isolated page: send it with COOP same-origin and COEP require-corp.`);
+  }
   const base = folder.endsWith("/") ? folder : `${folder}/`;
   let runtime = loaded.get(base);
   if (!runtime) {
-    if (threads! > 1 && !globalThis.crossOriginIsolated) {
-      throw new OnnxTrainError(`${threads} threads need an isolated page: send it with COOP same-origin and COEP require-corp.`);
-    }
     runtime = start(base, threads ?? usualThreads());
     loaded.set(base, runtime);
     runtime.catch(() => loaded.delete(base));

@@ -12,13 +12,15 @@ from onnxtrain.errors import GradientError
 from onnxtrain.ir import Builder
 from onnxtrain.ir.clone import all_nodes, subgraphs
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.ir.inference import infer_outputs
 from onnxtrain.passes.portable.webgpu_bodies import Portable, body_for
 
 
 def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool, portable: Portable | None = None) -> None:
     """Keep the nodes of fused operators that a kernel can run, and write the others in standard operators, in place.
 
-    Requires: a graph whose nodes have types. Ensures: the nodes of a body stand where their node stood.
+    Requires: a graph whose inputs have types. Ensures: the nodes of a body stand where their node stood; nodes behind
+    them have types, which ONNX infers for none of ONNX Runtime's own operators.
 
     Args:
         model: A model whose gradients are built.
@@ -32,8 +34,12 @@ def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool, portabl
     main = Builder(model.graph, opset)
     graphs = [model.graph, *model.graph.subgraphs()]
     for graph in graphs:
-        nodes = [node for node in graph if find_fused(node) is not None]
+        nodes = list(graph)
         for node in nodes:
+            if find_fused(node) is None:
+                if any(output.dtype is None for output in node.outputs):  # behind one that ONNX has no types for
+                    infer_outputs(node)
+                continue
             if kernels and has_kernel(node):
                 kept = kept or node.domain == ONNXTRAIN_DOMAIN
                 continue
