@@ -14,7 +14,7 @@ import onnx
 import pytest
 from javascript import WEB, needs_packages, node
 from onnx import numpy_helper
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from step_files import CASES, STEPS, write
 
 PAGES = Path(__file__).parents[2] / "src" / "onnxtrain" / "web"
@@ -79,3 +79,22 @@ def test_the_example(name, compiled, tmp_path):
     for key in weights.keys() & trained.keys():
         np.testing.assert_allclose(weights[key], trained[key], rtol=0, atol=2e-5, err_msg=key)
     onnx.checker.check_model(onnx.load(tuned))
+
+
+@pytest.mark.skipif(
+    not list((WEB / "node_modules").glob("onnxruntime-node/bin/*/linux/*/onnxruntime_binding.node")),
+    reason="the package onnxruntime-node has no program for this machine",
+)
+def test_a_label_that_no_class_has(compiled, tmp_path):
+    write("mlp", tmp_path)
+    batch = load_file(tmp_path / "batch.safetensors")
+    classes = onnx.load(tmp_path / "model.onnx").graph.output[0].type.tensor_type.shape.dim[1].dim_value
+    batch["target"][-1] = classes
+    save_file(batch, tmp_path / "batch.safetensors")
+    files = (tmp_path / part for part in ("model.onnx", "step.onnx", "states.safetensors", "batch.safetensors"))
+    with pytest.raises(AssertionError, match=f"'target' has the label {classes}; the model has {classes} classes"):
+        node("examples/train.mjs", *files, 0.1, 1, tmp_path / "tuned.onnx")
+
+
+def test_threads_need_an_isolated_page(compiled):
+    assert "# pass 1" in node("--test", "test/threads.test.mjs")

@@ -305,7 +305,8 @@ export class StepGraph {
   private checkLabels(name: string, { type, data }: Tensor): void {
     const outputs = this.modelInfo?.outputs ?? [];
     const classes = outputs[0]?.shape[1];
-    if (this.description.feeds[name] !== "target" || type !== "int64" || outputs.length !== 1 || !classes) return;
+    if (this.description.feeds[name] !== "target" || type !== "int64" || outputs.length !== 1) return;
+    if (typeof classes !== "number") return;
     for (const label of data) {
       if (label < classes) continue;
       throw new OnnxTrainError(`The target '${name}' has the label ${label}; the model has ${classes} classes, from 0.`);
