@@ -146,7 +146,11 @@ _SMALL = 1024
 def declared_otherwise(declared: onnx.GraphProto, graph: ir.Graph) -> list[str]:
     """Return a sentence for each output whose declared shape contradicts the one that its nodes give."""
     sentences = []
-    shapes = {value.name: dimensions(ir.serde.deserialize_value_info_proto(value, None)) for value in declared.output}
+    shapes = {
+        value.name: dimensions(ir.serde.deserialize_value_info_proto(value, None))
+        for value in declared.output
+        if value.type.HasField("tensor_type")
+    }
     for output in dict.fromkeys(graph.outputs):
         before, after = shapes.get(output.name or ""), dimensions(output)
         if before is not None and after is not None and _contradict(before, after):

@@ -249,14 +249,14 @@ def _reduce(node: ir.Node, shape: tuple[Dimension, ...]) -> tuple[Dimension, ...
     keepdims = keep is None or keep.as_int() == 1
     noop = node.attributes.get("noop_with_empty_axes")
     given = node.inputs[1] if len(node.inputs) > 1 else None
-    if given is None:
+    constant = None if given is None else constant_tensor(given)
+    if given is not None and constant is None:
+        return (None,) * len(shape) if keepdims and noop is None else None
+    axes = set() if constant is None else {int(axis) % len(shape) for axis in constant.numpy().reshape(-1)}
+    if not axes:
         if noop is not None and noop.as_int() == 1:
             return shape
         return (1,) * len(shape) if keepdims else ()
-    constant = constant_tensor(given)
-    if constant is None:
-        return (None,) * len(shape) if keepdims and noop is None else None
-    axes = {int(axis) % len(shape) for axis in constant.numpy().reshape(-1)}
     if keepdims:
         return tuple(1 if axis in axes else size for axis, size in enumerate(shape))
     return tuple(size for axis, size in enumerate(shape) if axis not in axes)
