@@ -135,11 +135,13 @@ class Architecture:
 
 
 def distinct(module: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
-    """The module with a little noise on its parameters, no two elements of which are then equal."""
+    """The module with a little noise on its trainable parameters, no two elements of which are then equal."""
     import torch
 
+    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+
     generator = np.random.default_rng(seed)
-    flat = torch.nn.utils.parameters_to_vector(module.parameters()).detach().numpy()
+    flat = torch.nn.utils.parameters_to_vector(trainable).detach().numpy()
     values = (flat + 0.02 * generator.random(flat.shape)).astype(np.float32)
     while True:
         _, first = np.unique(values, return_index=True)
@@ -148,8 +150,8 @@ def distinct(module: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
         if not again.any():
             break
         values[again] += (0.02 * generator.random(again.sum())).astype(np.float32)
-    ends = np.cumsum([parameter.numel() for parameter in module.parameters()])
-    for parameter, part in zip(module.parameters(), np.split(values, ends[:-1]), strict=True):
+    ends = np.cumsum([parameter.numel() for parameter in trainable])
+    for parameter, part in zip(trainable, np.split(values, ends[:-1]), strict=True):
         parameter.data.copy_(torch.from_numpy(part).reshape(parameter.shape))
     return module
 
