@@ -334,7 +334,10 @@ def _is_half(node: NodeProto) -> bool:
 def _holds_half(tensor: TensorProto) -> bool:
     if tensor.data_type not in _FLOATING or math.prod(tensor.dims) != 1 or tensor.external_data:
         return False
-    return abs(float(numpy_helper.to_array(tensor).reshape(-1)[0])) == 0.5
+    try:
+        return abs(float(numpy_helper.to_array(tensor).reshape(-1)[0])) == 0.5
+    except ValueError:  # its data are damaged, which reading it says
+        return False
 
 
 def _collect_normalization(node: NodeProto, found: _Reads, results: _Results, constants: Collection[str]) -> None:
