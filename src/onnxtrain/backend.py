@@ -77,7 +77,7 @@ class OnnxTrainBackend(Backend):
 
     @classmethod
     def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
-        """Whether the model can be run: it can be prepared."""
+        """Return whether the model can be prepared."""
         try:
             cls.prepare(model, device, **kwargs)
         except (OnnxTrainError, onnx.checker.ValidationError):
@@ -155,7 +155,7 @@ class OnnxTrainBackend(Backend):
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """Whether this onnxruntime has a provider for a device ("CPU", "CUDA", "CUDA:1")."""
+        """Return whether this onnxruntime has a provider for a device ("CPU", "CUDA", "CUDA:1")."""
         import onnxruntime
 
         return _PROVIDERS.get(device.partition(":")[0]) in onnxruntime.get_available_providers()
@@ -194,7 +194,7 @@ def _declared_older(model: onnx.ModelProto, declared: int) -> onnx.ModelProto:
 
 
 def _meaning(node: onnx.NodeProto, opset: int) -> tuple[Any, ...] | None:
-    """What the specification says of an operator, but for the element types that it is defined for."""
+    """Return the specification of an operator without the element types that it supports."""
     try:
         schema = onnx.defs.get_schema(node.op_type, opset, "")
     except onnx.defs.SchemaError:

@@ -32,7 +32,7 @@ class Digits:
 
 @dataclass(frozen=True)
 class FileCheck:
-    """What ONNX Runtime and a comparison say about a trained file.
+    """Result of running a trained file in ONNX Runtime and comparing it with the original.
 
     Attributes:
         accuracy: On the held-out images, computed by onnxruntime alone.

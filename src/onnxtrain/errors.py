@@ -1,4 +1,4 @@
-"""What onnxtrain raises: few classes; a message is one sentence that names the thing and the way out."""
+"""Exceptions of onnxtrain: few classes; a message is one sentence that names the cause and the next step."""
 
 from __future__ import annotations
 

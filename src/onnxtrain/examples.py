@@ -321,7 +321,7 @@ def _embeddings(graph: _Graph, tokens: str, vocabulary: int, longest: int, width
 
 
 def _attention_bias(graph: _Graph, mask: str) -> str:
-    """What is added to attention scores [N, heads, S, S]: 0 for a token, -10000 where the mask is 0."""
+    """Return the bias of attention scores [N, heads, S, S]: 0 for a token, -10000 where the mask is 0."""
     axes = graph.constant("head_and_query_axes", np.array([1, 2], np.int64))
     kept = graph.node("Cast", graph.node("Unsqueeze", mask, axes), to=TensorProto.FLOAT)
     absent = graph.node("Sub", graph.constant("present", np.float32(1)), kept)

@@ -28,7 +28,7 @@ class Layer(abc.ABC):
     """A layer: what it computes from one value, and which weights it brings."""
 
     name: str = "layer"
-    """How its weights begin: ``{name}.weight``."""
+    """Prefix of the names of its weights: ``{name}.weight``."""
 
     @abc.abstractmethod
     def build(self, op: Builder, x: Value, weights: Weights, random: np.random.Generator) -> Value:

@@ -36,7 +36,7 @@ class Entry:
 
     @property
     def is_convolution(self) -> bool:
-        """Whether it belongs to a convolution."""
+        """Return whether the layer is a convolution."""
         return self.a.ndim > 2
 
     @property
@@ -93,5 +93,5 @@ class Adapter:
 
     @property
     def dora(self) -> bool:
-        """Whether any layer has magnitudes."""
+        """Return whether any layer has a DoRA magnitude vector."""
         return any(entry.magnitude is not None or entry.gain is not None for entry in self.entries.values())

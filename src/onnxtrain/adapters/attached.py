@@ -24,7 +24,7 @@ from onnxtrain.training.working_copy.adaptation import Adapted
 
 @dataclass(frozen=True)
 class Slot:
-    """Where the adapter of a layer, or of a part of a packed one, is in a graph.
+    """Position of one adapter in a graph: a layer, or a part of a packed layer.
 
     Attributes:
         layer: The layer.
@@ -110,7 +110,7 @@ class Attached(Adapted):
         return replace(self.settings, entries=entries, base=base)
 
     def writes(self, path: str | os.PathLike[str]) -> bool:
-        """Whether a path names an adapter: a file that ends so, or a folder."""
+        """Return whether a path names an adapter: an ``.onnx_adapter`` file or a folder."""
         return is_adapter_path(Path(path))
 
     def write(self, path: str | os.PathLike[str], file: ModelFile, values: Mapping[str, np.ndarray]) -> None:

@@ -125,7 +125,7 @@ def convert_adapter(model: Model, adapter: AdapterPath, output: AdapterPath) -> 
 
 @checks_arguments
 def describe_adapter(adapter: AdapterPath, *, model: Model | None = None) -> dict[str, Any]:
-    """What an adapter holds: its settings and its layers, each with rank, sizes and scale.
+    """Describe an adapter: its settings and its layers, each with rank, sizes and scale.
 
     Args:
         adapter: An ``.onnx_adapter`` file, or a folder of PEFT.

@@ -30,12 +30,12 @@ from onnxtrain.model_file.writing import AtomicFiles, check_writable
 SUFFIX = ".onnx_adapter"
 
 A, B, GAIN = ".lora_A.weight", ".lora_B.weight", ".lora_gain"
-"""What the names of an adapter's tensors end in."""
+"""Suffixes of an adapter's tensor names."""
 
 
 @dataclass(frozen=True)
 class Tensors:
-    """What an ``.onnx_adapter`` file holds.
+    """Contents of an ``.onnx_adapter`` file.
 
     Attributes:
         arrays: Its tensors by name.
@@ -47,7 +47,7 @@ class Tensors:
 
 
 def is_adapter_path(path: Path) -> bool:
-    """Whether a path names an adapter: a file of ONNX Runtime, or a folder of PEFT."""
+    """Return whether a path names an adapter: an ONNX Runtime file or a PEFT folder."""
     return path.suffix == SUFFIX or path.is_dir() or not path.suffix
 
 

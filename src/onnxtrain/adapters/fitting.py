@@ -59,7 +59,7 @@ def _start(place: Place) -> int:
 
 
 def name_of(layer: Layer, part: Part | None) -> str:
-    """What the adapter of a layer, or of a part of it, is called."""
+    """Return the adapter name of a layer or of one of its parts."""
     return layer.name if part is None else part.name
 
 
@@ -76,7 +76,7 @@ def _place(places: dict[str, list[Place]], name: str) -> Place | None:
 
 
 def _ends_alike(one: str, other: str) -> bool:
-    """Whether one path is the end of the other: exporters wrap models into others."""
+    """Return whether one path ends with the other: exporters wrap models into others."""
     return one.endswith(f".{other}") or other.endswith(f".{one}")
 
 

@@ -92,12 +92,12 @@ class Layer:
 
     @property
     def is_embedding(self) -> bool:
-        """Whether it looks rows up."""
+        """Return whether the layer is an embedding lookup."""
         return self.kind == "Gather"
 
     @property
     def is_convolution(self) -> bool:
-        """Whether it is a convolution."""
+        """Return whether the layer is a convolution."""
         return self.kind == "Conv"
 
     @property
@@ -221,7 +221,7 @@ def _with_parts(layer: Layer, parts: Sequence[Part]) -> Layer:
 
 
 def _gives(layer: Layer, output: ir.Value | None) -> bool:
-    """Whether a layer's result is the output, but for what changes its form or its type."""
+    """Return whether only shape operations, casts or a softmax lie between a layer and the output."""
     value = layer.y
     while value is not output:
         readers = [node for node in value.consumers() if not node.domain]

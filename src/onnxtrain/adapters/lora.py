@@ -98,7 +98,7 @@ class Lora(Adaptation):
 
     @property
     def drops(self) -> bool:
-        """Whether anything drops in training."""
+        """Return whether training applies dropout."""
         return self.dropout > 0
 
     def attach(self, model: ir.Model, file: ModelFile, *, output: str | None, seed: int, training: bool) -> Attached:

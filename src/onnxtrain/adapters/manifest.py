@@ -1,4 +1,4 @@
-"""What an adapter says of the model that it was made for, and whether a model is that one."""
+"""The manifest of an adapter, which identifies its base model, and the check of a model against it."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ Adapted = tuple[Layer, Part | None, Entry]
 
 @dataclass(frozen=True)
 class Cost:
-    """What is lost where the weight of a layer is quantized anew.
+    """Rounding error of requantizing the merged weight of a layer.
 
     Attributes:
         layer: Its name.
@@ -99,7 +99,7 @@ def _add(layer: Layer, part: Part | None, entry: Entry, weight: Array) -> None:
 
 
 def is_quantized(layer: Layer) -> bool:
-    """Whether a layer's weight is stored in integers."""
+    """Return whether a layer's weight is stored as integers."""
     return layer.weight.dtype is not None and layer.weight.dtype.is_integer()
 
 

@@ -1,4 +1,4 @@
-"""What layers are called: in the file, in the program that was exported, and in the checkpoint that it came from."""
+"""Names of layers: in the ONNX file, in the exported program and in the checkpoint."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def in_checkpoints(name: str) -> str:
 
 
 def matches(pattern: str, names: Iterable[str]) -> bool:
-    """Whether a pattern matches one of a layer's names.
+    """Return whether a pattern matches one of a layer's names.
 
     A pattern without wildcards also matches the end of a path; braces hold alternatives.
 
@@ -75,7 +75,7 @@ def matches(pattern: str, names: Iterable[str]) -> bool:
 
 
 def alternatives(pattern: str) -> Sequence[str]:
-    """What braces stand for.
+    """Expand the braces of a pattern.
 
     Example:
         >>> alternatives("*.{q,v}_proj")

@@ -120,7 +120,7 @@ def _reason(error: Exception) -> str:
 
 
 def _by_pattern(patterns: Mapping[str, float], layer: str, default: float) -> float:
-    """What a pattern says of a layer: its name, or the end of its path."""
+    """Return the value of the first pattern that is a layer's name or the end of its path."""
     for pattern, value in patterns.items():
         if layer == pattern or layer.endswith(f".{pattern.removeprefix('^')}"):
             return value

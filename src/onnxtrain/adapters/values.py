@@ -41,7 +41,7 @@ def norms(layer: Layer, entry: Entry | None, part: Part | None) -> Array:
 
 
 def evaluate(value: ir.Value, initializer: Array | None = None) -> Array:
-    """What a value is that is a view of an initializer, in float32 or wider.
+    """Evaluate a view of an initializer in float32 or wider.
 
     Args:
         value: The value.
@@ -63,7 +63,7 @@ def evaluate(value: ir.Value, initializer: Array | None = None) -> Array:
 
 
 def dequantized(node: ir.Node, array: Array) -> Array:
-    """What DequantizeLinear makes of numbers: (x - zero point) scale."""
+    """Dequantize an array as DequantizeLinear does: (x - zero point) scale."""
     scale, zero = _spread(node, 1, array), _spread(node, 2, array)
     assert scale is not None
     return (array.astype(np.float32) - (0 if zero is None else zero)) * scale

@@ -46,7 +46,7 @@ _OF_ONE_CALL: Final = (
     ),
     *("parallel", "processes", "restarts", "sum_order", "compress", "shard_states", "shard_gradients", "wait"),
 )
-"""What a configuration file leaves out: what belongs to one call, and not to what is computed."""
+"""Flags that a configuration file leaves out: they belong to one call and do not affect the results."""
 
 _tokens: ContextVar[tuple[str, ...]] = ContextVar("tokens", default=())
 
@@ -57,7 +57,7 @@ def command_line() -> str:
 
 
 def given_tokens() -> tuple[str, ...]:
-    """What follows ``onnxtrain`` in the command that runs."""
+    """Return the arguments after ``onnxtrain`` on the command line."""
     return _tokens.get()
 
 

@@ -49,7 +49,7 @@ _File = Parameter(group=RESULTS, metavar="FILE")
 @Parameter(name="*", group=RESULTS)
 @dataclass(frozen=True)
 class Written:
-    """What is written."""
+    """Output files and options of the export."""
 
     training_model: Annotated[Path | None, _File, Parameter(help="Write the training model here.")] = None
     step_graph: Annotated[Path | None, _File, Parameter(help="Write the step graph here.")] = None
@@ -96,7 +96,7 @@ class Written:
     ] = None
 
     def needs_step(self) -> bool:
-        """Whether the step graph is looked at."""
+        """Return whether any flag needs the step graph."""
         return self.step_graph is not None or self.describe or self.web is not None
 
     def paths(self, *, tie: bool, state_dtype: str | None, master_weights: bool) -> dict[str, Path]:
@@ -236,7 +236,7 @@ def _is_step(model: ModelProto) -> bool:
 
 
 def _ports(step: ModelProto) -> dict[str, str]:
-    """What to feed to a step graph and what it returns."""
+    """Describe the inputs and outputs of a step graph."""
     from onnxtrain.passes.description import STATES_KEY
 
     states = json.loads(next(item.value for item in step.metadata_props if item.key == STATES_KEY))

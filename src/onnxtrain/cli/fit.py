@@ -84,7 +84,7 @@ Examples
 @Parameter(name="*", group=COURSE)
 @dataclass(frozen=True)
 class Course:
-    """How the training goes: arguments of :meth:`onnxtrain.Trainer.fit`."""
+    """Settings of the training loop: arguments of :meth:`onnxtrain.Trainer.fit`."""
 
     epochs: Annotated[int, Parameter(help="How often to go through the data.")] = 1
     batch_size: Annotated[int, Parameter(help="Examples per step.")] = 32
@@ -131,7 +131,7 @@ class Course:
 @Parameter(name="*", group=RESULTS)
 @dataclass(frozen=True)
 class Results:
-    """What is written."""
+    """Output files of the training."""
 
     output: Annotated[
         Path | None,
@@ -403,7 +403,7 @@ def _early_stopping(course: Course) -> list[Callback]:
 
 
 def _is_file(sample_weight: str | None) -> bool:
-    """Whether the weights of examples are a file's, and no column of the data."""
+    """Return whether the sample weights are a file rather than a column of the data."""
     return sample_weight is not None and (
         Path(sample_weight).suffix in (".npy", ".txt", ".csv") or Path(sample_weight).is_file()
     )

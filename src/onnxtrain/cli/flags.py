@@ -175,7 +175,7 @@ def runtime(threads: int | None, provider: list[str] | None) -> RuntimeOptions:
 @Parameter(name="*", group=TRAINED)
 @dataclass(frozen=True)
 class Training:
-    """What is trained, and how layers behave meanwhile: arguments of :class:`onnxtrain.Trainer`."""
+    """Trainable parameters and the training mode of layers: arguments of :class:`onnxtrain.Trainer`."""
 
     prediction: Prediction = None
     targets: Annotated[
@@ -321,7 +321,7 @@ def _show(value: float | str) -> str:
 
 
 def _attribute_help(name: str) -> str:
-    """What an attribute does, for which optimizers, with their defaults; equal texts are said once."""
+    """Return the help of an optimizer attribute, with the optimizers that have it and their defaults."""
     texts: dict[str, list[str]] = {}
     for optimizer, settings in _by_name().items():
         for attribute in settings.schema.attributes:

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 CODE = 130
-"""What shells know as the end by Ctrl-C."""
+"""Exit status of a process that Ctrl-C ended, by the convention of shells."""
 
 
 def interrupted(error: BaseException | None) -> bool:
-    """Whether an error began as Ctrl-C: modules in C turn one that comes while they load into an ImportError."""
+    """Return whether Ctrl-C caused an error: C modules turn one during their import into an ImportError."""
     while error is not None:
         if isinstance(error, KeyboardInterrupt):
             return True
@@ -26,7 +26,7 @@ def interrupted(error: BaseException | None) -> bool:
 
 
 def sentence(error: BaseException) -> str:
-    """What to say after Ctrl-C: what the error knows, else which files were written."""
+    """Return the message after Ctrl-C: the error's own, else the list of files that were written."""
     if isinstance(error, KeyboardInterrupt) and str(error):
         return str(error)
     writing = sys.modules.get("onnxtrain.model_file.writing")

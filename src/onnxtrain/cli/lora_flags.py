@@ -56,7 +56,7 @@ class LoraFlags:
 
     @property
     def given(self) -> bool:
-        """Whether there are to be adapters."""
+        """Return whether any flag asks for adapters."""
         return self.lora is not None or self.lora_adapter is not None
 
     def build(self) -> Lora | None:

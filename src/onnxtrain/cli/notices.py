@@ -1,8 +1,8 @@
-"""What libraries log and warn about while a command runs: a line each for what is ours, nothing for the others'.
+"""Log records and warnings while a command runs: one line for each of onnxtrain's, none for those of libraries.
 
-What goes wrong is an exception and ends in a sentence. What else libraries say on the way (onnx-ir about every
-attribute that it does not like, NumPy about every overflow) quotes names from the user's files, and would stand beside
-the sentence. ``--debug`` shows all of it.
+Failures are exceptions, which end in one sentence. Libraries also log (onnx-ir about unusual attributes, NumPy about
+overflows); their messages quote names from the user's files and would distract from the sentence. ``--debug`` shows
+all of them.
 """
 
 from __future__ import annotations

@@ -13,10 +13,10 @@ from onnxtrain.model_file.references import data_files_of
 from onnxtrain.model_file.saving import fresh_locations
 
 MODEL = "MODEL"
-"""What messages call the model, which has no flag."""
+"""Name of the model in messages: it has no flag."""
 
 RUN_FILES = ("metrics.csv", "curves.svg", "report.html", "run.json", "config.toml")
-"""What ``--run`` writes into its folder."""
+"""Files that ``--run`` writes into its folder."""
 
 Key = tuple[int, int] | str
 """Tells files apart: device and inode, for a file that is not there yet the path behind all links."""
@@ -65,7 +65,7 @@ def loss(name: str | None) -> Given:
 
 
 def output_of(model: Path, given: Path | None, default: str, *, in_place: bool) -> Path:
-    """Where the result goes: to a file of its own, or onto the model.
+    """Return the output path: a separate file, or the model's own.
 
     Raises:
         OptionError: Both are asked for.
@@ -140,7 +140,7 @@ def _data_files(path: Path, given: Given, paths: Mapping[str, Given]) -> Iterato
 
 
 def _is_beside(folder: Path, location: str) -> bool:
-    """Whether a data file is there, in the model's folder or below it."""
+    """Return whether a data file exists in the model's folder or below it."""
     try:
         data = (folder / location).resolve()
         return data.is_file() and data.is_relative_to(folder.resolve())
@@ -149,7 +149,7 @@ def _is_beside(folder: Path, location: str) -> bool:
 
 
 def _key(path: Path) -> Key | None:
-    """What tells a file from all others; ``None`` for a device, which takes what many write, and for no path at all."""
+    """Return the identity of a file; ``None`` for a device, which accepts several outputs, and for an invalid path."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What a training on the command line shows: what is trained, its progress, the results at the end."""
+"""Terminal output of a training: the trainable parameters, the progress and the results."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ PRUNING = Group("Pruning", sort_key=2.5)
 @Parameter(name="*", group=PRUNING)
 @dataclass(frozen=True)
 class Pruning:
-    """What is removed: arguments of :func:`onnxtrain.prune`."""
+    """Settings of the pruning: arguments of :func:`onnxtrain.prune`."""
 
     sparsity: Annotated[float | None, Parameter(help="The fraction of weights to remove, at least 0 and below 1.")] = (
         None
@@ -84,7 +84,7 @@ class Pruning:
 @Parameter(name="*", group=COURSE)
 @dataclass(frozen=True)
 class Course:
-    """How the trainings go: arguments of :func:`onnxtrain.prune`."""
+    """Settings of the training loops: arguments of :func:`onnxtrain.prune`."""
 
     epochs: Annotated[int, Parameter(help="Epochs of the training; 0 cuts the model as it is.")] = 10
     fine_tune_epochs: Annotated[int, Parameter(help="Epochs of fine-tuning under the last mask.")] = 5

@@ -46,7 +46,7 @@ class QuietStream:
         return getattr(self._below, "encoding", None) or "utf-8"
 
     def isatty(self) -> bool:
-        """Whether a terminal shows what is written."""
+        """Return whether the output is a terminal."""
         try:
             return self._below is not None and bool(self._below.isatty())
         except (OSError, ValueError):  # closed

@@ -1,4 +1,4 @@
-"""What commands print: tables for people, plain lines where nobody watches."""
+"""Terminal output of commands: tables on a terminal, plain lines in a file or a pipe."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class _PlainConsole(Console):
         super().__init__(highlight=False, markup=False, emoji=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """What becomes of a string: measured and shown as it is."""
+        """Render a string without markup; its width is measured after escaping."""
         return super().render_str(visible(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """What becomes of everything: texts with a style come by here only."""
+        """Escape all segments: styled text passes only through this method."""
         for segment in super().render(renderable, options):
             if segment.control:
                 yield segment

@@ -21,10 +21,10 @@ WEB_FILES = (
     *("index.html", "page.js", "onnxtrain-web.js", "worker.js"),
     *("model.onnx", "step.onnx", "states.safetensors", "training.json"),
 )
-"""What a page consists of."""
+"""Files of a page."""
 
 RUNTIME = "https://cdn.jsdelivr.net/npm/onnxruntime-web@1.30.0/dist/"
-"""Where pages find ONNX Runtime by default: the version that the tests run."""
+"""Default URL of ONNX Runtime for pages: the version that the tests run."""
 
 EPOCHS, BATCH_SIZE = 40, 8
 """Of the page: for some dozens of examples."""
@@ -32,7 +32,7 @@ EPOCHS, BATCH_SIZE = 40, 8
 
 @dataclass(frozen=True)
 class WebPage:
-    """What a page is made from.
+    """A web page that trains a model in the browser.
 
     Attributes:
         model: The user's model.
@@ -49,7 +49,7 @@ class WebPage:
     runtime: str
 
     def settings(self) -> dict[str, Any]:
-        """What the page has to know.
+        """Return the settings that the page's script reads.
 
         Raises:
             OptionError: The step graph has no loss, or nothing to feed but the learning rate.
@@ -120,7 +120,7 @@ def _image(value: ValueInfoProto) -> dict[str, int] | None:
 
 
 def _classes(model: ModelProto) -> int:
-    """How many scores the model's output has for each example; 0 where it has other outputs."""
+    """Return the number of scores per example, or 0 if the model has other outputs."""
     outputs = [_shape(value) for value in model.graph.output]
     return outputs[0][1] if outputs and len(outputs[0]) == 2 else 0
 

@@ -44,7 +44,7 @@ def in_flags(sentence: str) -> str:
 
 
 def usage(error: CycloptsError) -> str:
-    """What was wrong with the arguments, and where to look."""
+    """Return a message for wrong arguments, with a pointer to the help."""
     command = " ".join(["onnxtrain", *(error.command_chain or ())])
     if isinstance(error, MissingArgumentError) and error.keyword is None and error.argument is not None:
         return f"{command} needs {_explained(error.argument)}; see {command} --help."

@@ -88,7 +88,7 @@ class ArrayDataset(Dataset):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """What symbols of the inputs' shapes stand for."""
+        """Sizes of the symbolic dimensions of the inputs."""
         return symbol_sizes((column.spec, column.array.shape) for column in self._inputs.values())
 
     @property
@@ -177,7 +177,7 @@ class ArrayDataset(Dataset):
         return self._read_batches(batch_size, order, start)
 
     def batch_count(self, batch_size: int) -> int:
-        """How many batches one epoch has; the last may be smaller."""
+        """Return the number of batches per epoch; the last batch may be smaller."""
         return -(-self.size // checked_batch_size(batch_size))
 
     def validate(
@@ -247,7 +247,7 @@ def epoch_order(size: int, seed: int, epoch: int) -> Array:
 
 
 def _permutation(seed: np.random.SeedSequence, size: int) -> Array:
-    """That of ``Generator.permutation(size)``, in four bytes a row instead of eight where they do."""
+    """Return ``Generator.permutation(size)``, as uint32 where the size allows it to halve the memory."""
     rows = np.arange(size, dtype=np.uint32 if size <= 2**32 else np.int64)
     np.random.Generator(np.random.PCG64(seed)).shuffle(rows)
     return rows

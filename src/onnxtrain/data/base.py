@@ -1,4 +1,4 @@
-"""What a dataset is: examples that can be read in batches, and the checks that all kinds share."""
+"""Base classes of datasets: examples that are read in batches, and the checks that all kinds share."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Batch(NamedTuple):
 
     @property
     def total(self) -> int:
-        """How many examples all parts have together."""
+        """Total number of examples in all parts."""
         return self.size if self.whole is None else self.whole
 
 
@@ -81,7 +81,7 @@ class Dataset(ABC):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """What symbols of the inputs' shapes stand for, as far as it is known before batches are read."""
+        """Sizes of the symbolic dimensions of the inputs that are known before batches are read."""
         return {}
 
     @property
@@ -158,7 +158,7 @@ class Dataset(ABC):
 
     @abstractmethod
     def batch_count(self, batch_size: int) -> int | None:
-        """How many batches one epoch has; None when not known."""
+        """Return the number of batches per epoch; None if it is unknown."""
 
     @abstractmethod
     def validate(
@@ -213,7 +213,7 @@ class Column(NamedTuple):
 
     @property
     def is_scalar(self) -> bool:
-        """Whether it is one number for all examples."""
+        """Return whether one value holds for all examples."""
         return not self.array.ndim
 
     def converted(self, rows: slice | Array, examples: Sequence[int] | Array, *, check: bool = False) -> Array:

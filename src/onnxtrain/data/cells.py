@@ -49,7 +49,7 @@ def _with_point(cell: str) -> str:
 
 
 def is_number(cell: str, decimal: str = ".", dtype: np.dtype[Any] | None = None, *, finite: bool = True) -> bool:
-    """Whether a cell is a number (of a type)."""
+    """Return whether a cell is a number (of a type)."""
     try:
         value = convert_cells([[cell]], decimal, dtype or np.dtype(np.float64))
     except (ValueError, OverflowError, KeyError):

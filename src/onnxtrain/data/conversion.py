@@ -1,4 +1,4 @@
-"""What one array must be to enter a model: conversion to NumPy, types, shapes, finite values."""
+"""Conversion and checks of one array for a model: NumPy, element type, shape, finite values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ACCEPTED: Final = {
 
 
 def is_mapped(array: Array) -> bool:
-    """Whether an array, or one that it is a view of, lies in a memory-mapped file."""
+    """Return whether an array is, or is a view of, a memory-mapped file."""
     base: Any = array
     while base is not None:
         if isinstance(base, np.memmap):
@@ -38,7 +38,7 @@ def is_mapped(array: Array) -> bool:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What a model needs of one array.
+    """Requirements of a model on one array.
 
     Attributes:
         name: the name of the graph input, or of the target.
@@ -108,7 +108,7 @@ def kind_of(dtype: np.dtype[Any]) -> str:
 
 
 def is_array_like(value: object) -> bool:
-    """Whether a value is one array (NumPy, a tensor, a data frame, a list of numbers or texts), not several."""
+    """Return whether a value is one array (NumPy, a tensor, a data frame, a list of numbers or texts), not several."""
     if isinstance(value, list):
         return bool(value) and all(isinstance(item, int | float | str | np.number) for item in value)
     return any(hasattr(value, name) for name in ("__array__", "__dlpack__", "detach"))
@@ -181,7 +181,7 @@ def check_shape(shape: tuple[int, ...], spec: TensorSpec, what: str) -> None:
 
 
 def symbol_sizes(shapes: Iterable[tuple[TensorSpec, tuple[int, ...]]]) -> dict[str, int]:
-    """What the symbols of specs stand for in arrays of these shapes; the batch axis is left out."""
+    """Return the sizes of symbolic dimensions in arrays of these shapes, without the batch axis."""
     return {
         symbol: size
         for spec, shape in shapes

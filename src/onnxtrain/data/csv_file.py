@@ -231,7 +231,7 @@ class _Table:
             before = self.reader.line_num
 
     def error(self, block: _Block, row: int, column: int, needed: str) -> DataError:
-        """What is wrong with one cell."""
+        """Return an error that describes one cell."""
         cell = block.rows[row][column]
         where = f"line {block.line(row)} of {self.name}"
         if not cell.strip() or cell.strip().lower() in ("nan", "na", "n/a", "null", "none"):
@@ -386,7 +386,7 @@ class _Target:
 
 
 def _number_type(spec: TensorSpec) -> np.dtype[Any]:
-    """What the cells of an input are converted to."""
+    """Return the element type of an input's cells."""
     if spec.dtype.kind in "iuf":
         return spec.dtype
     kinds: dict[str, np.dtype[Any]] = {"string": np.dtypes.StringDType(), "boolean": np.dtype(bool)}
@@ -399,7 +399,7 @@ def _most_frequent(line: str) -> str:
 
 
 def _cells_of(line: str, separator: str) -> int:
-    """How many cells a separator makes of a line."""
+    """Count the cells of a line for a separator."""
     try:
         return len(next(csv.reader([line], delimiter=separator), []))
     except csv.Error:  # one cell is too long, as of many columns without this separator

@@ -168,7 +168,7 @@ def _damaged(what: str, error: Exception) -> DataError:
 
 
 def _data_offset(file: IO[bytes], member: zipfile.ZipInfo) -> int:
-    """Where a member's bytes start: behind a local header whose last two fields give their own lengths."""
+    """Return the offset of a member's bytes: the last two fields of the local header give its variable lengths."""
     file.seek(member.header_offset)
     header = file.read(_ZIP_LOCAL_HEADER.size)
     if len(header) < _ZIP_LOCAL_HEADER.size or header[:4] != _ZIP_MAGICS[0]:

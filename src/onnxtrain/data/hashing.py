@@ -11,7 +11,7 @@ import numpy as np
 from onnxtrain.data.conversion import Array
 
 BLOCK_BYTES: Final = 2**20
-"""How much of an array is hashed at a time."""
+"""Bytes of an array that are hashed at a time."""
 
 _BLOCKS: Final = 256
 """Up to so many blocks of an array are hashed all, of more so many, evenly spread from the first to the last."""

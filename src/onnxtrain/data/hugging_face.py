@@ -101,12 +101,12 @@ class HuggingFaceExamples:
         return self._labels(list(self._dataset.with_format(None).select_columns([self._target])[self._target]))
 
     def fingerprint(self) -> str | None:
-        """That of the package."""
+        """Return the fingerprint that ``datasets`` computes."""
         return getattr(self._dataset, "_fingerprint", None)
 
 
 def is_hugging_face(value: object) -> bool:
-    """Whether a value is a dataset of the package ``datasets``."""
+    """Return whether a value is a dataset of the package ``datasets``."""
     return type(value).__module__.partition(".")[0] == "datasets" and hasattr(value, "column_names")
 
 

@@ -41,7 +41,7 @@ class ImageFolder(Reader):
 
     @property
     def name(self) -> str:
-        """How error messages call it."""
+        """Name of the folder in error messages."""
         return f"the folder '{Path(self.path)}'"
 
     def read(
@@ -116,7 +116,7 @@ def pictures(paths: Iterable[Path]) -> list[Path]:
 
 
 def is_image_folder(path: Path) -> bool:
-    """Whether a path is a folder that holds pictures, itself or in its folders, and no arrays."""
+    """Return whether a path is a folder with images, in itself or its subfolders, and without arrays."""
     if not path.is_dir() or next(path.rglob("*.npy"), None) is not None:
         return False
     return any(file.suffix.lower() in SUFFIXES for file in path.rglob("*"))

@@ -34,7 +34,7 @@ _LARGE_PIXELS: Final = 2**23
 """Larger pictures are decoded one at a time."""
 
 _THREADS: Final = min(8, os.cpu_count() or 1)
-"""How many pictures are decoded at a time: decoders let go of Python's lock."""
+"""Number of images that are decoded in parallel: decoders release the GIL."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def _report(broken: list[str], of: int, skip_broken: bool, way_out: str) -> None
 
 @dataclass(frozen=True)
 class Layout:
-    """What the model's input makes of a picture.
+    """Layout of an image in the model's input.
 
     Attributes:
         channels: 1 or 3.

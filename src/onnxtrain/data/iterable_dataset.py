@@ -125,7 +125,7 @@ class IterableDataset(Dataset):
         return self._read_batches(self._open(), start)
 
     def batch_count(self, batch_size: int = 1) -> int | None:
-        """How many batches the source says it has; None when it does not say."""
+        """Return the number of batches that the source reports; None if it reports none."""
         try:
             return len(self._source) if isinstance(self._source, Sized) else None
         except TypeError:  # how a PyTorch loader over a stream says that it does not know

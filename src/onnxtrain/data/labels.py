@@ -13,7 +13,7 @@ from onnxtrain.errors import DataError
 from onnxtrain.ir.value import Dimension
 
 _BLOCK = 2**18
-"""How many targets are looked at at a time."""
+"""Number of targets that are examined at a time."""
 
 
 def learn_labels(targets: Array, classes: int | None, declared: Sequence[str] = ()) -> tuple[str, ...]:
@@ -82,7 +82,7 @@ def to_indices(targets: Array, labels: Sequence[str]) -> Array:
 
 
 def are_labels(targets: Array, labels: Sequence[str], rank: int) -> bool:
-    """Whether targets stand for classes by their labels: texts, or numbers where a label is the text of a number.
+    """Return whether targets are class labels: texts, or numbers where a label is the text of a number.
 
     Other numbers are those of the classes, from zero; more axes than ``rank`` make them distributions over classes.
     """

@@ -20,7 +20,7 @@ _LOOKED_AT: Final = 32
 
 
 class Examples(Protocol):
-    """What a `MapDataset` reads.
+    """Interface of the examples that a `MapDataset` reads.
 
     Attributes:
         columns: The names of columns side by side, by input.
@@ -31,7 +31,7 @@ class Examples(Protocol):
     declared_labels: tuple[str, ...]
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of examples."""
         ...
 
     def batch(self, rows: Sequence[int]) -> object:
@@ -43,7 +43,7 @@ class Examples(Protocol):
         ...
 
     def fingerprint(self) -> str | None:
-        """What tells this data from other data, where it is known."""
+        """Return an identifier of this data's content, or None if it is unknown."""
         ...
 
 
@@ -154,7 +154,7 @@ class MapDataset(IterableDataset):
             yield self._batch(self._examples.batch(rows.tolist()), f"the batch of the examples {_some(rows)}")
 
     def batch_count(self, batch_size: int = 1) -> int:
-        """How many batches one epoch has; the last may be smaller."""
+        """Return the number of batches per epoch; the last batch may be smaller."""
         return -(-self.size // checked_batch_size(batch_size))
 
     def take(self, indices: Array) -> Self:
@@ -165,13 +165,13 @@ class MapDataset(IterableDataset):
         return subset
 
     def fingerprint(self) -> str | None:
-        """What tells this data from other data, where it is known."""
+        """Return an identifier of this data's content, or None if it is unknown."""
         found = self._examples.fingerprint()
         return None if found is None else f"{found} {self.size} {int(self._indices.sum())}"
 
 
 class IndexedExamples:
-    """What gives one example for an index: a mapping, ``(input, target)``, or one array.
+    """Examples from an object that returns one example for an index: a mapping, ``(input, target)``, or one array.
 
     Args:
         source: what has a length and gives an example for an index; ``__getitems__``, where it has that, gives a list
@@ -226,7 +226,7 @@ class IndexedExamples:
 
 
 def is_map_style(value: object) -> bool:
-    """Whether a value gives examples by index, and cannot be iterated, so that it is no sequence of batches."""
+    """Return whether a value is indexable but not iterable, so that it is no sequence of batches."""
     return hasattr(value, "__getitem__") and hasattr(value, "__len__") and not hasattr(value, "__iter__")
 
 

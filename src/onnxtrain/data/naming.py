@@ -9,7 +9,7 @@ from onnxtrain.errors import DataError
 
 
 class NoSuchArrayError(DataError):
-    """What goes beside the inputs, and was asked for by its name, is not there."""
+    """A named array beside the inputs is missing."""
 
 
 def check_beside(names: Iterable[str], there: Iterable[str], what: str) -> None:
@@ -153,7 +153,7 @@ def match_batch(
 
 
 def is_batch_list(source: list[object] | tuple[object, ...]) -> bool:
-    """Whether a list holds batches, each a container, rather than arrays."""
+    """Return whether a list holds batches, each a container, rather than arrays."""
     return bool(source) and all(isinstance(item, Mapping | list | tuple) and not is_array_like(item) for item in source)
 
 

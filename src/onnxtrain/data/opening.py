@@ -165,7 +165,7 @@ def _examples(
 
 
 def _reader(source: object) -> Reader | None:
-    """What reads a source that needs more than to be mapped."""
+    """Return the reader of a source, or None if memory mapping suffices."""
     if isinstance(source, Reader):
         return source
     if not isinstance(source, str | os.PathLike):

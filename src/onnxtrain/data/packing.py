@@ -13,7 +13,7 @@ from onnxtrain.errors import DataError, OptionError
 from onnxtrain.spelling import checks_arguments
 
 PACKED_NAMES: Final = ("input_ids", "position_ids", "segment_ids", "attention_mask", "labels")
-"""What a packed row consists of."""
+"""Names of the arrays of a packed row."""
 
 
 class Piece(NamedTuple):
@@ -97,7 +97,7 @@ class PackedSequences:
         return {name: found[name] for name in names}
 
     def fingerprint(self) -> str:
-        """What tells these rows from others."""
+        """Return an identifier of the rows' content."""
         found = Fingerprint()
         for arrays in (self._tokens, [] if self._labels is self._tokens else self._labels):
             for array in arrays:
@@ -191,19 +191,19 @@ class PackedExamples:
         return self._packed.rows(range(len(self._packed)), ["labels"])["labels"]
 
     def fingerprint(self) -> str | None:
-        """That of the rows."""
+        """Return the fingerprint of the rows."""
         return self._packed.fingerprint()
 
 
 def _role(spec: TensorSpec) -> str:
-    """What an input is for, as its name says."""
+    """Return the array of a packed row that an input takes, by the input's name."""
     name = spec.name.lower()
     parts = {"mask": "attention_mask", "position": "position_ids", "segment": "segment_ids"}
     return next((role for part, role in parts.items() if part in name), "input_ids")
 
 
 def _form(spec: TensorSpec) -> Callable[[Array], Array]:
-    """How a mask [rows, 1, length, length] is given to an input.
+    """Return a function that converts a mask [rows, 1, length, length] for an input.
 
     Raises:
         DataError: It has two axes.

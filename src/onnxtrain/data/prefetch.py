@@ -20,7 +20,7 @@ _IN_A_ROW: Final = 3
 """So many batches in a row have to take that long: a single one may have waited for a busy machine."""
 
 _AHEAD: Final = 1
-"""How many batches wait, prepared; one more may be on its way."""
+"""Number of prepared batches that wait; one more may be in preparation."""
 
 _PATIENCE: Final = 1.0
 """Seconds that the end waits for a thread that is still preparing a batch."""

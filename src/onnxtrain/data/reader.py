@@ -1,4 +1,4 @@
-"""What the readers of files share: a path, how error messages call it, and what they give."""
+"""Base class of file readers: a path, its name in error messages, and the dataset that it opens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Reader(ABC):
 
     @property
     def name(self) -> str:
-        """How error messages call it."""
+        """Name of the file in error messages."""
         return f"'{Path(self.path)}'"
 
     @abstractmethod

@@ -57,7 +57,7 @@ class Shares(Dataset):
         )
 
     def batch_count(self, batch_size: int) -> int | None:
-        """How many batches one epoch has."""
+        """Return the number of batches per epoch."""
         return self.dataset.batch_count(batch_size)
 
     def validate(

@@ -200,7 +200,7 @@ class _Example:
 
 
 def is_tar(path: str | os.PathLike[str]) -> bool:
-    """Whether a path, or a pattern of paths, is one of tar files, as its end tells."""
+    """Return whether a path, or a pattern of paths, names tar files, by its ending."""
     return os.fspath(path).lower().endswith(TAR_SUFFIXES)
 
 

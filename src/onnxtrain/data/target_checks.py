@@ -1,4 +1,4 @@
-"""What values targets may have: labels of classes that exist, numbers from 0 to 1, distributions that sum to 1."""
+"""Checks of target values: labels of existing classes, values from 0 to 1, distributions that sum to 1."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def check_weights(weights: Array, what: str = "sample_weight") -> Array:
 
 
 def none_negative_below(targets: Array, end: int) -> bool:
-    """Whether all integers are from 0 to ``end - 1``, by one look at each: a negative one is huge without its sign.
+    """Return whether all integers are from 0 to ``end - 1``, in one pass: a negative one is huge as unsigned.
 
     >>> none_negative_below(np.array([0, 2]), 3), none_negative_below(np.array([-1, 2]), 3)
     (True, False)

@@ -20,7 +20,7 @@ from onnxtrain.model_file.small_files import read_text
 from onnxtrain.spelling import checks_arguments
 
 _BLOCK: Final = 1024
-"""How many texts are encoded at a time."""
+"""Number of texts that are encoded at a time."""
 
 _TEXT_LIMIT: Final = 4 << 30
 """Bytes of a text file."""

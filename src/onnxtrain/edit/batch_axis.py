@@ -12,7 +12,7 @@ from onnxtrain.ir.value import constant_tensor
 
 
 class Place(NamedTuple):
-    """Where a value has its examples.
+    """The batch axis of a value.
 
     Attributes:
         axis: Along which axis.
@@ -25,11 +25,11 @@ class Place(NamedTuple):
 
 
 Axes = Mapping[ir.Value, Place]
-"""Where the examples are, of every value that has some."""
+"""The batch axis of every value that has one."""
 
 
 def output_axes(node: ir.Node, axes: Axes, size: int) -> list[Place | None]:
-    """Where each output has its examples; None where it has none.
+    """Return the batch axis of each output; None for an output without one.
 
     Args:
         node: A node of which an input has examples; shapes are inferred for the fixed batch size.
@@ -73,7 +73,7 @@ def _axis(node: ir.Node, index: int, source: ir.Value, axes: Axes) -> int | None
 
 
 def _reshaped(before: Sequence[int | None], after: Sequence[int | None], source: Place, size: int) -> Place | None:
-    """Where the examples are behind a Reshape: what stands before them has as many elements as before."""
+    """Return the batch axis behind a Reshape: the axes before it have as many elements as before."""
     if None in before[: source.axis]:
         return None
     outer = math.prod(before[: source.axis]) * source.before  # type: ignore[arg-type]
@@ -106,7 +106,7 @@ def _gathered(node: ir.Node, axes: Axes) -> int | None:
 
 
 def _moved(node: ir.Node, axis: int, rank: int, own: int) -> int | None:
-    """Where axes come or go."""
+    """Return an axis behind operators that add or remove axes: Squeeze, Unsqueeze, reductions."""
     given = node.attributes.get("axes") or node.attributes.get("axis")
     listed: list[int] | None = None
     if given is not None:

@@ -24,7 +24,7 @@ from onnxtrain.spelling import checks_arguments
 _ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Where", "Equal", "Less", "Greater"})
 
 _STATES = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
-"""Where recurrent layers read their first states."""
+"""Input slots of the initial states of recurrent layers."""
 
 
 @checks_arguments

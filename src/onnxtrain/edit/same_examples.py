@@ -1,4 +1,4 @@
-"""Whether a model with a free batch size computes for every example what the one with a fixed size does: by running."""
+"""Check by running that a model with a dynamic batch size computes the same for every example as the original."""
 
 from __future__ import annotations
 

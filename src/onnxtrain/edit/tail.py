@@ -1,4 +1,4 @@
-"""What stands behind a head: it must do for any number of classes, or be changed with it."""
+"""Check or change the nodes behind a head, so that they accept any number of classes."""
 
 from __future__ import annotations
 

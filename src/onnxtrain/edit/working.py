@@ -19,7 +19,7 @@ from onnxtrain.model_file.order import sort_nodes
 from onnxtrain.model_file.skeleton import unify_default_domain
 
 Model = str | os.PathLike[str] | onnx.ModelProto
-"""What every edit takes: a path or a loaded model."""
+"""The type of an edit's model argument: a path or a loaded model."""
 
 
 class Working:
@@ -69,7 +69,7 @@ class Working:
         return found
 
     def value(self, name: str) -> ir.Value:
-        """What is called so: a value, or the node that gives one.
+        """Find a value by its name, or by the name of the node that computes it.
 
         Raises:
             OptionError: Nothing is, or a node that gives several values.
@@ -117,7 +117,7 @@ class Working:
         return found
 
     def follow_from_weights(self, values: Iterable[ir.Value | None]) -> bool:
-        """Whether values follow from weights alone, and from nothing that is fed."""
+        """Return whether values depend on weights alone, not on a graph input."""
         fed = self.computed_from(value for value in self.graph.inputs if not value.is_initializer())
         return all(value is not None and value not in fed for value in values)
 

@@ -29,7 +29,7 @@ _MOST_PARTS = 1024
 
 
 class _Run(NamedTuple):
-    """What one call reads: pieces of memory that follow each other in the file, from an offset on."""
+    """One read call: consecutive buffers for the bytes from an offset on."""
 
     offset: int
     parts: list[np.ndarray]
@@ -73,7 +73,7 @@ class BackgroundRead:
         return name in self._memory
 
     def __getitem__(self, name: str) -> memoryview:
-        """What a part holds, once all have been read.
+        """Return the bytes of a part, once all parts have been read.
 
         Raises:
             ModelError: The file could not be read.

@@ -1,4 +1,4 @@
-"""Whether the bodies of If, Loop and Scan take and give what their nodes say; ONNX's checker looks at each alone."""
+"""Check the bodies of If, Loop and Scan against their nodes; ONNX's checker looks at each alone."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _is_control_flow(node: NodeProto) -> bool:
 
 
 def _misfit(node: NodeProto) -> str | None:
-    """What is wrong, in words that go on after the node's name."""
+    """Return the mismatch of a node, as the end of a sentence after its name, or None."""
     given = {attribute.name for attribute in node.attribute}
     missing = [name for name in _REQUIRED[node.op_type] if name not in given]  # the checker looks into no function
     return f"which has no attribute {missing[0]!r}" if missing else next(_MISFITS[node.op_type](node), None)
@@ -101,7 +101,7 @@ def _count(values: object, word: str) -> str:
 
 
 _MISFITS: dict[str, Callable[[NodeProto], Iterator[str]]] = {"If": _of_if, "Loop": _of_loop, "Scan": _of_scan}
-"""What does not fit, in words that go on after the node's name."""
+"""Functions that describe the mismatches of a node, as the end of a sentence after its name."""
 
 _REQUIRED = {
     "If": ("then_branch", "else_branch"),

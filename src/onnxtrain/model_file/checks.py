@@ -1,4 +1,4 @@
-"""What a model must satisfy before anything is done with it; each failure is one sentence."""
+"""Checks that a model must pass before any other use; each failure is one sentence."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _check_text(label: str, template: Template) -> None:
 
 
 def _check_ports(label: str, proto: ModelProto) -> None:
-    """What ONNX Runtime asks of inputs and outputs, and ONNX's checker does not."""
+    """Check the rules for inputs and outputs that ONNX Runtime enforces and ONNX's checker does not."""
     twice = sorted(name for name, count in Counter(value.name for value in proto.graph.output).items() if count > 1)
     if twice:
         raise ModelError(
@@ -178,7 +178,7 @@ def _check_inner_sizes(label: str, proto: ModelProto) -> None:
 
 
 def _typed_elements(tensor: TensorProto, needed: int) -> int:
-    """How many numbers a typed field has: one per element, two for complex ones, one per byte where packed."""
+    """Return the length of a typed field: one per element, two for complex ones, one per byte where packed."""
     if tensor.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128):
         return 2 * _elements(tensor)
     return min(needed, _elements(tensor))

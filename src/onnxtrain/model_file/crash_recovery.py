@@ -1,9 +1,9 @@
-"""What a run that was killed while it wrote has left, and how a later one removes it.
+"""Temporary files of a run that was killed while it wrote, and their removal by a later run.
 
-While a run writes to a folder, a marker lies there: ``.onnxtrain.<hex>.tmp``, locked as long as the run lives. Files in
-the making have the marker's number in their names: ``.NAME.<hex>.tmp``. Before several files take their places, the
-marker says which, with stamps that tell them from any others. So whoever finds a marker that nobody holds knows what
-belongs to it, and that nobody needs it.
+While a run writes to a folder, the folder has a marker file, ``.onnxtrain.<hex>.tmp``, which the run keeps locked.
+Unfinished files carry the marker's number in their names: ``.NAME.<hex>.tmp``. Before a run renames several files to
+their final names, it lists them in the marker, with stamps that identify them. A marker without a lock therefore
+belongs to a dead run, and the files that it identifies can be removed.
 """
 
 from __future__ import annotations

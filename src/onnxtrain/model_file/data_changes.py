@@ -27,7 +27,7 @@ class Change(NamedTuple):
 
 
 def same_content(path: Path, other: BinaryIO) -> bool:
-    """Whether a file holds the bytes of an open one, in which nothing is moved."""
+    """Return whether a file holds the bytes of an open file that has no moved data."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         return size == os.fstat(other.fileno()).st_size and _same_bytes(file, other, 0, size)
@@ -65,7 +65,7 @@ def _copy(source: BinaryIO, target: BinaryIO, start: int, end: int) -> None:
 
 
 def _content(file: BinaryIO, start: int, end: int) -> tuple[int, int]:
-    """Where the next bytes begin and end that are no hole, up to ``end``; all are where the system cannot tell."""
+    """Return the next range before ``end`` that is no hole; all of it if the system cannot tell."""
     if not hasattr(os, "SEEK_DATA"):
         return start, end
     try:

@@ -20,7 +20,7 @@ from onnxtrain.model_file.external import ExternalData
 from onnxtrain.model_file.output_path import reason
 
 _HELD = 16
-"""How many data files of a model are held open."""
+"""Number of a model's data files that are held open."""
 
 _SMALL_FILE = 1 << 20
 """Data files up to this size are read: each mapping costs a file descriptor, and models may have thousands."""

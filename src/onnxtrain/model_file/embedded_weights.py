@@ -250,7 +250,7 @@ def _is_weight(tensor: TensorProto) -> bool:
 
 
 def _is_written_in_code(node: NodeProto) -> bool:
-    """Whether it is a tensor written in the code, as TorchScript's exporter calls those, beside its initializers."""
+    """Return whether TorchScript's exporter named the Constant as a literal of the code, not as a weight."""
     return "Constant" in node.output[0].rsplit("/", 1)[-1] or node.output[0].isdigit()
 
 

@@ -22,7 +22,7 @@ _LARGEST_ELEMENT = 16
 
 
 class ExternalData(NamedTuple):
-    """Where an external tensor's bytes are.
+    """Location of an external tensor's bytes.
 
     Attributes:
         location: The file, relative to the model's folder, as the model says it.
@@ -48,7 +48,7 @@ class ExternalData(NamedTuple):
 
 
 def data_bytes(tensor: TensorProto) -> int:
-    """How many bytes a tensor of this type and shape has as raw data.
+    """Return the number of raw bytes of a tensor's type and shape.
 
     Raises:
         ModelError: The element type has no fixed size, or a dimension is negative.

@@ -172,7 +172,7 @@ class ModelFile:
         return with_external_data(proto, self.folder, self._moved)
 
     def filled(self, values: Mapping[str, npt.NDArray[np.generic]]) -> ModelProto:
-        """What :meth:`save` writes, in memory and with all data inside; sparse initializers are dense.
+        """Return the model that :meth:`save` writes, in memory, with all data inside and sparse initializers dense.
 
         Raises:
             ModelError: A data file cannot be read.
@@ -259,7 +259,7 @@ class ModelFile:
         return array
 
     def _where(self, name: str) -> ExternalData:
-        """Where the data of an external initializer is now."""
+        """Return the current location of an external initializer's data."""
         data = self._external[name]
         location = self._moved.get(data.file)
         return data if location is None else data._replace(location=location, path=self._path_of(data.file))
@@ -435,7 +435,7 @@ class ModelFile:
         return data
 
     def _is_own(self, target: Path) -> bool:
-        """Whether this is the file that the model was read from, in the folder where its data is."""
+        """Return whether a path is the file that the model was read from, in the folder of its data."""
         home = self._home
         return (
             home is not None

@@ -1,4 +1,4 @@
-"""How many nodes a model has where its functions are called; a small file can stand for more than any memory holds."""
+"""Limit on the nodes of a model with its functions inlined: a small file can expand beyond any memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MOST_NODES = 1 << 14
 """Nodes that functions may always become."""
 
 MOST_TIMES = 32
-"""How many times the nodes that are written down they may become, where that is more."""
+"""The factor by which inlining may multiply the nodes of the file, where that exceeds `MOST_NODES`."""
 
 _Name = tuple[str, str, str]
 

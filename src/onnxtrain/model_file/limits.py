@@ -22,7 +22,7 @@ MINIMUM_IR_VERSION = 3
 """The first version with opset imports."""
 
 _OPSET_OF_ALL, _IR_VERSION_OF_ALL = 21, 10
-"""What the oldest ONNX Runtime that is supported, 1.20, opens."""
+"""The newest opset and IR version that ONNX Runtime 1.20, the oldest supported version, opens."""
 
 
 @functools.cache
@@ -38,12 +38,12 @@ def newest_ir_version() -> int:
 
 
 def supports_opset(opset: int) -> bool:
-    """Whether models may have this opset; ONNX Runtime is asked only where that is not plain."""
+    """Return whether models may have this opset; ONNX Runtime is asked only above opset 21."""
     return opset >= MINIMUM_OPSET and (opset <= _OPSET_OF_ALL or opset <= newest_opset())
 
 
 def supports_ir_version(version: int) -> bool:
-    """Whether models may have this version of the file format."""
+    """Return whether models may have this version of the file format."""
     return version >= MINIMUM_IR_VERSION and (version <= _IR_VERSION_OF_ALL or version <= newest_ir_version())
 
 

@@ -80,7 +80,7 @@ def standard_form(node: NodeProto, weights: Mapping[str, str], *, opset: int) ->
 
 
 def is_normalizer(node: NodeProto) -> bool:
-    """Whether a node is a ``Normalizer``, which has no weights and stands between those that have."""
+    """Return whether a node is a ``Normalizer``, which has no weights and stands between linear models."""
     return node.op_type == "Normalizer" and node.domain == MACHINE_LEARNING_DOMAIN
 
 
@@ -120,7 +120,7 @@ def _class_count(given: Mapping[str, AttributeProto]) -> int:
 
 
 def _is_mirrored(node: NodeProto) -> bool:
-    """Whether a classifier of two classes has one score: the other is its negative, before the logistic function."""
+    """Return whether a binary classifier has one score: the other is its negative, before the logistic function."""
     given = _attributes(node)
     if "intercepts" not in given or len(given["intercepts"].floats) != 2:
         return False

@@ -20,7 +20,7 @@ Arrays = Mapping[str, npt.NDArray[np.generic]]
 
 
 class NewValues:
-    """What is written over a model, of which every other byte stays.
+    """New values to write over a model; every other byte stays.
 
     Large values are asked for when they are written, one after the other.
 

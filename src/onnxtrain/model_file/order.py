@@ -79,7 +79,7 @@ def _circle(nodes: Sequence[NodeProto], waiting: Sequence[Collection[int]]) -> s
 
 
 def _read(node: NodeProto) -> set[str]:
-    """What a node reads of the graph that it stands in, also in its bodies."""
+    """Return the outer values that a node reads, those read in its bodies included."""
     found = set(node.input)
     if node.op_type != "Constant":
         for body in proto_subgraphs(node):

@@ -19,7 +19,7 @@ def stamp_of(status: os.stat_result) -> Stamp:
 
 
 class Origin(NamedTuple):
-    """Where data was read from, and can be read again while the file stays as it was.
+    """Source file of data, which can be read from it again while the file is unchanged.
 
     Attributes:
         path: The file.

@@ -1,4 +1,4 @@
-"""Where an output goes: the file that a link leads to, or a device or pipe that is written into as it is."""
+"""Resolution of output paths: the target of a link, or a device or pipe that is written in place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import IO, Any, BinaryIO, NamedTuple, cast
 from onnxtrain.errors import ModelError
 
 ELSEWHERE = "save it somewhere else"
-"""What to do about an output that cannot be written, where the reason says no more."""
+"""Advice for an output that cannot be written, where the reason implies no other."""
 
 _ADVICE = {
     errno.EMFILE: "close files, or allow more of them (ulimit -n)",
@@ -24,7 +24,7 @@ _ADVICE = {
 
 
 class Place(NamedTuple):
-    """What a path stands for.
+    """A resolved output path.
 
     Attributes:
         path: The path as it was given; messages name it.
@@ -106,12 +106,12 @@ def explained(target: Path, advice: str = ELSEWHERE, *, others_pass: bool = Fals
 
 
 def reason(error: OSError, advice: str) -> str:
-    """What the system says, and what to do about it where that is known; else what is advised here."""
+    """Return the system's reason with the advice for it, or the given advice if there is none."""
     return f"{error.strerror or error}; {_ADVICE.get(error.errno or 0, advice)}"
 
 
 class _Stream(io.RawIOBase):
-    """What a device or a pipe is written through: only forwards, and each write is a whole one."""
+    """Write-only stream to a device or a pipe: no seeks, and each write is complete."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file

@@ -28,7 +28,7 @@ class TooManyFieldsError(WireError):
 
 
 class Budget:
-    """How many fields may be read of a message and of those inside it, so that reading ends soon.
+    """Limit on the number of fields that are read in a message and its submessages.
 
     Args:
         most: The number.
@@ -39,7 +39,7 @@ class Budget:
 
 
 class Slice(NamedTuple):
-    """Where a field is: its tag, its payload, its end."""
+    """Position of a field: its tag, its payload, its end."""
 
     number: int
     wire_type: int

@@ -61,10 +61,10 @@ _CHILDREN: Mapping[str, Mapping[int, str]] = {
 """The fields through which a model leads to initializers, and to the locations of external data wherever they are."""
 
 _ALWAYS_CUT = ("main graph", "initializer")
-"""What changes in any model; in others is looked only where the name of a data file may be."""
+"""Messages that are cut in any model; others only where a data file's name may be inside."""
 
 _COST_OF_A_MESSAGE = 8
-"""What cutting a message costs more than reading a field."""
+"""Cost of cutting a message, beyond that of reading a field."""
 
 _MOST_FIELDS = 1 << 21
 """Fields of a model, but those inside of nodes; each takes two microseconds or three."""
@@ -242,7 +242,7 @@ class Template:
         return _Field(part.number, part.wire_type, header, bytes(source.view[part.payload : part.end]))
 
     def stored_elements(self, index: int) -> tuple[str, int]:
-        """How an initializer's data is stored: "raw" and bytes, or "typed" and the number of elements."""
+        """Return the storage of an initializer: "raw" and its bytes, or "typed" and the number of elements."""
         fields = _data_fields(self._tensors[index])
         raw = [item for item in fields if item.number == _RAW_DATA]
         if raw:
@@ -250,7 +250,7 @@ class Template:
         return "typed", sum(_element_count(item) for item in fields)
 
     def holds(self, way: Path) -> bool:
-        """Whether a tensor was found at the end of a way, with data that can be replaced."""
+        """Return whether a path leads to a tensor with data that can be replaced."""
         return way in self._inner and bool(_data_fields(self._inner[way]))
 
     def locations(self) -> set[str]:
@@ -258,7 +258,7 @@ class Template:
         return {_location(message, position) for message, position in self._locations}
 
     def large(self) -> dict[int, slice]:
-        """Where the raw data of large initializers is in the serialised model, by their positions."""
+        """Return the byte ranges of large initializers' raw data in the serialized model, by initializer index."""
         found = {}
         for message in self._tensors:
             for _, raw in _large_fields(message):

@@ -115,5 +115,5 @@ def parse_file(path: Path, data: bytes | mmap.mmap) -> tuple[ModelProto, Templat
 
 
 def places_by_name(proto: ModelProto, template: Template) -> dict[str, slice]:
-    """Where the raw data of large initializers is, by their names."""
+    """Return the byte ranges of large initializers' raw data, by name."""
     return {proto.graph.initializer[index].name: place for index, place in template.large().items()}

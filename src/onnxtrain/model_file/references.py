@@ -13,7 +13,7 @@ _ENDINGS = (".onnx", ".pb", ".ort")
 """The endings of files that say to be models."""
 
 _FIRST_BYTE = b"\x08"
-"""What models begin with, whatever their name: the field of the IR version."""
+"""The first byte of a model, whatever its name: the tag of the IR version field."""
 
 
 class Users:
@@ -33,7 +33,7 @@ class Users:
         self._used: dict[Path, set[Path] | None] = {}
 
     def use(self, data: Path) -> bool:
-        """Whether some model uses a data file, or may."""
+        """Return whether a model uses, or may use, a data file."""
         real = data.resolve()
         for folder in real.parents:
             if folder not in self._used:

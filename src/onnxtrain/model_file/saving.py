@@ -47,7 +47,7 @@ class DataFile(NamedTuple):
 
 
 class _Beginnings:
-    """How what is written over a data file begins, noted as it is written: each change is made once."""
+    """Records the first bytes of each change to a data file as it is written, so that each is computed once."""
 
     def __init__(self, changes: Sequence[Change]) -> None:
         self._known: dict[int, bytes] = {}
@@ -223,7 +223,7 @@ def inside(folder: Path, location: str) -> Path:
 
 
 class _Names(NamedTuple):
-    """What a data file that is written over an old model may be called.
+    """Candidate names of a data file that is written over an old model's.
 
     Attributes:
         folder: Of the model.

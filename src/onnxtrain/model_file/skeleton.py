@@ -24,7 +24,7 @@ LARGE = 1024
 
 
 def is_large(tensor: TensorProto) -> bool:
-    """Whether a skeleton leaves the tensor's data out: above 1 KiB, or in a file of its own."""
+    """Return whether a skeleton omits the tensor's data: above 1 KiB, or in a file of its own."""
     # Every element type has at most 16 bytes; what matters here is the order of magnitude.
     return tensor.data_location == TensorProto.EXTERNAL or math.prod(tensor.dims) * 4 > LARGE
 
@@ -96,7 +96,7 @@ def hide_runtime_operators(proto: ModelProto) -> None:
 
 
 def is_runtime_operator(node: NodeProto, opset: int) -> bool:
-    """Whether a node is of ONNX's own domain by ONNX Runtime's account only."""
+    """Return whether ONNX Runtime, but not ONNX, defines a node's operator in ONNX's own domain."""
     if not is_default_domain(node.domain) or node.op_type not in RUNTIME_OPERATORS:
         return False
     since = RUNTIME_OPERATORS[node.op_type]

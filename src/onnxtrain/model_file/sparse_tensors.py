@@ -12,7 +12,7 @@ from onnxtrain.errors import ModelError
 from onnxtrain.model_file.external import data_bytes
 
 _MOST_BYTES = (1 << 31) - 1
-"""What a tensor of a model can hold; ONNX Runtime makes sparse ones dense, too."""
+"""The most bytes of a tensor in a model; ONNX Runtime also makes sparse tensors dense."""
 
 _INDEX_TYPES = (TensorProto.INT64, TensorProto.INT32, TensorProto.INT16, TensorProto.INT8)
 

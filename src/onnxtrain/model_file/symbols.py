@@ -10,7 +10,7 @@ from onnx import GraphProto, TensorShapeProto, ValueInfoProto
 from onnxtrain.model_file.skeleton import proto_subgraphs
 
 _MADE_UP = "unk__"
-"""How the symbols begin that ONNX's inference makes up for sizes that it does not know."""
+"""Prefix of the symbols that ONNX's shape inference invents for unknown sizes."""
 
 
 def forget_made_up_symbols(graph: GraphProto) -> None:

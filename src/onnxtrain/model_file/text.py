@@ -1,4 +1,4 @@
-"""Whether all text of a model is text: protocol buffers of ONNX's version do not look, and hand out bytes instead."""
+"""Check that all strings of a model are UTF-8: ONNX's protobuf version returns bytes for others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _VERSION_3 = b"\x62\x06proto3"
 
 
 def is_text(data: bytes) -> bool:
-    """Whether every name and every other text of a serialised model is UTF-8.
+    """Return whether every string field of a serialized model is UTF-8.
 
     Attributes of the type string are bytes to protocol buffers, and not looked at.
     """

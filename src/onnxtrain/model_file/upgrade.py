@@ -31,7 +31,7 @@ from onnxtrain.model_file.skeleton import (
 )
 
 _FAILURES = (RuntimeError, onnx.version_converter.ConvertError, onnx.shape_inference.InferenceError)
-"""What the converter raises: its assertions, its refusals, and what its shape inference does not accept."""
+"""Exceptions of the converter: its assertions, its refusals, and errors of its shape inference."""
 
 _GRAPH_TYPES = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 
@@ -125,7 +125,7 @@ def _refers(node: NodeProto) -> bool:
 
 
 def _is_same(node: NodeProto, before: int, after: int) -> bool:
-    """Whether an operator is defined the same at two opsets (Constant only gained attributes)."""
+    """Return whether an operator has the same definition at two opsets (Constant only gained attributes)."""
     if not is_default_domain(node.domain) or node.op_type == "Constant":
         return True
     try:

@@ -1,10 +1,9 @@
-"""Whose fault a failure is: a model's that ONNX Runtime does not take, or ours.
+"""Attribute a failure to the user's model, if ONNX Runtime rejects it, or to onnxtrain.
 
-Rules and passes trust that a model means something: that the inputs of an operator have ranks that it takes, that
-attributes have types that it knows. ONNX's checker finds a part of what may be wrong beforehand. To find all of it
-would take a session, which costs time and memory that a model in order need not pay. So it is asked afterwards: where
-something fails that should not, ONNX Runtime says whether it takes the model. Where it does not, its reason is the
-error.
+Gradient rules and passes assume a valid model: inputs with ranks, and attributes with types, that their operators
+accept. ONNX's checker finds only some violations. A session would find all of them, but costs time and memory for
+every valid model. So ONNX Runtime opens the model only after an unexpected failure. If it rejects the model, its
+reason becomes the error.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def refuses_invalid(parameter: str = "model") -> Callable[[Callable[P, R]], Call
 
 @contextlib.contextmanager
 def invalid_refused(find: Callable[[], Any]) -> Iterator[None]:
-    """What :func:`refuses_invalid` does, for a block.
+    """Raise ModelError for a block that fails on an invalid model, as :func:`refuses_invalid` does for a function.
 
     Args:
         find: Returns the path or the model, where something has failed.

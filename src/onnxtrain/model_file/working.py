@@ -20,12 +20,12 @@ from onnxtrain.model_file.upgrade import upgrade_opset
 from onnxtrain.model_file.zipmap import maps_to_tensors
 
 _TRAINING_IR_VERSION = 8
-"""What the opsets that training works at need."""
+"""IR version for the opsets of training."""
 
 
 @contextmanager
 def understood(label: str) -> Iterator[None]:
-    """What onnx-ir does not understand in a model is said in one sentence.
+    """Raise a one-sentence ModelError for a model that onnx-ir cannot load.
 
     Raises:
         ModelError: It does not understand something inside.

@@ -1,4 +1,4 @@
-"""What the processes of one training say to each other: a few operations that an engine has to have."""
+"""Communication between data-parallel ranks: the few operations that an engine must have."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Communicator(ABC):
         """End what waits for other ranks in another thread, where the engine can: it raises ParallelError."""
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """What every rank gives, in the order of the ranks; anything that can be pickled."""
+        """Gather a picklable value of every rank, in the order of the ranks."""
         if self.size == 1:
             return [value]
         content = np.frombuffer(pickle.dumps(value), np.uint8)
@@ -81,7 +81,7 @@ class Communicator(ABC):
         return [pickle.loads(part[:count].tobytes()) for part, count in zip(parts, sizes, strict=True)]
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
-        """What the rank ``root`` gives; anything that can be pickled."""
+        """Broadcast a picklable value of the rank ``root``."""
         if self.size == 1:
             return value
         content = np.frombuffer(pickle.dumps(value) if self.rank == root else b"", np.uint8).copy()
@@ -93,7 +93,7 @@ class Communicator(ABC):
         return value if self.rank == root else pickle.loads(content.tobytes())
 
     def on_root(self, action: Callable[[], Result]) -> Result:
-        """What an action of rank 0 gives, in all ranks; the others do nothing meanwhile."""
+        """Run an action on rank 0 while the other ranks wait, and return its result on all ranks."""
         return self.broadcast_object(action() if self.rank == 0 else None)  # type: ignore[no-any-return]
 
 

@@ -114,7 +114,7 @@ class TopK(Compression):
 
 
 def choose_compression(given: object) -> Compression | None:
-    """What an argument ``compress`` asks for.
+    """Return the compression that the argument ``compress`` names.
 
     Raises:
         OptionError: There is nothing of that name.

@@ -189,7 +189,7 @@ class MPI(Communicator):
 
     @property
     def speaks(self) -> bool:
-        """Whether this rank says what went wrong: rank 0, and the others where that does not answer."""
+        """Whether this rank reports errors: rank 0, or any other rank if rank 0 does not answer."""
         return self.rank == 0 or 0 in self._lost
 
     def fail(self, sentence: str) -> None:

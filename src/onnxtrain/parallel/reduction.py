@@ -94,7 +94,7 @@ class Reduction:
             self._communicator.behind(False)
 
     def is_idle(self) -> bool:
-        """Whether all groups that were started are added up; raises what one of them has raised."""
+        """Return whether all started groups are summed; raise the error of a failed one."""
         done = [future.done() and future.result() is None for future in self._started]
         return all(done)
 

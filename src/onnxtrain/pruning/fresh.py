@@ -50,7 +50,7 @@ def _scales(node: ir.Node | None, index: int) -> bool:
 
 
 def _fan_in(node: ir.Node | None, shape: tuple[int, ...]) -> int:
-    """How many inputs an output sums over."""
+    """Return the fan-in of a weight: the number of inputs that an output sums over."""
     if node is not None and node.op_type in ("Conv", "LSTM", "GRU", "RNN"):
         return math.prod(shape[1:]) if node.op_type == "Conv" else shape[-1]
     if node is not None and node.op_type == "ConvTranspose":

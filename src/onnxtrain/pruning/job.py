@@ -34,7 +34,7 @@ from onnxtrain.weights.masks import choose_tensors
 Method = Literal["ssgd", "magnitude", "random"]
 
 _CURVE = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995)
-"""Where the curve of accuracy over sparsity is measured."""
+"""Sparsities at which the accuracy curve is measured."""
 
 
 class PruningWarning(UserWarning):
@@ -43,7 +43,7 @@ class PruningWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Plan:
-    """How a model is pruned; the arguments of :func:`prune`.
+    """Settings of a pruning; the arguments of :func:`prune`.
 
     Raises:
         OptionError: An argument has a value that it cannot have.
@@ -262,7 +262,7 @@ class Job:
 
 
 def _scaling(optimizer: Optimizer) -> tuple[Callable[[np.ndarray], Layer] | None, float]:
-    """How an optimizer scales the step of a layer, and its cap."""
+    """Return the function that scales an optimizer's step of a layer, and its cap."""
     if not optimizer.promotes_sparsity:
         return None, 0.0
     source: Any = optimizer.sparsity_modifier or optimizer

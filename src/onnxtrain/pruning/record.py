@@ -1,4 +1,4 @@
-"""What a pruning did and what it left, as data."""
+"""The record of a pruning: its settings and its results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnxtrain.pruning.thresholds import Probe
 
 @dataclass(frozen=True)
 class LayerRow:
-    """What became of one tensor.
+    """Result of the pruning for one tensor.
 
     Attributes:
         name: Its name.
@@ -48,7 +48,7 @@ class Point:
 
 @dataclass(frozen=True)
 class PruneRecord:
-    """How a model was pruned, and what is left of it.
+    """Settings and results of a pruning.
 
     Attributes:
         method: "ssgd", "magnitude" or "random".

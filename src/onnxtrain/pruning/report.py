@@ -1,4 +1,4 @@
-"""What pruning reports: a table per layer, accuracies and sizes, as text, JSON and a picture."""
+"""Report of a pruning: a table per layer, accuracies and sizes, as text, JSON and a figure."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def _sparsity(probe: Probe) -> float:
 
 
 def _gzip_size(path: Path) -> int:
-    """How many bytes gzip makes of a file, which may be large."""
+    """Return the gzip size of a file in bytes, reading it in blocks."""
 
     class Counter(io.RawIOBase):
         count = 0

@@ -115,7 +115,7 @@ def _fitting(array: np.ndarray, tensor: TensorProto) -> np.ndarray:
 
 
 def pays(array: np.ndarray) -> bool:
-    """Whether an array takes fewer bytes sparse than dense.
+    """Return whether an array takes fewer bytes sparse than dense.
 
     Example:
         >>> pays(np.array([0, 0, 0, 1], np.float32)), pays(np.array([0, 0, 1], np.float32))

@@ -14,7 +14,7 @@ Scope = Literal["global", "layer"]
 Weights = Mapping[str, np.ndarray]
 
 _PROBES = 16
-"""How many sparsities a search tries at most."""
+"""The most sparsities that a search tries."""
 
 _PRECISION = 1.02
 """A search ends when the densities on both sides of the bound are within this factor."""
@@ -22,7 +22,7 @@ _PRECISION = 1.02
 
 @dataclass(frozen=True)
 class Cut:
-    """What survives.
+    """The weights that survive a cut.
 
     Attributes:
         masks: By tensor, true where a weight stays.

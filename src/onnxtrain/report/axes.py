@@ -79,7 +79,7 @@ class Scale:
 
 
 def spans_orders(values: Iterable[float]) -> bool:
-    """Whether values are read better on a logarithmic axis."""
+    """Return whether values are easier to read on a logarithmic axis."""
     found = [value for value in values if math.isfinite(value)]
     return bool(found) and min(found) > 0 and max(found) > LOGARITHMIC_FROM * min(found)
 

@@ -16,7 +16,7 @@ def words(name: str) -> str:
 
 
 def losses_and_metrics(rows: Rows) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """What was measured over the epochs, by what a reader calls it: losses, and all else.
+    """Group the measurements of all epochs by their display names: losses, and all others.
 
     >>> losses_and_metrics([{"epoch": 1, "loss": 2.0, "validation_loss": 3.0, "validation_top_5": 0.5}])
     ({'training': [2.0], 'validation': [3.0]}, {'validation top 5': [0.5]})
@@ -39,7 +39,7 @@ def measured(rows: Rows) -> list[Chart]:
 
 
 def curves(rows: Rows) -> list[Chart]:
-    """What was measured, and the learning rate."""
+    """Return the charts of all measurements and of the learning rate."""
     if not rows:
         return []
     rates = [row.get("learning_rate", math.nan) for row in rows]

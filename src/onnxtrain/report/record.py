@@ -1,4 +1,4 @@
-"""What is known of a training: what its report shows."""
+"""Data of a training's report."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ParameterRow:
 
     @property
     def size(self) -> int:
-        """How many elements it has."""
+        """Number of elements."""
         size = 1
         for side in self.shape:
             size *= side
@@ -45,7 +45,7 @@ class ParameterRow:
 
 @dataclass(frozen=True)
 class Confusion:
-    """How often one class was taken for another.
+    """Confusion matrix of a classifier.
 
     Attributes:
         counts: rows are true classes, columns predicted ones.
@@ -100,7 +100,7 @@ _GROWING: Final = ("acc", "precision", "recall", "f1", "iou", "auc", "auroc", "r
 
 
 def large_is_good(name: str) -> bool:
-    """Whether large values of a metric are better than small ones, as its name tells.
+    """Return whether larger values of a metric are better, by its name.
 
     >>> large_is_good("validation_accuracy"), large_is_good("loss")
     (True, False)
