@@ -1,9 +1,9 @@
 """Train a language model on the next token; padding does not count."""
 
 import numpy as np
-from data import gpt2_file, sequences
 
 import onnxtrain
+from data import gpt2_file, sequences
 
 tokens, mask = sequences()
 targets = np.where(mask == 1, tokens, -100)

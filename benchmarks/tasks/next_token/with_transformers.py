@@ -2,8 +2,9 @@
 
 import math
 
-from data import gpt2, sequences
 from transformers import Trainer, TrainingArguments
+
+from data import gpt2, sequences
 
 tokens, mask = sequences()
 rows = [

@@ -1,9 +1,9 @@
 """Fine-tune BERT for sentences with AdamW, no decay of biases and norms, and a warm-up."""
 
 import torch
-from data import bert, sentences
 
 import onnxtrain
+from data import bert, sentences
 
 tokens, mask, labels = sentences()
 example = (torch.tensor(tokens[:2]), torch.tensor(mask[:2]))

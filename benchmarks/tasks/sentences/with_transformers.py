@@ -1,8 +1,9 @@
 """Fine-tune BERT for sentences with the trainer of Hugging Face."""
 
 import numpy as np
-from data import bert, sentences
 from transformers import Trainer, TrainingArguments
+
+from data import bert, sentences
 
 tokens, mask, labels = sentences()
 rows = [{"input_ids": a, "attention_mask": b, "labels": c} for a, b, c in zip(tokens, mask, labels, strict=True)]

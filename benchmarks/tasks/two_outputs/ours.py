@@ -1,8 +1,7 @@
 """Read a digit and say how much ink it takes: two outputs, whose losses have weights."""
 
-from data import digits_and_ink, write_model
-
 import onnxtrain
+from data import digits_and_ink, write_model
 from onnxtrain.losses import MeanSquaredError
 
 x, y, ink = digits_and_ink()

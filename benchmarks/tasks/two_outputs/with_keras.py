@@ -1,6 +1,7 @@
 """Read a digit and say how much ink it takes with Keras."""
 
 import keras
+
 from data import digits_and_ink
 
 keras.utils.set_random_seed(0)
