@@ -444,7 +444,7 @@ def test_the_page_runs(tmp_path):
         (Path(__file__).resolve().parents[2] / "docs" / "federated.md").read_text().replace('"/data/', f'"{tmp_path}/')
     )
     blocks = re.findall(r"^```py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     namespace: dict[str, object] = {}
     for block in blocks:
         exec(block, namespace)
