@@ -15,7 +15,15 @@ from onnxtrain.errors import OptionError
 from onnxtrain.ir.value import dimensions, is_float
 from onnxtrain.weights.module_paths import module_paths, node_names
 from onnxtrain.weights.names import Origin, origin_of
-from onnxtrain.weights.operands import PREPROCESSING, Decision, operand_decision, preprocesses, rotary_tables
+from onnxtrain.weights.operands import (
+    FILL,
+    PREPROCESSING,
+    Decision,
+    may_be_fresh,
+    operand_decision,
+    preprocesses,
+    rotary_tables,
+)
 from onnxtrain.weights.readers import Functions, Reader, arrivals, read_through_identity, role_of
 from onnxtrain.weights.rule import Use, use_of
 from onnxtrain.weights.scalars import is_scalar, scalar_readers, scalar_reason
@@ -97,11 +105,17 @@ def parameter_table(
     roles = {value: _role(value, model.functions) for value in candidates if _is_trained(value)}
     reached = _reached(model, loss, candidates, straight_through)
     rows = []
+    is_nameless = not any(origin_of(name) is Origin.MODULE for name, value in given if value in reached)
     turning = rotary_tables(value for value in candidates if value in reached and not roles.get(value, ""))
     for name, value in given:
         reason, undecided = _reason(name, value, reached, chosen["train"], chosen["freeze"]), False
         if not reason and name not in named:
-            reason, undecided = _decision(value, roles[value], value in turning)
+            decision = _decision(value, roles[value], value in turning)
+            # Without names of modules, as in files of jax2onnx, a fresh scale cannot be told from a fill.
+            reason, undecided = (
+                decision.reason,
+                decision.open or (is_nameless and decision == FILL and may_be_fresh(value)),
+            )
         shape = tuple(d for d in dimensions(value) or () if isinstance(d, int))
         dtype = "unknown" if value.dtype is None else value.dtype.name.lower()
         uses = tuple(dict.fromkeys(node.op_type for node in value.consumers()))
