@@ -85,7 +85,7 @@ def unify_default_domain(proto: ModelProto) -> None:
 
 
 def import_runtime_domain(proto: ModelProto) -> None:
-    """Import ONNX Runtime's own domain where nodes use it: its transformer optimizer leaves the import out, in place."""
+    """Import ONNX Runtime's own domain where nodes use it, in place: its transformer optimizer leaves that out."""
     for holder in (proto, *proto.functions):
         if any(item.domain == MICROSOFT_DOMAIN for item in holder.opset_import):
             continue
