@@ -71,6 +71,7 @@ def parameter_table(
     freeze: str | Sequence[str] | None = None,
     straight_through: bool = False,
     learned: Collection[str] = (),
+    copies: Mapping[str, Sequence[str]] | None = None,
 ) -> list[Initializer]:
     """Sort the initializers of a model's main graph into parameters and constants.
 
@@ -88,12 +89,16 @@ def parameter_table(
         freeze: Glob patterns of what stays as it is; wins over ``train``.
         straight_through: Whether gradients pass through operators that round or quantize.
         learned: Initializers that are parameters whatever they look like.
+        copies: Names of initializers that are computed from others, by the names of these: patterns match both.
 
     Raises:
         OptionError: A pattern matches no initializer.
     """
     graph = model.graph
-    paths = {name: module_paths(value, model.functions) for name, value in graph.initializers.items()}
+    paths = {
+        name: (*module_paths(value, model.functions), *(copies or {}).get(name, ()))
+        for name, value in graph.initializers.items()
+    }
     chosen = {
         option: None if given is None else matching(option, _listed(given), paths, model)
         for option, given in (("train", train), ("freeze", freeze))
