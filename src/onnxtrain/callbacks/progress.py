@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from onnxtrain.callbacks.base import Callback, TrainingState
 from onnxtrain.errors import OptionError
+from onnxtrain.report.record import words
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.formatting import count, duration, html_table, number, plural, waiting
 
@@ -271,10 +272,10 @@ class Progress(Callback):
         if not _is_shown(state):
             return
         values = {"loss": state.loss, **state.metrics}
-        words = {name.replace("_", " "): number(value) for name, value in values.items()}
+        shown = {words(name): number(value) for name, value in values.items()}
         speed = self._speed(now - self._epoch_began)
-        status = self._status(state, [*(f"{name} {value}" for name, value in words.items()), speed])
-        row = {"epoch": state.epoch, **words, "examples/s": speed.partition(" ")[0]}
+        status = self._status(state, [*(f"{name} {value}" for name, value in shown.items()), speed])
+        row = {"epoch": state.epoch, **shown, "examples/s": speed.partition(" ")[0]}
         self._show(lambda: self._display.epoch(status, row))
 
     def on_fit_end(self, state: TrainingState) -> None:

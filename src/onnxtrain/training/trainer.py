@@ -207,7 +207,6 @@ class Trainer(Learner):
         warn_of(self._hints)
 
     @checks_arguments
-    @checks_arguments
     def fit(
         self,
         data: Source,
@@ -271,7 +270,7 @@ class Trainer(Learner):
             checkpoint: Folder of checkpoints; none by default.
             checkpoint_every: Steps between checkpoints; by default one per epoch.
             keep: How many checkpoints to keep.
-            save_best: A metric such as ``"validation_accuracy"``: the model of its best epoch is in ``best.onnx`` in
+            save_best: A metric such as ``"val_accuracy"``: the model of its best epoch is in ``best.onnx`` in
                 the folder of the checkpoints.
             resume: Go on from the newest checkpoint of the folder, or from the one of this path, bit for bit as if
                 never stopped. Everything that changes numbers must be as it was: settings, schedule, the model, and the

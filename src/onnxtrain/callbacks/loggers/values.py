@@ -7,6 +7,7 @@ from typing import Any
 
 from onnxtrain.callbacks.base import TrainingState
 from onnxtrain.errors import OptionError
+from onnxtrain.renamed import VALIDATION
 from onnxtrain.training.description import describe_settings
 
 _LEFT_OUT = ("parameters", "sparsify")
@@ -31,7 +32,7 @@ def epoch_values(state: TrainingState) -> dict[str, float]:
         "training/epoch": state.epoch,
     }
     for name, value in state.metrics.items():
-        start, _, rest = name.partition("validation_")
+        start, _, rest = name.partition(VALIDATION)
         found[f"validation/{rest}" if rest and not start else f"training/{name}"] = value
     return {name: float(value) for name, value in found.items()}
 
