@@ -1,11 +1,16 @@
 // Trains an exported step graph from C++ and prints the loss of every step.
 //
 //   onnxtrain export model.onnx --loss softmax_cross_entropy --step-graph step.onnx --states states.safetensors
-//   g++ -std=c++17 -O2 -Iinclude examples/train.cpp -o train path/to/libonnxruntime.so.1
-//   ./train step.onnx states.safetensors batch.safetensors 0.01 20 trained.safetensors [operator library]
+//   ln -sf "$(python -c "import glob, onnxruntime as o; print(*glob.glob(o.__path__[0] + '/capi/libonnxruntime.so.*'))")" libonnxruntime.so.1
+//   g++ -std=c++17 -O2 -Iinclude examples/train.cpp -o train libonnxruntime.so.1 -Wl,-rpath,'$ORIGIN'
+//   ./train step.onnx states.safetensors batch.safetensors 0.01 20 trained.safetensors
 //   onnxtrain import-states model.onnx trained.safetensors -o tuned.onnx
 //
-// The batch has a tensor for every input of the model and for the target.
+// The batch has a tensor for every input of the model and for the target. The second line is for onnxruntime's Python
+// package, whose library lacks the name that programs look for; the program finds that name beside itself. A graph that was
+// exported with --kernels needs the library of operators as one more argument of ./train:
+//
+//   python -c "import onnxtrain; print(onnxtrain.custom_ops_library())"
 
 #include <cstdio>
 #include <cstdlib>

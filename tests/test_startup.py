@@ -27,6 +27,26 @@ print(time.process_time() - begin, *{"numpy", "onnx", "onnx_ir", "onnxruntime"} 
     assert not any(packages)
 
 
+def test_nothing_is_imported_before_ctrl_c_is_caught():
+    """A library's module that comes first would show a traceback in the place of the sentence."""
+    program = """
+import sys
+seen = []
+sys.meta_path.insert(0, type("Seen", (), {"find_spec": staticmethod(lambda name, *_: seen.append(name))}))
+sys.argv, sys.orig_argv = ["-m"], ["python", "-m", "onnxtrain"]
+import _signal
+caught = _signal.signal
+def note(*given):
+    print(*seen)
+    return caught(*given)
+_signal.signal = note
+import onnxtrain
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    first = run.stdout.splitlines()[0].split()
+    assert first == ["onnxtrain", "onnxtrain.start"]
+
+
 def test_labels_for_rows_of_scores_build_nothing_again():
     """The axis of the classes is known before the first labels come."""
     trainer = onnxtrain.Trainer(onnxtrain.examples.mlp((4, 8, 3)), loss="softmax_cross_entropy")

@@ -8,8 +8,9 @@ const pages = new URL("../src/onnxtrain/web/", import.meta.url).pathname;
 execFileSync("node_modules/.bin/tsc", { stdio: "inherit" });
 /** Private members of classes: their names are nobody's business, so pages get shorter ones. */
 const PRIVATE = [
-  ...["converted", "description", "engine", "fixedRows", "info", "modelInfo", "module", "names", "place", "port", "rates", "session"],
-  ...["shapes", "stale", "stepTensors", "tensors", "turn", "weightNames", "words"],
+  ...["checkLabels", "closed", "converted", "description", "engine", "fixedRows", "held", "info", "make", "modelInfo", "module"],
+  ...["names", "opened", "place", "port", "rates", "session", "shapes", "stale", "stepTensors", "taken", "tensors", "turn"],
+  ...["weightNames", "word", "words"],
 ].join("|");
 
 await build({

@@ -23,7 +23,7 @@ from http import HTTPStatus
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import numpy as np
 from safetensors import SafetensorError
@@ -193,6 +193,8 @@ class Handler(SimpleHTTPRequestHandler):
         """The head of a file, for pages of this server only."""
         try:
             self._check_origin()
+            if "\0" in unquote(self.path):
+                raise RefusedError(HTTPStatus.NOT_FOUND, "No file has such a name.")
         except RefusedError as error:
             self.send_error(error.status, explain=str(error))
             return None

@@ -1,16 +1,14 @@
 """Ctrl-C while the command line is still being imported: a sentence and exit code 130 instead of a traceback."""
 
-from __future__ import annotations
-
+# Built-in modules only: Ctrl-C is not caught yet while others run, such as the library's ``signal``.
+import _signal as signal  # type: ignore[import-not-found]  # typeshed has none
 import os
-import signal
 import sys
-from types import FrameType
 
 _COMMANDS = ("onnxtrain", "onnxtrain.exe", "onnxtrain-script.py")
 
 
-def end_early(number: int, frame: FrameType | None) -> None:
+def end_early(number: int, frame: object) -> None:
     """End the process: nothing of the command has begun."""
     try:
         os.write(2, b"error: Interrupted; nothing was written.\n")

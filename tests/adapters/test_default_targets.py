@@ -54,6 +54,12 @@ def exported(tmp_path_factory):
             transformers.DistilBertConfig(vocab_size=40, dim=16, n_layers=2, n_heads=2, hidden_dim=24),
             transformers.DistilBertForSequenceClassification,
         ),
+        "gpt2": (
+            transformers.GPT2Config(
+                vocab_size=40, n_positions=8, n_embd=16, n_layer=2, n_head=2, n_inner=24, use_cache=False
+            ),
+            transformers.GPT2LMHeadModel,
+        ),
     }
 
     class Logits(torch.nn.Module):
@@ -68,6 +74,7 @@ def exported(tmp_path_factory):
         path = folder / f"{name}-{dynamo}.onnx"
         if not path.exists():
             config, maker = makers[name]
+            config._attn_implementation = "eager"
             torch.manual_seed(0)
             x = torch.zeros(2, 3, 8, 8) if name == "vit" else torch.zeros(2, 6, dtype=torch.int64)
             options = {"dynamic_shapes": None} if dynamo else {}
@@ -87,3 +94,11 @@ def test_transformers_adapt_the_projections_of_attention(exported, name, dynamo)
     names = adapted(exported(name, dynamo))
     assert len(names) == 2 * 4  # queries, keys, values and what follows the heads, in each of two layers
     assert all("ttention" in layer for layer in names)
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+def test_gpt2_adapts_the_fused_projections_of_attention(exported):
+    names = adapted(exported("gpt2", True))  # the older exporter has no aten::diff, which its mask needs
+    assert len(names) == 2 * 2  # c_attn and c_proj of attention, which are Conv1D, in each of two layers
+    assert all("attn" in layer for layer in names)

@@ -341,7 +341,11 @@ def make_model(seed: int) -> Model:
     example = tuple(torch.from_numpy(array) for array in model.inputs(draw.generator, batch))
     with torch.no_grad():
         model.output = tuple(module(*example).shape[1:])
-    model.file = _export(module, example, exporter, free, model.has_batch_norm(), draw, options)
+    try:
+        model.file = _export(module, example, exporter, free, model.has_batch_norm(), draw, options)
+    except torch.onnx.errors.SymbolicValueError:  # the older exporter loses sizes after a replicated border, say
+        model.exporter = exporter = "dynamo"
+        model.file = _export(module, example, exporter, free, model.has_batch_norm(), draw, options)
     how = f"{exporter} {'free' if free else f'batch {batch}'} {options}"
     model.text = " ".join(f"{how}: {module}".split())
     return model

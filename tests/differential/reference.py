@@ -440,13 +440,13 @@ def _use_population_statistics(module: nn.Module) -> None:
             part.forward = forward.__get__(part)
 
 
-def _disturb(module: nn.Module, noise: np.random.Generator) -> None:
-    """Add to every layer's output what the order of float32 sums may."""
+def _disturb(module: nn.Module, noise: np.random.Generator, times: float) -> None:
+    """Add to every layer's output what the order of float32 sums may, times a factor."""
 
     def hook(part: nn.Module, given: Any, output: Any) -> Any:
         first = output[0] if isinstance(output, tuple) else output
         with torch.no_grad():
-            random = torch.tensor(noise.normal(size=first.shape)) * (3e-7 * first.abs().max())
+            random = torch.tensor(noise.normal(size=first.shape)) * (3e-7 * times * first.abs().max())
         return (first + random, *output[1:]) if isinstance(output, tuple) else first + random
 
     for part in module.modules():
@@ -461,6 +461,7 @@ def train(
     plan: Plan,
     dtype: torch.dtype,
     noise: np.random.Generator | None = None,
+    times: float = 1.0,
 ) -> Result:
     """Train in PyTorch.
 
@@ -470,19 +471,20 @@ def train(
         initial: The tensors of the file.
         plan: What to do.
         dtype: The precision.
-        noise: Disturbs weights and gradients as float32 may.
+        noise: Disturbs weights, outputs of layers and gradients as float32 may.
+        times: By how many times as much.
     """
     module = copy.deepcopy(module).to(dtype)
     if plan.train_statistics:
         _use_population_statistics(module)
     if noise is not None:
-        _disturb(module, noise)
+        _disturb(module, noise, times)
     result = Result()
     leaves = {name: torch.tensor(initial[name], dtype=dtype) for name in layout.order}
     masks = {name: torch.tensor(mask) for name, mask in plan.masks.items()}
     for name, leaf in leaves.items():
         if noise is not None:
-            leaf *= 1 + 1e-7 * torch.tensor(noise.normal(size=leaf.shape))
+            leaf *= 1 + 1e-7 * times * torch.tensor(noise.normal(size=leaf.shape))
         if name in masks:
             leaf *= masks[name]
         leaf.requires_grad_(name not in plan.frozen)
@@ -522,7 +524,7 @@ def train(
                     leaf.grad = torch.zeros_like(leaf)
                 if noise is not None:
                     size_here = 1e-6 * float(leaf.grad.abs().max()) + 1e-7 * largest
-                    leaf.grad += size_here * torch.tensor(noise.normal(size=leaf.shape))
+                    leaf.grad += times * size_here * torch.tensor(noise.normal(size=leaf.shape))
                 if name in masks:
                     leaf.grad *= masks[name]
             if plan.clip_value is not None:

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from differential import __main__ as command  # noqa: E402
-from differential import combination, reference  # noqa: E402
+from differential import combination, double, reference  # noqa: E402
 from differential.combination import PER_MODEL, run  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
@@ -70,6 +70,29 @@ def test_a_small_difference_is_found(change, monkeypatch):
     assert run(0).kind == "equal"
     monkeypatch.setattr(combination, "_train", lambda setup: change(setup, TRAIN(setup)))
     assert run(0).kind == "different"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", [3706, 3958])  # a tie of two negatives, signs of gradients that RMSprop enlarges
+def test_a_rare_event_is_chaos_only_where_the_step_graph_is_right_in_double(seed, monkeypatch):
+    assert run(seed).kind == "chaotic"
+    right = double.train
+    monkeypatch.setattr(
+        double,
+        "train",
+        lambda model, plan, options: right(
+            model, dataclasses.replace(plan, rates=[rate * 1.001 for rate in plan.rates]), options
+        ),
+    )
+    assert run(seed).kind == "different"
+
+
+def test_the_step_graph_in_double_trains_to_the_truth():
+    model = combination.model_of(0)
+    for seed in (1, 4, 5, 9):  # without masks and weights of examples; two of them with micro-batches
+        setup = combination._draw(combination.Draw(27, seed), model, seed)
+        truth = reference.train(model.module, setup.layout, setup.initial, setup.plan, torch.float64)
+        assert combination._right_in_double(setup, truth), seed
 
 
 def test_the_command_goes_on_and_adds_up(tmp_path, capsys):

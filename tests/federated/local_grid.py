@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import types
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -44,6 +45,7 @@ class LocalGrid:
         found = []
         for message in messages:
             node = message.metadata.dst_node_id
+            message.metadata.__dict__["_message_id"] = str(uuid.uuid4())  # as Flower's own grids do
             answer = self.clients[node](copy.deepcopy(message), self.contexts[node])
             answer = self.spoil[node](answer) if node in self.spoil else answer
             if answer is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import re
@@ -20,6 +21,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'onnxtr
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp.mod import LocalDpMod
+from flwr.server.superlink.linkstate.utils import create_message_error_unavailable_res_message
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx, Krum
 from local_grid import LocalGrid, context
 
@@ -236,6 +238,56 @@ def test_a_client_that_fails_says_why(path):
     assert "(60, 3)" in history[1]["left_out"][0]
 
 
+def _in_flowers_name(answer):
+    """What Flower's server answers for a client whose node is gone."""
+    asked = copy.copy(answer.metadata)
+    asked.__dict__["_message_id"] = answer.metadata.reply_to_message_id
+    return create_message_error_unavailable_res_message(asked, "node_unavail")
+
+
+@pytest.mark.parametrize("dead", [1, 5], ids=["id-of-the-server", "another-id"])
+def test_a_dead_client_is_listed_once_under_its_own_id(path, dead):
+    """Flower's server answers for it as node 1, both when it should train and when it should evaluate."""
+    clients = _clients(path, 3)
+    clients = {0: clients[0], dead: clients[1], 2: clients[2]}
+    seen = []
+
+    class Watching(FedAvg):
+        def aggregate_train(self, server_round, replies):
+            replies = list(replies)
+            seen.extend(reply.metadata.src_node_id for reply in replies if reply.has_error())
+            return super().aggregate_train(server_round, replies)
+
+    _, history = _serve(path, LocalGrid(clients, {dead: _in_flowers_name}), Watching())
+    assert [len(row["left_out"]) for row in history] == [0, 1, 1]
+    for row in history[1:]:
+        assert row["left_out"][0].startswith(f"The client {dead} failed: ")
+        assert "unavailable" in row["left_out"][0].lower()
+    assert seen == [dead, dead]
+
+
+def test_a_client_is_listed_once_a_round_whatever_it_is_asked(path):
+    """A silent client is asked to train and to evaluate: one sentence, the first."""
+    _, history = _serve(path, LocalGrid(_clients(path), {1: BAD["silent"][0], 2: _examples(-1)}), timeout=5)
+    for row in history[1:]:
+        assert [re.search(r"client (\d+)", reason)[1] for reason in sorted(row["left_out"])] == ["1", "2"]
+
+
+def test_a_client_that_vanishes_from_secure_aggregation_is_listed_once(path):
+    """It answers for the two stages that set the masks up, and is gone from the next on, evaluation included."""
+    answered = []
+
+    def vanish(answer):
+        answered.append(answer)
+        return answer if len(answered) <= 2 else _in_flowers_name(answer)
+
+    grid = LocalGrid(_clients(path, 4, mods=[secaggplus_mod]), {3: vanish})
+    _, history = _serve(path, grid, secure=True, rounds=1)
+    assert len(answered) > 3
+    (told,) = (reason for row in history for reason in row["left_out"])
+    assert told.startswith("The client 3 failed: ")
+
+
 def test_a_client_that_diverges_says_so(path):
     diverging = client_app(path, _data(1), optimizer="sgd(lr=1e30)", epochs=3, **COMMON)
     answer = diverging(_message(path), context())
@@ -392,7 +444,7 @@ def test_the_page_runs(tmp_path):
         (Path(__file__).resolve().parents[2] / "docs" / "federated.md").read_text().replace('"/data/', f'"{tmp_path}/')
     )
     blocks = re.findall(r"^```py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     namespace: dict[str, object] = {}
     for block in blocks:
         exec(block, namespace)

@@ -7,12 +7,14 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from onnx import numpy_helper
 from safetensors.numpy import load_file, save_file
 from step_files import CASES, STEPS, write
 
@@ -177,3 +179,77 @@ def test_the_program_of_the_documentation(tmp_path):
     done = subprocess.run([tmp_path / "program"], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert 0 < float(done.stdout) < 10
     assert load_file(tmp_path / "trained.safetensors")["T"] == states["T"] + 1
+
+
+def commands(text: str) -> list[str]:
+    """The commands of a comment: its lines that are indented."""
+    return [line.removeprefix("//   ") for line in text.splitlines() if line.startswith("//   ")]
+
+
+def shell(lines: list[str], folder: Path) -> str:
+    """Run commands with this Python and this onnxtrain, and without variables that say where libraries are."""
+    programs = folder / "programs"
+    programs.mkdir(exist_ok=True)
+    for name, arguments in (("python", ""), ("onnxtrain", "-m onnxtrain")):
+        (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
+        (programs / name).chmod(0o755)
+    environment = {key: value for key, value in os.environ.items() if key not in ("LD_LIBRARY_PATH", "LD_PRELOAD")}
+    environment["PATH"] = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-euxc", "\n".join(lines)], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the comment's compiler, g++, is not installed")
+@pytest.mark.parametrize("kernels", [False, True])
+def test_the_commands_of_the_comment_run_as_they_stand(kernels, tmp_path):
+    """In a checkout, with the package onnxruntime as pip installs it."""
+    if kernels and not kernels_available():
+        pytest.skip("there are no native kernels")
+    expected = write("mlp", tmp_path, kernels=kernels)
+    for name in ("include", "examples"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "step.onnx").unlink()
+    (tmp_path / "states.safetensors").unlink()
+    comment = (ROOT / "examples" / "train.cpp").read_text().split("#include")[0]
+    *lines, where = commands(comment)
+    assert [line.split()[0] for line in lines] == ["onnxtrain", "ln", "g++", "./train", "onnxtrain"]
+    if kernels:
+        lines[0] += " --kernels"
+        lines[3] += f' "$({where})"'
+    printed = shell(lines, tmp_path)
+    losses = [float(line) for line in re.findall(r"^[0-9.e-]+$", printed, re.MULTILINE)]
+    assert len(losses) == STEPS
+    assert losses == pytest.approx(expected, abs=1e-6)
+    trained = {
+        tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(tmp_path / "tuned.onnx").graph.initializer
+    }
+    states = load_file(tmp_path / "trained.safetensors")
+    for name, value in trained.items():
+        np.testing.assert_array_equal(value, states[name], err_msg=name)
+
+
+def installed() -> bool:
+    return not Path(onnxtrain.__file__).is_relative_to(ROOT / "src")
+
+
+@pytest.mark.skipif(not installed(), reason="onnxtrain is used from its sources, which have the headers in include/")
+def test_the_wheel_has_the_headers():
+    """As the page says: in onnxtrain/include, all of them, as they are in the sources."""
+    shipped = Path(onnxtrain.__file__).parent / "include"
+    found = {str(path.relative_to(shipped)): path.read_text() for path in shipped.rglob("*.hpp")}
+    assert found == {
+        str(path.relative_to(ROOT / "include")): path.read_text() for path in (ROOT / "include").rglob("*.hpp")
+    }
+
+
+@pytest.mark.skipif(not installed(), reason="onnxtrain is used from its sources, which have the headers in include/")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the page's compiler, g++, is not installed")
+def test_the_build_commands_of_the_page(tmp_path):
+    page = (ROOT / "docs" / "step_graphs.md").read_text()
+    (block,) = re.findall(r"^```sh\n((?:(?!```).)*g\+\+.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    shutil.copy(ROOT / "examples" / "train.cpp", tmp_path / "program.cpp")
+    shell(block.splitlines(), tmp_path)
+    assert "usage" in subprocess.run([tmp_path / "program"], capture_output=True, text=True, check=False).stderr

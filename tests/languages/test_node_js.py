@@ -15,7 +15,9 @@ import pytest
 from javascript import WEB, needs_packages, node
 from onnx import numpy_helper
 from safetensors.numpy import load_file, save_file
-from step_files import CASES, STEPS, write
+from step_files import CASES, STEPS, Case, write
+
+import onnxtrain
 
 PAGES = Path(__file__).parents[2] / "src" / "onnxtrain" / "web"
 
@@ -98,3 +100,13 @@ def test_a_label_that_no_class_has(compiled, tmp_path):
 
 def test_threads_need_an_isolated_page(compiled):
     assert "# pass 1" in node("--test", "test/threads.test.mjs")
+
+
+def test_closed_trainings_leave_nothing_in_memory(compiled, tmp_path, monkeypatch):
+    """25 cycles each; what one training needs is more than ONNX Runtime's memory has at first."""
+    model = onnxtrain.examples.mlp((256, 1024, 512, 10))
+    batch = {"input": np.ones((16, 256), np.float32), "target": np.arange(16) % 10}
+    monkeypatch.setitem(CASES, "large", Case(lambda: model, batch, 10, onnxtrain.Momentum(0.1)))
+    write("large", tmp_path)
+    monkeypatch.setenv("ONNXTRAIN_CASE", str(tmp_path))
+    assert "# pass 9" in node("--test", "test/memory.test.mjs")

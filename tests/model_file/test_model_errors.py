@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -373,3 +374,21 @@ def test_a_checker_that_says_little(says: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(onnx.checker, "check_model", fail)
     expected = "Two lines" if says.strip() else "ValidationError without a word"
     refuse(small_model(), f"is not valid ONNX: {expected}; export it again")
+
+
+FLOATS = {name: [0.5, 0.5] for name in ("coefficients", "intercepts", "offset", "scale")}
+ATTRIBUTES = ({}, {"value_float": 0.5}, FLOATS | {"targets": 2}, FLOATS | {"post_transform": b"\xff"})
+
+
+@pytest.mark.parametrize("attributes", ATTRIBUTES, ids=["none", "half", "linear", "not UTF-8"])
+def test_nodes_without_inputs_or_outputs(attributes: dict[str, object]) -> None:
+    """What looks for weights runs before the checker, so it takes nodes of every operator as they come."""
+    operators = sorted({(schema.domain, schema.name) for schema in onnx.defs.get_all_schemas()})
+    for domain, operator in operators:
+        for inputs, outputs in (([], []), (["x"], []), ([], ["y"])):
+            node = helper.make_node(operator, inputs, outputs, domain=domain, **attributes)
+            value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])
+            model = helper.make_model(helper.make_graph([node], "g", [value], [value]))
+            model.opset_import.add(domain="ai.onnx.ml", version=1)
+            with contextlib.suppress(ModelError):
+                ModelFile.load(model)

@@ -6,7 +6,7 @@ import pytest
 from onnx import StringStringEntryProto
 
 import onnxtrain
-from onnxtrain.errors import ModelError
+from onnxtrain.errors import ModelError, OnnxTrainError
 from onnxtrain.passes.description import STEP_KEY, Description
 
 
@@ -97,3 +97,14 @@ def test_a_training_model_of_somebody_else():
     found = description(training)
     assert found.feeds == {"input": "batch", "truth": "target", "rate": "learning_rate"}
     assert found.loss == "cost"
+
+
+@pytest.mark.parametrize("key", ["onnxtrain.dropout_counters", "onnxtrain.recompute"])
+@pytest.mark.parametrize("entry", ["{", "5", "null", '{"a": 1}', "[1]", "[" * 100_000])
+def test_a_metadata_entry_that_is_no_list_of_names(key, entry):
+    model = onnxtrain.examples.mlp((4, 8, 3))
+    training = onnxtrain.training_model(model, loss="softmax_cross_entropy", optimizer="sgd")
+    training.metadata_props.append(StringStringEntryProto(key=key, value=entry))
+    with pytest.raises(OnnxTrainError, match=rf"metadata entry {key} is .{{1,84}}; it is a JSON list of ") as caught:
+        onnxtrain.lower(training)
+    assert "defect" not in str(caught.value)

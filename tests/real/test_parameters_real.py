@@ -222,6 +222,23 @@ CASES = {
         "gru/zeros/Const:0", 0.0, "s = Shape(x); e = Expand(@, s); y = MatMul(e, w)", False, SCALAR, SQUARE
     ),
     "exponent of Paddle": Case("helper.constant.12", 2.0, "a = Abs(x); y = Pow(a, @)", False, EXPONENT),
+    "scale of attention by Paddle": Case("auto.cast.4", [0.3337], SCALE, False, SCALAR),
+    "fill of an initial state by Paddle": Case(
+        "p2o.pd_op.full.2.0",
+        [0.0],
+        "i = Identity(@); s = Shape(x); e = Expand(i, s); y = Add(x, e)",
+        False,
+        SCALAR,
+    ),
+    "bias of a convolution by Paddle": Case(
+        "p2o.pd_op.reshape.0.0", np.zeros((1, 1, 8)), "h = MatMul(x, w); y = Add(h, @)", True, "", SQUARE
+    ),
+    "missing bias of jax2onnx": Case(
+        "dot_bias_0", 0.0, "f = Flatten<axis = 2>(x); h = Gemm(f, w, @); y = Tanh(h)", False, SCALAR, SQUARE
+    ),
+    "bias of a Gemm with one output": Case(
+        "out.bias", [0.0], "f = Flatten<axis = 2>(x); h = Gemm(f, w, @); y = Tanh(h)", True, "", COLUMN
+    ),
     "root of Paddle": Case("helper.constant.3", math.sqrt(2), "y = Div(x, @)", False, SCALAR),
     "odd number of Paddle": Case("helper.constant.4", 0.7133, SCALE, False, SCALAR),
     "guard of a logarithm": Case(
@@ -429,6 +446,22 @@ def test_what_is_named_is_trained_all_the_same(case):
 
 def test_many_cases_of_both_kinds():
     assert min(sum(case.trained for case in CASES.values()), sum(not case.trained for case in CASES.values())) > 25
+
+
+def normalized(first: str) -> onnx.ModelProto:
+    """A normalization whose scale is fresh, behind a weight of this name."""
+    nodes = "h = MatMul(x, w); m = ReduceMean <axes = [-1]> (h); c = Sub(h, m); y = Mul(c, @)"
+    model = Case("const_2", np.ones(8), nodes, False, FILL, SQUARE).model()
+    model.graph.node[0].input[1] = first
+    next(tensor for tensor in model.graph.initializer if tensor.name == "w").name = first
+    return model
+
+
+@pytest.mark.parametrize(("first", "is_hinted"), [("const_0", True), ("layer.weight", False)])
+def test_a_fresh_scale_is_hinted_where_no_tensor_has_a_module_s_name(first, is_hinted):
+    hints = [hint for hint in onnxtrain.inspect(normalized(first)).hints if "neither use nor name" in hint]
+    assert bool(hints) is is_hinted
+    assert all('train=["*", "const_2"]' in hint for hint in hints)
 
 
 def test_a_weight_that_is_used_in_training_but_not_by_rank():

@@ -11,7 +11,9 @@ import onnx
 import pytest
 
 import onnxtrain
+from onnxtrain.errors import DataError
 from onnxtrain.model_file.file import ModelFile
+from zoo.framework_steps import check_steps
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 with warnings.catch_warnings():
@@ -98,3 +100,42 @@ def test_what_is_trained_are_the_trainable_weights(name, tmp_path):
     # ONNX's recurrent layers have two biases where Keras' have one: the other is zero, in the same tensor.
     assert found - Counter({0.0: found[0.0]}) == expected
     assert all(np.asarray(file.value(row.name)).any() for row in rows)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_and_three_steps(name, tmp_path):
+    tensorflow = pytest.importorskip("tensorflow")
+    keras.utils.set_random_seed(0)
+    model = MODELS[name]()
+    generator = np.random.default_rng(0)
+    shape = (4, *model.input_shape[1:])
+    is_words = name.startswith("embedding")
+    x = (generator.integers(1, 30, shape) if is_words else generator.normal(size=shape)).astype(np.float32)
+    model(x)
+    for weight in model.trainable_weights:
+        weight.assign(np.asarray(weight) + 0.02 * generator.random(weight.shape).astype(np.float32))
+    model.export(tmp_path / "model.onnx", format="onnx", verbose=False)
+    with tensorflow.GradientTape() as tape:
+        y = model(x, training=False)
+        target = generator.normal(size=y.shape).astype(np.float32)
+        loss = tensorflow.reduce_mean((y - target) ** 2)
+    file = onnx.load(tmp_path / "model.onnx")
+    if name == "normalization":  # Keras exports its mean and deviation as inputs without values
+        assert len(file.graph.input) == 3
+        with pytest.raises(DataError, match=r"The model has 3 inputs \(keras_tensor.*normalization"):
+            onnxtrain.Trainer(file, loss="mse").train_step(x, target)
+        return
+    slopes = tape.gradient(loss, [weight.value for weight in model.trainable_weights])
+    check_steps(
+        file,
+        {weight.path: np.asarray(weight) for weight in model.trainable_weights},
+        {
+            weight.path: np.asarray(tensorflow.convert_to_tensor(slope))
+            for weight, slope in zip(model.trainable_weights, slopes, strict=True)
+        },
+        float(loss),
+        x,
+        target,
+        tmp_path / "trained.onnx",
+        computed=name in SHAPED,
+    )

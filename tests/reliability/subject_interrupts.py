@@ -64,7 +64,7 @@ class Subject:
         began = time.monotonic()
         process = subprocess.Popen(
             [sys.executable, "-m", "onnxtrain", *line], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+            text=True, env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"},
         )  # fmt: skip
         if moment is not None:
             _wait_for_handler(process.pid)

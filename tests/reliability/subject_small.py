@@ -46,14 +46,16 @@ class Subject:
 
         warnings.simplefilter("ignore")
         self._shared = shared
-        onnx.save(onnxtrain.examples.mlp((4, 5, 3)), shared / "model.onnx")
+        model = onnxtrain.examples.mlp((4, 5, 3))
+        onnx.save(model, shared / "model.onnx")
+        self._training = onnxtrain.training_model(model, loss="softmax_cross_entropy", optimizer="sgd", recompute="*")
 
     def run(self, seed: int, index: int, case: Path, operations: Operations) -> None:
         """Write a file and read it."""
         generator = random.Random(f"small {seed} {index}")
         warnings.simplefilter("ignore")
         kinds = (self._tokenizer, self._labels, self._labels, self._run, self._run, self._toml, self._toml,
-                 self._weights, self._states)  # fmt: skip
+                 self._weights, self._states, self._metadata, self._marker)  # fmt: skip
         kind = generator.choice(kinds)
         operations.run(kind.__name__.strip("_"), lambda: kind(generator, case))
 
@@ -113,6 +115,47 @@ class Subject:
         save_file({"layer1.bias": np.ones(5, np.float32)}, case / "s.safetensors")
         spoil_file(case / "s.safetensors", generator)
         import_states(self._shared / "model.onnx", case / "s.safetensors", case / "o.onnx")
+
+    def _metadata(self, generator: random.Random, case: Path) -> None:
+        import onnx
+
+        import onnxtrain
+
+        training = onnx.ModelProto()
+        training.CopyFrom(self._training)
+        key = generator.choice(("straight_through", "recompute", "compute", "dropout_counters", "states", "step"))
+        found: Any = copy.deepcopy([["T", "input"], ["*"], {"version": 1, "feeds": {}}][generator.randrange(3)])
+        spoil_json(found, generator)
+        text = json.dumps(found) if generator.random() < 0.7 else generator.choice(("[" * 100_000, "", "true", "{"))
+        kept = [entry for entry in training.metadata_props if entry.key != f"onnxtrain.{key}"]
+        del training.metadata_props[:]
+        training.metadata_props.extend(kept)
+        training.metadata_props.add(key=f"onnxtrain.{key}", value=text.encode("utf-8", "replace"))
+        onnxtrain.lower(training)
+
+    def _marker(self, generator: random.Random, case: Path) -> None:
+        """A note of what a killed run left, forged: nothing may go that is not as the note says, or lies elsewhere."""
+        from onnxtrain.model_file.crash_recovery import clear_leftovers
+        from reliability.outcome import WrongError
+
+        folder = case / "folder"
+        folder.mkdir()
+        kept = [case / "outside", folder / "notes.txt", folder / "model.onnx"]
+        for path in kept:
+            path.write_bytes(b"kept")
+        status = os.lstat(kept[0])
+        stamp = [status.st_ino, status.st_mtime_ns, status.st_size]
+        note = {
+            "model": "model.onnx",
+            "files": [["../outside", *stamp], ["notes.txt", 1, 2, 4], [str(kept[0]), *stamp]],
+        }
+        self._json(note, generator, folder / ".onnxtrain.01234567.tmp")
+        clear_leftovers(folder)
+        if (folder / ".onnxtrain.01234567.tmp").exists():
+            raise WrongError("the note of a run that is no more is still there", "note")
+        lost = [path.name for path in kept if not path.exists()]
+        if lost:
+            raise WrongError(f"{lost} is gone", "gone")
 
 
 def _toml(generator: random.Random) -> bytes:

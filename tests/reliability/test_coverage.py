@@ -18,9 +18,10 @@ from reliability.subjects import SUBJECTS
 
 READS = re.compile(
     r"\.open\(\"rb\"\)|\bread_(?:small|json|toml|text|file|arrays)\(|map_safetensors\(|safe_open\(|load_file\(|"
-    r"tarfile\.open\(|ParquetFile\(|AdapterFormat\.read_adapter\(|path\.open\(|os\.O_RDONLY"
+    r"tarfile\.open\(|ParquetFile\(|AdapterFormat\.read_adapter\(|path\.open\(|os\.O_RDONLY|os\.O_RDWR|"
+    r"json\.loads\(|np\.load\(|\.from_file\(|\brfile\b|\.recv\("
 )
-"""What opens a file in the source."""
+"""What opens a file in the source, parses a text of a model's metadata, or takes what a network sends."""
 
 FUZZED = {
     "models": (
@@ -35,7 +36,8 @@ FUZZED = {
     "adapters": ("adapters/peft.py", "adapters/files.py"),
     "small": (
         "model_file/small_files.py", "data/tokenizing.py", "data/data_names.py", "report/runs.py",
-        "cli/configuration.py", "cli/fit.py", "training/import_states.py",
+        "cli/configuration.py", "cli/fit.py", "training/import_states.py", "autodiff/options.py",
+        "model_file/crash_recovery.py",
     ),
     "tables": (
         "data/csv_file.py", "data/parquet_file.py", "data/tar_file.py",
@@ -44,8 +46,14 @@ FUZZED = {
 }  # fmt: skip
 """The subject that feeds each file of the source that reads others' files."""
 
-OWN = ("pruning/report.py",)
-"""What reads only what came with packages, or what was just written."""
+SERVERS = {"pages": ("federated_pages/serve.py",)}
+"""The subject that feeds each file of the examples that takes what a network sends."""
+
+OWN = (
+    "pruning/report.py", "cli/describe.py", "cli/export.py", "cli/streams.py", "passes/description.py",
+    "data/tokenizing_worker.py",
+)  # fmt: skip
+"""What reads only what came with packages, what was just written, and what a process of its own sends."""
 
 NO_OUTPUT = ("evaluate", "inspect", "doctor", "check", "runs", "completion", "demo")
 """Commands that write no file, and the demonstration, which writes as ``fit`` does."""
@@ -58,6 +66,16 @@ def test_every_reader_has_a_fuzzer() -> None:
     assert readers - fuzzed - {*OWN} == set(), "name the subject that feeds it in FUZZED"
     assert not [name for name in fuzzed if not (root / name).exists()]
     assert {*FUZZED} <= {*SUBJECTS}
+
+
+def test_every_server_has_a_fuzzer() -> None:
+    root = Path(__file__).parents[2] / "examples"
+    asked = re.compile(r"\brfile\b|\.recv\(|HTTPRequestHandler")
+    servers = {path.relative_to(root).as_posix() for path in root.rglob("*.py") if asked.search(path.read_text())}
+    assert servers == {name for names in SERVERS.values() for name in names}, (
+        "name the subject that feeds it in SERVERS"
+    )
+    assert {*SERVERS} <= {*SUBJECTS}
 
 
 def test_every_command_has_a_fuzzer() -> None:

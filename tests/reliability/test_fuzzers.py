@@ -20,6 +20,7 @@ _COUNTS = {
     "adapters": (60, 1000, 50000),
     "small": (100, 2000, 50000),
     "tables": (100, 2000, 50000),
+    "pages": (30, 300, 20000),
     "interrupts": (3, 60, 1000),
 }
 SOME, MORE, MOST = ({subject: counts[size] for subject, counts in _COUNTS.items()} for size in range(3))

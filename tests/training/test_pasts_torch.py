@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 
 import onnxtrain
+from onnxtrain.errors import DataError
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.training.advice.doctor import diagnose
 from onnxtrain.training.working_copy.kv_cache import leave_out_pasts
@@ -55,26 +56,69 @@ def test_all_pasts_of_an_exported_cache_are_left_out(tmp_path: Path) -> None:
     assert any("Training begins without a past: 4 inputs" in finding.what for finding in diagnose(path))
     tokens = np.random.default_rng(0).integers(0, 17, size=(2, 5))
     found = onnxtrain.predict(path, {"input_ids": tokens, "attention_mask": np.ones_like(tokens)})
-    # The exporter writes the length of its example's past into the graph as a number: the file's own result counts.
     empty = dict.fromkeys(NAMES, np.zeros((2, 2, 0, 4), np.float32))
     session = onnxruntime.InferenceSession(path)
     (expected,) = session.run(["logits"], {"input_ids": tokens, "attention_mask": np.ones_like(tokens), **empty})
     assert isinstance(found, dict)
     np.testing.assert_allclose(found["logits"], expected, atol=1e-5)
+    labels = torch.as_tensor(tokens)
+    without_cache = network.eval()(labels).logits  # the export puts the wrapper and its parts back into training mode
+    wanted = torch.nn.functional.cross_entropy(without_cache.reshape(-1, 17), labels.reshape(-1)).item()
+    trainer = onnxtrain.Trainer(path, loss="cross_entropy", output="logits")
+    for pasts in ({}, empty):  # the file's own six inputs, and those that are left
+        data = {"input_ids": tokens, "attention_mask": np.ones_like(tokens), **pasts}, tokens
+        assert trainer.evaluate(data)["loss"] == pytest.approx(wanted, rel=1e-5)
+    trainer.fit(data, epochs=1, batch_size=2, progress=False)
 
 
-def _decoder(second: str) -> onnx.ModelProto:
-    return onnx.parser.parse_model(
+def _decoder(second: str, name: str = "past.1.key") -> onnx.ModelProto:
+    model = onnx.parser.parse_model(
         f"""<ir_version: 10, opset_import: ["": 18]>
-        g (float[b, 2, 3, 4] x, float[b, 2, p, 4] past.0.key, float[b, 2, {second}, 4] past.1.key)
+        g (float[b, 2, 3, 4] x, float[b, 2, p, 4] past_0_key, float[b, 2, {second}, 4] other)
         => (float[b, 2, s, 4] y, float z) {{
-            y = Concat<axis=2>(past.0.key, x)
-            z = ReduceSum<keepdims=0>(past.1.key)
-        }}""".replace("past.0.key", "past_0_key").replace("past.1.key", "past_1_key")
+            c = Concat<axis=2>(past_0_key, x)  y = Mul(c, w)
+            z = ReduceSum<keepdims=0>(other)
+        }}"""
     )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(4, np.float32) * 2, "w"))
+    model.graph.node[-1].input[0] = model.graph.input[2].name = name
+    model.graph.node[0].input[0] = model.graph.input[1].name = "past.0.key"
+    return model
 
 
 def test_pasts_of_one_model_go_together_or_stay() -> None:
-    assert leave_out_pasts(ModelFile.load(_decoder("p")).training_model()) == []
-    assert leave_out_pasts(ModelFile.load(_decoder("encoder_length")).training_model()) == ["past_0_key"]
-    assert leave_out_pasts(ModelFile.load(_decoder("16")).training_model()) == ["past_0_key"]
+    def left_out(*given: str) -> list[str]:
+        return leave_out_pasts(ModelFile.load(_decoder(*given)).training_model())
+
+    assert left_out("p") == []
+    assert left_out("p2") == []  # a symbol of its own, but a cache of the same kind by its name
+    assert left_out("p2", "past.1.value") == []
+    assert left_out("p", "past.1.encoder.key") == []
+    assert left_out("encoder_length", "past.1.encoder.key") == ["past.0.key"]
+    assert left_out("16") == ["past.0.key"]
+
+
+def test_data_may_have_the_inputs_of_a_past_without_rows() -> None:
+    model = _decoder("16")
+    inputs = {"x": np.ones((2, 2, 3, 4), np.float32), "past.1.key": np.ones((2, 2, 16, 4), np.float32)}
+    empty = inputs | {"past.0.key": np.zeros((2, 2, 0, 4), np.float32)}
+    filled = inputs | {"past.0.key": np.zeros((2, 2, 5, 4), np.float32)}
+    y = np.zeros((2, 2, 3, 4), np.float32)
+    trainer = onnxtrain.Trainer(model, loss="mse", output="y")
+    expected = trainer.evaluate((inputs, y))["loss"]
+    for data in ((empty, y), empty | {"target": y}, [empty | {"target": y}], lambda: iter([(empty, y)])):
+        assert trainer.evaluate(data)["loss"] == expected
+    trainer.train_step(empty, y)
+    trainer.fit((empty, y), progress=False)
+    np.testing.assert_array_equal(onnxtrain.predict(model, empty)["y"], 2 * inputs["x"])
+    sentence = r"past of shape \(2, 2, 5, 4\) in 'past.0.key'.*begin with an empty KV cache.*without rows"
+    for use in (
+        lambda: trainer.evaluate((filled, y)),
+        lambda: trainer.evaluate(lambda: iter([(filled, y)])),
+        lambda: trainer.fit(filled | {"target": y}, progress=False),
+        lambda: trainer.train_step(filled, y),
+        lambda: trainer.predict(filled),
+        lambda: onnxtrain.predict(model, filled),
+    ):
+        with pytest.raises(DataError, match=sentence):
+            use()

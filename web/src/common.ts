@@ -78,6 +78,7 @@ class PackageSession implements Session {
     const results = await this.session.run(this.inputs(feeds), names);
     const found: Tensors = {};
     for (const name of names) found[name] = await taken(results[name]!);
+    Object.values(results).forEach((tensor) => tensor.dispose());
     return found;
   }
 
@@ -86,10 +87,13 @@ class PackageSession implements Session {
   }
 
   async write(name: string, value: Tensor): Promise<void> {
+    const old = this.states[name];
     Object.assign(this.states, this.converted({ [name]: value }));
+    old?.dispose();
   }
 
   close(): Promise<void> {
+    Object.values(this.states).forEach((tensor) => tensor.dispose()); // those on a device outlive their session
     return this.session.release();
   }
 

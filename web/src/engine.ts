@@ -39,7 +39,12 @@ export class LocalEngine implements Engine {
   static async open(settings: EngineSettings): Promise<LocalEngine> {
     const runtime = await findRuntime(settings);
     const session = await runtime.open(settings.graph, settings.plan);
-    session.hold(settings.states, settings.plan);
+    try {
+      session.hold(settings.states, settings.plan);
+    } catch (error) {
+      await session.close();
+      throw error;
+    }
     return new LocalEngine(runtime, session);
   }
 

@@ -93,9 +93,10 @@ const FRAME = 16; // milliseconds after which the page gets its turn
 
 export class StepGraph {
   private stale = true; // whether `predict` has older weights
+  private closed: Promise<void> | undefined;
 
   private constructor(
-    private readonly engine: Engine,
+    private readonly opened: Engine,
     private readonly info: ModelInfo,
     private readonly description: Description,
     private readonly shapes: Record<string, Port>,
@@ -107,6 +108,7 @@ export class StepGraph {
   static async load(options: LoadOptions): Promise<StepGraph> {
     const [graph, states, model] = await Promise.all([options.graph, options.states, options.model].map(bytes));
     const info = readModel(graph!);
+    const modelInfo = model && readModel(model);
     const description = describe(info);
     const values = readSafetensors(states!);
     const inputs = portsBy(info.inputs, (port) => port);
@@ -134,7 +136,7 @@ export class StepGraph {
       settings.runtime = new URL(settings.runtime, location.href).href; // a worker's own place is elsewhere
     }
     const engine = await (options.worker ? workerEngine(settings) : LocalEngine.open(settings));
-    return new StepGraph(engine, info, description, shapes, model, model && readModel(model));
+    return new StepGraph(engine, info, description, shapes, model, modelInfo);
   }
 
   /** What every step is fed: inputs by name, with what they are. */
@@ -143,7 +145,7 @@ export class StepGraph {
   }
 
   /** One training step on a batch; returns the loss before the update. */
-  step(batch: Record<string, Values>, options: StepOptions = {}): Promise<number> {
+  async step(batch: Record<string, Values>, options: StepOptions = {}): Promise<number> {
     return this.stepTensors(this.tensors(batch), options.learningRate);
   }
 
@@ -221,7 +223,7 @@ export class StepGraph {
   }
 
   /** The weights: what training changes of the model, by name. */
-  weights(): Promise<Tensors> {
+  async weights(): Promise<Tensors> {
     return this.engine.read(this.weightNames());
   }
 
@@ -261,7 +263,12 @@ export class StepGraph {
 
   /** Free the runtime's memory. */
   close(): Promise<void> {
-    return this.engine.close();
+    return (this.closed ??= this.opened.close());
+  }
+
+  private get engine(): Engine {
+    if (this.closed) throw new OnnxTrainError("The training is closed; load it again.");
+    return this.opened;
   }
 
   private async stepTensors(feeds: Tensors, learningRate: number | undefined): Promise<number> {

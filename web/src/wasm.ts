@@ -89,15 +89,17 @@ export class WasmRuntime implements Runtime {
   async open(model: Uint8Array): Promise<Session> {
     const { module } = this;
     const options = module._OrtCreateSessionOptions(ALL_OPTIMIZATIONS, true, true, 0, false, 0, 0, ERRORS, 0, 0);
-    const entries = ["optimization.disable_specified_optimizers", "EliminateDropout"].map((text) => this.text(text));
-    this.check(module._OrtAddSessionConfigEntry(options, entries[0]!, entries[1]!));
-    const place = this.put(model);
+    const places: Pointer[] = [];
     try {
+      for (const text of ["optimization.disable_specified_optimizers", "EliminateDropout"]) places.push(this.text(text));
+      this.check(module._OrtAddSessionConfigEntry(options, places[0]!, places[1]!));
+      const place = this.put(model);
+      places.push(place);
       const session = await module._OrtCreateSession(place, model.length, options);
       if (!session) this.fail();
       return new WasmSession(this, session);
     } finally {
-      [...entries, place].forEach((item) => module._free(item));
+      places.forEach((place) => module._free(place));
       module._OrtReleaseSessionOptions(options);
     }
   }
@@ -152,7 +154,10 @@ class Held {
     const shape = runtime.words(dims);
     this.handle = runtime.module._OrtCreateTensor(onnx, this.place, this.bytes, shape, dims.length, ON_CPU);
     runtime.module._free(shape);
-    if (!this.handle) runtime.fail();
+    if (!this.handle) {
+      runtime.module._free(this.place);
+      runtime.fail();
+    }
   }
 
   fits({ type, dims }: Tensor): boolean {
@@ -179,6 +184,7 @@ class WasmSession implements Session {
   private readonly names = new Map<string, Pointer>();
   private readonly feeds = new Map<string, Held>();
   private readonly states = new Map<string, [Held, Held]>();
+  private readonly held = new Set<Held>(); // all that closing frees
   private outputs: [name: string, output: string][] = [];
   private inputs: string[] = [];
   private loss: { name: string; held: Held } | undefined;
@@ -191,13 +197,13 @@ class WasmSession implements Session {
 
   hold(states: Tensors, { outputs, inPlace, loss }: StatePlan): void {
     for (const [name, tensor] of Object.entries(states)) {
-      const make = () => new Held(this.runtime, tensor.type, tensor.dims).set(tensor);
+      const make = () => this.make(tensor.type, tensor.dims).set(tensor);
       const held = make();
       this.states.set(name, [held, name in outputs && !inPlace.has(name) ? make() : held]);
     }
     this.inputs = Object.keys(states);
     this.outputs = Object.entries(outputs);
-    this.loss = { name: loss.name, held: new Held(this.runtime, loss.type, []) };
+    this.loss = { name: loss.name, held: this.make(loss.type, []) };
   }
 
   async step(feeds: Tensors): Promise<number> {
@@ -223,10 +229,15 @@ class WasmSession implements Session {
   }
 
   async close(): Promise<void> {
-    const held = [...this.feeds.values(), ...new Set([...this.states.values()].flat()), ...(this.loss ? [this.loss.held] : [])];
-    held.forEach((tensor) => tensor.release());
-    [...this.names.values()].forEach((place) => this.runtime.module._free(place));
+    this.held.forEach((tensor) => tensor.release());
+    this.names.forEach((place) => this.runtime.module._free(place));
     this.runtime.module._OrtReleaseSession(this.session);
+  }
+
+  private make(type: string, dims: number[]): Held {
+    const held = new Held(this.runtime, type, dims);
+    this.held.add(held);
+    return held;
   }
 
   private state(name: string): Held {
@@ -243,8 +254,8 @@ class WasmSession implements Session {
   private feed(name: string, tensor: Tensor): Pointer {
     let held = this.feeds.get(name);
     if (!held?.fits(tensor)) {
-      held?.release();
-      this.feeds.set(name, (held = new Held(this.runtime, tensor.type, tensor.dims)));
+      if (held && this.held.delete(held)) held.release();
+      this.feeds.set(name, (held = this.make(tensor.type, tensor.dims)));
     }
     return held.set(tensor).handle;
   }
@@ -273,16 +284,19 @@ class WasmSession implements Session {
   /** A copy of a tensor that the runtime made, which is released. */
   private taken(handle: Pointer): Tensor {
     const { runtime } = this;
+    const { module } = runtime;
     const place = runtime.words([0, 0, 0, 0]);
-    runtime.check(runtime.module._OrtGetTensorData(handle, place, place + 4, place + 8, place + 12));
-    const [type, data, shape, rank] = [0, 4, 8, 12].map((offset) => runtime.word(place + offset)) as [number, Pointer, Pointer, number];
-    const dims = Array.from({ length: rank }, (_, axis) => runtime.word(shape + 4 * axis));
-    const { name, array } = elementType("onnx", type);
-    const bytes = runtime.module.HEAPU8.subarray(data, data + sizeOf(dims) * array.BYTES_PER_ELEMENT);
-    const tensor = { type: name, dims, data: elements(name, bytes) };
-    runtime.module._OrtFree(shape);
-    runtime.module._free(place);
-    runtime.module._OrtReleaseTensor(handle);
-    return tensor;
+    try {
+      runtime.check(module._OrtGetTensorData(handle, place, place + 4, place + 8, place + 12));
+      const [type, data, shape, rank] = [0, 4, 8, 12].map((offset) => runtime.word(place + offset)) as [number, Pointer, Pointer, number];
+      const dims = Array.from({ length: rank }, (_, axis) => runtime.word(shape + 4 * axis));
+      module._OrtFree(shape);
+      const { name, array } = elementType("onnx", type);
+      const bytes = module.HEAPU8.subarray(data, data + sizeOf(dims) * array.BYTES_PER_ELEMENT);
+      return { type: name, dims, data: elements(name, bytes) };
+    } finally {
+      module._free(place);
+      module._OrtReleaseTensor(handle);
+    }
   }
 }

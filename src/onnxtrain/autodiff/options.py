@@ -21,6 +21,15 @@ Compute = Literal["float32", "bfloat16"]
 """In what products with weights are computed."""
 
 
+def read_texts(entry: str) -> list[str] | None:
+    """Return the texts of a metadata entry that holds them as a JSON list; None where it is no such list."""
+    try:
+        found = json.loads(entry)
+    except (ValueError, RecursionError):  # a model may come from anybody
+        return None
+    return found if isinstance(found, list) and all(isinstance(text, str) for text in found) else None
+
+
 class GradientOptions(NamedTuple):
     """How the gradients of a model are built, and its products computed.
 
@@ -53,13 +62,11 @@ class GradientOptions(NamedTuple):
         if word not in ("true", "false"):
             raise GradientError(f"The model's metadata entry {STRAIGHT_THROUGH_KEY} is {word!r}; it is true or false.")
         text = metadata.get(RECOMPUTE_KEY, "[]")
-        try:
-            patterns = json.loads(text)
-        except ValueError:
-            patterns = None
-        if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
+        patterns = read_texts(text)
+        if patterns is None:
             raise GradientError(
-                f"The model's metadata entry {RECOMPUTE_KEY} is {text!r}; it is a JSON list of patterns of node names."
+                f"The model's metadata entry {RECOMPUTE_KEY} is {text[:80]!r}; it is a JSON list of patterns of node "
+                "names."
             )
         compute = metadata.get(COMPUTE_KEY, "float32")
         for known in get_args(Compute):

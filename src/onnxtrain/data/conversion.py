@@ -50,6 +50,7 @@ class TensorSpec:
         beside: whether it is no input of the model but goes with them: a target, or the weights of examples.
         columns: names of the elements along axis 1, where they are known. Data with names are brought into this order.
         left_out: names of columns that tables have beside these.
+        pasts: KV-cache inputs of the model file that are left out: data may have them, without rows.
     """
 
     name: str
@@ -60,6 +61,7 @@ class TensorSpec:
     beside: bool = False
     columns: tuple[str, ...] | None = None
     left_out: tuple[str, ...] = ()
+    pasts: tuple[str, ...] = ()
 
     def describe_shape(self) -> str:
         """The shape as an error message shows it, for example ``(batch, 3, 32, 32)``.

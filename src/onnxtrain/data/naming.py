@@ -24,6 +24,26 @@ def check_beside(names: Iterable[str], there: Iterable[str], what: str) -> None:
             raise NoSuchArrayError(f"{what} '{name}': it has {_names(held[:8])}{' ...' if len(held) > 8 else ''}.")
 
 
+def check_pasts(arrays: Mapping[str, object], specs: Sequence[TensorSpec], what: str) -> tuple[str, ...]:
+    """Refuse a KV cache with rows, which a model without its KV-cache inputs would ignore.
+
+    Returns:
+        The names of these inputs.
+
+    Raises:
+        DataError: there is one.
+    """
+    pasts = specs[0].pasts if specs else ()
+    for name in pasts:
+        shape = getattr(arrays.get(name), "shape", (0,))
+        if 0 not in shape:
+            raise DataError(
+                f"{what} has a past of shape {tuple(shape)} in '{name}', but training, evaluation and prediction begin "
+                f"with an empty KV cache: give whole sequences, and leave the inputs of the past out or without rows."
+            )
+    return pasts
+
+
 def match_names(
     arrays: Mapping[str, object],
     specs: Sequence[TensorSpec],
@@ -50,6 +70,7 @@ def match_names(
     Raises:
         DataError: an input is missing, the target does not exist, or it is not clear which it is.
     """
+    pasts = check_pasts(arrays, specs, what)
     missing = [spec.name for spec in specs if spec.name not in arrays]
     if not any(spec.name in missing for spec in specs if not spec.beside):
         check_beside(missing, arrays, f"{what} has no array")
@@ -66,7 +87,7 @@ def match_names(
         return inputs, arrays[target]
     if not need_target:
         return inputs, None
-    left = [name for name in arrays if name not in inputs]
+    left = [name for name in arrays if name not in inputs and name not in pasts]
     if not left:
         raise DataError(
             f"{what} holds only the {_plural('input', inputs)} {_names(inputs)}: "

@@ -32,7 +32,7 @@ class Federation:
         self.validation: Any = None
         self.metrics: str | Sequence[Any] = ()
         self.target: str | None = None
-        self.failures: list[str] = []
+        self.failures: dict[int, str] = {}
         self._path = path
         self._history = history
         self._rows: list[dict[str, Any]] = []
@@ -55,8 +55,8 @@ class Federation:
             metrics = self.trainer.objective.resolve_metrics(self.metrics)
             check_numbers(metrics)
             measured = self.trainer.evaluate(self.validation, target=self.target, metrics=metrics)
-        self._rows.append({"round": round_number, **measured, "left_out": list(self.failures)})
-        for reason in self.failures:
+        self._rows.append({"round": round_number, **measured, "left_out": list(self.failures.values())})
+        for reason in self.failures.values():
             flower("flwr.supercore").log(30, "%s", reason)
         self.failures.clear()
         if round_number:

@@ -23,8 +23,8 @@ class CheckedGrid:
     def __init__(self, grid: Any, like: Mapping[str, np.ndarray]) -> None:
         self._grid = grid
         self._like = like
-        self.failures: list[str] = []
-        """Why answers were left out, since the list was last emptied."""
+        self.failures: dict[int, str] = {}
+        """The first reason to leave a client out since the dictionary was last emptied, by the client's node id."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._grid, name)
@@ -32,25 +32,42 @@ class CheckedGrid:
     def send_and_receive(self, messages: Iterable[Any], *, timeout: float | None = None) -> list[Any]:
         """Send messages and wait for the answers; who does not answer in time is left out."""
         sent = list(messages)
-        asked = {message.metadata.dst_node_id: message for message in sent}
-        answers = [self._checked(found, asked) for found in self._grid.send_and_receive(sent, timeout=timeout)]
-        silent = asked.keys() - {found.metadata.src_node_id for found in answers}
-        self.failures += [f"The client {node} did not answer within {timeout:g} seconds." for node in sorted(silent)]
+        found = list(self._grid.send_and_receive(sent, timeout=timeout))
+        # Flower answers for a dead client in its own name: the message id tells whom it answers for.
+        by_message = {message.metadata.message_id: message for message in sent if message.metadata.message_id}
+        by_node = {message.metadata.dst_node_id: message for message in sent}
+        answers, silent = [], set(by_node)
+        for answer in found:
+            metadata = answer.metadata
+            asked = by_message.get(metadata.reply_to_message_id, by_node.get(metadata.src_node_id))
+            if asked is not None:
+                silent.discard(asked.metadata.dst_node_id)
+                answers.append(self._checked(answer, asked))
+        for node in sorted(silent):
+            waited = "" if timeout is None else f" within {timeout:g} seconds"
+            self._leave_out(node, f"The client {node} did not answer{waited}.")
         return answers
 
-    def _checked(self, found: Any, asked: Mapping[int, Any]) -> Any:
-        """An answer, or the error that it comes to."""
-        node = found.metadata.src_node_id
-        if found.has_error():
-            self.failures.append(f"The client {node} failed: {found.error.reason}")
-            return found
-        try:
-            self._check(found.content, f"The client {node}")
-        except DataError as error:
-            self.failures.append(str(error))
-            app = flower("flwr.app")
-            return app.Message(app.Error(CLIENT_FAILED, str(error)), reply_to=asked[node])
-        return found
+    def _checked(self, answer: Any, asked: Any) -> Any:
+        """An answer, or the error that it comes to; errors bear the id of the client."""
+        node = asked.metadata.dst_node_id
+        if answer.has_error():
+            code, reason = answer.error.code, answer.error.reason
+            self._leave_out(node, f"The client {node} failed: {reason}")
+        else:
+            try:
+                self._check(answer.content, f"The client {node}")
+            except DataError as error:
+                code, reason = CLIENT_FAILED, str(error)
+                self._leave_out(node, reason)
+            else:
+                return answer
+        app = flower("flwr.app")
+        return app.Message(app.Error(code, reason), reply_to=asked)
+
+    def _leave_out(self, node: int, reason: str) -> None:
+        """Note why a client is left out; a round asks it several times, but lists it once."""
+        self.failures.setdefault(node, reason)
 
     def _check(self, content: Any, sender: str) -> None:
         for record in content.metric_records.values():

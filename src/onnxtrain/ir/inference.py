@@ -190,6 +190,13 @@ def _infer_from_body(node: ir.Node) -> None:
         output.type = source.type
 
 
+_TYPED_BY = {
+    **dict.fromkeys(("CastLike", "DequantizeLinear", "Where"), 1),
+    **dict.fromkeys(("EmbedLayerNormalization", "GatherBlockQuantized", "MatMulIntegerToFloat", "OneHot"), 2),
+}
+"""The input that gives an operator's first output its element type, where that is not the first input."""
+
+
 def _dtype(node: ir.Node) -> ir.DataType | None:
     if node.op_type in _BOOLEAN:
         return ir.DataType.BOOL
@@ -202,7 +209,7 @@ def _dtype(node: ir.Node) -> ir.DataType | None:
     if node.op_type == "ConstantOfShape":
         value = node.attributes.get("value")
         return ir.DataType.FLOAT if value is None else value.as_tensor().dtype
-    position = 2 if node.op_type == "OneHot" else 1 if node.op_type in ("Where", "CastLike", "DequantizeLinear") else 0
+    position = _TYPED_BY.get(node.op_type, 0)
     source = node.inputs[position] if position < len(node.inputs) else None
     return None if source is None else source.dtype
 

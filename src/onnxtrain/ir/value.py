@@ -169,6 +169,10 @@ class Value:
         return f"Value({self.name!r}, {self.dtype.name}, {self.shape})"
 
 
+PASTS = "onnxtrain.pasts"
+"""Key of the metadata of an input: the names of the KV-cache inputs that were removed beside it."""
+
+
 def dimensions(value: ir.Value) -> tuple[Dimension, ...] | None:
     """The axes of an onnx-ir value in the form that this package computes with."""
     if value.shape is None:

@@ -22,6 +22,7 @@ from onnxtrain.model_file.skeleton import (
     all_tensors,
     default_opset,
     hide_runtime_operators,
+    import_runtime_domain,
     proto_subgraphs,
     skeleton,
     unify_default_domain,
@@ -194,6 +195,7 @@ def _elements(tensor: TensorProto) -> int:
 def _check_specification(label: str, proto: ModelProto) -> None:
     light = skeleton(proto)
     unify_default_domain(light)  # the checker knows only one spelling
+    import_runtime_domain(light)
     hide_runtime_operators(light)
     sort_nodes(label, light)  # the runtime runs nodes in any order
     for value in (*light.graph.input, *light.graph.output):

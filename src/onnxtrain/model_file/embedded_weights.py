@@ -235,7 +235,7 @@ def _weights(graph: GraphProto, path: Path, *, literal: bool) -> Iterator[tuple[
             for index, attribute in enumerate(node.attribute):
                 if not kept and attribute.HasField("t") and _is_weight(attribute.t):
                     yield node.output[0], (*at, (_ATTRIBUTE, index), (_TENSOR, 0)), attribute.t, False
-        for weight in attribute_weights(node):
+        for weight in attribute_weights(node) if node.output else ():
             label = node.name or node.output[-1]
             yield f"{label}.{weight.tensor.name}", (*at, (_ATTRIBUTE, weight.place)), weight.tensor, weight.mirrored
         for index, attribute in enumerate(node.attribute):
@@ -294,7 +294,7 @@ def _collect(graph: GraphProto, found: _Reads, outer: _Results) -> None:
     results = _Results(*(set(names) for names in outer))
     constants = {node.output[0] for node in graph.node if node.op_type == "Constant" and node.output}
     constants |= {tensor.name for tensor in graph.initializer}
-    halves = {node.output[0] for node in graph.node if node.op_type == "Constant" and _is_half(node)}
+    halves = {name for node in graph.node if node.op_type == "Constant" and _is_half(node) for name in node.output[:1]}
     halves |= {tensor.name for tensor in graph.initializer if _holds_half(tensor)}
     for node in graph.node:
         if is_default_domain(node.domain):
@@ -315,7 +315,7 @@ def _collect(graph: GraphProto, found: _Reads, outer: _Results) -> None:
                 for names in results[1:]:
                     if node.input[0] in names:
                         names.update(node.output)
-            if node.op_type == "Pow" and node.input[1] in halves:
+            if node.op_type == "Pow" and any(name in halves for name in node.input[1:2]):
                 results.roots.update(node.output)
             _collect_normalization(node, found, results, constants)
         for body in proto_subgraphs(node):

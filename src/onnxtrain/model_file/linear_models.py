@@ -102,7 +102,7 @@ def _shapes(node: NodeProto) -> dict[str, tuple[int, ...]] | None:
         return None
     count = len(given["coefficients"].floats)
     shifts = len(given["intercepts"].floats) if "intercepts" in given else None
-    ending = given["post_transform"].s.decode() if "post_transform" in given else "NONE"
+    ending = given["post_transform"].s.decode(errors="replace") if "post_transform" in given else "NONE"
     if node.op_type == "LinearRegressor":
         rows = given["targets"].i if "targets" in given else 1
         fits = ending == "NONE" and shifts in (None, rows)

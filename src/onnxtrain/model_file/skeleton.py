@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto
 
-from onnxtrain.ir.domains import is_default_domain
+from onnxtrain.ir.domains import MICROSOFT_DOMAIN, is_default_domain
 
 STAND_IN_DOMAIN = "onnxtrain.stand_in"
 """The domain of nodes that stand for something that a conversion must leave alone."""
@@ -82,6 +82,16 @@ def unify_default_domain(proto: ModelProto) -> None:
     for node in (node for holder in (proto.graph, *proto.functions) for node in all_nodes(holder)):
         if node.domain and is_default_domain(node.domain):
             node.domain = ""
+
+
+def import_runtime_domain(proto: ModelProto) -> None:
+    """Import ONNX Runtime's own domain where nodes use it, in place: its transformer optimizer leaves that out."""
+    for holder in (proto, *proto.functions):
+        if any(item.domain == MICROSOFT_DOMAIN for item in holder.opset_import):
+            continue
+        graph = proto.graph if holder is proto else holder
+        if any(node.domain == MICROSOFT_DOMAIN for node in all_nodes(graph)):
+            holder.opset_import.add(domain=MICROSOFT_DOMAIN, version=1)
 
 
 def hide_runtime_operators(proto: ModelProto) -> None:

@@ -13,7 +13,7 @@ from onnxtrain.ir.clone import all_nodes
 from onnxtrain.ir.declared_shapes import declare_initializers
 from onnxtrain.model_file.external import set_folder
 from onnxtrain.model_file.order import sort_nodes
-from onnxtrain.model_file.skeleton import is_large, unify_default_domain
+from onnxtrain.model_file.skeleton import import_runtime_domain, is_large, unify_default_domain
 from onnxtrain.model_file.sparse_tensors import declared, dense_array
 from onnxtrain.model_file.symbols import forget_made_up_symbols
 from onnxtrain.model_file.upgrade import upgrade_opset
@@ -60,6 +60,7 @@ def working_copy(
         ModelError: An operator cannot be upgraded, the message names it; or text is damaged.
     """
     unify_default_domain(proto)
+    import_runtime_domain(proto)
     sparse = _declare_sparse(proto.graph)
     maps_to_tensors(proto.graph)
     sort_nodes(label, proto)

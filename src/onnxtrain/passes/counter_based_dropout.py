@@ -6,13 +6,13 @@ went on. A mask that follows from (seed, counters, index) is the same in any ses
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import emit
+from onnxtrain.autodiff.options import read_texts
 from onnxtrain.autodiff.rules.dropout import OPERATOR
+from onnxtrain.errors import ModelError
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.replace import remove_nodes, take_over
 from onnxtrain.ir.value import constant_tensor
@@ -29,9 +29,15 @@ def counter_based_dropout(model: ir.Model) -> None:
     flow, and all where the metadata names no counters: a stranger's training model does not.
 
     Requires: a sorted graph. Ensures: a sorted graph.
+
+    Raises:
+        ModelError: The metadata's entry is no list of names.
     """
     graph = model.graph
-    names = json.loads(model.metadata_props.pop(COUNTERS_KEY, "[]"))
+    entry = model.metadata_props.pop(COUNTERS_KEY, "[]")
+    names = read_texts(entry)
+    if names is None:
+        raise ModelError(f"The model's metadata entry {COUNTERS_KEY} is {entry[:80]!r}; it is a JSON list of names.")
     nodes = [node for node in graph if _drops(node)]
     values = {value.name: value for value in graph.inputs}
     if not nodes or not names or any(name not in values for name in names):

@@ -164,6 +164,10 @@ def _table(
         freeze=specification.freeze,
         straight_through=straight_through,
         learned=learned,
+        copies={
+            tied.original: [other.name for other in objective.copies if other.original == tied.original]
+            for tied in objective.copies
+        },
     )
     if differentiable:
         trained = [graph.initializers[row.name] for row in rows if row.trainable]

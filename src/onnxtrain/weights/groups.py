@@ -199,6 +199,7 @@ def merged_hints(
         model: A working copy.
     """
     sentences = []
+    copies = {row.name for row in table if row.name not in model.graph.initializers}
     for option, given in choices.items():
         patterns = [given] if isinstance(given, str) else list(given or ())
         alternatives = [one for pattern in patterns for one in (pattern, *pattern.split("|"))]
@@ -206,7 +207,7 @@ def merged_hints(
             if row.name not in model.graph.initializers or not row.paths:
                 continue
             own = () if origin_of(row.name) is Origin.EXPORTER else (row.name,)
-            names = dict.fromkeys((*own, *row.paths))
+            names = dict.fromkeys(name for name in (*own, *row.paths) if name not in copies)
             if row.name in alternatives or len(names) < 2:
                 continue
             matched = [name for name in names if any(fnmatch.fnmatchcase(name, one) for one in alternatives)]

@@ -25,7 +25,7 @@ _MADE = (
     r"|(^|/)constants?/"
     r"|(^|/)(zeros|ones|fill|full)(_like)?(_\d+)*$"
     r"|cst\d*$"  # skl2onnx
-    r"|(^|\.)tmp(_\d+)*$"  # Paddle
+    r"|(^|\.)tmp(_\d+)*$|^p2o\.|^(helper|auto)\.[a-z_]+\.\d+$"  # Paddle
     r"|_output_\d+$"
 )
 
@@ -94,6 +94,16 @@ def last_word(name: str) -> str:
 def is_literal(name: str) -> bool:
     """Whether it is the name that an exporter gives to a tensor written in the code, which nobody trained."""
     return re.search(_LITERAL, name) is not None
+
+
+def is_computed_parameter(name: str) -> bool:
+    """Return whether an exporter gave the name to a tensor that it computed from a module's, not to a literal.
+
+    Example:
+        >>> [is_computed_parameter(name) for name in ("onnx::Mul_32", "helper.unsqueeze.0", "helper.constant.0")]
+        [True, True, False]
+    """
+    return re.match(r"^onnx::|^helper\.(?!constant)", name) is not None
 
 
 def is_table(name: str) -> bool:

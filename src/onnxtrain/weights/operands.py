@@ -15,7 +15,14 @@ import onnx_ir as ir
 
 from onnxtrain.ir.value import dimensions
 from onnxtrain.weights.module_paths import CALL
-from onnxtrain.weights.names import Origin, is_preprocessing, is_statistic_name, last_word, origin_of
+from onnxtrain.weights.names import (
+    Origin,
+    is_computed_parameter,
+    is_preprocessing,
+    is_statistic_name,
+    last_word,
+    origin_of,
+)
 from onnxtrain.weights.readers import Reader, arrivals, behind_identity
 from onnxtrain.weights.rule import Use, is_lookup, is_normalization, use_of
 from onnxtrain.weights.tables import is_bias, is_operand_of_weight, is_preprocessed, is_weight
@@ -47,7 +54,7 @@ class Decision(NamedTuple):
 
 LEARNED = Decision()
 OPEN = Decision("neither its use nor its name says that it is learned", open=True)
-_FILL = Decision("ones, zeros or another single value that an exporter wrote")
+FILL = Decision("ones, zeros or another single value that an exporter wrote")
 PREPROCESSING = Decision("mean or deviation of preprocessing")
 _TABLE = Decision("a table of positions: its values rise evenly")
 
@@ -60,7 +67,7 @@ def operand_decision(value: ir.Value) -> Decision:
     if preprocesses(value, readers):
         return PREPROCESSING
     if _is_filled_state(value, readers):
-        return _FILL
+        return FILL
     if origin_of(name) is not Origin.EXPORTER:
         return LEARNED
     weighing = [reader for reader in readers if use_of(reader) is Use.WEIGHT and not is_operand_of_weight(reader)]
@@ -76,7 +83,7 @@ def operand_decision(value: ir.Value) -> Decision:
         if any(map(is_bias, readers)):
             return LEARNED
         # What exporters fill in themselves are ones and zeros.
-        return _FILL if weighing or array.flat[0] in (0, 1) else OPEN
+        return FILL if weighing or array.flat[0] in (0, 1) else OPEN
     if weighing:
         return LEARNED
     if _is_repeated(array):
@@ -84,6 +91,11 @@ def operand_decision(value: ir.Value) -> Decision:
     if any(map(is_bias, readers)):
         return LEARNED
     return _by_values(array, readers)
+
+
+def may_be_fresh(value: ir.Value) -> bool:
+    """Return whether a tensor of one value may be a scale or bias that has not been trained yet: no initial state."""
+    return not any(use_of(reader) is Use.STATE for reader in arrivals(value))
 
 
 def preprocesses(value: ir.Value, readers: Sequence[Reader]) -> bool:
@@ -200,7 +212,7 @@ def _is_affine(reader: Reader, name: str) -> bool:
         if producer is None:
             return False
         if producer.op_type == "InstanceNormalization":
-            return name.startswith("onnx::")
+            return is_computed_parameter(name)
         other = producer.inputs[0]
     return False
 

@@ -15,7 +15,15 @@ from onnxtrain.errors import OptionError
 from onnxtrain.ir.value import dimensions, is_float
 from onnxtrain.weights.module_paths import module_paths, node_names
 from onnxtrain.weights.names import Origin, origin_of
-from onnxtrain.weights.operands import PREPROCESSING, Decision, operand_decision, preprocesses, rotary_tables
+from onnxtrain.weights.operands import (
+    FILL,
+    PREPROCESSING,
+    Decision,
+    may_be_fresh,
+    operand_decision,
+    preprocesses,
+    rotary_tables,
+)
 from onnxtrain.weights.readers import Functions, Reader, arrivals, read_through_identity, role_of
 from onnxtrain.weights.rule import Use, use_of
 from onnxtrain.weights.scalars import is_scalar, scalar_readers, scalar_reason
@@ -63,6 +71,7 @@ def parameter_table(
     freeze: str | Sequence[str] | None = None,
     straight_through: bool = False,
     learned: Collection[str] = (),
+    copies: Mapping[str, Sequence[str]] | None = None,
 ) -> list[Initializer]:
     """Sort the initializers of a model's main graph into parameters and constants.
 
@@ -80,12 +89,16 @@ def parameter_table(
         freeze: Glob patterns of what stays as it is; wins over ``train``.
         straight_through: Whether gradients pass through operators that round or quantize.
         learned: Initializers that are parameters whatever they look like.
+        copies: Names of initializers that are computed from others, by the names of these: patterns match both.
 
     Raises:
         OptionError: A pattern matches no initializer.
     """
     graph = model.graph
-    paths = {name: module_paths(value, model.functions) for name, value in graph.initializers.items()}
+    paths = {
+        name: (*module_paths(value, model.functions), *(copies or {}).get(name, ()))
+        for name, value in graph.initializers.items()
+    }
     chosen = {
         option: None if given is None else matching(option, _listed(given), paths, model)
         for option, given in (("train", train), ("freeze", freeze))
@@ -97,11 +110,17 @@ def parameter_table(
     roles = {value: _role(value, model.functions) for value in candidates if _is_trained(value)}
     reached = _reached(model, loss, candidates, straight_through)
     rows = []
+    is_nameless = not any(origin_of(name) is Origin.MODULE for name, value in given if value in reached)
     turning = rotary_tables(value for value in candidates if value in reached and not roles.get(value, ""))
     for name, value in given:
         reason, undecided = _reason(name, value, reached, chosen["train"], chosen["freeze"]), False
         if not reason and name not in named:
-            reason, undecided = _decision(value, roles[value], value in turning)
+            decision = _decision(value, roles[value], value in turning)
+            # Without names of modules, as in files of jax2onnx, a fresh scale cannot be told from a fill.
+            reason, undecided = (
+                decision.reason,
+                decision.open or (is_nameless and decision == FILL and may_be_fresh(value)),
+            )
         shape = tuple(d for d in dimensions(value) or () if isinstance(d, int))
         dtype = "unknown" if value.dtype is None else value.dtype.name.lower()
         uses = tuple(dict.fromkeys(node.op_type for node in value.consumers()))

@@ -91,7 +91,11 @@ def _is_weight(value: ir.Value) -> bool:
     weighing = [reader for reader in readers if use_of(reader) is Use.WEIGHT and not is_operand_of_weight(reader)]
     # Exporters fill in the scale and bias of a normalization that has none.
     is_fill = origin_of(value.name or "") is Origin.EXPORTER and _number(value) in (0, 1)
-    if any(not (is_fill and is_normalization(reader)) for reader in weighing):
+    weighing = [reader for reader in weighing if not (is_fill and is_normalization(reader))]
+    # jax2onnx writes the third operand of Gemm as a zero where there is no bias.
+    if dimensions(value) == () and _number(value) == 0:
+        weighing = [reader for reader in weighing if reader[0].op_type != "Gemm" or _has_one_output(reader[0])]
+    if weighing:
         return True
     biases = [reader for reader in readers if _is_bias(reader)] if dimensions(value) != () else []
     if origin_of(value.name or "") is Origin.EXPORTER:
@@ -102,10 +106,12 @@ def _is_weight(value: ir.Value) -> bool:
 def _has_one_channel(reader: Reader) -> bool:
     """Return whether the product that a bias is added to has a single output."""
     product = summed_with(reader)
-    shape = None if product is None else dimensions(product.outputs[0])
-    if product is None or not shape:
-        return False
-    return shape[1 if product.op_type.startswith("Conv") else -1] == 1
+    return product is not None and _has_one_output(product)
+
+
+def _has_one_output(product: ir.Node) -> bool:
+    shape = dimensions(product.outputs[0])
+    return shape is not None and len(shape) > 1 and shape[1 if product.op_type.startswith("Conv") else -1] == 1
 
 
 def _is_epsilon(reader: Reader, number: float | None) -> bool:

@@ -91,6 +91,12 @@ def copy_name(name: str, node: onnx.NodeProto, position: int, number: int) -> st
     path, _, word = name.rpartition(".")
     if module:
         return f"{module}.{role_in_module(node.op_type, position) or (word if path else '') or 'weight'}"
+    return _numbered(name, number)
+
+
+def _numbered(name: str, number: int) -> str:
+    """Put a number before the last word of a name, which patterns such as ``*.bias`` ask for."""
+    path, _, word = name.rpartition(".")
     return f"{path}_{number}.{word}" if path else f"{name}_{number}"
 
 
@@ -137,8 +143,9 @@ def _copy(
             number = len(owner) + 1
             if owner:
                 own = copy_name(name, graph.node[index], position, number)
-                while own in taken:
-                    own += "_"
+                while own in taken:  # of an Identity that an exporter wrote for the copy
+                    own = _numbered(own, number)
+                    number += 1
                 taken.add(own)
                 # Inside the file, also where the original lies outside: two tensors may not share external bytes.
                 graph.initializer.append(onnx.numpy_helper.from_array(array, own))

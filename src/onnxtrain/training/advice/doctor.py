@@ -11,11 +11,9 @@ from enum import Enum
 import onnx
 
 from onnxtrain.ir.domains import MACHINE_LEARNING_DOMAIN
-from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.training.advice.hints import QUANTIZED
 from onnxtrain.training.advice.inspection import Inspection, inspect
-from onnxtrain.training.working_copy.kv_cache import leave_out_pasts
 from onnxtrain.weights.parameters import Initializer
 
 _NEWER = "torch.onnx.export(model.eval(), ..., dynamo=True)"
@@ -81,7 +79,7 @@ def diagnose(model: str | os.PathLike[str] | onnx.ModelProto, *, output: str | N
         *_other_types(found),
         *_quantized(found),
         *_fixed_batch(found),
-        *_pasts(model),
+        *_pasts(found),
         *_folded(found),
         *(
             Finding(Severity.CHANGES if text in found.surprises else Severity.NOTE, text)
@@ -168,14 +166,14 @@ def _fixed_batch(found: Inspection) -> Iterator[Finding]:
             return
 
 
-def _pasts(model: str | os.PathLike[str] | onnx.ModelProto) -> Iterator[Finding]:
-    names = leave_out_pasts(ModelFile.load(model).training_model())
+def _pasts(found: Inspection) -> Iterator[Finding]:
+    names = found.pasts
     if names:
         listed = ", ".join(names[:2]) + (", ..." if len(names) > 2 else "")
         yield Finding(
             Severity.NOTE,
             f"Training begins without a past: {len(names)} inputs for past keys and values ({listed}) are left "
-            "out, so that data need not have them. The saved file keeps them.",
+            "out, so that data need not have them, and may have them without rows. The saved file keeps them.",
         )
 
 

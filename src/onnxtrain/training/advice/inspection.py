@@ -25,6 +25,7 @@ from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.advice.dropped_biases import dropped_biases
 from onnxtrain.training.advice.hints import find_hints
 from onnxtrain.training.formatting import count, html_facts, html_table, text_table
+from onnxtrain.training.working_copy.kv_cache import leave_out_pasts
 from onnxtrain.training.working_copy.training_modes import find_layers, set_inference
 from onnxtrain.training.working_copy.widening import in_file, widen
 from onnxtrain.weights.parameters import Initializer, parameter_table
@@ -80,6 +81,7 @@ class Inspection:
         missing: Nodes between parameters and outputs that have no gradient.
         hints: What is worth knowing before training.
         surprises: Those of the hints that say that training does something else than the exported program.
+        pasts: KV-cache inputs that training leaves out.
     """
 
     opset: int
@@ -91,6 +93,7 @@ class Inspection:
     missing: tuple[str, ...]
     hints: tuple[str, ...]
     surprises: tuple[str, ...] = ()
+    pasts: tuple[str, ...] = ()
 
     @property
     def trainable_size(self) -> int:
@@ -180,6 +183,7 @@ def inspect(
     file = ModelFile.load(model)
     working = infer_shapes(file.training_model())
     graph = working.graph
+    pasts = tuple(leave_out_pasts(working.clone()))
     ports = tuple(_port(v) for v in graph.inputs), tuple(_port(v) for v in graph.outputs)
     operators = _operators(working)
     dropped = dropped_biases(working)
@@ -215,6 +219,7 @@ def inspect(
         missing=tuple(_missing(copy, names)),
         hints=tuple(hint.text for hint in found),
         surprises=tuple(hint.text for hint in found if hint.surprising),
+        pasts=pasts,
     )
 
 

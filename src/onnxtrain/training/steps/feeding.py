@@ -9,6 +9,7 @@ import numpy as np
 
 from onnxtrain.data import TargetCheck, TensorSpec
 from onnxtrain.data.conversion import check_finite, kind_of, to_numpy
+from onnxtrain.data.naming import check_pasts
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.training.formatting import html_table, text_table
 
@@ -93,6 +94,7 @@ def by_input_name(specs: Sequence[TensorSpec], inputs: Any) -> dict[str, Any]:
         DataError: An input is missing, or there are too many.
     """
     if isinstance(inputs, Mapping):
+        check_pasts(inputs, specs, "The batch")
         missing = [spec.name for spec in specs if spec.name not in inputs]
         if missing:
             raise DataError(f"The inputs {missing} are missing; got {', '.join(map(str, inputs)) or 'none'}.")

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
+
 import onnx_ir as ir
 
 from onnxtrain.ir import Builder
 from onnxtrain.ir.domains import MICROSOFT_DOMAIN
-from onnxtrain.ir.value import dimensions
+from onnxtrain.ir.value import PASTS, dimensions
 
 _ROWS = 2
 """The axis of [batch, heads, rows, size] along which a past grows."""
 
 _PLACES = {"GroupQueryAttention": (3, 4), "MultiHeadAttention": (6, 7)}
 """Operators of ONNX Runtime, and their inputs that are a past."""
+
+_LAYER_AND_KIND = r"\d+|keys?|values?"
+"""What tells the caches of one model apart in their names."""
 
 
 def leave_out_pasts(model: ir.Model) -> list[str]:
@@ -31,7 +36,10 @@ def leave_out_pasts(model: ir.Model) -> list[str]:
         _read_itself(graph, value)
     pasts = [value for value in growing if _is_past(value)]
     rows = {(dimensions(past) or ())[_ROWS] for past in pasts} - {None}
-    if any((dimensions(value) or ())[_ROWS] in rows for value in growing if value not in pasts):
+    families = {_family(past) for past in pasts}
+    kept = [value for value in growing if value not in pasts]
+    # Exporters may give each cache a symbol of its own, so that equal symbols are not the only sign.
+    if any((dimensions(value) or ())[_ROWS] in rows or _family(value) in families for value in kept):
         return []
     others = [value for value in graph.inputs if value not in pasts and dimensions(value)]
     if not others:
@@ -45,7 +53,15 @@ def leave_out_pasts(model: ir.Model) -> list[str]:
             else:
                 _tell_shape(graph, node, past, _with_batch_of(past, others))
         graph.inputs.remove(past)
-    return [str(past.name) for past in pasts]
+    names = [str(past.name) for past in pasts]
+    for value in graph.inputs:
+        value.meta[PASTS] = tuple(names)
+    return names
+
+
+def _family(value: ir.Value) -> str:
+    """The name of a cache without its layer and without key or value: equal for all caches of one kind."""
+    return re.sub(_LAYER_AND_KIND, "#", str(value.name).lower())
 
 
 def _may_be_past(value: ir.Value) -> bool:
