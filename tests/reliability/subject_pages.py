@@ -61,9 +61,8 @@ class Subject:
         if found is None:
             raise RuntimeError(f"the server does not start: {self._said()}")
         self._host, self._port, self._token = found[1], int(found[2]), found[3].removeprefix("token=")
-        self._ask(
-            f"GET /weights?page=a HTTP/1.1\r\nHost: {self._host}:{self._port}\r\nAuthorization: Bearer {self._token}\r\n\r\n".encode()
-        )  # joins
+        own = [f"Host: {self._host}:{self._port}", f"Authorization: Bearer {self._token}"]
+        self._ask("\r\n".join(["GET /weights?page=a HTTP/1.1", *own, "", ""]).encode())  # joins
 
     def run(self, seed: int, index: int, case: Path, operations: Operations) -> None:
         """Send a request, and look at the answer and at the server."""
