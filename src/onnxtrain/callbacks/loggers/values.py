@@ -1,4 +1,4 @@
-"""What loggers write: values of steps and epochs under names with a slash, settings; and whose package is missing."""
+"""Values for loggers: metrics under names with a slash, settings, and the error for a missing package."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def epoch_values(state: TrainingState) -> dict[str, float]:
 
 
 def settings(state: TrainingState) -> dict[str, Any]:
-    """What is trained and how, in flat names: ``optimizer``, ``optimizer.beta``, ``batch_size``."""
+    """Return the settings of the training under flat names: ``optimizer``, ``optimizer.beta``, ``batch_size``."""
     found: dict[str, Any] = {"epochs": state.epochs, "batch_size": state.batch_size}
     if state.trainer is None:
         return found
