@@ -79,7 +79,7 @@ class Progress(Callback):
 
     def on_epoch_end(self, state: TrainingState) -> None:  # noqa: D102
         self.seconds.append(time.perf_counter() - self._begin)
-        self.accuracies.append(state.metrics["validation_accuracy"])
+        self.accuracies.append(state.metrics["val_accuracy"])
         print(
             f"seed {self.seed}, epoch {len(self.accuracies)}: loss {state.loss:.4f}, "
             f"test accuracy {100 * self.accuracies[-1]:.2f} %, {self.seconds[-1]:.1f} s",

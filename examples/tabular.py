@@ -30,7 +30,7 @@ def main(folder: Path) -> float:
     (logits,) = session.run(None, {"input": np.array([[5.1, 3.5, 1.4, 0.2]], np.float32)})
     names = json.loads((folder / "flowers.labels.json").read_text())["labels"]
     print(f"sepals of 5.1 x 3.5 and petals of 1.4 x 0.2 cm: class {logits.argmax()} of {names}")
-    return history.rows[-1]["validation_accuracy"]
+    return history.rows[-1]["val_accuracy"]
 
 
 if __name__ == "__main__":

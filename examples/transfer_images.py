@@ -20,7 +20,7 @@ def main(folder: Path) -> float:
     whole = onnxtrain.Trainer(head.model(), loss="cross_entropy", optimizer="adam(lr=0.001)")
     history = whole.fit(DATA / "pictures", validation=0.25, epochs=10, metrics="accuracy", progress=False)
     whole.save(folder / "tuned.onnx")  # and the classes' names beside it, tuned.labels.json
-    return history.rows[-1]["validation_accuracy"]
+    return history.rows[-1]["val_accuracy"]
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ trainer.unknown()  # WRONG
 onnxtrain.Adam(lr=1e-3, betas=(0.9, 0.999), weight_decay=0.1)
 onnxtrain.Adam(1e-3, alpha=0.8, epsilon=1e-8)
 onnxtrain.Adam(lr="fast")  # WRONG
-onnxtrain.Adam(eps=1e-8)  # WRONG
+onnxtrain.Adam(epsylon=1e-8)  # WRONG
 onnxtrain.AdamW(lr=1e-3, eps=1e-8, betas=(0.9, 0.95))
 onnxtrain.AdamW(betas=0.9)  # WRONG
 onnxtrain.Momentum(lr=0.1, momentum=0.9, nesterov=True)

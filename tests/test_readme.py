@@ -98,7 +98,7 @@ def test_commands_with_files_of_the_repository_run(page, tmp_path, monkeypatch):
             assert "<html" in (run / "report.html").read_text()
             with (run / "metrics.csv").open() as file:
                 *_, last = csv.DictReader(file)
-            assert float(last["validation_accuracy"]) > 0.85
+            assert float(last["val_accuracy"]) > 0.85
 
 
 def test_readme_is_one_screen_and_says_nothing_twice():

@@ -38,6 +38,7 @@ ORDER = (
     "start.py",
     "gc_pause.py",
     "public_names.py",
+    "renamed.py",
     "spelling.py",
     "workarounds/",
     "ir/",

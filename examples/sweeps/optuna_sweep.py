@@ -24,7 +24,7 @@ class ReportToOptuna(Callback):
 
     def on_epoch_end(self, state) -> None:
         """Report, and perhaps end."""
-        self.trial.report(state.metrics["validation_loss"], state.step)
+        self.trial.report(state.metrics["val_loss"], state.step)
         if self.trial.should_prune():
             raise optuna.TrialPruned
 
@@ -43,7 +43,7 @@ def objective(trial: optuna.Trial) -> float:
         history = trainer.fit(images, labels, validation=0.2, epochs=8, callbacks=[ReportToOptuna(trial)])
     except onnxtrain.errors.NumericalError as error:  # such a rate is too high
         raise optuna.TrialPruned from error
-    return float(history.rows[-1]["validation_loss"])
+    return float(history.rows[-1]["val_loss"])
 
 
 def main() -> optuna.Study:

@@ -22,7 +22,7 @@ class ReportToTune(Callback):
 
     def on_epoch_end(self, state) -> None:
         """Report."""
-        tune.report({"validation_loss": state.metrics["validation_loss"]})
+        tune.report({"val_loss": state.metrics["val_loss"]})
 
 
 def train(config: dict[str, float]) -> None:
@@ -48,7 +48,7 @@ def main() -> tune.ResultGrid:
         train,
         param_space={"learning_rate": tune.loguniform(1e-5, 1e-1), "seed": tune.choice([0, 1, 2])},
         tune_config=tune.TuneConfig(
-            metric="validation_loss",
+            metric="val_loss",
             mode="min",
             num_samples=arguments.trials,
             scheduler=ASHAScheduler(max_t=8, grace_period=2),
@@ -57,10 +57,7 @@ def main() -> tune.ResultGrid:
     results = tuner.fit()
     best = results.get_best_result()
     pruned = sum(result.metrics["training_iteration"] < 8 for result in results)
-    print(
-        f"best: {best.config} with the validation loss {best.metrics['validation_loss']:.4f}; "
-        f"{pruned} trials ended early"
-    )
+    print(f"best: {best.config} with the validation loss {best.metrics['val_loss']:.4f}; {pruned} trials ended early")
     return results
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar, overload
 
 from onnxtrain.errors import ArgumentError
+from onnxtrain.renamed import warn_renamed
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -47,10 +48,22 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     return "" if found is None else f" The nearest is {found!r}."
 
 
-def checks_arguments(target: T) -> T:
+@overload
+def checks_arguments(target: T) -> T: ...
+
+
+@overload
+def checks_arguments(*, renamed: Mapping[str, str]) -> Callable[[T], T]: ...
+
+
+def checks_arguments(target: Any = None, *, renamed: Mapping[str, str] | None = None) -> Any:
     """Let a function or class name the nearest argument where it is called with an unknown one.
 
     The signature stays as it is. A function that takes any keyword is left alone.
+
+    Args:
+        target: The function or class.
+        renamed: Old names of arguments, each with the new one; an old name works, with a DeprecationWarning.
 
     Raises:
         ArgumentError: The function has no such argument.
@@ -64,13 +77,15 @@ def checks_arguments(target: T) -> T:
             ...
         onnxtrain.errors.ArgumentError: scaled has no argument 'facter'; the nearest is 'factor'.
     """
+    if target is None:
+        return functools.partial(checks_arguments, renamed=renamed)
     if isinstance(target, type):
-        target.__init__ = _checked(target.__init__, target.__name__)  # type: ignore[misc]
+        target.__init__ = _checked(target.__init__, target.__name__, renamed or {})  # type: ignore[misc]
         return target
-    return _checked(target, target.__name__)
+    return _checked(target, target.__name__, renamed or {})
 
 
-def _checked(function: T, label: str) -> T:
+def _checked(function: T, label: str, renamed: Mapping[str, str]) -> T:
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None or code.co_flags & inspect.CO_VARKEYWORDS:
         return function
@@ -79,6 +94,12 @@ def _checked(function: T, label: str) -> T:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        for old in renamed.keys() & kwargs.keys():
+            new = renamed[old]
+            if new in kwargs:
+                raise ArgumentError(f"{label} has {new!r} twice: {old!r} is its old name.")
+            warn_renamed(f"The argument {old!r} of {label}", repr(new))
+            kwargs[new] = kwargs.pop(old)
         if not known.issuperset(kwargs):
             raise ArgumentError(_unknown(next(name for name in kwargs if name not in known), label, names))
         return function(*args, **kwargs)

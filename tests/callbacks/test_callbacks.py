@@ -18,7 +18,7 @@ from onnxtrain.callbacks import (
 from onnxtrain.errors import CheckpointError, OptionError
 
 
-def run(callback, values, name="validation_loss", first_epoch=1, weights=None):
+def run(callback, values, name="val_loss", first_epoch=1, weights=None):
     """Play epochs with these values of one metric; return the state at the end."""
     state = TrainingState(epoch=first_epoch, weights={} if weights is None else weights)
     callback.on_fit_begin(state)
@@ -37,7 +37,7 @@ def test_stops_after_patience_epochs_without_improvement():
     state = run(stopping, [3.0, 2.0, 2.5, 2.0, 1.0])
     assert state.stop
     assert state.epoch == 4
-    assert state.stop_reason == "validation_loss has not improved for 2 epochs (best 2 in epoch 2)"  # as people count
+    assert state.stop_reason == "val_loss has not improved for 2 epochs (best 2 in epoch 2)"  # as people count
     assert (stopping.best, stopping.best_epoch) == (2.0, 2)
 
 
@@ -48,8 +48,8 @@ def test_an_improvement_starts_the_count_again():
 @pytest.mark.parametrize(
     ("monitor", "mode", "values", "stops"),
     [
-        ("validation_accuracy", None, [0.1, 0.2, 0.3], False),
-        ("validation_accuracy", None, [0.3, 0.2], True),
+        ("val_accuracy", None, [0.1, 0.2, 0.3], False),
+        ("val_accuracy", None, [0.3, 0.2], True),
         ("score", "max", [0.3, 0.2], True),
         ("score", "min", [0.3, 0.2], False),
         ("score", None, [0.3, 0.2], False),
@@ -60,8 +60,8 @@ def test_mode_says_which_values_are_good(monitor, mode, values, stops):
 
 
 def test_a_change_up_to_the_minimum_is_no_improvement():
-    assert run(EarlyStopping(patience=1, minimum_delta=0.5), [2.0, 1.5]).stop
-    assert not run(EarlyStopping(patience=1, minimum_delta=0.5), [2.0, 1.25]).stop
+    assert run(EarlyStopping(patience=1, min_delta=0.5), [2.0, 1.5]).stop
+    assert not run(EarlyStopping(patience=1, min_delta=0.5), [2.0, 1.25]).stop
 
 
 def test_nan_never_improves():
@@ -109,8 +109,8 @@ def test_a_resumed_early_stopping_goes_on_counting():
     ("arguments", "message"),
     [
         ({"patience": 0}, "patience of early stopping is 0; it must be at least 1 epoch"),
-        ({"minimum_delta": -1.0}, "minimum_delta of early stopping is -1.0; it must be at least 0"),
-        ({"minimum_delta": math.nan}, "minimum_delta of early stopping is nan"),
+        ({"min_delta": -1.0}, "min_delta of early stopping is -1.0; it must be at least 0"),
+        ({"min_delta": math.nan}, "min_delta of early stopping is nan"),
         ({"mode": "low"}, "mode of early stopping is 'low'; it must be 'min', 'max' or None"),
     ],
 )
@@ -120,7 +120,7 @@ def test_arguments_that_cannot_be(arguments, message):
 
 
 def test_a_value_that_is_not_measured_is_named():
-    with pytest.raises(OptionError, match="monitors 'f1', but what is measured is loss, validation_loss"):
+    with pytest.raises(OptionError, match="monitors 'f1', but what is measured is loss, val_loss"):
         run(EarlyStopping("f1"), [1.0])
 
 
@@ -167,14 +167,14 @@ def test_history_rows_and_files(tmp_path):
         "step": 10,
         "loss": 2.0,
         "learning_rate": 0.1,
-        "validation_loss": 4.0,
+        "val_loss": 4.0,
     }
     assert history.column("loss")[0] == 2.0
     assert math.isnan(history.column("unknown")[0])
     history.save(tmp_path / "history.json")
     rows = json.loads((tmp_path / "history.json").read_text())
     assert rows[0] == history.rows[0]
-    assert rows[1]["validation_loss"] is None
+    assert rows[1]["val_loss"] is None
     history.save(tmp_path / "history.csv")
     with (tmp_path / "history.csv").open() as file:
         assert next(csv.DictReader(file)) == {key: str(value) for key, value in history.rows[0].items()}

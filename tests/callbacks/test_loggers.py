@@ -112,8 +112,8 @@ def test_tensorboard(tmp_path):
     scalars = {tag: {event.step: event.value for event in found.Scalars(tag)} for tag in found.Tags()["scalars"]}
     assert scalars["training/loss"] == expected(history, "loss")
     assert scalars["training/learning_rate"] == expected(history, "learning_rate")
-    assert scalars["validation/loss"] == expected(history, "validation_loss")
-    assert scalars["validation/accuracy"] == expected(history, "validation_accuracy")
+    assert scalars["validation/loss"] == expected(history, "val_loss")
+    assert scalars["validation/accuracy"] == expected(history, "val_accuracy")
     assert list(scalars["training/epoch"].values()) == [1, 2, 3]
     assert list(scalars["step/loss"]) == [2, 4, 6, 8]
 
@@ -150,7 +150,7 @@ def test_mlflow(mlflow):
     assert float(run.data.params["learning_rate"]) == 0.25
     assert run.data.params["batch_size"] == "5"
     assert metric(mlflow, logger.run_id, "training/loss") == expected(history, "loss")
-    assert metric(mlflow, logger.run_id, "validation/accuracy") == expected(history, "validation_accuracy")
+    assert metric(mlflow, logger.run_id, "validation/accuracy") == expected(history, "val_accuracy")
     assert mlflow.active_run() is None
 
 
@@ -216,7 +216,7 @@ def test_wandb(wandb, tmp_path):
     assert seen == [("tuning", "first", "AdamW")] * 2
     found = logged(tmp_path)
     assert found["training/loss"] == expected(history, "loss")
-    assert found["validation/accuracy"] == expected(history, "validation_accuracy")
+    assert found["validation/accuracy"] == expected(history, "val_accuracy")
     assert list(found["step/loss"]) == [2, 4, 6]
 
 

@@ -232,7 +232,7 @@ def test_a_display_is_asked_at_its_own_pace(monkeypatch):
 
 
 def test_early_stopping_shows_in_the_last_line(capsys):
-    fit(epochs=50, progress="lines", callbacks=[EarlyStopping("loss", patience=1, minimum_delta=10.0)])
+    fit(epochs=50, progress="lines", callbacks=[EarlyStopping("loss", patience=1, min_delta=10.0)])
     assert [line[:12] for line in capsys.readouterr().err.splitlines()] == ["epoch  1/50 ", "epoch  2/50 "]
 
 

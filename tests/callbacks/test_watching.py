@@ -28,7 +28,7 @@ def test_the_rate_falls_where_pytorchs_does(mode, delta):
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(
         optimizer, mode=mode, factor=0.5, patience=1, threshold=delta, threshold_mode="abs", min_lr=0.01, eps=0
     )
-    callback = ReduceOnPlateau("score", factor=0.5, patience=2, minimum_delta=delta, minimum_rate=0.01, mode=mode)
+    callback = ReduceOnPlateau("score", factor=0.5, patience=2, min_delta=delta, min_lr=0.01, mode=mode)
     state = TrainingState(learning_rate=1.0)
     for value in values:
         state.metrics = {"score": value}
@@ -41,7 +41,7 @@ def test_the_rate_falls_where_pytorchs_does(mode, delta):
 def test_the_rate_of_a_training_falls_also_when_it_is_resumed(tmp_path):
     def run(epochs, folder=None, resume=False):
         one = trainer()
-        plateau = ReduceOnPlateau("loss", factor=0.5, patience=1, minimum_delta=10.0)
+        plateau = ReduceOnPlateau("loss", factor=0.5, patience=1, min_delta=10.0)
         options = {"checkpoint": tmp_path / folder, "resume": resume} if folder else {}
         rows = one.fit(X, Y, epochs=epochs, callbacks=[plateau], **options).rows
         return rows, one.get_weights(flat=True)
@@ -57,14 +57,14 @@ def test_the_rate_of_a_training_falls_also_when_it_is_resumed(tmp_path):
 def test_the_best_model_is_kept(tmp_path):
     one = trainer(0.3)
     rows = one.fit(
-        X, Y, validation=(X, Y), metrics="accuracy", epochs=6, checkpoint=tmp_path, save_best="validation_accuracy"
+        X, Y, validation=(X, Y), metrics="accuracy", epochs=6, checkpoint=tmp_path, save_best="val_accuracy"
     ).rows
-    best = max(row["validation_accuracy"] for row in rows)
+    best = max(row["val_accuracy"] for row in rows)
     found = onnxtrain.evaluate(tmp_path / "best.onnx", (X, Y), loss="cross_entropy", metrics="accuracy")
     assert found["accuracy"] == best
     again = trainer(0.3)
     options = {"validation": (X, Y), "metrics": "accuracy", "checkpoint": tmp_path, "resume": True}
-    again.fit(X, Y, epochs=8, save_best="validation_accuracy", **options)
+    again.fit(X, Y, epochs=8, save_best="val_accuracy", **options)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_the_best_model_is_kept(tmp_path):
     [
         ({"save_best": "loss"}, "save_best needs the folder of the checkpoints"),
         ({"save_best": "f1", "checkpoint": "kept"}, "save_best monitors 'f1', but what is measured is loss;"),
-        ({"callbacks": [ReduceOnPlateau()]}, "reducing on a plateau monitors 'validation_loss'"),
+        ({"callbacks": [ReduceOnPlateau()]}, "reducing on a plateau monitors 'val_loss'"),
     ],
 )
 def test_what_cannot_be_watched(options, message, tmp_path, monkeypatch):

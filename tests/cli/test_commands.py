@@ -292,4 +292,4 @@ def test_metrics_are_listed_with_commas(files, success, run):
     assert "The nearest is 'f1_score'." in wrong.err
     training = ("--data", "train.npz", "--loss", "softmax_cross_entropy", "--validation", "0.2", "--output", "t.onnx")
     success("fit", "model.onnx", *training, "--metrics", "accuracy,f1_micro", "--history", "h.csv", "--quiet")
-    assert "validation_accuracy,validation_f1_micro" in (files / "h.csv").read_text()
+    assert "val_accuracy,val_f1_micro" in (files / "h.csv").read_text()

@@ -175,16 +175,16 @@ def test_a_column_of_weights(files, success):
 def test_the_average_is_what_is_measured_and_saved(files, success):
     success(*FIT, "--ema", "0.9", "--validation", "test.npz", "--epochs", "3", "--history", "rows.csv", "-o", "e.onnx")
     found = onnxtrain.evaluate(files / "e.onnx", files / "test.npz", loss="cross_entropy")["loss"]
-    assert column(files, "validation_loss")[-1] == pytest.approx(found, rel=1e-5)
+    assert column(files, "val_loss")[-1] == pytest.approx(found, rel=1e-5)
 
 
 def test_the_best_model_is_kept(files, success):
     success(
         *(*FIT, "--validation", "test.npz", "--metrics", "accuracy", "--epochs", "4", "--history", "rows.csv"),
-        *("--checkpoint", "kept", "--save-best", "validation_loss"),
+        *("--checkpoint", "kept", "--save-best", "val_loss"),
     )
     best = onnxtrain.Trainer(files / "kept" / "best.onnx", loss="cross_entropy").evaluate(files / "test.npz")["loss"]
-    assert best == pytest.approx(min(column(files, "validation_loss")), rel=1e-5)
+    assert best == pytest.approx(min(column(files, "val_loss")), rel=1e-5)
 
 
 def test_a_fixed_batch_is_freed(files, success):
@@ -262,7 +262,7 @@ def test_loggers_are_called(files, success, monkeypatch, flag, logger):
 def test_holds_a_fraction_out(files, success):
     success(*FIT, "--validation", "0.2", "--epochs", "2", "--history", "rows.csv")
     assert column(files, "step") == [2.0, 4.0]  # 48 of 60 examples in batches of 32
-    assert all(value > 0 for value in column(files, "validation_loss"))
+    assert all(value > 0 for value in column(files, "val_loss"))
 
 
 def test_history_as_json(files, success):
@@ -280,8 +280,8 @@ def test_early_stopping_keeps_the_best(files, success):
         *FIT, "--epochs", "200", "--validation", "noise.npz", "--early-stopping", "3", "--history", "rows.csv",
         "--output", "tuned.onnx",
     ).out  # fmt: skip
-    assert "Stopped early: validation_loss has not improved for 3 epochs" in out
-    losses = column(files, "validation_loss")
+    assert "Stopped early: val_loss has not improved for 3 epochs" in out
+    losses = column(files, "val_loss")
     assert len(losses) < 200
     measured = json.loads(
         success("evaluate", "tuned.onnx", "--data", "noise.npz", "--loss", "softmax_cross_entropy", "--json").out

@@ -135,7 +135,7 @@ def test_runs_are_compared(files, success, run):
         {"seed": 3, "learning_rate": 0.1},
     ]
     rows = rows_of(files / "runs" / "b")
-    assert found[1]["best"]["validation_accuracy"] == max(float(row["validation_accuracy"]) for row in rows)
+    assert found[1]["best"]["val_accuracy"] == max(float(row["val_accuracy"]) for row in rows)
     assert found[1]["best"]["loss"] == min(float(row["loss"]) for row in rows)
     out = success("runs", "runs/b", "runs/a").out
     assert out.index("runs/b") < out.index("runs/a")

@@ -37,7 +37,7 @@ def test_batches_are_changed_and_data_are_not():
 def test_validation_is_left_alone():
     ours = trainer()
     row = ours.fit(X, Y, validation=(X, Y), augment=lambda x, rng: 0 * x).rows[0]
-    assert row["validation_loss"] == ours.evaluate(X, Y)["loss"]
+    assert row["val_loss"] == ours.evaluate(X, Y)["loss"]
 
 
 def test_a_resumed_training_draws_the_same(tmp_path):

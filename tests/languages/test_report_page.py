@@ -62,8 +62,8 @@ def record(epochs: int) -> RunRecord:
             "step": epoch + 1,
             "learning_rate": 0.01,
             "loss": 3.0 * 0.5**epoch,
-            "validation_loss": 3.1 * 0.6**epoch,
-            "validation_accuracy": 1 - 0.8 ** (epoch + 1),
+            "val_loss": 3.1 * 0.6**epoch,
+            "val_accuracy": 1 - 0.8 ** (epoch + 1),
         }
         for epoch in range(epochs)
     ]

@@ -157,7 +157,7 @@ def test_histories_and_evaluations_have_parts_and_metrics():
     row = history.rows[-1]
     assert row["loss"] == pytest.approx(row["kind_loss"] + 0.1 * row["place_loss"], rel=1e-5)
     found = learner.evaluate(X, BOTH, metrics={"kind": "accuracy", "place": ["mae", "r2"]}, batch_size=5)
-    assert {f"validation_{name}" for name in found} <= set(row)
+    assert {f"val_{name}" for name in found} <= set(row)
     outputs = learner.predict(X)
     assert found["kind_accuracy"] == np.mean(outputs["kind"].argmax(1) == KIND)
     assert found["place_mae"] == pytest.approx(np.abs(outputs["place"] - PLACE).mean(), rel=1e-5)

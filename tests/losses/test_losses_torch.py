@@ -333,7 +333,7 @@ def test_ctc_trains_a_model_that_ends_in_a_softmax(tmp_path):
     expected = theirs(ctc(), x @ np.array(trainer.parameters["w"]), LABELS)[0]
     assert trainer.train_step(x, LABELS) == pytest.approx(float(expected), rel=1e-4)
     history = trainer.fit(x, LABELS, epochs=20, batch_size=2, validation=(x, LABELS))
-    assert history.rows[-1]["validation_loss"] < 0.6 * history.rows[0]["validation_loss"]
+    assert history.rows[-1]["val_loss"] < 0.6 * history.rows[0]["val_loss"]
     step = onnxtrain.lower(trainer.training_model())  # standard operators alone
     assert not {node.domain for node in step.graph.node} - {""}
 

@@ -189,8 +189,8 @@ def test_validation_data_may_hold_ignored_labels_that_training_data_lack():
     subject = trainer("softmax_cross_entropy", optimizer=onnxtrain.Momentum(0.0))
     row = subject.fit((X, LABELS), validation=(X, labels), metrics=["accuracy"]).rows[0]
     expected = subject.evaluate((X[4:], LABELS[4:]), metrics=["accuracy"])
-    assert row["validation_accuracy"] == pytest.approx(expected["accuracy"])
-    assert row["validation_loss"] == pytest.approx(expected["loss"], rel=1e-5)
+    assert row["val_accuracy"] == pytest.approx(expected["accuracy"])
+    assert row["val_loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
 
 def test_a_training_model_that_is_written_without_data_ignores_them():
@@ -230,6 +230,6 @@ def test_iterables_of_batches_train_like_arrays():
     for source in sources:
         subject = trainer("softmax_cross_entropy", accumulate=2)
         rows = subject.fit(source, batch_size=4, shuffle=False, epochs=2, validation=source, metrics=["accuracy"]).rows
-        results.append([row["loss"] for row in rows] + [rows[-1]["validation_accuracy"]])
+        results.append([row["loss"] for row in rows] + [rows[-1]["val_accuracy"]])
     for result in results[1:]:
         assert result == results[0]

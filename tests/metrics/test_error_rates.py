@@ -100,7 +100,7 @@ def test_the_rate_is_measured_by_its_name():
         measured = trainer.evaluate(x, labels, batch_size=3, metrics=name)
         assert measured["character_error_rate"] == pytest.approx(edits / labels.size)
     history = trainer.fit(x, labels, validation=(x, labels), metrics=[WordErrorRate(space=2, blank=3)], progress=False)
-    assert "validation_word_error_rate" in history.rows[0]
+    assert "val_word_error_rate" in history.rows[0]
 
 
 @pytest.mark.parametrize(

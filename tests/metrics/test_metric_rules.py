@@ -377,7 +377,7 @@ def test_a_function_sees_all_data_at_once():
     np.testing.assert_allclose(found, np.abs(y - trainer.predict(X)).max(), rtol=1e-6)
     assert all(len(targets) == len(predictions) == 40 for targets, predictions in seen)
     rows = trainer.fit(X, y, validation=(X, y), metrics=[worst], batch_size=4, progress=False).rows
-    assert rows[-1]["validation_worst"] == pytest.approx(np.abs(y - trainer.predict(X)).max(), rel=1e-5)
+    assert rows[-1]["val_worst"] == pytest.approx(np.abs(y - trainer.predict(X)).max(), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -578,7 +578,7 @@ def test_save_best_knows_of_every_name_whether_large_is_good():
     small = {"perplexity", "calibration_error", "ece", "expected_calibration_error", "confusion_matrix"}
     small |= BUILT_IN.keys() - {"accuracy"}
     for name in [*WHOLE_NAMES, *BUILT_IN, "acc", "mape", "cer", "wer", "top_5"]:
-        assert large_is_good(f"validation_{name}") == (name not in small | {"mape", "cer", "wer"}), name
+        assert large_is_good(f"val_{name}") == (name not in small | {"mape", "cer", "wer"}), name
 
 
 def test_labels_may_be_whole_numbers_as_floats():

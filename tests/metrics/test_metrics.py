@@ -252,7 +252,7 @@ def test_accuracy_of_binary_columns_counts_each_of_them(random, columns, dtype):
     history = trainer.fit((x, truth.astype(dtype)), validation=(x, truth), metrics=["accuracy"], epochs=40)
     expected = np.mean((trainer.predict(x) > 0) == truth)
     assert expected > 0.95
-    assert history.rows[-1]["validation_accuracy"] == pytest.approx(expected)
+    assert history.rows[-1]["val_accuracy"] == pytest.approx(expected)
     for metric in ("accuracy", metrics.accuracy):
         assert trainer.evaluate((x, truth.astype(dtype)), metrics=[metric])["accuracy"] == pytest.approx(expected)
 

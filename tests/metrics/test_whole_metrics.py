@@ -121,7 +121,7 @@ def test_labels_that_are_ignored_do_not_count():
 def test_one_name_needs_no_list():
     trainer = onnxtrain.Trainer(examples.mlp((4, 8, 3)), loss="cross_entropy")
     rows = trainer.fit(X, LABELS, validation=(X, LABELS), metrics="f1").rows
-    assert rows[0]["validation_f1"] == trainer.evaluate(X, LABELS, metrics=["f1"])["f1"]
+    assert rows[0]["val_f1"] == trainer.evaluate(X, LABELS, metrics=["f1"])["f1"]
     assert onnxtrain.evaluate(trainer.model(), (X, LABELS), loss="cross_entropy", metrics="accuracy")["accuracy"] > 0
 
 

@@ -117,10 +117,10 @@ def test_metrics_are_reported(cluster, tmp_path):
         **COMMON,
     )
     assert result.metrics["epoch"] == 3
-    assert result.metrics["validation_accuracy"] > 0.5
+    assert result.metrics["val_accuracy"] > 0.5
     with result.checkpoint.as_directory() as folder:
         measured = onnxtrain.evaluate(Path(folder) / "model.onnx", tmp_path / "test.npz", loss=COMMON["loss"])
-    assert measured["loss"] == pytest.approx(result.metrics["validation_loss"])
+    assert measured["loss"] == pytest.approx(result.metrics["val_loss"])
 
 
 def test_arguments_are_checked():

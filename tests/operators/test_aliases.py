@@ -27,6 +27,7 @@ from onnxtrain.training.optimizers import choose_optimizer
         (choose_optimizer(None), Adam()),
         (choose_optimizer(RMSprop(lr=0.5)), RMSprop(learning_rate=0.5)),
         (dataclasses.replace(AdamW(lr=0.5), eps=0.25), AdamW(0.5, eps=0.25)),
+        (Adam(betas=(0.5, 0.25), eps=0.25), Adam(alpha=0.5, beta=0.25, epsilon=0.25)),
     ],
 )
 def test_they_are_the_same(one, other):
@@ -36,7 +37,6 @@ def test_they_are_the_same(one, other):
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: Adam(eps=1e-8), "Adam has no setting 'eps': give epsilon, which is added before the bias correction"),
         (lambda: AdamW(beta=0.9), "AdamW has no setting 'beta': give betas"),
         (lambda: Momentum(dampening=0.5), "Momentum has no setting 'dampening': give beta, which is 1 - dampening"),
         (lambda: SGD(speed=1), "SGD has no setting 'speed'; its settings are learning_rate, momentum, dampening"),

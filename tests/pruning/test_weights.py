@@ -207,6 +207,6 @@ def test_the_best_epoch_of_tied_weights_is_restored():
     trainer = onnxtrain.Trainer(tied(), loss="softmax_cross_entropy", tie=True, optimizer=onnxtrain.Momentum(50.0))
     stop = onnxtrain.callbacks.EarlyStopping(patience=1)
     history = trainer.fit(NEXT, validation=NEXT, epochs=5, callbacks=[stop])
-    best = min(row["validation_loss"] for row in history.rows)
+    best = min(row["val_loss"] for row in history.rows)
     assert trainer.evaluate(NEXT)["loss"] == pytest.approx(best, rel=1e-5)
     assert set(trainer.saved_values()) == {"wte", "head"}

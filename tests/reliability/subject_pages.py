@@ -50,6 +50,7 @@ class Subject:
         self._round = 0
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the worker
         line = ["model.onnx", "-o", "out.onnx", "--port", "0", "--pages", "1", "--rounds", "1000000", "--timeout", "1"]
+        line += ["--max-pages", "1000000"]
         self._server = subprocess.Popen(
             [sys.executable, str(SERVER), *line],
             cwd=shared, stdout=subprocess.PIPE, stderr=self._errors, text=True, preexec_fn=_end_with_parent,
@@ -59,7 +60,9 @@ class Subject:
         found = next(filter(None, lines), None)
         if found is None:
             raise RuntimeError(f"the server does not start: {self._said()}")
-        self._host, self._port, self._query = found[1], int(found[2]), found[3]
+        self._host, self._port, self._token = found[1], int(found[2]), found[3].removeprefix("token=")
+        own = [f"Host: {self._host}:{self._port}", f"Authorization: Bearer {self._token}"]
+        self._ask("\r\n".join(["GET /weights?page=a HTTP/1.1", *own, "", ""]).encode())  # joins
 
     def run(self, seed: int, index: int, case: Path, operations: Operations) -> None:
         """Send a request, and look at the answer and at the server."""
@@ -76,12 +79,13 @@ class Subject:
             right = {"page": "a", "round": str(self._round), "examples": "1"}
             spoilt = generator.choice((None, None, *right))
             fields = right if spoilt is None else right | {spoilt: generator.choice(VALUES)}
-            query = "&".join([*(f"{name}={value}" for name, value in fields.items()), self._query])
-            path = f"/weights?{query}"
+            path = "/weights?" + "&".join(f"{name}={value}" for name, value in fields.items())
         length = generator.choice((str(len(body)),) * 5 + VALUES)
         method = "POST" if body else generator.choice(("GET", "HEAD", "PUT", "POST", "X"))
         host = generator.choice((f"{self._host}:{self._port}",) * 5 + ("other", ""))
-        head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {length}\r\n\r\n".encode()
+        token = generator.choice((self._token,) * 9 + VALUES)
+        lines = [f"{method} {path} HTTP/1.1", f"Host: {host}", f"Authorization: Bearer {token}"]
+        head = "\r\n".join([*lines, f"Content-Length: {length}", "", ""]).encode()
         return (damage(head, generator) if generator.random() < 0.3 else head) + body
 
     @staticmethod

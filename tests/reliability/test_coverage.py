@@ -46,7 +46,7 @@ FUZZED = {
 }  # fmt: skip
 """The subject that feeds each file of the source that reads others' files."""
 
-SERVERS = {"pages": ("federated_pages/serve.py",)}
+SERVERS = {"pages": ("federated_pages/page_server.py",)}
 """The subject that feeds each file of the examples that takes what a network sends."""
 
 OWN = (

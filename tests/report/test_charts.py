@@ -16,7 +16,7 @@ from onnxtrain.report.record import Confusion, ParameterRow, Residuals, RunRecor
 
 SVG = "{http://www.w3.org/2000/svg}"
 ROWS = [
-    {"epoch": e, "step": e + 1, "learning_rate": 0.1, "loss": 2.0 / (e + 1), "validation_loss": 2.5 / (e + 1)}
+    {"epoch": e, "step": e + 1, "learning_rate": 0.1, "loss": 2.0 / (e + 1), "val_loss": 2.5 / (e + 1)}
     for e in range(6)
 ]
 
@@ -148,7 +148,7 @@ def test_a_page_of_nothing_is_a_page():
 
 @pytest.mark.parametrize(
     ("values", "name", "best"),
-    [([1.0, 3.0, 2.0], "validation_accuracy", 1), ([2.0, 1.0, 3.0], "loss", 1), ([math.nan], "loss", None)],
+    [([1.0, 3.0, 2.0], "val_accuracy", 1), ([2.0, 1.0, 3.0], "loss", 1), ([math.nan], "loss", None)],
 )
 def test_best_epoch(values, name, best):
     assert best_epoch(values, name) == best

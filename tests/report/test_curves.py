@@ -34,9 +34,9 @@ def read(chart):
 def test_losses_have_one_chart_and_each_metric_its_own():
     found = rows(
         loss=[3.0, 2.0, 1.0],
-        validation_loss=[2.0, 2.0, 2.0],
-        validation_accuracy=[0.1, 0.5, 0.9],
-        validation_hinge_loss=[4.0, 3.0, 2.0],
+        val_loss=[2.0, 2.0, 2.0],
+        val_accuracy=[0.1, 0.5, 0.9],
+        val_hinge_loss=[4.0, 3.0, 2.0],
     )
     losses, accuracy = map(read, measured(found))
     assert losses[0][0] == "loss"
@@ -70,7 +70,7 @@ def test_odd_values_are_drawn_as_far_as_they_can_be(values, points):
 
 
 def test_names_are_escaped():
-    (_, chart) = measured(rows(loss=[1.0], **{"validation_<b>": [1.0]}))
+    (_, chart) = measured(rows(loss=[1.0], **{"val_<b>": [1.0]}))
     assert "<b>" not in chart.svg()
     Tree.fromstring(chart.svg())
 
@@ -78,7 +78,7 @@ def test_names_are_escaped():
 def test_a_history_shows_curves_and_a_table():
     history = History()
     assert "<svg" not in history._repr_html_()
-    history.rows = rows(loss=[2.0, 1.0], validation_f1=[0.1, 0.2])
+    history.rows = rows(loss=[2.0, 1.0], val_f1=[0.1, 0.2])
     shown = history._repr_html_()
     assert shown.count("<svg") == 2
     assert "<table>" in shown
@@ -86,7 +86,7 @@ def test_a_history_shows_curves_and_a_table():
 
 def test_a_notebook_keeps_its_own_style():
     """Pictures stand in somebody else's page: they bring no style sheet, and take its colour for texts."""
-    shown = side_by_side(curves(rows(loss=[2.0, 1.0], validation_loss=[3.0, 2.0])))
+    shown = side_by_side(curves(rows(loss=[2.0, 1.0], val_loss=[3.0, 2.0])))
     assert "<style" not in shown
     assert "class=" not in shown
     colours = re.findall(r'<text [^>]*fill="([^"]*)"', shown)

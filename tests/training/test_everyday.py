@@ -137,8 +137,8 @@ def test_weights_follow_their_examples():
 def test_validation_has_no_weights():
     one = trainer()
     rows = one.fit(X, LABELS, sample_weight=np.full(12, 2.0), validation=(X, LABELS), batch_size=12).rows
-    assert rows[0]["validation_loss"] == one.evaluate(X, LABELS)["loss"]
-    assert np.isfinite(one.fit(X, LABELS, sample_weight=np.ones(12), validation=0.25).rows[0]["validation_loss"])
+    assert rows[0]["val_loss"] == one.evaluate(X, LABELS)["loss"]
+    assert np.isfinite(one.fit(X, LABELS, sample_weight=np.ones(12), validation=0.25).rows[0]["val_loss"])
 
 
 def test_weights_of_examples_in_a_padded_batch():

@@ -53,7 +53,7 @@ def test_the_best_model_is_looked_at_before(tmp_path: Path) -> None:
     trainer = onnxtrain.Trainer(onnxtrain.examples.mlp((4, 8, 3)), loss="softmax_cross_entropy")
     before = trainer.get_weights()
     with pytest.raises(ModelError, match=r"best\.onnx' cannot be written: it is a folder"):
-        trainer.fit((X, Y), validation=(X, Y), epochs=1, checkpoint=tmp_path / "kept", save_best="validation_loss")
+        trainer.fit((X, Y), validation=(X, Y), epochs=1, checkpoint=tmp_path / "kept", save_best="val_loss")
     np.testing.assert_equal(trainer.get_weights(), before)
 
 

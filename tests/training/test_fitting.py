@@ -120,9 +120,9 @@ def test_nan_stops_with_the_step_and_the_last_good_checkpoint(tmp_path: Path) ->
 def test_early_stopping_restores_the_best_weights() -> None:
     x, y = data(40)
     subject = trainer(optimizer=onnxtrain.Momentum(0.5))
-    stopping = EarlyStopping("validation_loss", patience=2)
+    stopping = EarlyStopping("val_loss", patience=2)
     history = subject.fit((x, y), validation=(x[:8], (y[:8] + 1) % 3), epochs=50, callbacks=[stopping], batch_size=8)
-    losses = history.column("validation_loss")
+    losses = history.column("val_loss")
     assert len(losses) < 50
     best = int(np.argmin(losses))
     assert len(losses) == best + 3
@@ -136,9 +136,9 @@ def test_early_stopping_survives_a_resume(tmp_path: Path) -> None:
 
     def run(epochs: int, **options) -> list[float]:
         subject = trainer(optimizer=onnxtrain.Momentum(0.5))
-        stopping = EarlyStopping("validation_loss", patience=2)
+        stopping = EarlyStopping("val_loss", patience=2)
         history = subject.fit((x, y), validation=wrong, epochs=epochs, callbacks=[stopping], batch_size=8, **options)
-        return history.column("validation_loss")
+        return history.column("val_loss")
 
     expected = run(50)
     run(2, checkpoint=tmp_path)

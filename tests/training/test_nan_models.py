@@ -66,7 +66,7 @@ def test_what_is_infinite_in_the_file_is_saved_as_it_came(tmp_path):
     np.testing.assert_array_equal(subject.get_weights()["layer2.bias"], [0, -np.inf, 0])
 
 
-@pytest.mark.parametrize("monitor", ["loss", "validation_accuracy", "validation_hits", "validation_loss"])
+@pytest.mark.parametrize("monitor", ["loss", "val_accuracy", "val_hits", "val_loss"])
 def test_save_best_and_early_stopping_never_keep_weights_that_are_nan(tmp_path, monitor):
     def hits(y_true, y_pred):
         return 1.0

@@ -8,10 +8,8 @@ import pytest
 from onnxtrain.callbacks import report
 from onnxtrain.errors import ModelError, OptionError
 
-ROWS = [
-    {"epoch": e, "step": 10 * e, "learning_rate": 0.1, "loss": 2.0 / e, "validation_loss": 2.5 / e} for e in range(1, 7)
-]
-MEASURED = [row | {"validation_accuracy": 0.1 * (row["epoch"] - 1)} for row in ROWS]
+ROWS = [{"epoch": e, "step": 10 * e, "learning_rate": 0.1, "loss": 2.0 / e, "val_loss": 2.5 / e} for e in range(1, 7)]
+MEASURED = [row | {"val_accuracy": 0.1 * (row["epoch"] - 1)} for row in ROWS]
 
 
 @pytest.fixture(autouse=True)
@@ -34,10 +32,10 @@ def test_draws_what_was_measured():
     assert set(lines) == {"training", "validation"}
     np.testing.assert_array_equal(lines["training"].get_xdata(), range(1, 7))
     np.testing.assert_allclose(lines["training"].get_ydata(), [row["loss"] for row in MEASURED])
-    np.testing.assert_allclose(lines["validation"].get_ydata(), [row["validation_loss"] for row in MEASURED])
+    np.testing.assert_allclose(lines["validation"].get_ydata(), [row["val_loss"] for row in MEASURED])
     assert metrics.get_title(loc="left") == "validation accuracy"
     (line,) = metrics.get_lines()
-    np.testing.assert_allclose(line.get_ydata(), [row["validation_accuracy"] for row in MEASURED])
+    np.testing.assert_allclose(line.get_ydata(), [row["val_accuracy"] for row in MEASURED])
 
 
 def test_one_panel_without_metrics():

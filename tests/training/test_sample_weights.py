@@ -110,7 +110,7 @@ def test_a_column_is_the_weights(make, tmp_path):
     for name, array in other.get_weights().items():
         np.testing.assert_allclose(one.parameters[name], array, rtol=1e-6, atol=1e-7)
     expected = other.evaluate(X, Y, sample_weight=W)["loss"]
-    assert rows[-1]["validation_loss"] == pytest.approx(expected, rel=1e-5)
+    assert rows[-1]["val_loss"] == pytest.approx(expected, rel=1e-5)
     assert one.evaluate(data, **names)["loss"] == pytest.approx(expected, rel=1e-5)
     assert expected != pytest.approx(one.evaluate(X, Y)["loss"], rel=1e-3)
 
@@ -132,17 +132,17 @@ def test_a_held_out_fraction_keeps_its_weights():
     one = trainer()
     rows = one.fit(X, Y, sample_weight=W, validation=0.25, progress=False).rows
     expected = one.evaluate(batch.inputs["input"], batch.targets, sample_weight=weights)["loss"]
-    assert rows[0]["validation_loss"] == pytest.approx(expected, rel=1e-6)
+    assert rows[0]["val_loss"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_validation_data_without_the_column_are_not_weighted(tmp_path):
     data, names = csv(tmp_path)
     one = trainer()
     rows = one.fit(data, validation=(X, Y), progress=False, **names).rows
-    assert rows[0]["validation_loss"] == one.evaluate(X, Y)["loss"]
+    assert rows[0]["val_loss"] == one.evaluate(X, Y)["loss"]
     frame = pytest.importorskip("pandas").DataFrame(X, columns=list("abcd")).assign(label=Y)
     rows = one.fit(data, validation=frame, progress=False, **names).rows
-    assert rows[0]["validation_loss"] == pytest.approx(one.evaluate(X, Y)["loss"], rel=1e-6)
+    assert rows[0]["val_loss"] == pytest.approx(one.evaluate(X, Y)["loss"], rel=1e-6)
 
 
 def test_weights_of_a_padded_last_batch_in_evaluation():

@@ -139,7 +139,7 @@ def test_trained_on_distributions_and_measured_on_labels() -> None:
     subject = trainer()
     before = subject.evaluate((x, soft))["loss"]  # measured before any training says what the targets are
     history = subject.fit((x, soft), validation=(x, labels), metrics=["accuracy"], epochs=2, shuffle=False)
-    assert history.rows[-1]["validation_accuracy"] == subject.evaluate((x, labels), metrics=["accuracy"])["accuracy"]
+    assert history.rows[-1]["val_accuracy"] == subject.evaluate((x, labels), metrics=["accuracy"])["accuracy"]
     logits = subject.predict(x)
     assert isinstance(logits, np.ndarray)
     log_probability = logits - np.log(np.exp(logits).sum(1, keepdims=True))
@@ -208,10 +208,10 @@ def test_saved_training_model_resumes(tmp_path) -> None:
 def test_metrics_and_custom_functions() -> None:
     subject, (x, y) = trainer(optimizer=onnxtrain.Adam(0.05)), data(64)
     history = subject.fit((x, y), validation=(x, y), epochs=20, batch_size=16, metrics=["accuracy", worst])
-    assert history.rows[-1]["validation_accuracy"] > 0.9
+    assert history.rows[-1]["val_accuracy"] > 0.9
     expected = np.mean(np.argmax(subject.predict(x), axis=1) == y)
     assert subject.evaluate((x, y), metrics=["accuracy"])["accuracy"] == pytest.approx(expected)
-    assert "validation_worst" in history.rows[-1]
+    assert "val_worst" in history.rows[-1]
 
 
 def worst(y_true: np.ndarray, y_pred: np.ndarray) -> float:

@@ -182,11 +182,11 @@ class Curve(onnxtrain.callbacks.Callback):
 @pytest.mark.parametrize("ema", [None, True, False])
 def test_validation_measures_the_averages_unless_told_otherwise(ema, tmp_path):
     learner, curve = trainer(0.8), Curve()
-    options = {"checkpoint": tmp_path, "save_best": "validation_loss", "run": tmp_path / "run"}
+    options = {"checkpoint": tmp_path, "save_best": "val_loss", "run": tmp_path / "run"}
     history = learner.fit(X, Y, validation=(X, Y), epochs=6, batch_size=4, callbacks=[curve], ema=ema, **options)
     assert curve.averaged != curve.live
     wanted = curve.live if ema is False else curve.averaged
-    assert [row["validation_loss"] for row in history.rows] == pytest.approx(wanted, rel=1e-6)
+    assert [row["val_loss"] for row in history.rows] == pytest.approx(wanted, rel=1e-6)
     best = onnxtrain.evaluate(tmp_path / "best.onnx", (X, Y), loss=LOSS)["loss"]
     assert best == pytest.approx(min(wanted), rel=1e-5)
     assert ("the moving averages" in (tmp_path / "run/report.html").read_text()) == (ema is not False)

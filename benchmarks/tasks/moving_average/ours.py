@@ -11,5 +11,5 @@ model = onnxtrain.examples.mlp((64, 64, 10))
 trainer = onnxtrain.Trainer(model, loss="cross_entropy", optimizer="adamw(lr=0.01)", ema=0.98)
 validation = x[1200:], y[1200:]
 history = trainer.fit(x[:1200], y[:1200], validation=validation, metrics="accuracy", epochs=20, progress=False)
-print("validation", history.rows[-1]["validation_accuracy"])
+print("validation", history.rows[-1]["val_accuracy"])
 print("accuracy", trainer.evaluate(*validation, metrics="accuracy", ema=True)["accuracy"])

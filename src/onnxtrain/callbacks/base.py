@@ -1,4 +1,4 @@
-"""What a callback is: an object that is called at the ends of steps and epochs, and what it is told."""
+"""Callbacks: objects that are called at the ends of steps and epochs, and the state that they receive."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onnxtrain.errors import CheckpointError, OptionError
 
 @dataclass
 class TrainingState:
-    """Where a training stands; callbacks read it, may ask to stop, and may set the learning rate.
+    """The progress of a training; callbacks read it, may request a stop, and may set the learning rate.
 
     Attributes:
         epoch: number of the current epoch, from 1; 0 before the first.
@@ -102,7 +102,7 @@ class Callback:
     """Whether it only shows or writes what happens: of several processes that train together, rank 0 alone calls it."""
 
     def settings(self) -> dict[str, Any]:
-        """What decides how this callback changes the training."""
+        """Settings that affect the results of the training."""
         return {}
 
     def on_fit_begin(self, state: TrainingState) -> None:
@@ -124,7 +124,7 @@ class Callback:
         """Called last in any case, also after an error: give back what is held open."""
 
     def record(self) -> dict[str, Any]:
-        """What a checkpoint keeps of this callback: values that JSON can hold."""
+        """State of this callback for a checkpoint, as values that JSON can hold."""
         return {}
 
     def resume(self, record: dict[str, Any]) -> None:

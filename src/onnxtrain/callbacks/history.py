@@ -15,6 +15,7 @@ from onnxtrain.callbacks.base import Callback, TrainingState
 from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.model_file.output_path import explained
 from onnxtrain.model_file.writing import AtomicFiles
+from onnxtrain.renamed import MetricValues, metric_name, renamed_metrics
 from onnxtrain.report.history_charts import measured, side_by_side
 from onnxtrain.training.formatting import html_table, text_table
 
@@ -39,7 +40,7 @@ class History(Callback):
 
     def resume(self, record: dict[str, Any]) -> None:
         """Go on with the rows of the checkpoint."""
-        self.rows = [dict(row) for row in record["rows"]]
+        self.rows = [renamed_metrics(row) for row in record["rows"]]
 
     def __repr__(self) -> str:
         """A table."""
@@ -50,6 +51,7 @@ class History(Callback):
 
     def column(self, name: str) -> list[float]:
         """One value over all epochs; NaN where an epoch has none."""
+        name = metric_name(name)
         return [row.get(name, math.nan) for row in self.rows]
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -71,11 +73,8 @@ class History(Callback):
 def row_of(state: TrainingState) -> dict[str, float]:
     """The values of an epoch, by name."""
     values = {"loss": state.loss, "learning_rate": state.rate_of_last_step, **state.metrics}
-    return {
-        "epoch": state.epoch,
-        "step": state.step,
-        **{name: float(value) for name, value in values.items()},
-    }
+    measured = {name: float(value) for name, value in values.items()}
+    return MetricValues({"epoch": state.epoch, "step": state.step, **measured})
 
 
 def write_csv(path: Path, rows: Sequence[dict[str, float]]) -> None:

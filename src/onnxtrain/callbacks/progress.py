@@ -1,4 +1,4 @@
-"""What a training shows while it runs: a bar in a terminal, a table in a notebook, lines in a log."""
+"""Progress of a running training: a bar in a terminal, a table in a notebook, lines in a log."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from onnxtrain.callbacks.base import Callback, TrainingState
 from onnxtrain.errors import OptionError
+from onnxtrain.report.record import words
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.formatting import count, duration, html_table, number, plural, waiting
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichBar
 
 ProgressLike = bool | Literal["auto", "bar", "notebook", "lines"]
-"""Where to show a training: ``"auto"`` finds out, ``True`` is the same, ``False`` shows nothing."""
+"""Progress display: ``"auto"`` or ``True`` chooses by the environment, ``False`` shows nothing."""
 
 _MINUTE = 60.0
 """Seconds between two lines in a log within a long epoch."""
@@ -27,7 +28,7 @@ _MINUTE = 60.0
 
 @dataclass(frozen=True)
 class Status:
-    """Where a training is.
+    """The position of a training.
 
     Attributes:
         epoch: Which epoch of how many, in words.
@@ -46,7 +47,7 @@ class Status:
 
 
 class Display:
-    """Where a training is shown; this one shows nothing."""
+    """The base of progress displays; it shows nothing."""
 
     interval = float("inf")
     """Seconds between two looks at the steps of an epoch."""
@@ -233,11 +234,11 @@ class Progress(Callback):
         self._first_step = self._epoch_steps = self._epoch_examples = 0
         self._total_loss = 0.0
         self.examples = 0
-        """How many examples were trained on so far."""
+        """Number of examples trained on so far."""
         self.seconds = 0.0
-        """How long the training took, once it has ended."""
+        """Duration of the training in seconds, once it has ended."""
         self.waiting = ""
-        """How much of it went by waiting for data, in words, where that was much."""
+        """Time spent waiting for data, in words; empty where it was short."""
 
     def on_fit_begin(self, state: TrainingState) -> None:
         """Put the display up."""
@@ -271,10 +272,10 @@ class Progress(Callback):
         if not _is_shown(state):
             return
         values = {"loss": state.loss, **state.metrics}
-        words = {name.replace("_", " "): number(value) for name, value in values.items()}
+        shown = {words(name): number(value) for name, value in values.items()}
         speed = self._speed(now - self._epoch_began)
-        status = self._status(state, [*(f"{name} {value}" for name, value in words.items()), speed])
-        row = {"epoch": state.epoch, **words, "examples/s": speed.partition(" ")[0]}
+        status = self._status(state, [*(f"{name} {value}" for name, value in shown.items()), speed])
+        row = {"epoch": state.epoch, **shown, "examples/s": speed.partition(" ")[0]}
         self._show(lambda: self._display.epoch(status, row))
 
     def on_fit_end(self, state: TrainingState) -> None:

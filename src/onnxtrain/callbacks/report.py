@@ -88,7 +88,7 @@ class Panel:
 
 
 def panels(rows: Rows) -> list[Panel]:
-    """What there is to draw: losses and, where there are any, metrics."""
+    """Return the panels to draw: losses and, where there are any, metrics."""
     losses, metrics = losses_and_metrics(rows)
     logarithmic = spans_orders(value for column in losses.values() for value in column)
     found = [Panel("loss", losses, colours(len(losses)), logarithmic)]

@@ -46,7 +46,7 @@ class Stopping:
         self.__exit__(None, None, None)
 
     def exception(self, sentence: str) -> BaseException:
-        """What ends the training now; after SIGTERM, which ends the process, the sentence goes to the log."""
+        """Return the exception that ends the training; after SIGTERM, which ends the process, log the sentence."""
         if self.signal == signal.SIGTERM:
             _log.warning(sentence)
             return SystemExit(128 + signal.SIGTERM)

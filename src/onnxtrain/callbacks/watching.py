@@ -12,20 +12,24 @@ import numpy as np
 from onnxtrain.callbacks.base import Callback, TrainingState
 from onnxtrain.data.conversion import all_finite
 from onnxtrain.errors import OptionError
+from onnxtrain.renamed import metric_name, old_attribute
 from onnxtrain.report.record import large_is_good
 from onnxtrain.spelling import checks_arguments
 
+RENAMED = {"minimum_delta": "min_delta", "minimum_rate": "min_lr"}
+"""Old names of arguments."""
 
-@checks_arguments
+
+@checks_arguments(renamed=RENAMED)
 class Watch(Callback):
     """The base of callbacks that compare a value with the best one so far, epoch by epoch.
 
-    An epoch improves when its value is better than the best one so far by more than `minimum_delta`. An epoch never
+    An epoch improves when its value is better than the best one so far by more than `min_delta`. An epoch never
     improves where the value, the validation loss or a weight is NaN.
 
     Args:
         monitor: the name of a metric, or ``loss`` for the training loss.
-        minimum_delta: a smaller change is no improvement; not negative.
+        min_delta: a smaller change is no improvement; not negative.
         mode: whether small (``min``) or large (``max``) values are good; None: by the name (accuracy: max).
         what: how messages call the callback.
 
@@ -33,13 +37,15 @@ class Watch(Callback):
         OptionError: an argument has a value that it cannot have.
     """
 
-    def __init__(self, monitor: str, minimum_delta: float, mode: Literal["min", "max"] | None, what: str) -> None:
-        if not (math.isfinite(minimum_delta) and minimum_delta >= 0):
-            raise OptionError(f"minimum_delta of {what} is {minimum_delta}; it must be at least 0.")
+    minimum_delta = old_attribute("minimum_delta", "min_delta")
+
+    def __init__(self, monitor: str, min_delta: float, mode: Literal["min", "max"] | None, what: str) -> None:
+        if not (math.isfinite(min_delta) and min_delta >= 0):
+            raise OptionError(f"min_delta of {what} is {min_delta}; it must be at least 0.")
         if mode not in (None, "min", "max"):
             raise OptionError(f"mode of {what} is '{mode}'; it must be 'min', 'max' or None.")
-        self.monitor = monitor
-        self.minimum_delta = minimum_delta
+        self.monitor = monitor = metric_name(monitor)
+        self.min_delta = min_delta
         self.mode = mode or ("max" if large_is_good(monitor) else "min")
         self.best: float | None = None
         self.best_epoch: int | None = None
@@ -58,11 +64,11 @@ class Watch(Callback):
                 f"monitor one of these, or add validation data or the metric."
             )
         value = values[self.monitor]
-        if math.isnan(value) or math.isnan(values.get("validation_loss", 0.0)):
+        if math.isnan(value) or math.isnan(values.get("val_loss", 0.0)):
             return False
         if self.best is not None:
             gain = value - self.best if self.mode == "max" else self.best - value
-            if not gain > self.minimum_delta:
+            if not gain > self.min_delta:
                 return False
         if not all(map(all_finite, state.weights.values())):  # the last update may have made them so
             return False
@@ -78,18 +84,18 @@ class Watch(Callback):
         self.best, self.best_epoch = record["best"], record["best_epoch"]
 
 
-@checks_arguments
+@checks_arguments(renamed=RENAMED)
 class EarlyStopping(Watch):
     """Stop when a value has not improved for some epochs, and go back to the best weights.
 
-    An epoch improves when its value is better than the best one so far by more than `minimum_delta`; NaN
+    An epoch improves when its value is better than the best one so far by more than `min_delta`; NaN
     never improves. PyTorch has none; Keras' ``EarlyStopping`` is alike. Where the trainer keeps moving averages of the
     weights (``ema=``), those of the best epoch are put back, too.
 
     Args:
         monitor: the name of a metric, or ``loss`` for the training loss.
         patience: after how many epochs in a row without improvement to stop; at least 1.
-        minimum_delta: a smaller change is no improvement; not negative.
+        min_delta: a smaller change is no improvement; not negative.
         mode: whether small (``min``) or large (``max``) values are good; None: by the name (accuracy: max).
         restore_best: whether to put the weights of the best epoch back at the end.
 
@@ -101,15 +107,15 @@ class EarlyStopping(Watch):
 
     def __init__(
         self,
-        monitor: str = "validation_loss",
+        monitor: str = "val_loss",
         patience: int = 3,
-        minimum_delta: float = 0.0,
+        min_delta: float = 0.0,
         mode: Literal["min", "max"] | None = None,
         restore_best: bool = True,
     ) -> None:
         if patience < 1:
             raise OptionError(f"patience of early stopping is {patience}; it must be at least 1 epoch.")
-        super().__init__(monitor, minimum_delta, mode, "early stopping")
+        super().__init__(monitor, min_delta, mode, "early stopping")
         self.patience = patience
         self.restore_best = restore_best
         self.best_weights: dict[str, np.ndarray] = {}
@@ -117,7 +123,7 @@ class EarlyStopping(Watch):
 
     def settings(self) -> dict[str, Any]:
         """All arguments."""
-        watched = ("monitor", "patience", "minimum_delta", "mode", "restore_best")
+        watched = ("monitor", "patience", "min_delta", "mode", "restore_best")
         return {name: getattr(self, name) for name in watched}
 
     def on_epoch_end(self, state: TrainingState) -> None:
@@ -161,19 +167,19 @@ class EarlyStopping(Watch):
         self.waited = record["waited"]
 
 
-@checks_arguments
+@checks_arguments(renamed=RENAMED)
 class ReduceOnPlateau(Watch):
     """Multiply the learning rate by a factor when a value has not improved for some epochs.
 
-    PyTorch: ``ReduceLROnPlateau(factor=factor, patience=patience - 1, threshold=minimum_delta, threshold_mode="abs")``;
+    PyTorch: ``ReduceLROnPlateau(factor=factor, patience=patience - 1, threshold=min_delta, threshold_mode="abs")``;
     Keras' callback of that name. What it sets decides instead of a schedule.
 
     Args:
         monitor: the name of a metric, or ``loss`` for the training loss.
         factor: between 0 and 1.
         patience: after how many epochs in a row without improvement to reduce the rate; at least 1.
-        minimum_delta: a smaller change is no improvement; not negative.
-        minimum_rate: the rate is never set below it.
+        min_delta: a smaller change is no improvement; not negative.
+        min_lr: the lowest learning rate that it sets.
         mode: whether small (``min``) or large (``max``) values are good; None: by the name (accuracy: max).
 
     Raises:
@@ -184,24 +190,24 @@ class ReduceOnPlateau(Watch):
 
     def __init__(
         self,
-        monitor: str = "validation_loss",
+        monitor: str = "val_loss",
         factor: float = 0.1,
         patience: int = 3,
-        minimum_delta: float = 0.0,
-        minimum_rate: float = 0.0,
+        min_delta: float = 0.0,
+        min_lr: float = 0.0,
         mode: Literal["min", "max"] | None = None,
     ) -> None:
-        super().__init__(monitor, minimum_delta, mode, "reducing on a plateau")
+        super().__init__(monitor, min_delta, mode, "reducing on a plateau")
         if not 0 < factor < 1:
             raise OptionError(f"factor of reducing on a plateau is {factor}; it must be between 0 and 1.")
         if patience < 1:
             raise OptionError(f"patience of reducing on a plateau is {patience}; it must be at least 1 epoch.")
-        self.factor, self.patience, self.minimum_rate = factor, patience, minimum_rate
+        self.factor, self.patience, self.min_lr = factor, patience, min_lr
         self.waited = 0
 
     def settings(self) -> dict[str, Any]:
         """All arguments."""
-        watched = ("monitor", "factor", "patience", "minimum_delta", "minimum_rate", "mode")
+        watched = ("monitor", "factor", "patience", "min_delta", "min_lr", "mode")
         return {name: getattr(self, name) for name in watched}
 
     def on_epoch_end(self, state: TrainingState) -> None:
@@ -213,7 +219,7 @@ class ReduceOnPlateau(Watch):
         self.waited = 0 if self.improves(state) else self.waited + 1
         if self.waited >= self.patience:
             self.waited = 0
-            state.learning_rate = max(state.learning_rate * self.factor, self.minimum_rate)
+            state.learning_rate = max(state.learning_rate * self.factor, self.min_lr)
 
     def record(self) -> dict[str, Any]:
         """The best value and the epochs waited."""
@@ -240,7 +246,7 @@ class SaveBest(Watch):
     def __init__(
         self,
         path: str | os.PathLike[str],
-        monitor: str = "validation_loss",
+        monitor: str = "val_loss",
         mode: Literal["min", "max"] | None = None,
     ) -> None:
         super().__init__(monitor, 0.0, mode, "save_best")

@@ -57,7 +57,7 @@ def command(
     progress.curve(history.rows, curve, title="onnxtrain demo: handwritten digits")
     progress.summary(history.rows)
     found = demo.check_file(original, tuned, digits)
-    reported = history.rows[-1]["validation_accuracy"]
+    reported = history.rows[-1]["val_accuracy"]
     checks = {
         f"accuracy {found.accuracy:.2%} on held-out images, {demo.GOAL:.0%} needed": found.accuracy >= demo.GOAL,
         f"plain onnxruntime and the training agree on it ({found.accuracy:.2%}, {reported:.2%})": (

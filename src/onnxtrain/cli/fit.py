@@ -109,9 +109,7 @@ class Course:
     keep: Annotated[int, Parameter(help="How many checkpoints to keep.")] = 3
     save_best: Annotated[
         str | None,
-        Parameter(
-            metavar="METRIC", help="Keep the best epoch's model as best.onnx in that folder, by validation_accuracy."
-        ),
+        Parameter(metavar="METRIC", help="Keep the best epoch's model as best.onnx in that folder, by val_accuracy."),
     ] = None
     resume: Annotated[
         bool,

@@ -13,6 +13,7 @@ from rich.text import Text
 from onnxtrain.callbacks import EarlyStopping, TrainingState, progress
 from onnxtrain.cli import terminal
 from onnxtrain.cli.wording import in_flags
+from onnxtrain.report.record import words
 
 if TYPE_CHECKING:
     from onnxtrain.training.trainer import Trainer
@@ -103,5 +104,5 @@ def measured(rows: list[dict[str, float]]) -> Table:
         mode = max if EarlyStopping(name).mode == "max" else min
         best, index = mode(known, key=lambda pair: pair[0]) if known else (math.nan, 0)
         where = str(round(rows[index]["epoch"]))
-        table.add_row(name.replace("_", " "), terminal.number(values[-1]), terminal.number(best), where)
+        table.add_row(words(name), terminal.number(values[-1]), terminal.number(best), where)
     return table

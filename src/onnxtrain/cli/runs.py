@@ -10,6 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from onnxtrain.cli import flags, terminal
+from onnxtrain.report.record import words
 
 HELP = "Compare runs: what each reached, and the settings in which they differ."
 
@@ -50,7 +51,7 @@ def command(
         print(json.dumps(found))  # noqa: T201 - the output of the command
         return
     names = list(dict.fromkeys(name for run in runs for name in run.best))
-    shown = [name.replace("_", " ") for name in names]
+    shown = [words(name) for name in names]
     table = terminal.table("run", "epochs", "time", *shown, title="best values", right=("epochs",))
     for run in runs:
         seconds = terminal.duration(run.seconds) if run.finished else "not finished"

@@ -1,4 +1,4 @@
-"""What a loss is: how it is built, what its targets are, and what its predictions say.
+"""The interface of losses: build the graph, specify targets, interpret predictions.
 
 A loss is an average: a sum over examples (or labels, or elements) divided by a weight, their number. Both are
 built, so that several micro-batches can be combined to exactly the average over the large batch.
@@ -34,7 +34,7 @@ class IgnoredWherePresent(int):
 @checks_arguments
 @dataclass(frozen=True)
 class TargetForm:
-    """What a loss leaves open about its targets until data tell.
+    """Properties of targets that only data decide.
 
     Attributes:
         kind: Class indices or values.
@@ -59,16 +59,16 @@ class Loss:
     trains_through: ClassVar[frozenset[str]] = frozenset()
     """Final activations that the loss contains: it is built on what stands before them."""
     predicts: PredictionKind | None = None
-    """What predictions are, by which metrics read them: ``"classes"`` (scores along a class axis), ``"binary"``
+    """The kind of predictions, for metrics: ``"classes"`` (scores along a class axis), ``"binary"``
     (independent logits) or ``"numbers"``; ``None`` where the loss does not say."""
     text_defaults: ClassVar[Mapping[str, Any]] = {}
     """Arguments of a loss that is given as text, where they differ from those of the class."""
     weight: float = 1.0
-    """What the loss is multiplied by."""
+    """Factor of the loss."""
     reduction: str = "mean"
     """Whether the loss of a batch is the mean of its terms, as :meth:`build` gives it, or their sum."""
     shape_hint: str = ""
-    """What an error about the shape or type of targets says besides, where the loss can be told another."""
+    """Advice in errors about the shape or type of targets, where the loss accepts another."""
 
     def build(self, op: Builder, prediction: Value, target: Value) -> LossTerms:
         """Emit the loss."""
@@ -83,11 +83,11 @@ class Loss:
         return prediction.dtype
 
     def classes(self, prediction: Value) -> int | None:
-        """How many classes labels may name, where the loss takes labels and the number is known."""
+        """Return the number of classes, where the loss takes labels and the number is known."""
         return None
 
     def first_form(self, prediction: Value, kind: TargetKind | None) -> TargetForm:
-        """What targets are taken for before data tell.
+        """Return the form of targets to assume before data are seen.
 
         Raises:
             OptionError: The loss takes no targets of this kind.
@@ -99,7 +99,7 @@ class Loss:
     def form_of(
         self, prediction: Value, dtype: np.dtype[Any], shape: tuple[int, ...], sizes: Mapping[str, int], now: TargetForm
     ) -> TargetForm:
-        """What targets of this type and shape are.
+        """Return the form of targets of this type and shape.
 
         Args:
             prediction: What the loss is built on.
@@ -122,7 +122,7 @@ class Loss:
         return None
 
     def reading(self, prediction: Value, target: Value) -> Reading:
-        """How metrics read predictions; labels of one rank less make scores over classes of them."""
+        """Return how metrics interpret predictions; with labels of one rank less they are scores over classes."""
         if self.predicts is None and target.dtype.is_integer() and target.rank is not None:
             shape = prediction.shape
             if shape is not None and len(shape) == target.rank + 1:

@@ -1,4 +1,4 @@
-"""What losses on scores over classes have in common: the class axis, labels or distributions, weights of classes."""
+"""The base of losses on class scores: class axis, labels or distributions, class weights."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ClassLoss(ReducedLoss):
             object.__setattr__(self, "class_weights", checked_class_weights(self.class_weights))
 
     def label_count(self, op: Builder, prediction: Value, target: Value) -> Value:
-        """How many labels count, of the prediction's type."""
+        """Return the number of labels that are not ignored, in the type of the prediction."""
         if self.ignore_index is None:
             return count_of(op, target, prediction)
         # Integers: a sum of ones in 16-bit floats ends at 2048.

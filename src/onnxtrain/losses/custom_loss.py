@@ -85,7 +85,7 @@ class CustomLoss(Loss):
 
     @property
     def shape_hint(self) -> str:  # type: ignore[override]
-        """How to declare targets of another shape, where that is not done."""
+        """Advice on declaring targets of another shape; empty where they are declared."""
         declared = "CustomLoss(function, shape=..., dtype=...)"
         return f" Targets of another shape are declared by {declared}." if self.shape is None else ""
 
@@ -95,13 +95,13 @@ class CustomLoss(Loss):
         return (self.kind,)
 
     def target_dtype(self, prediction: Value, kind: TargetKind) -> ir.DataType:
-        """What was given; else int64 for class indices, and the type of the prediction for values."""
+        """Return the declared type; else int64 for class indices, and the type of the prediction for values."""
         if self.dtype is not None:
             return ir.DataType.from_numpy(np.dtype(self.dtype))
         return ir.DataType.INT64 if kind == "indices" else prediction.dtype
 
     def target_shape(self, prediction: Value, kind: TargetKind) -> tuple[Dimension, ...] | None:
-        """What was given; else the shape of the prediction, without its class axis for class indices."""
+        """Return the declared shape; else that of the prediction, without its class axis for class indices."""
         shape = prediction.shape
         if self.shape is not None:
             return tuple(self.shape)
@@ -181,7 +181,7 @@ class CustomLoss(Loss):
         return replace(self, **given) if given else self
 
     def reading(self, prediction: Value, target: Value) -> Reading:
-        """What was given; labels make scores over classes of the predictions."""
+        """Return the declared kind of predictions; with labels they are scores over classes."""
         if self.predicts == "classes" or (self.predicts is None and self.kind == "indices"):
             return Reading(self.name, "classes", self._axis(prediction))
         return super().reading(prediction, target)

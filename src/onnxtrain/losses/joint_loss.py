@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from onnxtrain.losses.base import Loss, TargetForm
 
 Forms = TargetForm | tuple[TargetForm, ...]
-"""What targets are taken for: those of the only loss, or of each."""
+"""Forms of targets: of the only loss, or of each loss."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class JointLoss:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The name in messages."""
         return " + ".join(f"{loss.name}({output})" for output, loss in self)
 
     def __iter__(self) -> Iterator[tuple[str, Loss]]:

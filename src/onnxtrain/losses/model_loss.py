@@ -55,7 +55,7 @@ class ModelLoss(Loss):
     def form_of(
         self, prediction: Value, dtype: np.dtype[Any], shape: tuple[int, ...], sizes: Mapping[str, int], now: TargetForm
     ) -> TargetForm:
-        """What the model's second input says, whatever the data are."""
+        """Return the form that the model's second input declares."""
         return now
 
     def target_dtype(self, prediction: Value, kind: TargetKind) -> ir.DataType:

@@ -21,7 +21,7 @@ from onnxtrain.training_info.recipe import LossTerms
 @checks_arguments
 @dataclass(frozen=True)
 class NextToken(SoftmaxCrossEntropy):
-    """What a language model minimises: softmax cross-entropy of logits [batch, sequence, words] for the next word.
+    """Language-model loss: softmax cross-entropy of logits [batch, sequence, vocabulary] for the next token.
 
     Targets are words in the places of the inputs, mostly the inputs themselves: the logits at a place are compared with
     the word behind it, those at the last place with none. Metrics are told so, too.

@@ -43,7 +43,7 @@ class FixedBatch(NamedTuple):
 
     @classmethod
     def of(cls, graph: ir.Graph) -> FixedBatch | None:
-        """That of a graph; ``None`` where it takes any number of examples.
+        """Read the fixed batch size of a graph; return ``None`` for a dynamic one.
 
         Raises:
             DataError: It takes none.
@@ -60,7 +60,7 @@ class FixedBatch(NamedTuple):
         return None
 
     def rows(self, arrays: Mapping[str, np.ndarray]) -> int:
-        """How many examples arrays for a step have."""
+        """Return the number of examples in the arrays of a step."""
         return len(arrays[self.input])
 
     def filled(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

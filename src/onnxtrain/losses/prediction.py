@@ -1,4 +1,4 @@
-"""What a loss is built on: an output of the model, or the logits before its final activation."""
+"""The input of a loss: an output of the model, or the logits before its final activation."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def sums_to_one(value: ir.Value) -> bool:
 
 
 def before_activation(value: ir.Value, loss: Loss) -> tuple[ir.Value, int | None]:
-    """What stands before a final activation that the loss contains, the logits, and that activation's class axis."""
+    """Return the logits before a final activation that the loss contains, and that activation's class axis."""
     producer = value.producer()
     if producer is None or not producer.inputs or producer.inputs[0] is None or producer.domain:
         return value, None

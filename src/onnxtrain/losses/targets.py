@@ -1,4 +1,4 @@
-"""What a loss asks of its targets, and what data tell about them."""
+"""Targets of a loss: requirements of the loss, and properties decided by data."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class Targets:
 
     @property
     def name(self) -> str:
-        """What the step graph calls them."""
+        """The name of the targets in the step graph."""
         return str(self.value.name)
 
     @cached_property
     def spec(self) -> TensorSpec:
-        """What they must be."""
+        """Type and shape that the loss requires."""
         spec = tensor_spec(self.value)
         if hint := self.declared.shape_hint:
             return replace(spec, hint=hint, size_hint=hint)
@@ -118,7 +118,7 @@ class Targets:
 
     @property
     def classes(self) -> int | None:
-        """How many classes there are, where labels name some and their number is known."""
+        """The number of classes, where targets are labels and it is known."""
         return self.declared.classes(wrapped(self.prediction))
 
     @property
@@ -127,7 +127,7 @@ class Targets:
         return "indices" in self.declared.target_kinds
 
     def form_of(self, targets: np.ndarray, sizes: Mapping[str, int]) -> TargetForm:
-        """What targets are.
+        """Return the form of targets.
 
         Args:
             targets: All targets, examples first.
@@ -137,7 +137,7 @@ class Targets:
         return replace(form, ignoring=True) if self.hold_ignored(targets) else form
 
     def form_of_dataset(self, dataset: Dataset, name: str | None = None) -> TargetForm:
-        """What the targets of a dataset, or its array of a name, are, as far as it tells before it is read."""
+        """Return the form of a dataset's targets, or of a named array, without reading the data."""
         targets = dataset.targets if name is None else dataset.values(name)
         form = self.form if targets is None else self.form_of(targets, dataset.sizes)
         if form.kind != "indices" or dataset.size is not None or self._ignored is None:
@@ -190,7 +190,7 @@ class Targets:
 
     @cached_property
     def reading(self) -> Reading:
-        """How predictions and targets are to be read, as the loss says."""
+        """Return the interpretation of predictions and targets for metrics."""
         reading = self._whole_loss.reading(wrapped(self.prediction), wrapped(self.value))
         return reading._replace(probabilities=self.from_probabilities)
 
@@ -209,7 +209,7 @@ def target_input(loss: Loss, prediction: ir.Value, kind: TargetKind, name: str) 
 
 
 def tensor_spec(value: ir.Value) -> TensorSpec:
-    """What data for an input must be.
+    """Return the type and shape that data for an input must have.
 
     Raises:
         OptionError: The input is no tensor.

@@ -12,7 +12,7 @@ from onnxtrain.data.conversion import Array, kind_of, to_numpy
 from onnxtrain.errors import DataError
 
 PredictionKind = Literal["classes", "binary", "numbers"]
-"""What predictions are: scores along a class axis, independent logits, or the numbers themselves."""
+"""Kinds of predictions: scores along a class axis, independent logits, or plain values."""
 
 MetricFunction = Callable[[Array, Array], Any]
 """A metric as a function of all targets and all predictions."""

@@ -79,7 +79,7 @@ class CharacterErrorRate:
         return state[0] / state[1] if state[1] else float("nan")
 
     def items(self, labels: list[int]) -> Sequence[object]:
-        """What is counted: the labels."""
+        """Return the units to compare: the labels."""
         return labels
 
     def decode(self, scores: Array) -> list[list[int]]:
@@ -114,7 +114,7 @@ class WordErrorRate(CharacterErrorRate):
             raise OptionError("WordErrorRate needs the class of the space between words: WordErrorRate(space=1).")
 
     def items(self, labels: list[int]) -> Sequence[object]:
-        """What is counted: the words."""
+        """Return the units to compare: the words."""
         words: list[tuple[int, ...]] = [()]
         for label in labels:
             if label == self.space:

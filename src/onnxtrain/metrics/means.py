@@ -276,7 +276,7 @@ _KINDS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     "label_smoothing": (lambda value: is_number(value) and 0 <= value <= 1, "a number from 0 to 1"),
     "predicts": (lambda value: isinstance(value, str), "'classes', 'binary' or 'numbers'"),
 }
-"""What arguments of metrics are."""
+"""Types of arguments of metrics."""
 
 
 def is_integer(value: object) -> bool:

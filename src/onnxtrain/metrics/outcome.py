@@ -24,7 +24,7 @@ MOST_PAIRS: Final = 2000
 
 @dataclass
 class Outcome:
-    """What a report shows of predictions beside targets.
+    """Predictions beside targets for a report.
 
     Attributes:
         counts: how often each class was taken for each.
@@ -51,7 +51,7 @@ class Outcome:
             self.pairs, self.every = self.pairs[::2], self.every * 2
 
     def shown(self, labels: Sequence[str] | None = None) -> list[Confusion | Residuals]:
-        """What a report draws.
+        """Return the figures of a report.
 
         Args:
             labels: the names of the classes, where they have some.

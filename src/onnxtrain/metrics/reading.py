@@ -1,4 +1,4 @@
-"""How the predictions of a loss are read by metrics: each metric names what it is for, the loss what it gives."""
+"""Match metrics with losses: a metric names the kinds of predictions it accepts, a loss the kind it gives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Reading(NamedTuple):
-    """How the predictions and targets of a loss are to be read.
+    """The interpretation of the predictions and targets of a loss.
 
     Attributes:
         loss: the loss's name.

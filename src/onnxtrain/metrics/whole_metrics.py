@@ -22,7 +22,7 @@ from onnxtrain.training.call_text import read_call
 Values = npt.NDArray[np.float64]
 
 AVERAGES: Final = ("macro", "micro", "weighted")
-"""How the values of classes become one: their mean, that of all examples together, or by the examples of each."""
+"""Averages over classes: macro (mean of classes), micro (all examples together), weighted by class size."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Predictions:
         return cls(kind, labels.astype(np.int64), flat)
 
     def confusion(self) -> Values:
-        """How often class i was taken for class j [classes, classes]; for questions [questions, 2, 2]."""
+        """Count examples of class i predicted as class j [classes, classes]; for binary outputs [outputs, 2, 2]."""
         if self.kind == "classes":
             return _counted(self.truth, self.scores.argmax(1), self.scores.shape[1])
         truth, said = self.truth > 0.5, self.scores > 0
@@ -275,7 +275,7 @@ def _surprise(predictions: Predictions) -> Values:
 
 
 def _right_in(predictions: Predictions, count: int) -> Values:
-    """How many labels are among the `count` best classes, of equal scores the later class first, and how many are."""
+    """Count labels among the `count` best classes (on ties the later class first), and all labels."""
     truth, scores = predictions.truth[:, None], predictions.scores
     own = np.take_along_axis(scores, truth, 1)
     before = (scores > own) | ((scores == own) & (np.arange(scores.shape[1]) > truth))
@@ -412,7 +412,7 @@ def _at_least_one(name: str, given: Sequence[str], what: str, example: str) -> i
 def confusion_matrix(
     y_true: Any, y_pred: Any, *, classes: int | None = None, axis: int = 1, ignore_index: int | None = None
 ) -> npt.NDArray[np.int64]:
-    """How often class i was taken for class j [classes, classes].
+    """Count examples of class i predicted as class j [classes, classes].
 
     scikit-learn: ``confusion_matrix(y_true, y_pred, labels=range(classes))``.
 

@@ -108,11 +108,11 @@ class Adam(Optimizer):
         R'    = R * sqrt(1 - beta**T) / (1 - alpha**T)     for T > 0, else R
         X_new = (1 - norm_coefficient_post) * (X - R' * V_new / (sqrt(H_new) + epsilon))
 
-    PyTorch: ``torch.optim.Adam(lr=learning_rate, betas=(alpha, beta), weight_decay=norm_coefficient)``. The
-    difference is epsilon: here it is added before the bias correction, PyTorch adds it after. A step with
-    PyTorch's ``eps`` equals one here with ``epsilon = eps * sqrt(1 - beta**T)``; so a constant epsilon weighs
-    more in early steps here, and its default is 1e-6, not 1e-8. ``norm_coefficient_post`` is not AdamW's
-    ``weight_decay``: it scales the updated parameter, and is not multiplied by the learning rate.
+    PyTorch: ``torch.optim.Adam(lr=learning_rate, betas=(alpha, beta), weight_decay=norm_coefficient)``, names that
+    are taken here, too, as is ``eps``. The difference is epsilon: here it is added before the bias correction, PyTorch
+    adds it after. A step with PyTorch's ``eps`` equals one here with ``epsilon = eps * sqrt(1 - beta**T)``; so a
+    constant epsilon weighs more in early steps here, and its default is 1e-6, not 1e-8. ``norm_coefficient_post`` is
+    not AdamW's ``weight_decay``: it scales the updated parameter, and is not multiplied by the learning rate.
 
     Args:
         learning_rate: R, 0 or more.
@@ -164,5 +164,6 @@ class Adam(Optimizer):
             *,
             lr: float = ...,
             betas: tuple[float, float] = ...,
+            eps: float = ...,
             weight_decay: float = ...,
         ) -> None: ...

@@ -17,7 +17,7 @@ LEARNING_RATE: Final = "lr"
 
 ALIASES: Final[Mapping[str, Mapping[str, str]]] = {
     "Adagrad": {"lr_decay": "decay_factor", "eps": "epsilon", "weight_decay": "norm_coefficient"},
-    "Adam": {"betas": "alpha, beta", "weight_decay": "norm_coefficient"},
+    "Adam": {"betas": "alpha, beta", "eps": "epsilon", "weight_decay": "norm_coefficient"},
     "Momentum": {"momentum": "alpha", "nesterov": "mode", "weight_decay": "norm_coefficient"},
     "SSGD": {"momentum": "alpha", "weight_decay": "norm_coefficient"},
 }
@@ -27,7 +27,6 @@ _KINDS: Final = {"betas": "tuple[float, float]", "nesterov": "bool"}
 """Types of those that are no float."""
 
 OTHERWISE: Final[Mapping[tuple[str, str], str]] = {
-    ("Adam", "eps"): "epsilon, which is added before the bias correction",
     ("Momentum", "dampening"): "beta, which is 1 - dampening",
     ("AdamW", "alpha"): "betas",
     ("AdamW", "beta"): "betas",

@@ -5,23 +5,18 @@ from __future__ import annotations
 import math
 
 from onnxtrain.report.charts import Chart, line_chart
-from onnxtrain.report.record import Rows, measured_columns
+from onnxtrain.report.record import Rows, measured_columns, words
 
 _TRAINING, _VALIDATION = "training", "validation"
-
-
-def words(name: str) -> str:
-    """The name of a column as people read it."""
-    return name.replace("_", " ")
 
 
 def losses_and_metrics(rows: Rows) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """Group the measurements of all epochs by their display names: losses, and all others.
 
-    >>> losses_and_metrics([{"epoch": 1, "loss": 2.0, "validation_loss": 3.0, "validation_top_5": 0.5}])
+    >>> losses_and_metrics([{"epoch": 1, "loss": 2.0, "val_loss": 3.0, "val_top_5": 0.5}])
     ({'training': [2.0], 'validation': [3.0]}, {'validation top 5': [0.5]})
     """
-    short = {"loss": _TRAINING, "validation_loss": _VALIDATION}
+    short = {"loss": _TRAINING, "val_loss": _VALIDATION}
     losses: dict[str, list[float]] = {}
     metrics: dict[str, list[float]] = {}
     for name in measured_columns(rows):

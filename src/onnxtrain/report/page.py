@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from onnxtrain.report.axes import shown
 from onnxtrain.report.charts import Chart, bar_chart, column_chart, line_chart, matrix_chart, point_chart
 from onnxtrain.report.escaping import visible
-from onnxtrain.report.history_charts import curves, words
+from onnxtrain.report.history_charts import curves
 from onnxtrain.report.record import (
     Confusion,
     ParameterRow,
@@ -18,6 +18,7 @@ from onnxtrain.report.record import (
     RunRecord,
     best_epoch,
     measured_columns,
+    words,
 )
 
 _MOST_LINES = 12

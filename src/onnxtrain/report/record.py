@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from onnxtrain.renamed import VALIDATION
+
 Rows = Sequence[Mapping[str, float]]
 """One row per epoch: epoch (from 1), step, loss, learning rate, metrics."""
 
@@ -99,10 +101,19 @@ _GROWING: Final = ("acc", "precision", "recall", "f1", "iou", "auc", "auroc", "r
 """Parts of the names of metrics of which large values are good."""
 
 
+def words(name: str) -> str:
+    """Return the name of a metric or column for people to read.
+
+    >>> words("val_top_5"), words("learning_rate")
+    ('validation top 5', 'learning rate')
+    """
+    return name.replace(VALIDATION, "validation ", int(name.startswith(VALIDATION))).replace("_", " ")
+
+
 def large_is_good(name: str) -> bool:
     """Return whether larger values of a metric are better, by its name.
 
-    >>> large_is_good("validation_accuracy"), large_is_good("loss")
+    >>> large_is_good("val_accuracy"), large_is_good("loss")
     (True, False)
     """
     return any(part in name for part in _GROWING)

@@ -11,6 +11,7 @@ from typing import Any
 
 from onnxtrain.errors import OptionError
 from onnxtrain.model_file.small_files import read_json, read_toml
+from onnxtrain.renamed import renamed_metrics
 from onnxtrain.report.record import best_epoch, measured_columns
 
 RUN, CONFIG = "run.json", "config.toml"
@@ -76,8 +77,9 @@ def _read(folder: Path) -> Run:
         found = read_json(folder / RUN)
         config = folder / CONFIG
         settings = read_toml(config) if os.path.lexists(config) else {}
-        rows = [
-            {name: math.nan if value is None else float(value) for name, value in row.items()} for row in found["rows"]
+        rows: list[dict[str, float]] = [
+            renamed_metrics({name: math.nan if value is None else float(value) for name, value in row.items()})
+            for row in found["rows"]
         ]
         facts = {str(name): str(value) for name, value in found["facts"].items()}
         return Run(folder, bool(found["finished"]), float(found["seconds"]), facts, rows, settings)

@@ -59,11 +59,11 @@ _VANISHED: Final = 1e-9
 """The part of its highest rate at which a schedule trains nothing any more."""
 
 _SAMPLES: Final = 200
-"""How many steps of a training are looked at."""
+"""Number of steps that are examined."""
 
 
 def vanishing_hint(schedule: str | Schedule, rate: Schedule, total_steps: int, steps_per_epoch: int) -> str:
-    """What to know of a schedule that falls to a billionth of its rate well before its training ends, or "".
+    """Return a hint where a schedule falls to a billionth of its rate well before the training ends, or "".
 
     One that ends with the training, as cosine does, may fall to nothing in its last steps.
 

@@ -1,4 +1,4 @@
-"""A specification with its session, and the values that steps change: what can be read, set, copied and saved."""
+"""The state of a training: its specification, its session, and the values that steps change."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _steps(objective: Objective, specification: Specification, **given: Any) -> 
 
 
 class Learned:
-    """A specification, the session that is made for it, and the values that they change: to read, set, copy and save.
+    """Hold the specification of a training, its session and its state; read, set, copy and save them.
 
     The session is built when the first step needs it, and kept as long as the specification is equal. Where that
     changes, with masks or with what the data say of the targets, a new one goes on with the same values.
@@ -73,7 +73,7 @@ class Learned:
     def _begin(
         self, specification: Specification, objective: Objective | None, values: Mapping[str, np.ndarray] | None
     ) -> None:
-        """What the constructor does; those of subclasses take a model and options instead."""
+        """Construct from a specification; constructors of subclasses take a model and options."""
         if objective is None:
             objective = prepare(specification, ignoring=False, differentiable=True)
         check_masks(specification.masks, objective.shapes, objective.optimizers(specification))
@@ -86,13 +86,13 @@ class Learned:
         self._inputs = objective.inputs
         self.rate = LearningRate(specification.optimizer.learning_rate)
         self.names = read_names(specification.model, getattr(specification.lora, "adapter", None))
-        """The names that the data had, which :meth:`save` writes beside the model: see :attr:`columns` and
+        """Names of columns and labels in the data, which :meth:`save` writes beside the model: see :attr:`columns` and
         :attr:`labels`."""
         self._numbered = False  # whether the first targets were numbers of classes instead
         self.parameters = Parameters(self.states, objective.parameters)
-        """The live parameters by name: arrays to read and to write."""
+        """Live views of the trainable parameters by name: read them, or assign to them."""
         self.trained = Parameters(self.states, [*objective.parameters, *objective.statistics])
-        """The live values of all that is trained: parameters and running statistics."""
+        """Live views of trainable parameters and running statistics by name."""
 
     def __repr__(self) -> str:
         loss = self.objective.loss
@@ -119,7 +119,7 @@ class Learned:
 
     @property
     def labels(self) -> tuple[str, ...] | None:
-        """The texts that stand for the classes, in their order; ``None`` as long as no targets were texts.
+        """Text labels in the order of the classes; ``None`` until targets are text.
 
         They are taken from the first targets, or from the file beside the model where :meth:`save` has written them.
         """
@@ -131,7 +131,7 @@ class Learned:
 
     @property
     def columns(self) -> dict[str, tuple[str, ...]]:
-        """The names of the columns that make an input, by input, in the order in which the model reads them.
+        """Column names of each input, in the order in which the model reads them.
 
         They are taken from the first tables that ``fit`` gets, or from the file beside the model where :meth:`save` has
         written them. Later tables are read by these names.
@@ -140,12 +140,12 @@ class Learned:
 
     @property
     def specification(self) -> Specification:
-        """What is trained, as a value."""
+        """The frozen configuration of this training."""
         return self._steps.specification
 
     @checks_arguments
     def change(self, specification: Specification) -> None:
-        """Train something else from the next step on: the parameters and the optimizer's states go on as they are.
+        """Train another specification from the next step on; parameters and optimizer states are kept.
 
         The model and what is trained of it stay the same.
         """
@@ -156,7 +156,7 @@ class Learned:
             self._steps.go_on_from(before)
 
     def again(self, **changes: Any) -> Self:
-        """Another one of the same model, whose optimizer starts anew from the parameters as they are now.
+        """Return a trainer with the current parameters and fresh optimizer states.
 
         Args:
             changes: Fields of :attr:`specification` that differ.
@@ -169,17 +169,17 @@ class Learned:
 
     @property
     def objective(self) -> Objective:
-        """What is minimised, for targets as the data have them so far."""
+        """The loss over the model, for the kind of targets seen so far."""
         return self._steps.objective
 
     @property
     def states(self) -> StateBuffers:
-        """All values that steps change, by name: parameters, running statistics, the optimizer's states."""
+        """Live views of all values that steps change, by name: parameters, running statistics, optimizer states."""
         return self._steps.states
 
     @property
     def session(self) -> TrainingSession:
-        """The session that does the steps."""
+        """The session that runs the steps."""
         return self._steps.session
 
     @property
@@ -194,46 +194,46 @@ class Learned:
 
     @property
     def communicator(self) -> Communicator:
-        """The processes that train together, or this one alone."""
+        """The communicator of the data-parallel ranks; a single process has one of its own."""
         return self.specification.parallel or Single()
 
     @property
     def steps(self) -> Steps:
-        """What takes the steps."""
+        """The executor of the steps."""
         return self._steps
 
     @property
     def accumulate(self) -> int:
-        """Into how many micro-batches a batch is split."""
+        """The number of micro-batches per batch (gradient accumulation)."""
         return self.specification.accumulate
 
     @property
     def seed(self) -> int:
-        """The seed of the order of the data and of dropout."""
+        """The seed of shuffling and of dropout."""
         return self.specification.seed
 
     @property
     def options(self) -> RuntimeOptions:
-        """The options of the sessions."""
+        """The options of the ONNX Runtime sessions."""
         return self.specification.options
 
     @property
     def weights(self) -> list[str]:
-        """Names of the parameters that are weights of products: what is pruned and sparsified by default."""
+        """Names of the weights of linear, convolutional, recurrent and embedding layers: pruned by default."""
         return self.objective.product_weights
 
     @property
     def sparsified(self) -> list[str]:
-        """Names of the parameters whose sparsity the optimizer promotes, where it does."""
+        """Names of the parameters whose sparsity the optimizer promotes; empty for other optimizers."""
         return self.objective.sparsified(self.specification.sparsify)
 
     def working_model(self) -> ir.Model:
-        """A working copy of the model in the modes of the training, as the step graph is built from."""
+        """Return a working copy of the model in training mode: the source of the step graph."""
         return self.objective.model.clone()
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of the next step: the optimizer's at first; what was set last wins.
+        """The learning rate of the next step: at first the optimizer's, then the value set last.
 
         Setting it before :meth:`fit` sets where that starts from: the highest rate of a schedule given as text. Setting
         it in a callback takes the rate from the schedule, from the next step on to the end of that ``fit``.
@@ -246,12 +246,12 @@ class Learned:
 
     @property
     def table(self) -> list[Initializer]:
-        """All initializers of the model: which are trained, and why the others are not."""
+        """All initializers of the model: trained or not, and why not."""
         return list(self.objective.table)
 
     @property
     def hints(self) -> list[str]:
-        """What is worth knowing about this model before it is trained; what surprises was warned of as well."""
+        """Hints about this model and its training; surprising ones were also warnings."""
         return [hint.text for hint in self._hints]
 
     @property
@@ -261,7 +261,7 @@ class Learned:
 
     @checks_arguments
     def set_masks(self, masks: Mapping[str, np.ndarray]) -> None:
-        """Hold a part of the weights at zero from now on.
+        """Keep weights at zero where a mask is false, from the next step on.
 
         Weights and their optimizer states become zero where a mask is false, and the gradient is zero there in
         every later step, before clipping: every update rule then keeps both at exactly zero, also in a training
@@ -285,7 +285,7 @@ class Learned:
 
     @property
     def _averages(self) -> dict[str, str]:
-        """The states that hold moving averages, by parameter; empty where none are kept."""
+        """Names of the moving averages by parameter; empty without ``ema``."""
         if self.specification.ema is None:
             return {}
         return {name: average_name(name) for name in self.objective.parameters}
@@ -298,14 +298,14 @@ class Learned:
             )
 
     def trained_values(self) -> dict[str, np.ndarray]:
-        """The live values of what is trained: parameters and running statistics by name."""
+        """Live views of parameters and running statistics by name."""
         return dict(self.trained)
 
     @checks_arguments
     def saved_values(self, ema: bool = False) -> Mapping[str, np.ndarray]:
-        """What :meth:`save` writes: :meth:`trained_values` in the file's form, and the copies that are tied to them.
+        """Return the initializers that :meth:`save` writes: trained values in the types of the file, and tied copies.
 
-        In the place of adapters it has the weights that they are merged into, each made when it is asked for.
+        Adapters are merged into their weights, lazily for each weight.
 
         Args:
             ema: Whether to take the moving averages of parameters.
@@ -326,7 +326,7 @@ class Learned:
 
     @checks_arguments
     def save(self, path: str | os.PathLike[str], *, ema: bool = False, labels: bool = False) -> None:
-        """Write the model with its trained weights; nothing else differs from the model given.
+        """Write the model with its trained weights; everything else stays as in the original file.
 
         With ``lora``, a path that ends in ``.onnx_adapter`` gets the adapters alone, as ONNX Runtime loads them, and a
         folder, or a path without an ending, gets them as PEFT reads them. A model gets them merged into its weights.
@@ -361,7 +361,7 @@ class Learned:
 
     @checks_arguments
     def check_weights(self, ema: bool = False) -> None:
-        """Refuse weights that training has made NaN or infinite.
+        """Raise an error for weights that became NaN or infinite in training.
 
         Args:
             ema: Whether to look at the moving averages of parameters.
@@ -381,7 +381,7 @@ class Learned:
             )
 
     def _came_so(self, name: str, array: np.ndarray) -> bool:
-        """Whether an array has the values of the file."""
+        """Return whether an array equals the initializer of the file."""
         try:
             return np.array_equal(self.file.value(name).astype(np.float64), array.astype(np.float64), equal_nan=True)
         except ModelError:  # of an adapter, which the file lacks
@@ -389,7 +389,7 @@ class Learned:
 
     @checks_arguments
     def model(self, *, ema: bool = False) -> onnx.ModelProto:
-        """What :meth:`save` writes, in memory: the model with its trained weights and all its data.
+        """Return the model with its trained weights in memory, as :meth:`save` writes it.
 
         Raises:
             NumericalError: A weight is NaN or infinite.
@@ -398,7 +398,7 @@ class Learned:
         return self.file.filled(self.saved_values(ema))
 
     def _base(self) -> onnx.ModelProto:
-        """The model as it is, with what was added to it left out."""
+        """Return the model with its current weights, without adapters."""
         adapted = self.objective.adapted
         if adapted is None:
             return self.file.filled(self.saved_values())
@@ -412,7 +412,7 @@ class Learned:
 
     @checks_arguments
     def get_weights(self, *, flat: bool = False) -> dict[str, np.ndarray] | np.ndarray:
-        """Copies of all that is trained: parameters and running statistics.
+        """Return copies of trainable parameters and running statistics.
 
         Args:
             flat: Whether to return all elements in one array of one axis, in the order of the names.
@@ -426,7 +426,7 @@ class Learned:
 
     @checks_arguments
     def set_weights(self, weights: Mapping[str, Any] | np.ndarray) -> None:
-        """Take weights over, as :meth:`get_weights` gives them; the optimizer's states stay as they are.
+        """Assign weights in the form of :meth:`get_weights`; optimizer states are kept.
 
         Args:
             weights: Arrays by name, of all weights or of some, or one array with the elements of all.
@@ -441,7 +441,7 @@ class Learned:
         self.trained.update(arrays)
 
     def __deepcopy__(self, memory: dict[int, Any]) -> Self:
-        """Another one that goes on from here by itself; both have the model as it was read, which nothing changes."""
+        """Return an independent copy with the current state; both share the immutable file."""
         found = object.__new__(type(self))
         found._begin(self.specification, self.objective, self.states)
         found.rate, found.names, found._numbered = copy.copy(self.rate), self.names, self._numbered
@@ -449,21 +449,21 @@ class Learned:
         return found
 
     def __getstate__(self) -> dict[str, Any]:
-        """All that another process needs to go on: the model with its weights as they are, and all states."""
+        """Return the model with its current weights, and all states, for another process."""
         fields = {name: value for name, value in vars(self.specification).items() if name != "model"}
         states = {name: np.array(array) for name, array in self.states.items()}
         kept = {"fields": fields, "states": states, "rate": self.rate, "names": (self.names, self._numbered)}
         return {"model": self._base().SerializeToString(), **kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Go on as where it was pickled, with a session of this process."""
+        """Restore the pickled state with a new session."""
         file = ModelFile.load(onnx.ModelProto.FromString(state["model"]))
         self._begin(Specification(model=file, **state["fields"]), None, state["states"])
         self.rate, (self.names, self._numbered) = state["rate"], state["names"]
 
     @checks_arguments
     def load_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Take weights, the optimizer's states and the names of the data of a checkpoint of :meth:`fit`.
+        """Load weights, optimizer states, column names and labels from a checkpoint of :meth:`fit`.
 
         States that this training does not share with the one of the checkpoint (of another optimizer) stay as they are.
         To go on at the checkpoint's step and example, give ``fit`` its path as ``resume``.
@@ -497,7 +497,7 @@ class Learned:
         self.names = self.names.learned(kept.columns, kept.left_out)
 
     def training_model(self) -> onnx.ModelProto:
-        """The training model with the current weights and optimizer states: ``TrainingInfoProto`` and all."""
+        """Return the training model (``TrainingInfoProto``) with the current weights and optimizer states."""
         return self.session.model()
 
     @checks_arguments

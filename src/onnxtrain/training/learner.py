@@ -1,4 +1,4 @@
-"""A specification with its session: what can be stepped, measured and asked for predictions."""
+"""Steps, evaluation and prediction of a training."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Source = Any
 
 
 class Learner(Learned):
-    """A model that learns: it is stepped, measured and asked for predictions.
+    """Step, evaluate and predict with the state of a training.
 
     The arguments are those of :class:`~onnxtrain.training.learned.Learned`.
     """
@@ -50,12 +50,12 @@ class Learner(Learned):
         self._in_inference: Objective | None = None
         self._labels_are_new = False
         self.expected_labels: tuple[str, ...] | None = None
-        """The labels that the next targets have if they are texts: those of a checkpoint that is resumed."""
+        """Labels of the checkpoint that is resumed, for text targets."""
         self._last_shapes: tuple[Any, ...] = ()  # of train_step; of the same shapes targets mean the same
 
     @checks_arguments
     def train_step(self, inputs: Source, targets: Any = None, sample_weight: Any = None) -> float:
-        """One step on one batch; a model of a fixed batch size takes fewer examples, too, and pads them.
+        """Train one step on one batch; smaller batches are padded for models with a fixed batch size.
 
         Args:
             inputs: An array, a tuple of arrays in the order of the model's inputs, or a mapping.
@@ -83,17 +83,17 @@ class Learner(Learned):
 
     @checks_arguments
     def step_batch(self, batch: Batch) -> float:
-        """One step on what this process takes of a batch of a dataset of :meth:`open`; returns the loss before it."""
+        """Train one step on this rank's share of a batch; return the loss before the update."""
         objective = self.objective
         return self._steps.step_share(objective.inputs_of(batch) | objective.targets_of(batch), self.learning_rate)
 
     @property
     def loss_parts(self) -> dict[str, float]:
-        """The losses of the last step by output, ``{output}_loss``, before their weights; empty where there is one."""
+        """Unweighted losses of the last step by output, ``{output}_loss``; empty for a single loss."""
         return dict(self._steps.parts)
 
     def _feeds(self, inputs: Any, targets: Any) -> dict[str, np.ndarray]:
-        """Arrays by the names of the step graph, of its types."""
+        """Return arrays by input name of the step graph, in its types."""
         arrays = by_input_name(self._inputs, inputs)
         feeds = {}
         for spec in self._inputs:
@@ -127,7 +127,7 @@ class Learner(Learned):
         return feeds
 
     def _targets_of_several(self, targets: Any, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The targets of several outputs by the names of the step graph."""
+        """Return the targets of several outputs by input name of the step graph."""
         heads = self.objective.heads
         given = targets_by_output(heads, targets)
         arrays = [head.targets.adapt(np.asarray(given[head.name])) for head in heads]
@@ -144,19 +144,19 @@ class Learner(Learned):
         return found
 
     def _weigh(self, weighted: bool) -> None:
-        """Take weights of examples, or none."""
+        """Switch the step between weighted and unweighted examples."""
         if weighted != self.specification.weighted:
             self.change(dataclasses.replace(self.specification, weighted=weighted))
 
     def _for_any_rows(self, spec: TensorSpec) -> TensorSpec:
-        """What an array must be beside its number of examples, which padding makes right."""
+        """Return the specification of an array without its batch size where batches are padded."""
         if spec.name not in self._steps.batched:
             return spec
         assert spec.shape is not None
         return dataclasses.replace(spec, shape=(None, *spec.shape[1:]))
 
     def _expect(self, form: Forms) -> Targets:
-        """Take other targets than were expected: distributions, or labels along another axis."""
+        """Switch the step to another form of targets: distributions, or labels along another axis."""
         if form != self.objective.form:
             self.change(dataclasses.replace(self.specification, form=form))
         assert self.objective.targets is not None
@@ -166,7 +166,7 @@ class Learner(Learned):
     def open(
         self, source: Source, *, target: str | None = None, need_target: bool = True, sample_weight: Any = None
     ) -> Dataset:
-        """Data in any form as a dataset that fits this model.
+        """Open data in any form as a dataset that fits this model.
 
         Args:
             source: The data.
@@ -213,7 +213,7 @@ class Learner(Learned):
 
     @property
     def _named_inputs(self) -> list[TensorSpec]:
-        """What the model needs of its inputs, with the names of their columns."""
+        """Specifications of the inputs, with their column names."""
         return self.names.specs(self._inputs)
 
     @checks_arguments
@@ -228,7 +228,7 @@ class Learner(Learned):
         metrics: Metrics = (),
         ema: bool = False,
     ) -> dict[str, Any]:
-        """Loss and metrics on data, in inference mode: no dropout, running statistics.
+        """Compute loss and metrics on data in inference mode: no dropout, running statistics.
 
         Args:
             data: Data in any form; with ``y`` the inputs alone.
@@ -254,7 +254,7 @@ class Learner(Learned):
     def open_for_evaluation(
         self, source: Source, *, target: str | None = None, ema: bool = False, sample_weight: Any = None
     ) -> tuple[Evaluator, Dataset]:
-        """Data in any form, and what measures the model on it.
+        """Open data in any form; return the evaluator and the dataset.
 
         Targets may be of another kind than those that the model is trained on: labels where it learns from
         distributions over classes.
@@ -281,7 +281,7 @@ class Learner(Learned):
         return evaluator, dataset
 
     def _adapted(self, dataset: Dataset, targets: Targets, name: str | None = None) -> Dataset:
-        """Data with targets as the loss takes them; texts become the numbers of classes, where there is one loss."""
+        """Convert targets to the form of the loss; text labels become class indices where there is one loss."""
         if name is not None:
             return dataset.adapting(targets.adapt, name)
         found = dataset.targets
@@ -302,7 +302,7 @@ class Learner(Learned):
         return dataset.adapting(lambda array: targets.adapt(array, labels))
 
     def _adapted_for_evaluation(self, dataset: Dataset, targets: Targets, name: str | None = None) -> Dataset:
-        """Like :meth:`_adapted`, but the labels of some of the classes are none to learn."""
+        """Like :meth:`_adapted`, but without learning labels from data that may lack classes."""
         before = self.labels
         result = self._adapted(dataset, targets, name)
         learned, classes = self.labels, targets.classes
@@ -312,7 +312,7 @@ class Learner(Learned):
         return result
 
     def _check_label_count(self) -> None:
-        """Warn where a model has more classes than the labels that it has just learned.
+        """Warn where a model has more classes than the data have labels.
 
         Warns:
             TrainingHint: It has.
@@ -336,7 +336,7 @@ class Learner(Learned):
         ema: bool = False,
         labels: bool = False,
     ) -> np.ndarray | dict[str, np.ndarray]:
-        """The model's outputs for inputs, or the labels that they mean.
+        """Return the model's outputs for inputs, or the labels of the predicted classes.
 
         Args:
             data: Inputs in any form that ``fit`` takes; targets are not needed.
@@ -366,7 +366,7 @@ class Learner(Learned):
     def predict_proba(
         self, data: Source, *, target: str | None = None, batch_size: int = 256, ema: bool = False
     ) -> np.ndarray | dict[str, np.ndarray]:
-        """Probabilities of classes for inputs, whether the model ends in logits or in a Softmax or Sigmoid.
+        """Return class probabilities for inputs, from logits or from a final Softmax or Sigmoid.
 
         Args:
             data: Inputs in any form that ``fit`` takes; targets are not needed.
@@ -397,7 +397,7 @@ class Learner(Learned):
         what: str,
         found: Callable[[Reading, np.ndarray, Sequence[str] | None], np.ndarray],
     ) -> np.ndarray | dict[str, np.ndarray]:
-        """What is found in the predictions that losses are built on; by output where several have losses."""
+        """Apply a function to the predictions of each output that has a loss; by output where there are several."""
         from onnxtrain.training.inference.answers import check_answers
 
         evaluator = self._evaluator(self.objective.form, ema)
@@ -436,7 +436,7 @@ class Learner(Learned):
 
     @checks_arguments
     def check_finite(self, loss: float, step: int, hint: str = "") -> None:
-        """Stop when the loss is not a number any more.
+        """Raise an error where the loss is NaN.
 
         Raises:
             NumericalError: It is NaN or infinite.

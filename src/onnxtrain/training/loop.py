@@ -21,6 +21,7 @@ from onnxtrain.data.shares import undivided
 from onnxtrain.errors import CheckpointError, DataError, ModelError
 from onnxtrain.losses.heads import HeadMetric
 from onnxtrain.metrics.base import MeanAccumulator
+from onnxtrain.renamed import VALIDATION, MetricValues
 from onnxtrain.schedules import Schedule
 from onnxtrain.training.checkpoints.fingerprint import differences
 from onnxtrain.training.description import JSON, describe_masks, describe_weights
@@ -199,11 +200,12 @@ class Loop:
         mean = MeanAccumulator()
         mean.add(position.total / max(position.examples, 1), position.examples)
         state.loss = mean.value
-        state.metrics = {name: total / max(position.examples, 1) for name, total in position.parts.items()}
+        parts = {name: total / max(position.examples, 1) for name, total in position.parts.items()}
+        state.metrics = MetricValues(parts)
         if self.validation is not None:
             size = max(self.batch_size, 64)
             measured = trainer.evaluate(self.validation, batch_size=size, metrics=self.metrics, ema=self.ema)
-            state.metrics |= {f"validation_{name}": value for name, value in measured.items()}
+            state.metrics |= {VALIDATION + name: value for name, value in measured.items()}
         self.callbacks.on_epoch_end(state)
         self._decide_once()
         trainer.steps.check()

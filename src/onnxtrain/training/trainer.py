@@ -1,4 +1,4 @@
-"""Train an ONNX model: the object that most people use."""
+"""The Trainer: train an ONNX model on stock ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _INTERNALS = frozenset(
 
 @checks_arguments
 class Trainer(Learner):
-    """Trains an ONNX model on stock ONNX Runtime.
+    """Train an ONNX model on stock ONNX Runtime.
 
     Args:
         model: A path or a loaded model. It is never changed; :meth:`save` writes a copy in which only the
@@ -53,60 +53,59 @@ class Trainer(Learner):
             ``"huber(delta=0.5)"``, ``"output:NAME"`` for a scalar output of the model, a
             :class:`~onnxtrain.losses.Loss`, the path of an ONNX model of (prediction, target), or a
             function (builder, prediction, target) -> value. A model that ends in the Softmax or Sigmoid that a
-            cross-entropy contains trains through what stands before it.
+            cross-entropy contains is trained on its logits.
         optimizer: Update rule, by default ``Adam()``; or its name, ``"adamw(lr=3e-4)"``.
         train: Glob patterns of the initializers to train; by default all parameters
             (``onnxtrain inspect MODEL`` lists them).
-        freeze: Glob patterns of those to keep; wins over ``train``.
-        groups: Parameters that are updated otherwise than the rest: a :class:`~onnxtrain.Group` each. A parameter
-            belongs to the first group that matches it, as in PyTorch.
+        freeze: Glob patterns of initializers to freeze; wins over ``train``.
+        groups: Parameter groups with settings of their own, :class:`~onnxtrain.Group`. A parameter belongs to the first
+            group that matches it, as in PyTorch.
         ema: Keep an exponential moving average of the parameters, with this decay, or as an :class:`~onnxtrain.EMA`
             says; ``evaluate``, ``predict``, ``save`` and ``model`` take it with ``ema=True``.
         state_dtype: ``"bfloat16"`` keeps the optimizer's states of float32 parameters in half the bytes; ``"8bit"``, or
-            ``"int8"``, in a quarter, block-wise: 8-bit numbers with a scale for each 256 of them, where a parameter has
-            4,096 elements and more, and by the native kernels only. States are rounded up or down at random, with the
-            right mean; what is drawn follows from ``seed``, so that a resumed training goes on bit for bit. By default
-            states have the type of their parameter.
-        compute: ``"bfloat16"`` rounds the factors of products with weights, forwards and in gradients, to bfloat16 and
-            adds up in float32: about twice the rate on processors with AVX512-BF16; others refuse it. Products with
-            weights of fewer than 64 rows or columns, as those of adapters, attention, norms, losses and updates stay in
-            float32, as do ``evaluate`` and ``predict``: what is saved computes as they do.
+            ``"int8"``, in a quarter, block-wise: 8-bit values with one scale per 256, for parameters of at least 4,096
+            elements, with the native kernels only. Rounding is stochastic and unbiased; its samples follow from
+            ``seed``, so that a resumed training goes on bit for bit. By default states have the type of their
+            parameter.
+        compute: ``"bfloat16"`` rounds the operands of linear layers to bfloat16, forward and backward, and accumulates
+            in float32: about twice the rate on CPUs with AVX512-BF16; other CPUs refuse it. Linear layers with fewer
+            than 64 rows or columns (adapters), attention, norms, losses and updates stay in float32, as do
+            ``evaluate`` and ``predict``, which compute as the saved model does.
         master_weights: Whether trained weights of a file in float16 or bfloat16 are held in float32, and rounded when
-            they are saved. ``False`` holds those in bfloat16 as the file does, half the bytes: every update rounds them
-            up or down at random, with the right mean, as ``state_dtype`` rounds states.
-        output: The output that the loss is built on, by default the first floating one.
+            they are saved. ``False`` keeps bfloat16 weights in bfloat16, half the bytes: every update rounds them
+            stochastically, as ``state_dtype`` rounds states.
+        output: The output that the loss reads, by default the first one of a floating type.
         targets: ``"indices"`` or ``"values"`` (distributions over classes), where the loss takes both; by
-            default what the first data hold.
+            default decided by the first data.
         batch_norm: ``"frozen"``: running statistics, whatever mode the file sets; ``"train"``: batch statistics, with
-            the running ones written back; ``"sync"``: the same, of the parts of all processes together.
-        dropout: Whether Dropout nodes drop while training, whatever mode the file sets.
-        untie: Give initializers that several nodes share one each: ``True`` for what exporters merge (scales,
-            biases and statistics), or glob patterns.
+            the running ones written back; ``"sync"``: synchronized over all ranks (SyncBatchNorm).
+        dropout: Whether Dropout nodes are active while training, whatever mode the file sets.
+        untie: Split shared initializers, so that each node has its own: ``True`` for those that exporters merge
+            (scales, biases and statistics), or glob patterns.
         tie: Train initializers that hold the same values (an embedding, and the output projection as its
             transposed copy) as one: ``True`` for all, or glob patterns.
         clip_value: Clip every element of the gradients to [-clip_value, clip_value].
         clip_norm: Scale the gradients so that their global norm is at most this.
-        masks: Parameters of which a part stays zero, by name: boolean arrays, false where it does. See
-            :meth:`set_masks`.
+        masks: Boolean arrays by parameter name; elements stay zero where a mask is false. See :meth:`set_masks`.
         sparsify: Glob patterns of the parameters whose sparsity an optimizer such as ``SSGD`` promotes; by
-            default the weights of products, convolutions, recurrent layers and embeddings. The others take
-            plain steps.
+            default the weights of linear layers, convolutions, recurrent layers and embeddings. Other
+            parameters take plain steps.
         accumulate: Split every batch into this many micro-batches; the step equals that of the whole batch.
-        straight_through: Train through operators that round or quantize, as if they did not
-            (quantization-aware training); see :func:`onnxtrain.gradient`.
-        qat: Train a quantized model as it is quantized: weights in integers are trained as numbers that are rounded
-            in every step, scales are learned, and integers and scales are saved
+        straight_through: Pass gradients unchanged through operators that round or quantize (straight-through
+            estimator); see :func:`onnxtrain.gradient`.
+        qat: Quantization-aware training of a quantized model: integer weights are trained as floats that every step
+            rounds, scales are trained, and integers and scales are saved
             ([quantization](docs/quantization.md)). Implies ``straight_through``.
-        recompute: Glob patterns of names of nodes whose results are computed again in the backward pass instead
-            of being kept: takes time, saves memory, changes no number. ``"layers"`` is every numbered layer, each
-            by itself: of a layer only what enters it is kept.
-        lora: Adapters to train beside frozen weights, :class:`onnxtrain.Lora`. Then ``train`` names what is trained
-            whole beside them, by default nothing.
+        recompute: Glob patterns of names of nodes whose outputs are recomputed in the backward pass (activation
+            checkpointing): takes time, saves memory, changes no result. ``"layers"`` recomputes every numbered
+            layer from its input.
+        lora: Adapters to train beside frozen weights, :class:`onnxtrain.Lora`. Then ``train`` names the initializers
+            that are trained in full beside them, by default none.
         free_batch: Train a model of a fixed batch size on batches of any size, as :func:`onnxtrain.free_batch` makes
             it; the saved file keeps its own.
-        seed: Seed of the order of the data and of dropout.
+        seed: Seed of shuffling and of dropout.
         threads: Threads within an operator; default one per core.
-        options: All other options of the sessions.
+        options: All other options of the ONNX Runtime sessions.
         parallel: The processes that train this model together, each on its part of every batch, such as
             ``onnxtrain.parallel.MPI()``; by default this one alone.
         shard_states: Whether of N such processes each keeps an N-th of the optimizer's states, and updates an N-th of
@@ -207,7 +206,6 @@ class Trainer(Learner):
         warn_of(self._hints)
 
     @checks_arguments
-    @checks_arguments
     def fit(
         self,
         data: Source,
@@ -271,7 +269,7 @@ class Trainer(Learner):
             checkpoint: Folder of checkpoints; none by default.
             checkpoint_every: Steps between checkpoints; by default one per epoch.
             keep: How many checkpoints to keep.
-            save_best: A metric such as ``"validation_accuracy"``: the model of its best epoch is in ``best.onnx`` in
+            save_best: A metric such as ``"val_accuracy"``: the model of its best epoch is in ``best.onnx`` in
                 the folder of the checkpoints.
             resume: Go on from the newest checkpoint of the folder, or from the one of this path, bit for bit as if
                 never stopped. Everything that changes numbers must be as it was: settings, schedule, the model, and the

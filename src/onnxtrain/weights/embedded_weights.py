@@ -10,11 +10,11 @@ from onnxtrain.ir.clone import all_nodes
 from onnxtrain.ir.domains import MACHINE_LEARNING_DOMAIN
 
 _LISTED = 3
-"""How many are named before the sentence says that there are more."""
+"""Number of names listed before the sentence says that there are more."""
 
 
 def hidden_weights(model: ir.Model) -> str:
-    """Where the weights of a model without trainable initializers are, and what to do; "" where there are none.
+    """Say where weights are stored outside initializers, and the next step; "" where there are none.
 
     Weights are floating tensors of more than one element: of Constant nodes, initializers of branches and loop bodies,
     and constants of functions. Operators from ``ai.onnx.ml`` that are left have numbers of their own that no gradient

@@ -78,7 +78,7 @@ class Group:
         return f"Group({', '.join([repr(shown), *given])})"
 
     def rule(self, optimizer: Optimizer) -> UpdateRule:
-        """How its parameters are updated, where the others are by an optimizer.
+        """Return the optimizer of this group, given that of the other parameters.
 
         Raises:
             OptionError: The optimizer has no such setting, or the value is outside its range.

@@ -96,7 +96,7 @@ def _layers(model: ir.Model, rows: Sequence[Initializer]) -> list[list[str]]:
 
 
 def _keys(rows: Sequence[Initializer], places: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
-    """What tells the layers of parameters apart, which come in the order of the model."""
+    """Return the layer key of each parameter; parameters are in the order of the model."""
     keys: dict[str, tuple[str, ...]] = {}
     others: list[str] = []
     numbered: list[int] = []

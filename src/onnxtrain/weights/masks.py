@@ -82,5 +82,5 @@ def set_to_zero(states: MutableMapping[str, np.ndarray], masks: Mapping[str, np.
 
 
 def non_zeros(arrays: Mapping[str, np.ndarray]) -> int:
-    """How many elements are not zero, over all arrays."""
+    """Count the nonzero elements of all arrays."""
     return sum(int(np.count_nonzero(array)) for array in arrays.values())

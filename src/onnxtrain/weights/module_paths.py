@@ -1,4 +1,4 @@
-"""What a weight is called in the program that was exported, where its name in the file does not say so.
+"""Recover the module path of a weight whose name in the file does not have it.
 
 PyTorch's exporters write the weight of a ``Linear`` as ``val_8`` or ``onnx::MatMul_26``. The node that reads it knows
 its module: by metadata (the newer exporter), or by its own name, ``/layer.1/head/MatMul`` (the older one).
@@ -63,7 +63,7 @@ _IN_MODULES = {"scale": "weight", "bias": "bias", "running mean": "running_mean"
 
 
 def role_in_module(operator: str, index: int) -> str:
-    """What PyTorch's modules call what an operator reads there; "" where the operator does not tell.
+    """Return PyTorch's name of the parameter at an operator's input slot; "" where the operator has none.
 
     Example:
         >>> role_in_module("BatchNormalization", 4), role_in_module("Gemm", 2), role_in_module("Mul", 1)

@@ -1,4 +1,4 @@
-"""What the name of an initializer tells: a module's own parameter, a known buffer, or an exporter's constant."""
+"""Classify initializers by name: a module's parameter, a known buffer, or an exporter's constant."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Origin(Enum):
-    """Where a name comes from."""
+    """Origins of a name."""
 
     MODULE = "a path of modules, as of a state dict"
     WORD = "a word"

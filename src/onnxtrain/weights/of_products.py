@@ -55,7 +55,7 @@ def _weighs(reader: Reader, value: ir.Value) -> bool:
 
 
 def _axes(value: ir.Value) -> int:
-    """How many axes have more than one element."""
+    """Count the axes with more than one element."""
     return sum(size != 1 for size in dimensions(value) or ())
 
 

@@ -34,7 +34,7 @@ _WEIGHT_NAMES = frozenset({"weight", "bias", "gamma", "beta", "kernel"})
 _TOLERANCE = 1e-5
 
 _CIRCLE = 1e-3
-"""How far squares of cosines and sines may be from their sum."""
+"""Tolerance of cos² + sin² = 1."""
 
 _LEAST_STEPS = 3
 """Values rise evenly from this many on."""

@@ -134,7 +134,7 @@ def parameter_table(
 _EXPONENT = "exponent of Pow"
 
 _WILDCARDS = frozenset("*?[|")
-"""What makes a pattern of a name."""
+"""Characters that make a name a glob pattern."""
 
 
 def _listed(given: str | Sequence[str]) -> list[str]:
@@ -216,7 +216,7 @@ def _is_trained(value: ir.Value) -> bool:
 
 
 def _role(value: ir.Value, functions: Functions) -> str:
-    """What a constant is for, as the operators say that read it, or its name; "" for a parameter."""
+    """Return the purpose of a constant, by the operators that read it or by its name; "" for a parameter."""
     readers = scalar_readers(value, functions) if is_scalar(value) else arrivals(value, functions)
     uses = {use_of(reader) for reader in readers}
     settings = sorted(use for use in uses if isinstance(use, str))

@@ -1,4 +1,4 @@
-"""Where an initializer is read: through what only renames or rearranges it, into bodies and functions."""
+"""Find the readers of an initializer, through renaming and rearranging nodes, into bodies and functions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ROLES = {1: "scale", 2: "bias", 3: "running mean", 4: "running variance"}
 
 
 def role_of(operator: str, index: int) -> str:
-    """What a normalization does with an input, for which no other input can stand in; "" for other operators.
+    """Return the role of a normalization's input (scale, bias, mean, variance); "" for other operators.
 
     Example:
         >>> role_of("BatchNormalization", 4), role_of("Mul", 1)
@@ -70,7 +70,7 @@ def read_through_identity(value: ir.Value) -> list[Reader]:
 def arrivals(
     value: ir.Value, functions: Functions | None = None, through: Collection[str] = REARRANGING
 ) -> list[Reader]:
-    """Where the elements of a value arrive, seen through some operators and into functions and loops.
+    """Return the nodes that read the elements of a value, through shape operators and into functions and loops.
 
     Args:
         value: The value.
@@ -104,7 +104,7 @@ def arrivals(
 
 
 def _handed(node: ir.Node, index: int) -> Sequence[ir.Value]:
-    """What a node hands an input on as."""
+    """Return the values through which a node passes an input on."""
     if node.op_type in ("Loop", "Scan"):
         return [node.attributes["body"].as_graph().inputs[index]]
     return node.outputs

@@ -36,7 +36,7 @@ _GUARDED = frozenset({"Sqrt", "Log", "Reciprocal", "Pow"})
 _LARGEST_EPSILON = 1e-2
 
 _HUGE = 1e4
-"""What fills masked places is beyond it, and no learned scalar."""
+"""Fill values of masked positions are larger than this; trainable scalars are not."""
 
 _KNOWN = (math.pi, math.e, math.log(2), math.log(10), math.sqrt(2 / math.pi), 2 / math.sqrt(math.pi), 0.044715, 1.702)
 """Numbers of formulas that are neither round nor roots."""

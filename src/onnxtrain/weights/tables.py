@@ -15,27 +15,27 @@ _HUGE = 1e9
 """No weight is as large; exporters write masks as -inf or the smallest float."""
 
 _FILL, _BEFORE_SOFTMAX = -1e4, -10.0
-"""What a mask of few values adds to a place that it hides: to anything, and to scores before a softmax."""
+"""Values that an additive mask adds to hidden positions: anywhere, and to scores before a softmax."""
 
 _FEW = 3
 """A mask has no more values than this, unless a bias is added in."""
 
 _ROWS = 64
-"""How many positions of a table are looked at."""
+"""Number of positions of a table that are examined."""
 
 _LEAST_ROWS = 8
 
 _FIRST_ROW = 16
-"""Where looking begins: rows before may be of another kind, as for padding; those far behind are less exact."""
+"""First row that is examined: earlier rows may be padding, later ones are less exact."""
 
 _TOLERANCE = 5e-3
-"""How far a column may be from a sinusoid, of its largest value; tables of half precision are within it."""
+"""Tolerance of a column against a sinusoid, relative to its largest value; float16 tables are within it."""
 
 _STEPS = 16
-"""How many nodes back preprocessing is looked for."""
+"""Number of nodes that are searched backward for preprocessing."""
 
 _LOOKED_AT = 1 << 20
-"""How many elements of a tensor are looked at to count its values."""
+"""Number of elements of a tensor that are examined to count its distinct values."""
 
 
 def table_reason(value: ir.Value, functions: Functions, readers: list[Reader]) -> str:
@@ -160,7 +160,7 @@ def _multiplies(readers: list[Reader]) -> bool:
 
 
 def _values(array: np.ndarray) -> int:
-    """How many different values an array holds, as far as it is looked at."""
+    """Count the distinct values among the examined elements of an array."""
     return len(np.unique(array.reshape(-1)[:_LOOKED_AT]))
 
 

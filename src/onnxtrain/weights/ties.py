@@ -18,12 +18,12 @@ _LEAST_VALUES = 8
 """Copies have at least so many different values among the first ones: what is zero or one is alike by chance."""
 
 _SAMPLE = 64
-"""How many elements of a diagonal tell tensors apart before all elements are compared."""
+"""Number of diagonal elements compared before all elements are."""
 
 _LOOKED_AT = 1 << 10
 
 _BLOCK = 1 << 8
-"""How many rows are compared at a time."""
+"""Number of rows compared at a time."""
 
 
 class Copy(NamedTuple):

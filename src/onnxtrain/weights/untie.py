@@ -78,7 +78,7 @@ def has_one_value(array: np.ndarray) -> bool:
 
 
 def copy_name(name: str, node: onnx.NodeProto, position: int, number: int) -> str:
-    """What a copy of a shared initializer is called: as the module that reads it calls it, where that is known.
+    """Name a copy of a shared initializer after the module that reads it, where that is known.
 
     Elsewhere it gets a number, before its last word, which patterns such as ``*.bias`` ask for.
 
@@ -123,7 +123,7 @@ def _shared(graph: onnx.GraphProto) -> dict[str, list[tuple[int, int]]]:
 
 
 def _place(graph: onnx.GraphProto, index: int, position: int) -> _Place:
-    """Where a reader reads: inputs of a normalization are apart, two factors of a product of one tensor are not."""
+    """Return the key of a reader: inputs of a normalization differ, two operands of one matmul do not."""
     return index, role_of(graph.node[index].op_type, position)
 
 

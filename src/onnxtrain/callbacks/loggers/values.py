@@ -1,4 +1,4 @@
-"""What loggers write: values of steps and epochs under names with a slash, settings; and whose package is missing."""
+"""Values for loggers: metrics under names with a slash, settings, and the error for a missing package."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from onnxtrain.callbacks.base import TrainingState
 from onnxtrain.errors import OptionError
+from onnxtrain.renamed import VALIDATION
 from onnxtrain.training.description import describe_settings
 
 _LEFT_OUT = ("parameters", "sparsify")
@@ -31,13 +32,13 @@ def epoch_values(state: TrainingState) -> dict[str, float]:
         "training/epoch": state.epoch,
     }
     for name, value in state.metrics.items():
-        start, _, rest = name.partition("validation_")
+        start, _, rest = name.partition(VALIDATION)
         found[f"validation/{rest}" if rest and not start else f"training/{name}"] = value
     return {name: float(value) for name, value in found.items()}
 
 
 def settings(state: TrainingState) -> dict[str, Any]:
-    """What is trained and how, in flat names: ``optimizer``, ``optimizer.beta``, ``batch_size``."""
+    """Return the settings of the training under flat names: ``optimizer``, ``optimizer.beta``, ``batch_size``."""
     found: dict[str, Any] = {"epochs": state.epochs, "batch_size": state.batch_size}
     if state.trainer is None:
         return found

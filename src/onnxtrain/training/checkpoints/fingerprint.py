@@ -7,9 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from onnxtrain.callbacks.base import settings_of
+from onnxtrain.callbacks.watching import RENAMED
 from onnxtrain.errors import OptionError
+from onnxtrain.renamed import todays_metric
 from onnxtrain.schedules import Schedule, resolve_schedule
 from onnxtrain.training.description import JSON, describe
+
+_WATCHING: Final = ("early_stopping", "reduce_on_plateau")
 
 CHANGEABLE: Final = (
     "accumulate",
@@ -80,7 +84,7 @@ def describe_course(
         **({} if augment is None else {"augment": describe(augment)}),
         **{
             setting: [describe(settings) for settings in settings_of(callbacks, setting)] or None
-            for setting in ("early_stopping", "reduce_on_plateau")
+            for setting in _WATCHING
         },
     }
 
@@ -124,6 +128,8 @@ def differences(found: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, 
     result = {}
     for key in sorted(found.keys() | here.keys()):
         left, right = found.get(key, _MISSING), here.get(key, _MISSING)
+        if key in _WATCHING:
+            left = _under_todays_names(left)
         if left == right or (key == "weights" and None in (left, right)):
             continue
         if key == "columns" and not all(isinstance(side, dict) and side for side in (left, right)):
@@ -135,6 +141,20 @@ def differences(found: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, 
 
 
 _MISSING: Final = object()
+
+
+def _under_todays_names(settings: Any) -> Any:
+    """Settings of callbacks in a checkpoint, which an earlier version may have written under its own names."""
+    if not isinstance(settings, list):
+        return settings
+    renamed = [dict(each) if isinstance(each, dict) else each for each in settings]
+    for each in renamed:
+        if isinstance(each, dict):
+            for old, new in RENAMED.items():
+                if old in each:
+                    each[new] = each.pop(old)
+            each |= {"monitor": todays_metric(each["monitor"])} if isinstance(each.get("monitor"), str) else {}
+    return renamed
 
 
 def _without_common(record: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
