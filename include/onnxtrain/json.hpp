@@ -1,4 +1,4 @@
-// The little of JSON that step graphs and safetensors need: texts, whole numbers, lists and objects, read only.
+// A read-only JSON parser for step graphs and safetensors: strings, integers, lists and objects.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace onnxtrain::json {
 
-// A value: its kind says which of the members it has.
+// A JSON value; `kind` selects the member that holds it.
 struct Value {
   enum class Kind { kNull, kBoolean, kNumber, kText, kList, kObject };
 
@@ -21,9 +21,9 @@ struct Value {
   double number = 0;
   std::string text;
   std::vector<Value> items;                             // of a list
-  std::vector<std::pair<std::string, Value>> members;   // of an object, in order
+  std::vector<std::pair<std::string, Value>> members;   // of an object, in file order
 
-  // The member of an object by name; null where there is none.
+  // Returns the member of an object by name, or null if it is missing.
   const Value* find(std::string_view name) const {
     for (const auto& [key, value] : members) {
       if (key == name) return &value;
@@ -32,7 +32,7 @@ struct Value {
   }
 };
 
-// Reads one value from a text. Throws std::runtime_error where it is no JSON.
+// Parses one value. Throws std::runtime_error if the text is not JSON.
 class Reader {
  public:
   explicit Reader(std::string_view text) : text_(text) {}
@@ -192,7 +192,7 @@ class Reader {
 
 inline Value read(std::string_view text) { return Reader(text).read(); }
 
-// A text as JSON.
+// Formats a string as JSON.
 inline std::string quoted(std::string_view text) {
   constexpr char kDigits[] = "0123456789abcdef";
   std::string result = "\"";

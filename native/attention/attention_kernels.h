@@ -1,5 +1,5 @@
-// softmax(scale q kᵀ + bias) v of one head, a block of queries at a time, and its gradient, which computes the
-// probabilities again from the logarithm of their sum.
+// softmax(scale q kᵀ + bias) v of one head, one block of queries at a time, and its gradient, which recomputes the
+// probabilities from the logarithm of their sum.
 //
 // Included by attention.cpp only.
 #pragma once
@@ -12,7 +12,7 @@
 namespace onnxtrain {
 namespace {
 
-// Places in a scratch buffer.
+// Offsets of the buffers in the scratch memory.
 template <typename T>
 struct Places {
   std::size_t total = 0;
@@ -110,7 +110,7 @@ struct GradientPlaces : Places<T> {
   }
 };
 
-// Rows `width` apart to rows `stride` apart.
+// Copies rows `width` apart to rows `stride` apart.
 template <typename T>
 void copy_rows(const T* from, std::size_t width, std::size_t rows, std::size_t count, T* to, std::ptrdiff_t stride) {
   for (std::size_t row = 0; row < rows; ++row) {

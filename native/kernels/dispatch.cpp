@@ -1,4 +1,4 @@
-// Chooses the instruction set: once, at the first use.
+// Selects the instruction set once, at the first use.
 #include <cstdlib>
 #include <string>
 
@@ -22,8 +22,8 @@ namespace {
 
 struct Candidate {
   const char* name;
-  const KernelTable* table;  // null where the compiler lacks the instruction set
-  bool supported;            // by this processor
+  const KernelTable* table;  // null if the compiler does not support the instruction set
+  bool supported;            // by this CPU
 };
 
 struct Choice {

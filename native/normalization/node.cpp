@@ -34,7 +34,7 @@ void write_totals(ElementType type, const std::vector<double>& parts, std::size_
   }
 }
 
-// Blocks of rows give sums of their own, which are added in order afterwards.
+// Each block of rows has its own sums, which are added in order at the end.
 void run_rows(const LayerNormalizationCall& row_call, ElementType type, std::size_t rows, void* dscale, void* dbias,
               const ParallelFor& parallel_for) {
   const std::size_t size = row_call.size;

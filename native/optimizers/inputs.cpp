@@ -101,7 +101,7 @@ std::int64_t UpdateInputs::update_count(const Call& call) const {
 
 void UpdateInputs::check_type(const Tensor& parameter, const Tensor& other, char letter, std::size_t index) const {
   const bool is_mask = letter == 'M', is_rounded = !starts_.empty() && letter != 'M' && letter != 'G';
-  const std::int32_t type = parameter_starts_.empty() ? parameter.type : ort::kTypeFloat;  // of what is computed
+  const std::int32_t type = parameter_starts_.empty() ? parameter.type : ort::kTypeFloat;  // compute type
   if (is_mask && other.type != ort::kTypeBool) {
     throw std::invalid_argument(label(letter, index) + " has type " + type_name(other.type) +
                                 ": a mask must be of type bool.");

@@ -10,16 +10,16 @@
 namespace onnxtrain {
 namespace {
 
-// A matrix of floats that is the left one of a product: lines are rows or, transposed, columns.
+// A float matrix as left operand: lines are rows or, if transposed, columns.
 struct Left {
   const float* data;
   std::size_t line;
   bool transposed;
 };
 
-constexpr std::size_t kRoundedRows = 16;  // at a time: as many as the widest vector has lanes
+constexpr std::size_t kRoundedRows = 16;  // at a time: the lanes of the widest vector
 
-// Rounds all of the left matrix, which every part of the product reads.
+// Rounds the whole left matrix, which every part of the multiplication reads.
 void round_left(const Bfloat16Kernels& kernels, const Left& left, const Bfloat16Product& product, std::uint16_t* words,
                 const ParallelFor& parallel_for) {
   const Rounding rounding = {left.data,     left.line,     left.transposed,    product.rows,
@@ -33,7 +33,7 @@ void round_left(const Bfloat16Kernels& kernels, const Left& left, const Bfloat16
 
 void multiply(const Left& left, Bfloat16Product whole, const ParallelFor& parallel_for) {
   if (whole.rows == 0 || whole.columns == 0) return;
-  constexpr std::size_t kUnit = 16, kRowUnit = 6, kLine = 32;  // of columns; of rows: those of a tile; words of a line
+  constexpr std::size_t kUnit = 16, kRowUnit = 6, kLine = 32;  // column unit; row unit: a tile's rows; words per cache line
   const Bfloat16Kernels& kernels = bfloat16_kernels();
   whole.left_stride = checked_product(divided_up(whole.depth, kLine) | 1, kLine);  // an odd number of cache lines
   const Buffer words(checked_product(whole.rows, whole.left_stride, sizeof(std::uint16_t)));

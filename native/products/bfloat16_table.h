@@ -1,9 +1,9 @@
-// Products of two matrices whose elements are rounded to bfloat16 and whose sums are float: functions over pointers,
-// compiled once per instruction set, and once more for processors that multiply bfloat16 themselves.
+// Multiplication of two matrices with elements rounded to bfloat16 and float accumulation: functions over pointers,
+// compiled once per instruction set, and once more for CPUs with bfloat16 instructions.
 //
-// sum += left[2k + 1] * right[2k + 1]; sum += left[2k] * right[2k], both fused, for k = 0, 1, ...: what the instruction
-// vdpbf16ps of AVX512-BF16 computes. Other instruction sets do the same with several instructions and give the same bits,
-// but for sums below 2^-126, which the instruction takes for zero.
+// sum += left[2k + 1] * right[2k + 1]; sum += left[2k] * right[2k], both fused, for k = 0, 1, ...: the result of the
+// instruction vdpbf16ps of AVX512-BF16. Other instruction sets emulate it with the same bits, except that the
+// instruction flushes sums below 2^-126 to zero.
 #pragma once
 
 #include <cstddef>
@@ -13,19 +13,19 @@
 
 namespace onnxtrain {
 
-// The right matrix [depth, columns], as it lies in memory: in lines, which are its rows or, transposed, its columns.
+// The right matrix [depth, columns] in memory: lines are its rows or, if transposed, its columns.
 struct StoredMatrix {
   Stored stored;
-  const void* data;        // null for few bits
-  std::size_t line;        // elements from one line to the next
+  const void* data;        // null for low-bit weights
+  std::size_t line;        // elements between lines
   bool transposed;
-  const FewBits<float>* few_bits;  // null for the others
+  const FewBits<float>* few_bits;  // null otherwise
 };
 
-// A part of a product: target[row, column] = bias[column] + sum over the depth of left[row, depth] *
+// A part of a multiplication: target[row, column] = bias[column] + sum over the depth of left[row, depth] *
 // right[depth, column].
 struct Bfloat16Product {
-  const std::uint16_t* left;  // rounded, rows `left_stride` apart, filled up with zeros to an even depth
+  const std::uint16_t* left;  // rounded, rows `left_stride` apart, zero-padded to an even depth
   std::size_t left_stride;
   StoredMatrix right;
   std::size_t first_column;  // of the right matrix
@@ -39,25 +39,24 @@ struct Bfloat16Product {
   std::uint16_t* scratch;  // `scratch(columns, block)` elements
 };
 
-// A matrix of floats that is rounded: target [rows][stride] = source [rows, depth], with zeros from the depth to the next
-// even number.
+// Rounds a float matrix: target [rows][stride] = source [rows, depth], zero-padded to an even depth.
 struct Rounding {
   const float* source;
-  std::size_t line;  // elements from one line of the source to the next
-  bool transposed;   // whether lines are columns
+  std::size_t line;  // elements between lines of the source
+  bool transposed;   // true if lines are columns
   std::size_t rows, depth;
   std::uint16_t* target;
   std::size_t stride;
 };
 
 struct Bfloat16Kernels {
-  bool by_processor;  // whether it has an instruction for them
+  bool by_processor;  // true if the CPU has an instruction for them
   std::size_t (*scratch)(std::size_t columns, std::size_t block);
   void (*round)(const Rounding&, std::size_t first_row, std::size_t end_row);
   void (*multiply)(const Bfloat16Product&);
 };
 
-// Those for the instruction set in use, by the processor's own instruction where it has one.
+// The kernels for the instruction set in use, with the CPU's own bfloat16 instruction where it has one.
 const Bfloat16Kernels& bfloat16_kernels();
 
 }  // namespace onnxtrain

@@ -1,5 +1,5 @@
-// Numbers of any kind as bfloat16: words of 16 bits, the upper half of a float, rounded to the nearest, ties to even.
-// Magnitudes below 2^-126 become zero, as the processor's instructions take them; a NaN stays one.
+// Conversion of any element type to bfloat16 words, the upper half of a float, rounded to nearest even. Magnitudes
+// below 2^-126 become zero, as in the CPU's instructions; NaN stays NaN.
 //
 // Included by files that are compiled once per instruction set.
 #pragma once
@@ -39,7 +39,7 @@ inline void round_to_words(const float* from, std::size_t count, std::uint16_t* 
   for (std::size_t j = i; j < count; ++j) to[j] = rounded(from[j]);
 }
 
-// How many numbers are made floats at a time.
+// Elements converted to float at a time.
 inline constexpr std::size_t kWidened = 256;
 
 // Elements [first, first + count) of line `line` of a matrix.

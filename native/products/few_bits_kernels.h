@@ -1,5 +1,4 @@
-// Weights of a few bits as numbers, arranged for products as soon as they are made: no more of them than a block of the
-// depth exists at a time.
+// Low-bit weights, dequantized tile by tile while packing: at most one block of the depth is held as floats.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +26,7 @@ inline T zero_point(const FewBits<T>& w, std::size_t row, std::size_t block) {
   return T(integer_at<bits>(w.packed_zeros + row * row_bytes, block));
 }
 
-// As many integers as a vector has lanes, from the beginning of a byte: two of them in each 64 bits.
+// As many integers as a vector has lanes, byte-aligned: two in each 64 bits.
 template <std::size_t bits>
 inline Vector<float> integers_at(const std::uint8_t* packed) {
   constexpr std::uint64_t kMask = (1u << bits) - 1;
@@ -75,7 +74,7 @@ void dequantize(const FewBits<T>& w, std::size_t row, std::size_t column, std::s
   }
 }
 
-// Rows [first_row, first_row + depth) from column `first_column` on, as panels; the last is filled up with zeros.
+// Packs rows [first_row, first_row + depth) from column `first_column` on into panels; the last one is zero-padded.
 template <typename T>
 void pack_few_bits(const FewBits<T>& w, std::size_t first_row, std::size_t depth, std::size_t first_column,
                    std::size_t columns, T* packed) {

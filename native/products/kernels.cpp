@@ -1,5 +1,5 @@
-// The kernels of products for one instruction set: compiled like convolution.cpp, once per set, with fused
-// multiplications and additions.
+// The matmul kernels for one instruction set: compiled once per set, like convolution/kernels.cpp, with fused
+// multiply-add.
 #include "kernels/instruction_set.h"
 #include "products/product_kernels.h"
 

@@ -16,7 +16,7 @@ template <typename T>
 void multiply(const Product<T>& whole, const ParallelFor& parallel_for) {
   const bool sums = whole.left_sums != nullptr || whole.right_sums != nullptr;
   if ((whole.rows == 0 || whole.columns == 0) && !sums) return;
-  constexpr std::size_t kUnit = 64 / sizeof(T), kRowUnit = 6;  // of columns, and of rows: those of a tile
+  constexpr std::size_t kUnit = 64 / sizeof(T), kRowUnit = 6;  // column unit; row unit: a tile's rows
   const ProductKernels<T>& kernels_for = kernels_of<T>(*kernels()->product);
   const std::size_t depth = std::max<std::size_t>(whole.depth, 1);
   const auto evenly = [&](std::size_t most) { return divided_up(depth, divided_up(depth, most)); };
@@ -35,7 +35,7 @@ void multiply(const Product<T>& whole, const ParallelFor& parallel_for) {
   const auto ones = multiples(1, common.block), copied = multiples(common.copy_stride, common.block);
   common.ones = ones.data();
   common.copied = copied.data();
-  const std::size_t copied_rows = whole.left.row == 1 ? strip : 0;  // others are read where they lie
+  const std::size_t copied_rows = whole.left.row == 1 ? strip : 0;  // others are read in place
   BufferPool pool(checked_product(kernels_for.scratch(copied_rows, most_columns), common.block, sizeof(T)));
   parallel_for(cut.rows * cut.columns, [&](std::size_t task) {
     const std::size_t row_part = task / cut.columns, column_part = task % cut.columns;
