@@ -15,7 +15,7 @@
 
 #include "exported.h"
 #include "optimizers/optimizers.h"
-#include "products/bfloat16_table.h"
+#include "matmul/bfloat16_table.h"
 #include "threads.h"
 
 // One parameter with its gradient and states, each `count` contiguous elements of one type.
@@ -59,7 +59,7 @@ std::vector<Variable> variables_of(const OnnxtrainTensors* tensors, std::size_t 
   std::vector<Variable> variables(count);
   for (std::size_t i = 0; i < count; ++i) {
     require(tensors[i].type == 0 || tensors[i].type == 1, "a type is neither 0 (float) nor 1 (double)");
-    require(tensors[i].count >= 0 && tensors[i].count <= kMostElements, "a number of elements is negative or too large");
+    require(tensors[i].count >= 0 && tensors[i].count <= kMostElements, "an element count is negative or too large");
     require(tensors[i].count == 0 || has_buffers(tensors[i], states), "a buffer is null");
     Variable& variable = variables[i];
     variable.type = tensors[i].type == 0 ? onnxtrain::kFloat : onnxtrain::kDouble;
@@ -81,7 +81,7 @@ class GivenAttributes final : public onnxtrain::AttributeSource {
   double number(const char* name, std::optional<double> otherwise) const override {
     const OnnxtrainAttribute* const found = find(name);
     if (found == nullptr) return otherwise ? *otherwise : missing(name);
-    if (found->text != nullptr) throw std::invalid_argument(std::string(name) + " is a text: it must be a number.");
+    if (found->text != nullptr) throw std::invalid_argument(std::string(name) + " is a string: it must be a number.");
     return found->number;
   }
 
@@ -89,7 +89,7 @@ class GivenAttributes final : public onnxtrain::AttributeSource {
     const OnnxtrainAttribute* const found = find(name);
     if (found == nullptr && !otherwise) missing(name);
     if (found == nullptr) return *otherwise;
-    if (found->text == nullptr) throw std::invalid_argument(std::string(name) + " is a number: it must be a text.");
+    if (found->text == nullptr) throw std::invalid_argument(std::string(name) + " is a number: it must be a string.");
     return found->text;
   }
 

@@ -31,7 +31,7 @@ class Buffer {
       : data_(taken(checked_sum(bytes, kAlignment), memory), Free{memory}) {
     if (data_ == nullptr) {
       throw std::runtime_error("its " + std::to_string(bytes) +
-                               " bytes of scratch memory cannot be had: free memory, or use smaller tensors.");
+                               " bytes of scratch memory cannot be allocated: free memory, or use smaller tensors.");
     }
   }
 

@@ -40,7 +40,7 @@ class Reader {
   Value read() {
     Value result = value(0);
     skip_space();
-    if (place_ != text_.size()) fail("has something behind its end");
+    if (place_ != text_.size()) fail("has trailing characters");
     return result;
   }
 
@@ -57,7 +57,7 @@ class Reader {
 
   char peek() {
     skip_space();
-    if (place_ == text_.size()) fail("ends too early");
+    if (place_ == text_.size()) fail("ends prematurely");
     return text_[place_];
   }
 
@@ -103,7 +103,7 @@ class Reader {
     expect('{');
     if (accept('}')) return;
     do {
-      if (peek() != '"') fail("has a key that is no text");
+      if (peek() != '"') fail("has a key that is not a string");
       std::string key = text();
       expect(':');
       result.members.emplace_back(std::move(key), value(depth + 1));
@@ -132,7 +132,7 @@ class Reader {
     char* stop = nullptr;
     result.kind = Value::Kind::kNumber;
     result.number = std::strtod(digits.c_str(), &stop);
-    if (digits.empty() || *stop != '\0') fail("has something that is no value");
+    if (digits.empty() || *stop != '\0') fail("has an invalid value");
     place_ += digits.size();
   }
 
@@ -140,7 +140,7 @@ class Reader {
     expect('"');
     std::string result;
     while (true) {
-      if (place_ == text_.size()) fail("has a text without an end");
+      if (place_ == text_.size()) fail("has an unterminated string");
       const char letter = text_[place_++];
       if (letter == '"') return result;
       if (letter == '\\') {
@@ -152,7 +152,7 @@ class Reader {
   }
 
   void escape(std::string& result) {
-    if (place_ == text_.size()) fail("has a text without an end");
+    if (place_ == text_.size()) fail("has an unterminated string");
     constexpr std::string_view kNames = "\"\\/bfnrt", kMeanings = "\"\\/\b\f\n\r\t";
     const char name = text_[place_++];
     if (name == 'u') {
@@ -162,7 +162,7 @@ class Reader {
       return;
     }
     const std::size_t index = kNames.find(name);
-    if (index == std::string_view::npos) fail("has an escape that does not exist");
+    if (index == std::string_view::npos) fail("has an unknown escape sequence");
     result += kMeanings[index];
   }
 
@@ -170,7 +170,7 @@ class Reader {
     const std::string digits(text_.substr(place_, 4));
     char* stop = nullptr;
     const unsigned long code = std::strtoul(digits.c_str(), &stop, 16);
-    if (digits.size() != 4 || *stop != '\0') fail("has an escape that is not four digits");
+    if (digits.size() != 4 || *stop != '\0') fail("has a \\u escape without four hexadecimal digits");
     place_ += 4;
     return static_cast<std::uint32_t>(code);
   }

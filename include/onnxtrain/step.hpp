@@ -163,7 +163,7 @@ class StepGraph {
   Port port(const ort::TypeInfo& type) const {
     const OrtTensorTypeAndShapeInfo* info = nullptr;
     check(ort::CastTypeInfoToTensorInfo::call(api_, type.get(), &info));
-    if (info == nullptr) throw Error("The graph has an input or output that is no tensor; it is no step graph.");
+    if (info == nullptr) throw Error("The graph has an input or output that is not a tensor, so it is not a step graph.");
     Port result;
     std::size_t rank = 0;
     check(ort::GetTensorElementType::call(api_, info, &result.type));
@@ -180,7 +180,7 @@ class StepGraph {
     check(ort::SessionGetModelMetadata::call(api_, session_.get(), all.out()));
     char* text = nullptr;
     check(ort::LookupCustomMetadata::call(api_, all.get(), allocator, key, &text));
-    if (text == nullptr) throw Error(std::string("The model is no step graph: its metadata has no '") + key + "'.");
+    if (text == nullptr) throw Error(std::string("The model is not a step graph: its metadata has no '") + key + "'.");
     return json::read(taken(allocator, text));
   }
 
@@ -188,7 +188,7 @@ class StepGraph {
     const json::Value description = metadata("onnxtrain.step");
     const json::Value* version = description.find("version");
     if (version == nullptr || version->number > kVersion) {
-      throw Error("The step graph has a later version than 1; use the step.hpp of the onnxtrain that wrote it.");
+      throw Error("The step graph has a version later than 1; use the step.hpp of the onnxtrain version that wrote it.");
     }
     for (const auto& [name, role] : description.find("feeds")->members) feeds_.emplace(name, role.text);
     for (const auto& [name, role] : description.find("states")->members) roles_.emplace(name, role.text);

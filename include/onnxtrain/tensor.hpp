@@ -51,7 +51,7 @@ inline const ElementType& element_type(int onnx) {
   for (const ElementType& type : kElementTypes) {
     if (type.onnx == onnx) return type;
   }
-  throw Error("The element type " + std::to_string(onnx) + " is none that a step graph is fed with.");
+  throw Error("The element type " + std::to_string(onnx) + " is not supported for the inputs of a step graph.");
 }
 
 // A dense tensor that owns its memory, aligned for SIMD.
@@ -149,7 +149,7 @@ namespace detail {
 // Returns a JSON integer that is valid as a byte or element count.
 inline std::size_t count_of(const json::Value& value) {
   if (value.kind != json::Value::Kind::kNumber || !(value.number >= 0 && value.number < 9e15)) {
-    throw Error("it has a size that is none");
+    throw Error("it has an invalid size");
   }
   return static_cast<std::size_t>(value.number);
 }
@@ -196,7 +196,7 @@ inline Tensors read_safetensors(const std::filesystem::path& path) {
     }
     return tensors;
   } catch (const std::runtime_error& error) {
-    throw Error("'" + path.string() + "' is not a file of states as safetensors: " + error.what());
+    throw Error("'" + path.string() + "' is not a safetensors file of states: " + error.what());
   }
 }
 

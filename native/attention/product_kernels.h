@@ -5,7 +5,7 @@
 #pragma once
 
 #include "attention/rows.h"
-#include "products/packing.h"
+#include "matmul/packing.h"
 #include "tuning.h"
 
 namespace onnxtrain {
@@ -14,7 +14,7 @@ namespace {
 // sums[row, column] (+)= sum over the depth of source[row * row_stride + depth_offsets[depth]] * panels[depth, column],
 // for the panels that contain columns below `wanted`.
 template <typename T>
-struct Product {
+struct Matmul {
   const T* source;
   std::ptrdiff_t row_stride;
   const std::ptrdiff_t* depth_offsets;
@@ -27,7 +27,7 @@ struct Product {
 };
 
 template <typename T>
-void multiply_panels(const Product<T>& product) {
+void multiply_panels(const Matmul<T>& product) {
   const Panels<T> panels(product.columns);
   const Parts depths(product.depth, tuning::kAccumulationDepth);
   if (product.depth == 0 && !product.accumulate) {

@@ -60,7 +60,7 @@ Blocks::Blocks(const Grid& grid, std::size_t batch, std::size_t channels, std::s
   }
   const std::size_t plane = covered();
   if (saturating_product(plane, channels) > std::max(kMostCopied, elements)) {
-    throw std::invalid_argument("the windows of neighbouring positions reach over " + std::to_string(plane) +
+    throw std::invalid_argument("the windows of neighbouring positions span " + std::to_string(plane) +
                                 " elements of each of " + std::to_string(channels) +
                                 " channels, more than this kernel copies at a time: use ONNX's own Conv for such "
                                 "pads and dilations.");

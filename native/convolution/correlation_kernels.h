@@ -2,7 +2,7 @@
 #pragma once
 
 #include "convolution/table.h"
-#include "products/packing.h"
+#include "matmul/packing.h"
 #include "tuning.h"
 
 namespace onnxtrain {

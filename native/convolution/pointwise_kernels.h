@@ -2,7 +2,7 @@
 // added up afterwards.
 #pragma once
 
-#include "products/matrix_tile.h"
+#include "matmul/matrix_tile.h"
 
 namespace onnxtrain {
 namespace {

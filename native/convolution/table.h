@@ -6,7 +6,7 @@
 #include <cstddef>
 
 #include "kernels/by_type.h"
-#include "products/table.h"
+#include "matmul/table.h"
 #include "tuning.h"
 
 namespace onnxtrain {

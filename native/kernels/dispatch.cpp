@@ -3,7 +3,7 @@
 #include <string>
 
 #include "kernels/kernel_table.h"
-#include "products/bfloat16_table.h"
+#include "matmul/bfloat16_table.h"
 
 namespace onnxtrain {
 
@@ -52,9 +52,9 @@ Choice choose() {
     if (!any && std::string(wanted) != candidate.name) continue;
     if (candidate.table != nullptr && candidate.supported) return {candidate.table, {}};
     if (any) continue;
-    return {nullptr, "The environment variable ONNXTRAIN_INSTRUCTION_SET asks for " + std::string(wanted) +
+    return {nullptr, "The environment variable ONNXTRAIN_INSTRUCTION_SET is " + std::string(wanted) +
                          (candidate.table == nullptr ? ", which this library was built without"
-                                                     : ", which this processor does not have") +
+                                                     : ", which this CPU does not support") +
                          ": unset it or choose another."};
   }
   return {nullptr, "The environment variable ONNXTRAIN_INSTRUCTION_SET is '" + std::string(wanted) +

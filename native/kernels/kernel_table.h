@@ -102,7 +102,7 @@ struct AttentionKernels;
 struct Bfloat16Kernels;
 struct ConvolutionTable;
 struct OptimizerKernels;
-struct ProductTable;
+struct MatmulTable;
 struct RecurrentTable;
 
 struct KernelTable {
@@ -131,7 +131,7 @@ struct KernelTable {
   void (*stream)(std::size_t arrays, std::size_t count, const float* input, float* const* outputs);
   const ConvolutionTable* convolution;
   const AttentionKernels* attention;  // indexed by ElementType
-  const ProductTable* product;
+  const MatmulTable* product;
   const Bfloat16Kernels* bfloat16;
   const RecurrentTable* recurrent;
 };

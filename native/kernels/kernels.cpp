@@ -24,7 +24,7 @@ extern const AttentionKernels ONNXTRAIN_OF_SET(kAttention_)[kElementTypes];
 extern const Bfloat16Kernels ONNXTRAIN_OF_SET(kBfloat16_);
 extern const ConvolutionTable ONNXTRAIN_OF_SET(kConvolution_);
 extern const OptimizerKernels ONNXTRAIN_OF_SET(kOptimizers_)[];
-extern const ProductTable ONNXTRAIN_OF_SET(kProduct_);
+extern const MatmulTable ONNXTRAIN_OF_SET(kProduct_);
 extern const RecurrentTable ONNXTRAIN_OF_SET(kRecurrent_);
 extern const KernelTable ONNXTRAIN_OF_SET(kKernels_);
 

@@ -85,7 +85,7 @@ void BatchNormalizationGradientNode::compute(const Call& call) const {
   const Inputs inputs(kSignature, call);
   const ElementType type = inputs.element_type(0);
   if (inputs.has(3) != inputs.has(4)) {
-    throw std::invalid_argument("one of mean and variance is given: give both, or none for those of the batch.");
+    throw std::invalid_argument("only one of mean and variance is given: give both, or neither to use the statistics of the batch.");
   }
   check_alike(inputs, inputs.has(3) ? 5 : 3);
   const std::vector<std::int64_t>& shape = inputs[0].shape;

@@ -17,7 +17,7 @@
 #include "optimizers/node.h"
 #include "optimizers/operator.h"
 #include "pooling/node.h"
-#include "products/node.h"
+#include "matmul/node.h"
 #include "recurrent/node.h"
 #include "softmax/node.h"
 

@@ -40,7 +40,7 @@ UpdateInputs::UpdateInputs(const char* operator_name, const std::string& states,
     throw std::invalid_argument(grouping_.operator_name + ": the node has " + std::to_string(outputs) +
                                 " outputs, and " + std::to_string(count_) + " variables have " +
                                 std::to_string(count_ * grouping_.outputs.size()) + " (" + groups(grouping_.outputs) +
-                                "): name them all, with an empty name for one that is not wanted.");
+                                "): name them all, with an empty name for an unused one.");
   }
   if (!fused) return;
   for (const std::int64_t seed : attributes.integers("seeds")) {

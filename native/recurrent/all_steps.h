@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "products/products.h"
+#include "matmul/matmul.h"
 #include "ranges.h"
 #include "recurrent/layout.h"
 

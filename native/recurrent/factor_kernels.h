@@ -1,7 +1,7 @@
 // Recurrent weights: packed once, multiplied by the rows of a batch at every step.
 #pragma once
 
-#include "products/product_kernels.h"
+#include "matmul/matmul_kernels.h"
 #include "recurrent/table.h"
 #include "tuning.h"
 

@@ -20,7 +20,7 @@ constexpr const char* kFunctions[] = {"Sigmoid",    "Tanh",        "Relu", "Affi
 Function function_of(const std::string& name) {
   const auto* found = std::find(std::begin(kFunctions), std::end(kFunctions), name);
   if (found == std::end(kFunctions)) {
-    throw std::invalid_argument("attribute 'activations' names '" + name + "', which is no activation function.");
+    throw std::invalid_argument("attribute 'activations' names '" + name + "', which is not an activation function.");
   }
   return static_cast<Function>(found - std::begin(kFunctions));
 }

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cache.h"
-#include "products/cut.h"
+#include "matmul/partition.h"
 #include "recurrent/all_steps.h"
 #include "recurrent/rounds.h"
 #include "tuning.h"

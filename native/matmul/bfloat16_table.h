@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "products/table.h"
+#include "matmul/table.h"
 
 namespace onnxtrain {
 
@@ -19,12 +19,12 @@ struct StoredMatrix {
   const void* data;        // null for low-bit weights
   std::size_t line;        // elements between lines
   bool transposed;
-  const FewBits<float>* few_bits;  // null otherwise
+  const LowBit<float>* low_bit;  // null otherwise
 };
 
 // A part of a multiplication: target[row, column] = bias[column] + sum over the depth of left[row, depth] *
 // right[depth, column].
-struct Bfloat16Product {
+struct Bfloat16Matmul {
   const std::uint16_t* left;  // rounded, rows `left_stride` apart, zero-padded to an even depth
   std::size_t left_stride;
   StoredMatrix right;
@@ -34,7 +34,7 @@ struct Bfloat16Product {
   float* target;
   std::size_t target_row;
   Ending ending;
-  const float* activation;  // as in `Product`
+  const float* activation;  // as in `Matmul`
   std::size_t block;       // depth at a time, even
   std::uint16_t* scratch;  // `scratch(columns, block)` elements
 };
@@ -53,7 +53,7 @@ struct Bfloat16Kernels {
   bool by_processor;  // true if the CPU has an instruction for them
   std::size_t (*scratch)(std::size_t columns, std::size_t block);
   void (*round)(const Rounding&, std::size_t first_row, std::size_t end_row);
-  void (*multiply)(const Bfloat16Product&);
+  void (*multiply)(const Bfloat16Matmul&);
 };
 
 // The kernels for the instruction set in use, with the CPU's own bfloat16 instruction where it has one.

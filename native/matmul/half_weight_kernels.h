@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "kernels/elementwise.h"
-#include "products/line_packing.h"
-#include "products/table.h"
+#include "matmul/line_packing.h"
+#include "matmul/table.h"
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -30,7 +30,7 @@ inline float widened_bfloat16(std::uint16_t word) {
 }
 
 template <typename T>
-inline void widen_halves(const std::uint16_t* from, std::size_t count, T* to) {
+inline void widen_half_weights(const std::uint16_t* from, std::size_t count, T* to) {
   std::size_t i = 0;
 #if defined(__AVX512F__)
   if constexpr (sizeof(T) == sizeof(float)) {
@@ -53,12 +53,12 @@ inline void widen_bfloat16(const std::uint16_t* from, std::size_t count, T* to) 
 
 // Packs rows [first_row, first_row + depth) from column `first_column` on into panels; the last one is zero-padded.
 template <typename T>
-void pack_halves(const Halves& w, std::size_t first_row, std::size_t depth, std::size_t first_column,
+void pack_half_weights(const HalfWeights& w, std::size_t first_row, std::size_t depth, std::size_t first_column,
                  std::size_t columns, T* packed) {
   const LinesPacking<T> packing = {w.transposed, first_row, depth, first_column, columns, packed};
   if (w.stored == Stored::kFloat16) {
     pack_lines(packing, [&](std::size_t line, std::size_t first, std::size_t count, T* to) {
-      widen_halves(w.words + line * w.line + first, count, to);
+      widen_half_weights(w.words + line * w.line + first, count, to);
     });
   } else {
     pack_lines(packing, [&](std::size_t line, std::size_t first, std::size_t count, T* to) {

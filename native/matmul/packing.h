@@ -1,8 +1,8 @@
 // Packs matrices into panels: columns side by side, as tiles read them.
 #pragma once
 
-#include "products/matrix_tile.h"
-#include "products/table.h"
+#include "matmul/matrix_tile.h"
+#include "matmul/table.h"
 #include "tuning.h"
 
 namespace onnxtrain {

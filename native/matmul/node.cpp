@@ -1,10 +1,10 @@
-#include "products/node.h"
+#include "matmul/node.h"
 
 #include <utility>
 
 #include "operators/shapes.h"
-#include "products/bfloat16.h"
-#include "products/products.h"
+#include "matmul/bfloat16.h"
+#include "matmul/matmul.h"
 #include "scratch.h"
 
 namespace onnxtrain {
@@ -184,7 +184,7 @@ void LinearWeightGradientNode::compute(const Call& call) const {
   sum_over_rows(in_bfloat16(compute_, type), type, sizes, inputs[0].data, inputs[1].data, dw, db, call.parallel_for());
 }
 
-FewBitsNode::FewBitsNode(const Attributes& attributes)
+LowBitNode::LowBitNode(const Attributes& attributes)
     : compute_(compute_of(attributes)),
       inputs_(attributes.integer("K")),
       outputs_(attributes.integer("N")),
@@ -205,7 +205,7 @@ FewBitsNode::FewBitsNode(const Attributes& attributes)
   }
 }
 
-void FewBitsNode::multiply(const Inputs& inputs, const char* name, bool transposed, const Call& call) const {
+void LowBitNode::multiply(const Inputs& inputs, const char* name, bool transposed, const Call& call) const {
   const ElementType type = inputs.element_type(0);
   const Rows x(inputs, 0, name);
   std::vector<std::int64_t> shape = inputs[0].shape;
@@ -235,10 +235,10 @@ void FewBitsNode::multiply(const Inputs& inputs, const char* name, bool transpos
   shape.back() = transposed ? outputs_ : inputs_;
   void* y = call.output(0, shape);
   if (in_bfloat16(compute_, type)) {
-    multiply_few_bits_in_bfloat16(x.count, numbers(inputs, 0), weights, transposed, static_cast<float*>(y),
+    multiply_low_bit_in_bfloat16(x.count, numbers(inputs, 0), weights, transposed, static_cast<float*>(y),
                                   call.parallel_for());
   } else {
-    multiply_few_bits(type, x.count, inputs[0].data, weights, transposed, y, call.parallel_for());
+    multiply_low_bit(type, x.count, inputs[0].data, weights, transposed, y, call.parallel_for());
   }
 }
 

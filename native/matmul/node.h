@@ -53,9 +53,9 @@ class LinearWeightGradientNode final : public FusedNode {
 // Linear layers with the packed weights w [N, K] of ONNX Runtime's MatMulNBits. Attributes: K, N, bits (2, 4 or 8),
 // block_size, and compute. Zero points are packed, or floating-point, or absent: then they are the midpoint of the
 // integers.
-class FewBitsNode : public FusedNode {
+class LowBitNode : public FusedNode {
  protected:
-  explicit FewBitsNode(const Attributes& attributes);
+  explicit LowBitNode(const Attributes& attributes);
   void multiply(const Inputs& inputs, const char* name, bool transposed, const Call& call) const;
 
  private:
@@ -64,20 +64,20 @@ class FewBitsNode : public FusedNode {
 };
 
 // y [..., N] = x [..., K] wᵀ.
-class MatMulNBitsNode final : public FewBitsNode {
+class MatMulNBitsNode final : public LowBitNode {
  public:
   static const Signature kSignature;
 
-  explicit MatMulNBitsNode(const Attributes& attributes) : FewBitsNode(attributes) {}
+  explicit MatMulNBitsNode(const Attributes& attributes) : LowBitNode(attributes) {}
   void compute(const Call& call) const override;
 };
 
 // dx [..., K] = dy [..., N] w.
-class MatMulNBitsGradientNode final : public FewBitsNode {
+class MatMulNBitsGradientNode final : public LowBitNode {
  public:
   static const Signature kSignature;
 
-  explicit MatMulNBitsGradientNode(const Attributes& attributes) : FewBitsNode(attributes) {}
+  explicit MatMulNBitsGradientNode(const Attributes& attributes) : LowBitNode(attributes) {}
   void compute(const Call& call) const override;
 };
 

@@ -5,8 +5,8 @@
 #include <cstddef>
 
 #include "parallel.h"
-#include "products/bfloat16_table.h"
-#include "products/products.h"
+#include "matmul/bfloat16_table.h"
+#include "matmul/matmul.h"
 
 namespace onnxtrain {
 
@@ -15,7 +15,7 @@ void linear_in_bfloat16(const Linear& sizes, const float* x, Stored stored, cons
                         const ParallelFor& parallel_for, const LinearEnding& ending = {});
 
 // y = x w or, if transposed, x wᵀ, with `rows` rows; scales and zero points are float.
-void multiply_few_bits_in_bfloat16(std::size_t rows, const float* x, const PackedWeights& w, bool transposed, float* y,
+void multiply_low_bit_in_bfloat16(std::size_t rows, const float* x, const PackedWeights& w, bool transposed, float* y,
                                    const ParallelFor& parallel_for);
 
 // dw = xᵀ dy, in the layout of w, and dbias (null: not requested) = the sum over rows of dy, which is not rounded.

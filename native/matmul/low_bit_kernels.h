@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "products/line_packing.h"
-#include "products/table.h"
+#include "matmul/line_packing.h"
+#include "matmul/table.h"
 
 namespace onnxtrain {
 namespace {
@@ -19,7 +19,7 @@ inline std::uint8_t integer_at(const std::uint8_t* packed, std::size_t place) {
 }
 
 template <typename T, std::size_t bits>
-inline T zero_point(const FewBits<T>& w, std::size_t row, std::size_t block) {
+inline T zero_point(const LowBit<T>& w, std::size_t row, std::size_t block) {
   if (w.zeros != nullptr) return w.zeros[row * w.blocks + block];
   if (w.packed_zeros == nullptr) return T(1u << (bits - 1));
   const std::size_t row_bytes = (w.blocks * bits + 7) / 8;
@@ -42,7 +42,7 @@ inline Vector<float> integers_at(const std::uint8_t* packed) {
 
 // Elements [column, column + count) of a row.
 template <typename T, std::size_t bits>
-void dequantize(const FewBits<T>& w, std::size_t row, std::size_t column, std::size_t count, T* target) {
+void dequantize(const LowBit<T>& w, std::size_t row, std::size_t column, std::size_t count, T* target) {
   constexpr std::size_t kPerByte = 8 / bits;
   const std::size_t block_bytes = w.block / kPerByte;
   while (count != 0) {
@@ -76,7 +76,7 @@ void dequantize(const FewBits<T>& w, std::size_t row, std::size_t column, std::s
 
 // Packs rows [first_row, first_row + depth) from column `first_column` on into panels; the last one is zero-padded.
 template <typename T>
-void pack_few_bits(const FewBits<T>& w, std::size_t first_row, std::size_t depth, std::size_t first_column,
+void pack_low_bit(const LowBit<T>& w, std::size_t first_row, std::size_t depth, std::size_t first_column,
                    std::size_t columns, T* packed) {
   const LinesPacking<T> packing = {w.transposed, first_row, depth, first_column, columns, packed};
   const auto of_bits = [&](auto bits) {

@@ -35,7 +35,7 @@ struct Packing {
 // point: an element is (integer - zero) * scale. Blocks are byte-aligned, the lowest bits of a byte come first; the
 // last block of a row may extend beyond the matrix.
 template <typename T>
-struct FewBits {
+struct LowBit {
   const std::uint8_t* integers;
   const T* scales;  // [rows][blocks]
   // Zero points: packed like the integers, with byte-aligned rows; or floating-point; or, if both are null, the
@@ -47,10 +47,10 @@ struct FewBits {
 };
 
 // Element types in memory.
-enum class Stored { kFloat, kFloat16, kBfloat16, kFewBits };
+enum class Stored { kFloat, kFloat16, kBfloat16, kLowBit };
 
 // A float16 or bfloat16 matrix; lines are its rows or, if transposed, its columns.
-struct Halves {
+struct HalfWeights {
   Stored stored;
   const std::uint16_t* words;
   std::size_t line;  // elements between lines
@@ -64,11 +64,11 @@ enum class Ending { kNone, kRelu, kReluGradient };
 // A part of a multiplication: target[row, column] = bias[column] + sum over the depth of left[row, depth] *
 // right[depth, column].
 template <typename T>
-struct Product {
+struct Matmul {
   Strided<T> left, right;
   // Replace the right matrix, from column `first_column` on; null: not used.
-  const FewBits<T>* few_bits;
-  const Halves* halves;
+  const LowBit<T>* low_bit;
+  const HalfWeights* half_weights;
   std::size_t first_column;
   const T* right_end;  // one past the last element of the whole matrix
   std::size_t rows, columns, depth;
@@ -79,7 +79,7 @@ struct Product {
   const T* activation;  // Relu's result for kReluGradient, laid out like the target; null otherwise
   T *left_sums, *right_sums;  // over the depth: [rows] and [columns]; null: not requested
 
-  bool is_as_given() const { return few_bits == nullptr && halves == nullptr; }  // true if the right matrix is not converted
+  bool is_as_given() const { return low_bit == nullptr && half_weights == nullptr; }  // true if the right matrix is not converted
 
   std::size_t block;  // depth at a time
   std::size_t sum_block;  // of `left_sums` and `right_sums`; a block contains whole ones
@@ -90,12 +90,12 @@ struct Product {
 };
 
 template <typename T>
-struct ProductKernels {
+struct MatmulKernels {
   std::size_t (*copy_stride)(std::size_t rows);
   std::size_t (*scratch)(std::size_t rows, std::size_t columns);
-  void (*multiply)(const Product<T>&);
+  void (*multiply)(const Matmul<T>&);
 };
 
-struct ProductTable : ByType<ProductKernels> {};
+struct MatmulTable : ByType<MatmulKernels> {};
 
 }  // namespace onnxtrain

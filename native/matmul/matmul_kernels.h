@@ -2,12 +2,12 @@
 #pragma once
 
 #include "kernels/padding.h"
-#include "products/ahead.h"
-#include "products/ending_kernels.h"
-#include "products/few_bits_kernels.h"
-#include "products/halves_kernels.h"
-#include "products/packing.h"
-#include "products/table.h"
+#include "matmul/prefetch.h"
+#include "matmul/epilogue.h"
+#include "matmul/low_bit_kernels.h"
+#include "matmul/half_weight_kernels.h"
+#include "matmul/packing.h"
+#include "matmul/table.h"
 #include "tuning.h"
 
 namespace onnxtrain {
@@ -75,7 +75,7 @@ void add_rows(const T* rows, std::size_t stride, std::size_t depth, std::size_t 
 
 // A block of the depth, with the panels of the right matrix and the rows of the left as the tiles read them.
 template <typename T>
-struct ProductBlock {
+struct MatmulBlock {
   std::size_t begin, depth;
   T* panels;
   bool one_at_a_time;  // true if each panel overwrites the one before
@@ -92,7 +92,7 @@ struct ProductBlock {
 
 // Multiplies rows [begin, end) by a panel.
 template <typename T>
-void multiply_panel(const Product<T>& p, ProductBlock<T>& block, const Panels<T>& panels, std::size_t panel,
+void multiply_panel(const Matmul<T>& p, MatmulBlock<T>& block, const Panels<T>& panels, std::size_t panel,
                     std::size_t begin, std::size_t end) {
   alignas(kVectorBytes) T buffer[kMaxTileRows * kMaxTileVectors * kLanes<T>];
   const std::size_t vectors = panels.vectors(panel), width = panels.width(panel), column = panels.begin(panel);
@@ -139,10 +139,10 @@ void multiply_panel(const Product<T>& p, ProductBlock<T>& block, const Panels<T>
 
 // Layout of a panel of the right matrix from depth element `begin` on.
 template <typename T>
-Lines panel_lines(const Product<T>& p, std::size_t begin, std::size_t depth, std::size_t column, std::size_t columns) {
+Lines panel_lines(const Matmul<T>& p, std::size_t begin, std::size_t depth, std::size_t column, std::size_t columns) {
   const MatrixPart part = {begin, depth, p.first_column + column, columns};
-  if (p.few_bits != nullptr) return part.lines(*p.few_bits);
-  if (p.halves != nullptr) return part.lines(p.halves->words, 16, p.halves->line * 2, p.halves->transposed);
+  if (p.low_bit != nullptr) return part.lines(*p.low_bit);
+  if (p.half_weights != nullptr) return part.lines(p.half_weights->words, 16, p.half_weights->line * 2, p.half_weights->transposed);
   const T* first = p.right.data + static_cast<std::ptrdiff_t>(begin) * p.right.row +
                    static_cast<std::ptrdiff_t>(column) * p.right.column;
   return p.right.column == 1 ? lines_of(first, depth, columns, p.right.row)
@@ -151,13 +151,13 @@ Lines panel_lines(const Product<T>& p, std::size_t begin, std::size_t depth, std
 
 // Packs a panel of the right matrix, and sums it over the depth if requested.
 template <typename T>
-void arrange_panel(const Product<T>& p, const ProductBlock<T>& block, std::size_t column, std::size_t width) {
+void arrange_panel(const Matmul<T>& p, const MatmulBlock<T>& block, std::size_t column, std::size_t width) {
   const std::size_t columns = p.columns - column < width ? p.columns - column : width;
   T* packed = block.panel_at(column);
-  if (p.few_bits != nullptr) {
-    pack_few_bits(*p.few_bits, block.begin, block.depth, p.first_column + column, columns, packed);
-  } else if (p.halves != nullptr) {
-    pack_halves(*p.halves, block.begin, block.depth, p.first_column + column, columns, packed);
+  if (p.low_bit != nullptr) {
+    pack_low_bit(*p.low_bit, block.begin, block.depth, p.first_column + column, columns, packed);
+  } else if (p.half_weights != nullptr) {
+    pack_half_weights(*p.half_weights, block.begin, block.depth, p.first_column + column, columns, packed);
   } else {
     const T* right = p.right.data + static_cast<std::ptrdiff_t>(block.begin) * p.right.row +
                      static_cast<std::ptrdiff_t>(column) * p.right.column;
@@ -179,9 +179,9 @@ inline std::size_t strip_rows(std::size_t rows) {
 
 // A block whose left matrix is read in place, until a strip of it is copied.
 template <typename T>
-ProductBlock<T> arranged(const Product<T>& p, std::size_t begin) {
+MatmulBlock<T> arranged(const Matmul<T>& p, std::size_t begin) {
   const auto at = static_cast<std::ptrdiff_t>(begin);
-  ProductBlock<T> block = {};
+  MatmulBlock<T> block = {};
   block.begin = begin;
   block.depth = p.depth - begin < p.block ? p.depth - begin : p.block;
   block.panels = p.scratch;
@@ -197,7 +197,7 @@ ProductBlock<T> arranged(const Product<T>& p, std::size_t begin) {
 
 // Copies rows [first, last) of a left matrix whose columns are lines of memory, and sums them if requested.
 template <typename T>
-void copy_strip(const Product<T>& p, ProductBlock<T>& block, std::size_t first, std::size_t last) {
+void copy_strip(const Matmul<T>& p, MatmulBlock<T>& block, std::size_t first, std::size_t last) {
   const T* from = p.left.data + static_cast<std::ptrdiff_t>(block.begin) * p.left.column + first;
   T* copies = p.scratch + padded<T>(p.columns) * p.block;
   for (std::size_t k = 0; k < block.depth; ++k) {
@@ -215,7 +215,7 @@ void copy_strip(const Product<T>& p, ProductBlock<T>& block, std::size_t first, 
 // Strips of rows, each with all panels, which are packed for the first strip; prefetches the next panel and the next
 // strip of the left matrix.
 template <typename T>
-void multiply_block(const Product<T>& p, ProductBlock<T>& block, const Panels<T>& panels) {
+void multiply_block(const Matmul<T>& p, MatmulBlock<T>& block, const Panels<T>& panels) {
   const std::size_t next = block.begin + block.depth, next_depth = p.depth - next < p.block ? p.depth - next : p.block;
   const auto tiles = [&](std::size_t rows) { return Parts(rows, tile_rows(kMaxTileVectors)).count; };
   const auto valid = [&](std::size_t panel) {
@@ -257,11 +257,11 @@ void multiply_block(const Product<T>& p, ProductBlock<T>& block, const Panels<T>
 }
 
 template <typename T>
-void multiply_matrices(const Product<T>& p) {
+void multiply_matrices(const Matmul<T>& p) {
   const Panels<T> panels(p.columns);
   std::size_t begin = 0;
   do {
-    ProductBlock<T> block = arranged(p, begin);
+    MatmulBlock<T> block = arranged(p, begin);
     multiply_block(p, block, panels);
     begin += block.depth;
   } while (begin < p.depth);

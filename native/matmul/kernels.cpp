@@ -1,16 +1,16 @@
 // The matmul kernels for one instruction set: compiled once per set, like convolution/kernels.cpp, with fused
 // multiply-add.
 #include "kernels/instruction_set.h"
-#include "products/product_kernels.h"
+#include "matmul/matmul_kernels.h"
 
 namespace onnxtrain {
 
-extern const ProductTable ONNXTRAIN_OF_SET(kProduct_);
+extern const MatmulTable ONNXTRAIN_OF_SET(kProduct_);
 
 namespace {
 
 template <typename T>
-constexpr ProductKernels<T> kKernels = {
+constexpr MatmulKernels<T> kKernels = {
     .copy_stride = copy_stride<T>,
     .scratch = product_scratch<T>,
     .multiply = multiply_matrices<T>,
@@ -18,6 +18,6 @@ constexpr ProductKernels<T> kKernels = {
 
 }  // namespace
 
-const ProductTable ONNXTRAIN_OF_SET(kProduct_) = {{.single = kKernels<float>, .wide = kKernels<double>}};
+const MatmulTable ONNXTRAIN_OF_SET(kProduct_) = {{.single = kKernels<float>, .wide = kKernels<double>}};
 
 }  // namespace onnxtrain

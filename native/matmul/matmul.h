@@ -7,7 +7,7 @@
 
 #include "kernels/kernel_table.h"
 #include "parallel.h"
-#include "products/table.h"
+#include "matmul/table.h"
 
 namespace onnxtrain {
 
@@ -28,7 +28,7 @@ struct LinearEnding {
 void linear(ElementType type, const Linear& sizes, const void* x, Stored stored, const void* w, const void* bias,
             void* y, const ParallelFor& parallel_for, const LinearEnding& ending = {});
 
-// Low-bit weights, as described by `FewBits`, dequantized to the operands' type.
+// Low-bit weights, as described by `LowBit`, dequantized to the operands' type.
 struct PackedWeights {
   const std::uint8_t* integers;
   const void* scales;
@@ -38,13 +38,13 @@ struct PackedWeights {
 };
 
 template <typename T>
-FewBits<T> few_bits(const PackedWeights& w, bool transposed) {
+LowBit<T> low_bit(const PackedWeights& w, bool transposed) {
   return {w.integers, static_cast<const T*>(w.scales), w.packed_zeros, static_cast<const T*>(w.zeros), w.bits, w.block,
           w.columns / w.block + (w.columns % w.block != 0 ? 1 : 0), transposed};
 }
 
 // y = x w or, if transposed, x wᵀ, with `rows` rows; weights are dequantized tile by tile.
-void multiply_few_bits(ElementType type, std::size_t rows, const void* x, const PackedWeights& w, bool transposed,
+void multiply_low_bit(ElementType type, std::size_t rows, const void* x, const PackedWeights& w, bool transposed,
                        void* y, const ParallelFor& parallel_for);
 
 // dw = xᵀ dy, in the layout of w, and dbias (null: not requested) = the sum of dy over its rows.

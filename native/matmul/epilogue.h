@@ -4,7 +4,7 @@
 #include <cstddef>
 
 #include "kernels/vector.h"
-#include "products/table.h"
+#include "matmul/table.h"
 
 namespace onnxtrain {
 namespace {

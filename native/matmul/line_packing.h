@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "products/matrix_tile.h"
+#include "matmul/matrix_tile.h"
 #include "tuning.h"
 
 namespace onnxtrain {

@@ -5,10 +5,10 @@
 #include <algorithm>
 
 #include "kernels/padding.h"
-#include "products/ahead.h"
-#include "products/bfloat16_words.h"
-#include "products/ending_kernels.h"
-#include "products/matrix_tile.h"
+#include "matmul/prefetch.h"
+#include "matmul/bfloat16_words.h"
+#include "matmul/epilogue.h"
+#include "matmul/matrix_tile.h"
 #include "tuning.h"
 
 namespace onnxtrain {
@@ -132,7 +132,7 @@ struct PairPanel {
 };
 
 // From a matrix whose lines are rows.
-inline void pack_pairs(const Bfloat16Product& p, const PairPanel& panel) {
+inline void pack_pairs(const Bfloat16Matmul& p, const PairPanel& panel) {
   std::uint16_t *first = panel.lines, *second = first + panel.width;
   fill_zero_words(first + panel.columns, panel.width - panel.columns);
   fill_zero_words(second + panel.columns, panel.width - panel.columns);
@@ -148,7 +148,7 @@ inline void pack_pairs(const Bfloat16Product& p, const PairPanel& panel) {
 }
 
 // From a matrix whose lines are columns.
-inline void pack_transposed_pairs(const Bfloat16Product& p, const PairPanel& panel) {
+inline void pack_transposed_pairs(const Bfloat16Matmul& p, const PairPanel& panel) {
   constexpr std::size_t lanes = kLanes<Pair>;
   const std::size_t pairs = panel.pairs(), stride = 2 * padded<Pair>(pairs);
   for (std::size_t j = 0; j < panel.width; j += lanes) {
@@ -171,15 +171,15 @@ inline void pack_transposed_pairs(const Bfloat16Product& p, const PairPanel& pan
 }
 
 // Layout of a panel in memory.
-inline Lines panel_lines(const Bfloat16Product& p, const PairPanel& panel) {
+inline Lines panel_lines(const Bfloat16Matmul& p, const PairPanel& panel) {
   const MatrixPart part = {panel.begin, panel.depth, p.first_column + panel.column, panel.columns};
-  if (p.right.few_bits != nullptr) return part.lines(*p.right.few_bits);
+  if (p.right.low_bit != nullptr) return part.lines(*p.right.low_bit);
   const std::size_t bytes = p.right.stored == Stored::kFloat ? 4 : 2;
   return part.lines(p.right.data, 8 * bytes, p.right.line * bytes, p.right.transposed);
 }
 
 // Multiplies rows [begin, end) by a panel, prefetching others.
-inline void multiply_panel(const Bfloat16Product& p, const PairPanel& panel, std::size_t begin, std::size_t end,
+inline void multiply_panel(const Bfloat16Matmul& p, const PairPanel& panel, std::size_t begin, std::size_t end,
                            const Lines& next) {
   alignas(kVectorBytes) float buffer[kMaxTileRows * kMaxTileVectors * kLanes<float>];
   const std::size_t width = panel.width, vectors = width / kLanes<float>, valid = panel.columns;
@@ -208,7 +208,7 @@ inline void multiply_panel(const Bfloat16Product& p, const PairPanel& panel, std
 }
 
 // One block of the depth after the other: strips of rows, each with all panels, which are packed for the first strip.
-inline void multiply_bfloat16(const Bfloat16Product& p) {
+inline void multiply_bfloat16(const Bfloat16Matmul& p) {
   const Panels<float> panels(p.columns);
   const Parts strips(p.rows, tuning::kStripRows);
   const auto panel_of = [&](std::size_t begin, std::size_t panel) {

@@ -3,8 +3,8 @@
 
 #include <cstddef>
 
-#include "products/matrix_tile.h"
-#include "products/table.h"
+#include "matmul/matrix_tile.h"
+#include "matmul/table.h"
 
 namespace onnxtrain {
 namespace {
@@ -58,7 +58,7 @@ struct MatrixPart {
   }
 
   template <typename T>
-  Lines lines(const FewBits<T>& w) const {
+  Lines lines(const LowBit<T>& w) const {
     return lines(w.integers, w.bits, w.blocks * w.block * w.bits / 8, w.transposed);
   }
 };

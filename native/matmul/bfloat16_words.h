@@ -8,9 +8,9 @@
 #include <cstdint>
 
 #include "kernels/elementwise.h"
-#include "products/bfloat16_table.h"
-#include "products/few_bits_kernels.h"
-#include "products/halves_kernels.h"
+#include "matmul/bfloat16_table.h"
+#include "matmul/low_bit_kernels.h"
+#include "matmul/half_weight_kernels.h"
 
 #if defined(__AVX512BF16__)
 #include <immintrin.h>
@@ -62,9 +62,9 @@ inline void read_words(const StoredMatrix& matrix, std::size_t line, std::size_t
   for (std::size_t begin = 0; begin < count; begin += kWidened) {
     const std::size_t size = count - begin < kWidened ? count - begin : kWidened;
     if (matrix.stored == Stored::kFloat16) {
-      widen_halves(static_cast<const std::uint16_t*>(matrix.data) + at + begin, size, numbers);
+      widen_half_weights(static_cast<const std::uint16_t*>(matrix.data) + at + begin, size, numbers);
     } else {
-      const FewBits<float>& w = *matrix.few_bits;
+      const LowBit<float>& w = *matrix.low_bit;
       const auto read = w.bits == 2 ? dequantize<float, 2> : w.bits == 4 ? dequantize<float, 4> : dequantize<float, 8>;
       read(w, line, first + begin, size, numbers);
     }
