@@ -102,8 +102,8 @@ try {
   await until(page, "Kept");
   await page.reload();
   await until(page, "Ready");
-  await page.getByRole("button", { name: "Go on" }).click();
-  await until(page, "Going on");
+  await page.getByRole("button", { name: "Resume" }).click();
+  await until(page, "Resumed");
   console.log(JSON.stringify({ recognized, trained, frames, errors }));
 } finally {
   await browser.close();

@@ -100,7 +100,7 @@ test("rejects weights that do not match", () => {
   assert.throws(() => patchWeights(model(raw), { v: weight(1, 2).w }), /'v' is not an initializer of the model; save a checkpoint/);
   assert.throws(() => readModel(Uint8Array.of(1 << 3, 200)), /truncated within a field/);
   assert.throws(() => readModel(Uint8Array.of((7 << 3) | 2, 9)), /extends beyond its end/);
-  assert.throws(() => readModel(new Uint8Array()), /no ONNX model/);
+  assert.throws(() => readModel(new Uint8Array()), /not an ONNX model/);
 });
 
 test("shuffling is a seeded permutation", () => {

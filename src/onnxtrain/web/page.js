@@ -197,7 +197,7 @@ element("keep").onclick = guarded(async () => {
 });
 element("recall").onclick = guarded(async () => {
   await training.restore(KEPT);
-  say("Going on from what was kept.");
+  say("Resumed from the browser.");
 });
 element("data").onchange = guarded(open);
 
