@@ -80,10 +80,10 @@ def row(name: str, batch: int, rounds: int, folder: str) -> list[str]:
     model = find_model(name)
     whole, divided = trainer(model.onnx(folder)), trainer(model.onnx(folder))
     inputs, target = model.batch(batch, 0)
-    feeds = {**inputs, whole.objective.names.target: target}
+    feeds = {**inputs, whole._objective.names.target: target}
     steps = divided_steps(divided)
     ways: dict[str, Callable[[], float]] = {
-        "whole": lambda: whole.steps.step(feeds, LEARNING_RATE),
+        "whole": lambda: whole._executor.step(feeds, LEARNING_RATE),
         "divided": lambda: steps.step(feeds, LEARNING_RATE),
     }
     buckets = len(steps._buckets)
@@ -104,11 +104,11 @@ def trainer(path: Any) -> onnxtrain.Trainer:
 
 def divided_steps(made: onnxtrain.Trainer) -> ParallelSteps:
     """The executor of a distributed rank, in a single process."""
-    kind: Any = type(made.specification)
+    kind: Any = type(made.config)
     alone = kind.divided
     kind.divided = property(lambda self: True)
     try:
-        steps = ParallelSteps(made.objective, made.specification)
+        steps = ParallelSteps(made._objective, made.config)
         steps.session  # noqa: B018 - it is built now
     finally:
         kind.divided = alone
@@ -149,7 +149,7 @@ class CutStep:
         self._steps = divided_steps(made)
         first, self._update = self._steps.session._steps
         self._states, self._written = self._steps.states, first.step.states
-        options = made.specification.options
+        options = made.config.options
         self._pieces = []
         for model in pieces(first.step.model, count):
             session = create_session(model, options, kernels=True)
@@ -194,6 +194,7 @@ def pieces(model: ir.Model, count: int) -> Iterator[ir.Model]:
     """Split a step graph at its gradient-ready notifications into this many graphs, without notifications.
 
     A value that a later graph reads is an output of the graph that computes it.
+Sizes are those of layers in the benchmark models. The three take turns; a figure is the median over the rounds. The
     """
     parts: list[list[ir.Node]] = [[]]
     nodes = list(model.graph)

@@ -28,7 +28,7 @@ from peers import PEERS, Task
 from real_models import REAL
 from step import listed
 
-_OURS = "import onnxruntime, onnxtrain.training.trainer"
+_OURS = "import onnxruntime, onnxtrain.trainer"
 IMPORTS = {
     "torch": "import torch",
     "onnxtrain": _OURS,

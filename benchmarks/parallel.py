@@ -269,12 +269,12 @@ def onnxtrain(peer: str, name: str, folder: str) -> tuple[Callable[[int], float]
     )
     size = BATCHES.get(name, 8)
     made = [model.batch(size * communicator.size, seed) for seed in range(4)]
-    steps: Any = trainer.steps
+    steps: Any = trainer._executor
     if peer == "split":
         # In several processes the two halves are a specification's; here one process has them without need.
-        type(trainer.specification).divided = property(lambda self: True)
-        steps = ParallelSteps(trainer.objective, trainer.specification)
-    names = trainer.objective.names
+        type(trainer.config).divided = property(lambda self: True)
+        steps = ParallelSteps(trainer._objective, trainer.config)
+    names = trainer._objective.names
     if several:
         communicator.beside = lambda: steps._reduction.waited
         communicator.last = lambda: steps._reduction.last
