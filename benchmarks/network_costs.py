@@ -7,10 +7,7 @@ message to every other one and waits for theirs. With N machines an exchange of 
     trips latency + (N - 1) (overhead + b max(1 / bandwidth, copying))
 
 A message of at most 128 bytes takes one trip; larger ones are acknowledged and take more. An all-reduce of n bytes is
-one exchange of n up to 32 KiB, and otherwise exchanges of n / N, in blocks of A message of at most 128 bytes takes one trip; larger ones are acknowledged and take more. An all-reduce of n bytes is one
-exchange of n up to 32 KiB, and otherwise exchanges of n / N, in blocks of at most 1 MiB, and one more of n / N.
-Overhead and copying are those of messages and sums of two processes over TCP on this machine's loopback device. Trips
-are those of two and of four machines with one delay and rate, and so is the latency beside the delay: what it takes
+one exchange of n up to 32 KiB, and otherwise exchanges of n / N, in blocks of at most 1 MiB, and one more of n / N.
 
 Overhead and copying are measured with two processes over TCP on the loopback device. Trips, and the latency beside the
 delay, are fitted to two and four machines with one delay and rate; that latency is the time to wake the switch and the

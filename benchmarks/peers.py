@@ -71,9 +71,7 @@ class Peer:
 
     @staticmethod
     def prepare(task: Task) -> None:
-        """Write the peer's input files, A peer is built in a separate process (``worker.py``), so that its imports, threads and memory are its own. Work that
-needs another framework (exporting the model, other peers' artifacts) is done earlier by ``prepare``, in a process that
-is not measured."""
+        """Write the peer's input files, in a process that is not measured."""
 
     def step(self, inputs: dict[str, np.ndarray], target: np.ndarray) -> float:
         """Run one step: forward, backward, update; return the loss before it."""
