@@ -2,12 +2,13 @@
 
 import sys
 
-import compare_bits
-import compare_bits_driver
 import numpy as np
 import onnx
 
+import compare_bits
+import compare_bits_driver
 import onnxtrain
+
 
 def test_other_batches_give_other_bits_and_the_same_batches_the_same(tmp_path):
     random = np.random.default_rng(0)
