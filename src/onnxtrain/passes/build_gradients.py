@@ -12,9 +12,11 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from onnxtrain.autodiff.engine import Backward, Engine
+from onnxtrain.autodiff.masked_softmax import read_replacements
 from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.autodiff.path import Forward
 from onnxtrain.errors import GradientError
+from onnxtrain.ir import Builder
 from onnxtrain.ir.ancestors import ancestors
 from onnxtrain.ir.clone import Values, all_nodes, captured_values, clone_nodes
 from onnxtrain.ir.domains import TRAINING_DOMAIN
@@ -56,9 +58,15 @@ def build_gradients(model: ir.Model, derivative: Derivative | None = None) -> It
         complete_shapes(model)
         backward = _lower(model, node, index, options)
         model.graph.sort()
-        yield backward
+        yield _masked(model.graph, backward)
     if derivative is not None:
-        yield _append(model, derivative, options)
+        yield _masked(model.graph, _append(model, derivative, options))
+
+
+def _masked(graph: ir.Graph, backward: Backward) -> Backward:
+    """Let the gradient of a softmax whose NaN the model replaces read the replacement: a masked row has no gradient."""
+    backward.nodes += read_replacements(Builder(graph, graph.opset_imports.get("", 1)))
+    return backward
 
 
 def _append(model: ir.Model, derivative: Derivative, options: GradientOptions) -> Backward:

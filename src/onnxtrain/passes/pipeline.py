@@ -13,8 +13,6 @@ from onnxtrain.ir.clone import all_nodes
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN, TRAINING_DOMAIN
 from onnxtrain.ir.passes import clean, remove_unused
 from onnxtrain.passes.build_gradients import Derivative, build_gradients
-from onnxtrain.passes.check_patterns import check_patterns
-from onnxtrain.passes.check_states import check_states
 from onnxtrain.passes.counter_based_dropout import counter_based_dropout
 from onnxtrain.passes.fuse.fuse_activations import fuse_activations
 from onnxtrain.passes.fuse.fuse_attention import fuse_attention
@@ -31,13 +29,12 @@ from onnxtrain.passes.kernels.split_cross_entropy import split_cross_entropy
 from onnxtrain.passes.kernels.use_convolution_kernels import use_convolution_kernels
 from onnxtrain.passes.kernels.use_half_weights import use_half_weights
 from onnxtrain.passes.kernels.use_low_bit_kernels import use_low_bit_kernels
-from onnxtrain.passes.mask_softmax_gradients import mask_softmax_gradients
 from onnxtrain.passes.memory.optimizer_in_backward import optimizer_in_backward
-from onnxtrain.passes.memory.recompute import recompute
+from onnxtrain.passes.memory.recompute import check_patterns, recompute
 from onnxtrain.passes.memory.rematerialize_dequantized import rematerialize_dequantized
 from onnxtrain.passes.memory.reuse_activations import reuse_activations
 from onnxtrain.passes.portable.webgpu_bodies import Portable
-from onnxtrain.passes.round_states import round_states
+from onnxtrain.passes.round_states import check_states, round_states
 from onnxtrain.passes.synchronize_batch_norm import synchronize_batch_norm
 
 
@@ -100,7 +97,6 @@ def lower_graph(
             fuse_recurrent(model)  # LSTM, GRU, RNN that keep what their gradients read
     backward = Backward()
     for gradient in build_gradients(model, derivative):  # a Gradient node becomes the nodes that compute it
-        mask_softmax_gradients(model, gradient)  # rows without a key have a gradient of zero
         backward += gradient
     join_scans(graph)  # sums over chunks in one pass with their gradient
     if kernels:

@@ -23,12 +23,29 @@ from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.ir.prng import draw, upper_bits
 from onnxtrain.ir.replace import remove_nodes, take_over
-from onnxtrain.training_info.rounding import OPERATOR
+from onnxtrain.training_info.rounding import DECODE, ENCODE, OPERATOR
 
 _LARGEST = np.float32((2 - 2.0**-7) * 2.0**127)
 _TINY = np.float32(0.6 * 2.0**-133)
 _STEP = np.float32(0.6 * 2.0**-7)
 """Of a number of bfloat16, this part, or the tiny number, is nearer to u than to 0 or 2 u."""
+
+
+def check_states(graph: ir.Graph) -> None:
+    """Refuse states in 8 bits outside the update of a kernel.
+
+    Requires: a graph after the passes that move states into updates. Ensures: it is unchanged and has no such states.
+
+    Raises:
+        OperatorError: A node decodes or encodes them.
+    """
+    for node in graph:
+        if node.domain == ONNXTRAIN_DOMAIN and node.op_type in (DECODE, ENCODE):
+            raise OperatorError(
+                f"{node.op_type}: states in 8 bits are decoded and encoded by the native kernels, inside the update of "
+                "their optimizer alone; take state_dtype='bfloat16', or leave it out, in graphs for any runtime and "
+                "where something else reads a state."
+            )
 
 
 def round_states(graph: ir.Graph) -> None:
