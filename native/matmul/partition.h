@@ -1,4 +1,4 @@
-// How a product is cut into parts that threads compute.
+// Splits a matrix multiplication into parts for threads.
 #pragma once
 
 #include <algorithm>
@@ -13,12 +13,12 @@
 
 namespace onnxtrain {
 
-// Rows and columns cut into parts of about the same size, so that the machine's cores are done soonest: few parts, since
-// each arranges its rows and columns for itself, but as many for one core as for another.
+// Splits rows and columns into equal parts such that all cores finish together: few parts, since each packs its own
+// operands, but the same number per core.
 struct Cut {
-  std::size_t rows = 1, columns = 1;  // numbers of parts
+  std::size_t rows = 1, columns = 1;  // number of parts
 
-  // `column_bytes`: of a block of a column, of which a part's lie in the second cache.
+  // `column_bytes`: bytes of a column in one block of the depth; the columns of a part fit the L2 cache.
   Cut(std::size_t row_count, std::size_t column_count, std::size_t depth, std::size_t column_bytes, bool copied_rows) {
     static const std::size_t cores = std::max(1u, std::thread::hardware_concurrency());
     const std::size_t products = saturating_product(row_count, column_count, depth);
@@ -33,7 +33,7 @@ struct Cut {
     std::size_t soonest = std::numeric_limits<std::size_t>::max();
     for (std::size_t r = fewest_rows; r <= most_rows; ++r) {
       const std::size_t enough = std::clamp(divided_up(threads, r), fewest_columns, most_columns);
-      const std::size_t rounds = divided_up(r * fewest_columns, threads);  // each core does so many parts
+      const std::size_t rounds = divided_up(r * fewest_columns, threads);  // parts per core
       const std::size_t even = std::clamp(rounds * threads / r, fewest_columns, most_columns);
       for (const std::size_t c : {fewest_columns, enough, even}) {
         const std::size_t height = divided_up(row_count, r), width = divided_up(column_count, c);
@@ -51,7 +51,7 @@ struct Cut {
   }
 };
 
-// Where part `part` of `parts` begins, in whole units.
+// First unit of part `part` of `parts`.
 inline std::size_t begin_of(std::size_t part, std::size_t parts, std::size_t count, std::size_t unit) {
   return std::min(count, part * divided_up(count, unit) / parts * unit);
 }

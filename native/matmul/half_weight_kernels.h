@@ -1,13 +1,12 @@
-// Numbers of half precision and bfloat16 as wider ones, which they are exactly, arranged for products as soon as they are
-// made.
+// float16 and bfloat16 weights, widened exactly while packing.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include "kernels/elementwise.h"
-#include "products/line_packing.h"
-#include "products/table.h"
+#include "matmul/line_packing.h"
+#include "matmul/table.h"
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -16,22 +15,22 @@
 namespace onnxtrain {
 namespace {
 
-// The float of half precision with these bits.
+// Converts float16 bits to float.
 inline float widened_half(std::uint16_t half) {
   const std::uint32_t rest = half & 0x7fffu, sign = static_cast<std::uint32_t>(half & 0x8000u) << 16;
-  const std::uint32_t moved = (rest << 13) + (112u << 23);  // the exponent's bias goes from 15 to 127
-  const float tiny = __builtin_bit_cast(float, moved + (1u << 23)) - 0x1p-14f;  // subnormal ones have no leading 1
+  const std::uint32_t moved = (rest << 13) + (112u << 23);  // rebiases the exponent from 15 to 127
+  const float tiny = __builtin_bit_cast(float, moved + (1u << 23)) - 0x1p-14f;  // subnormals have no implicit leading 1
   const std::uint32_t number = rest < 0x0400u ? __builtin_bit_cast(std::uint32_t, tiny) : moved;
   return __builtin_bit_cast(float, sign | (rest < 0x7c00u ? number : moved + (112u << 23)));
 }
 
-// The float of bfloat16 with these bits.
+// Converts bfloat16 bits to float.
 inline float widened_bfloat16(std::uint16_t word) {
   return __builtin_bit_cast(float, static_cast<std::uint32_t>(word) << 16);
 }
 
 template <typename T>
-inline void widen_halves(const std::uint16_t* from, std::size_t count, T* to) {
+inline void widen_half_weights(const std::uint16_t* from, std::size_t count, T* to) {
   std::size_t i = 0;
 #if defined(__AVX512F__)
   if constexpr (sizeof(T) == sizeof(float)) {
@@ -52,14 +51,14 @@ inline void widen_bfloat16(const std::uint16_t* from, std::size_t count, T* to) 
   for (std::size_t i = 0; i < count; ++i) to[i] = static_cast<T>(widened_bfloat16(from[i]));
 }
 
-// Rows [first_row, first_row + depth) from column `first_column` on, as panels; the last is filled up with zeros.
+// Packs rows [first_row, first_row + depth) from column `first_column` on into panels; the last one is zero-padded.
 template <typename T>
-void pack_halves(const Halves& w, std::size_t first_row, std::size_t depth, std::size_t first_column,
+void pack_half_weights(const HalfWeights& w, std::size_t first_row, std::size_t depth, std::size_t first_column,
                  std::size_t columns, T* packed) {
   const LinesPacking<T> packing = {w.transposed, first_row, depth, first_column, columns, packed};
   if (w.stored == Stored::kFloat16) {
     pack_lines(packing, [&](std::size_t line, std::size_t first, std::size_t count, T* to) {
-      widen_halves(w.words + line * w.line + first, count, to);
+      widen_half_weights(w.words + line * w.line + first, count, to);
     });
   } else {
     pack_lines(packing, [&](std::size_t line, std::size_t first, std::size_t count, T* to) {

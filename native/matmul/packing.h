@@ -1,14 +1,14 @@
-// Matrices as panels: columns side by side, as tiles read them.
+// Packs matrices into panels: columns side by side, as tiles read them.
 #pragma once
 
-#include "products/matrix_tile.h"
-#include "products/table.h"
+#include "matmul/matrix_tile.h"
+#include "matmul/table.h"
 #include "tuning.h"
 
 namespace onnxtrain {
 namespace {
 
-// How many offsets, of the first `count`, ascend and stay within `reach` of the first.
+// Number of leading offsets, among the first `count`, that ascend and stay within `reach` of the first.
 inline std::size_t reached(const std::ptrdiff_t* offsets, std::size_t count, std::size_t reach) {
   std::size_t result = 1;
   while (result < count && offsets[result] > offsets[result - 1] &&
@@ -20,7 +20,7 @@ inline std::size_t reached(const std::ptrdiff_t* offsets, std::size_t count, std
 
 template <typename T>
 void pack(const Packing<T>& packing) {
-  constexpr std::size_t lanes = kLanes<T>, kFewInSquare = lanes / 8;  // columns: fewer are copied one by one
+  constexpr std::size_t lanes = kLanes<T>, kFewInSquare = lanes / 8;  // fewer columns are copied one by one
   const Panels<T> panels(packing.columns);
   const std::ptrdiff_t stride = packing.column_stride;
   for (std::size_t panel = packing.first_panel; panel < packing.end_panel; ++panel) {
@@ -35,7 +35,7 @@ void pack(const Packing<T>& packing) {
       };
       const std::size_t step = reached(offsets, packing.end - k < lanes ? packing.end - k : lanes, lanes);
       std::size_t j = 0;
-      // Squares of neighbouring elements, as far as they end within the source; often not all of them are wanted.
+      // Squares of neighbouring elements that lie within the source; not all of their elements are needed.
       const std::ptrdiff_t left = packing.source_end - source - offsets[0] - static_cast<std::ptrdiff_t>(lanes);
       for (; step > 2 && j + kFewInSquare < valid; j += lanes) {
         const std::size_t count = valid - j < lanes ? valid - j : lanes;

@@ -1,8 +1,8 @@
-#include "products/bfloat16.h"
+#include "matmul/bfloat16.h"
 
 #include <algorithm>
 
-#include "products/cut.h"
+#include "matmul/partition.h"
 #include "scratch.h"
 #include "sizes.h"
 #include "tuning.h"
@@ -10,17 +10,17 @@
 namespace onnxtrain {
 namespace {
 
-// A matrix of floats that is the left one of a product: lines are rows or, transposed, columns.
+// A float matrix as left operand: lines are rows or, if transposed, columns.
 struct Left {
   const float* data;
   std::size_t line;
   bool transposed;
 };
 
-constexpr std::size_t kRoundedRows = 16;  // at a time: as many as the widest vector has lanes
+constexpr std::size_t kRoundedRows = 16;  // at a time: the lanes of the widest vector
 
-// Rounds all of the left matrix, which every part of the product reads.
-void round_left(const Bfloat16Kernels& kernels, const Left& left, const Bfloat16Product& product, std::uint16_t* words,
+// Rounds the whole left matrix, which every part of the multiplication reads.
+void round_left(const Bfloat16Kernels& kernels, const Left& left, const Bfloat16Matmul& product, std::uint16_t* words,
                 const ParallelFor& parallel_for) {
   const Rounding rounding = {left.data,     left.line,     left.transposed,    product.rows,
                              product.depth, words,         product.left_stride};
@@ -31,9 +31,9 @@ void round_left(const Bfloat16Kernels& kernels, const Left& left, const Bfloat16
   });
 }
 
-void multiply(const Left& left, Bfloat16Product whole, const ParallelFor& parallel_for) {
+void multiply(const Left& left, Bfloat16Matmul whole, const ParallelFor& parallel_for) {
   if (whole.rows == 0 || whole.columns == 0) return;
-  constexpr std::size_t kUnit = 16, kRowUnit = 6, kLine = 32;  // of columns; of rows: those of a tile; words of a line
+  constexpr std::size_t kUnit = 16, kRowUnit = 6, kLine = 32;  // column unit; row unit: a tile's rows; words per cache line
   const Bfloat16Kernels& kernels = bfloat16_kernels();
   whole.left_stride = checked_product(divided_up(whole.depth, kLine) | 1, kLine);  // an odd number of cache lines
   const Buffer words(checked_product(whole.rows, whole.left_stride, sizeof(std::uint16_t)));
@@ -48,7 +48,7 @@ void multiply(const Left& left, Bfloat16Product whole, const ParallelFor& parall
     const std::size_t row_part = task / cut.columns, column_part = task % cut.columns;
     const std::size_t row = begin_of(row_part, cut.rows, whole.rows, kRowUnit);
     const std::size_t column = begin_of(column_part, cut.columns, whole.columns, kUnit);
-    Bfloat16Product part = whole;
+    Bfloat16Matmul part = whole;
     part.rows = begin_of(row_part + 1, cut.rows, whole.rows, kRowUnit) - row;
     part.columns = begin_of(column_part + 1, cut.columns, whole.columns, kUnit) - column;
     if (part.rows == 0 || part.columns == 0) return;
@@ -68,7 +68,7 @@ void multiply(const Left& left, Bfloat16Product whole, const ParallelFor& parall
 
 void linear_in_bfloat16(const Linear& sizes, const float* x, Stored stored, const void* w, const float* bias, float* y,
                         const ParallelFor& parallel_for, const LinearEnding& ending) {
-  Bfloat16Product product = {};
+  Bfloat16Matmul product = {};
   product.right = {stored, w, sizes.transposed ? sizes.inputs : sizes.outputs, sizes.transposed, nullptr};
   product.rows = sizes.rows;
   product.columns = sizes.outputs;
@@ -81,11 +81,11 @@ void linear_in_bfloat16(const Linear& sizes, const float* x, Stored stored, cons
   multiply({x, sizes.inputs, false}, product, parallel_for);
 }
 
-void multiply_few_bits_in_bfloat16(std::size_t rows, const float* x, const PackedWeights& w, bool transposed, float* y,
+void multiply_low_bit_in_bfloat16(std::size_t rows, const float* x, const PackedWeights& w, bool transposed, float* y,
                                    const ParallelFor& parallel_for) {
-  const FewBits<float> weights = few_bits<float>(w, transposed);
-  Bfloat16Product product = {};
-  product.right = {Stored::kFewBits, nullptr, 0, transposed, &weights};
+  const LowBit<float> weights = low_bit<float>(w, transposed);
+  Bfloat16Matmul product = {};
+  product.right = {Stored::kLowBit, nullptr, 0, transposed, &weights};
   product.rows = rows;
   product.columns = transposed ? w.rows : w.columns;
   product.depth = transposed ? w.columns : w.rows;
@@ -102,7 +102,7 @@ void linear_weight_gradient_in_bfloat16(const Linear& sizes, const float* dy, co
   };
   const Matrix of_x = {x, sizes.inputs}, of_dy = {dy, sizes.outputs};
   const Matrix &left = sizes.transposed ? of_dy : of_x, &right = sizes.transposed ? of_x : of_dy;
-  Bfloat16Product product = {};
+  Bfloat16Matmul product = {};
   product.right = {Stored::kFloat, right.data, right.columns, false, nullptr};
   product.rows = left.columns;
   product.columns = right.columns;

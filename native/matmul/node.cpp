@@ -1,16 +1,16 @@
-#include "products/node.h"
+#include "matmul/node.h"
 
 #include <utility>
 
 #include "operators/shapes.h"
-#include "products/bfloat16.h"
-#include "products/products.h"
+#include "matmul/bfloat16.h"
+#include "matmul/matmul.h"
 #include "scratch.h"
 
 namespace onnxtrain {
 namespace {
 
-// The axes but the last, and the last.
+// The product of all axes but the last, and the last.
 struct Rows {
   std::size_t count, size;
 
@@ -32,14 +32,14 @@ Compute compute_of(const Attributes& attributes) {
   throw std::invalid_argument("attribute 'compute' is '" + compute + "': it must be float32 or bfloat16.");
 }
 
-// Refuses to round what is double.
+// Rejects bfloat16 rounding of double.
 bool in_bfloat16(Compute compute, ElementType type) {
   if (compute == Compute::kAsGiven) return false;
   if (type == kFloat) return true;
   throw std::invalid_argument("attribute 'compute' is 'bfloat16', and its inputs have type double: they must be float.");
 }
 
-// Whether there is an activation.
+// Returns whether there is an activation.
 bool has_relu(const Attributes& attributes) {
   const std::string activation = attributes.text("activation", "");
   if (activation.empty()) return false;
@@ -53,7 +53,7 @@ Stored stored_as(int type) {
 
 const float* numbers(const Inputs& inputs, std::size_t index) { return static_cast<const float*>(inputs[index].data); }
 
-// y = ending(x w + bias), with factors that are rounded or not.
+// y = epilogue(x w + bias), with operands optionally rounded to bfloat16.
 void multiply(bool rounded, ElementType type, const Linear& sizes, const void* x, const Tensor& w, const void* bias,
               void* y, const ParallelFor& parallel_for, const LinearEnding& ending) {
   const Stored stored = stored_as(w.type);
@@ -65,7 +65,7 @@ void multiply(bool rounded, ElementType type, const Linear& sizes, const void* x
   }
 }
 
-// dw and, where it is not null, db.
+// dw and, if not null, db.
 void sum_over_rows(bool rounded, ElementType type, const Linear& sizes, const void* dy, const void* x, void* dw,
                    void* db, const ParallelFor& parallel_for) {
   if (rounded) {
@@ -76,7 +76,7 @@ void sum_over_rows(bool rounded, ElementType type, const Linear& sizes, const vo
   }
 }
 
-// Refuses a weight that does not have so many of what axis `axis` counts.
+// Rejects a weight whose axis `axis` has another size.
 void require_weight(const Inputs& inputs, std::size_t axis, const Rows& given, const char* sizes, const char* of) {
   const std::vector<std::int64_t>& w = inputs[1].shape;
   if (w.size() == 2 && static_cast<std::size_t>(w[axis]) == given.size) return;
@@ -86,7 +86,7 @@ void require_weight(const Inputs& inputs, std::size_t axis, const Rows& given, c
                               ": the last axis of " + of + " has size " + size + ".");
 }
 
-// Weights in 16 bits are for factors of type float.
+// 16-bit weights require float operands.
 void require_weight_type(const Inputs& inputs, ElementType type) {
   if (type != kFloat || stored_as(inputs[1].type) == Stored::kFloat) inputs.require_same_type(1, 0);
 }
@@ -148,7 +148,7 @@ void LinearGradientNode::compute(const Call& call) const {
   std::vector<std::int64_t> x_shape = inputs[0].shape;
   x_shape.back() = w[1 - over_outputs];
   inputs.require_shape(2, x_shape);
-  // The largest first: it is of the size of what the layer behind has let go, which smaller ones would cut.
+  // The largest first: it fits the memory that the following layer has freed, which smaller ones would fragment.
   void* dz = call.output(0, x_shape);
   void* db = call.output(2, {w[over_outputs]});
   void* dw = call.output(1, w);
@@ -184,7 +184,7 @@ void LinearWeightGradientNode::compute(const Call& call) const {
   sum_over_rows(in_bfloat16(compute_, type), type, sizes, inputs[0].data, inputs[1].data, dw, db, call.parallel_for());
 }
 
-FewBitsNode::FewBitsNode(const Attributes& attributes)
+LowBitNode::LowBitNode(const Attributes& attributes)
     : compute_(compute_of(attributes)),
       inputs_(attributes.integer("K")),
       outputs_(attributes.integer("N")),
@@ -205,7 +205,7 @@ FewBitsNode::FewBitsNode(const Attributes& attributes)
   }
 }
 
-void FewBitsNode::multiply(const Inputs& inputs, const char* name, bool transposed, const Call& call) const {
+void LowBitNode::multiply(const Inputs& inputs, const char* name, bool transposed, const Call& call) const {
   const ElementType type = inputs.element_type(0);
   const Rows x(inputs, 0, name);
   std::vector<std::int64_t> shape = inputs[0].shape;
@@ -218,7 +218,7 @@ void FewBitsNode::multiply(const Inputs& inputs, const char* name, bool transpos
   PackedWeights weights = {};
   weights.integers = static_cast<const std::uint8_t*>(inputs[1].data);
   weights.scales = inputs[2].data;
-  const std::vector<std::int64_t> none = {0};  // stands for one that is left out, in front of `zeros`
+  const std::vector<std::int64_t> none = {0};  // placeholder for a missing input before `zeros`
   if (inputs.has(3) && inputs[3].shape != none) {
     inputs.require_shape(3, {outputs_, (checked_product(blocks, bits_) + 7) / 8});
     weights.packed_zeros = static_cast<const std::uint8_t*>(inputs[3].data);
@@ -235,10 +235,10 @@ void FewBitsNode::multiply(const Inputs& inputs, const char* name, bool transpos
   shape.back() = transposed ? outputs_ : inputs_;
   void* y = call.output(0, shape);
   if (in_bfloat16(compute_, type)) {
-    multiply_few_bits_in_bfloat16(x.count, numbers(inputs, 0), weights, transposed, static_cast<float*>(y),
+    multiply_low_bit_in_bfloat16(x.count, numbers(inputs, 0), weights, transposed, static_cast<float*>(y),
                                   call.parallel_for());
   } else {
-    multiply_few_bits(type, x.count, inputs[0].data, weights, transposed, y, call.parallel_for());
+    multiply_low_bit(type, x.count, inputs[0].data, weights, transposed, y, call.parallel_for());
   }
 }
 

@@ -1,6 +1,6 @@
-// Products of activations with weights, and the gradients by the weights, as nodes. Attributes: transB (0), whether the
-// weights are [outputs, inputs]; compute, "float32" or, for inputs of type float, "bfloat16": factors are rounded to
-// bfloat16, and sums are float; activation, "" or "Relu".
+// Linear layers and their weight gradients as nodes. Attributes: transB (0), for weights stored as [outputs, inputs];
+// compute, "float32" or, for float inputs, "bfloat16": operands are rounded to bfloat16 and accumulated in float;
+// activation, "" or "Relu".
 #pragma once
 
 #include "operators/fused_node.h"
@@ -9,8 +9,8 @@ namespace onnxtrain {
 
 enum class Compute { kAsGiven, kBfloat16 };
 
-// y = activation(x w + b); x is [..., inputs], w [inputs, outputs]; b [outputs] may be left out.
-// Beside x of type float w may be of half precision or bfloat16, too.
+// y = activation(x w + b); x is [..., inputs], w [inputs, outputs]; b [outputs] is optional. With float x, w may be
+// float16 or bfloat16.
 class LinearNode final : public FusedNode {
  public:
   static const Signature kSignature;
@@ -23,8 +23,8 @@ class LinearNode final : public FusedNode {
   bool transposed_, relu_;
 };
 
-// From dy, w and x = activation(z): dz = dy wᵀ by what the activation got and, where they are wanted, dw and db.
-// Beside dy of type float w may be of half precision or bfloat16, too.
+// From dy, w and x = activation(z): dz = dy wᵀ times the activation's gradient and, if requested, dw and db. With float
+// dy, w may be float16 or bfloat16.
 class LinearGradientNode final : public FusedNode {
  public:
   static const Signature kSignature;
@@ -37,7 +37,7 @@ class LinearGradientNode final : public FusedNode {
   bool transposed_, relu_;
 };
 
-// From dy and x: dw in the order of w and, where it is wanted, db.
+// From dy and x: dw in the layout of w and, if requested, db.
 class LinearWeightGradientNode final : public FusedNode {
  public:
   static const Signature kSignature;
@@ -50,11 +50,12 @@ class LinearWeightGradientNode final : public FusedNode {
   bool transposed_, with_bias_;
 };
 
-// Products with the packed weights w [N, K] of ONNX Runtime's MatMulNBits. Attributes: K, N, bits (2, 4 or 8),
-// block_size, and compute. Zero points are packed, or numbers, or left out: then they are the middle of the integers.
-class FewBitsNode : public FusedNode {
+// Linear layers with the packed weights w [N, K] of ONNX Runtime's MatMulNBits. Attributes: K, N, bits (2, 4 or 8),
+// block_size, and compute. Zero points are packed, or floating-point, or absent: then they are the midpoint of the
+// integers.
+class LowBitNode : public FusedNode {
  protected:
-  explicit FewBitsNode(const Attributes& attributes);
+  explicit LowBitNode(const Attributes& attributes);
   void multiply(const Inputs& inputs, const char* name, bool transposed, const Call& call) const;
 
  private:
@@ -63,20 +64,20 @@ class FewBitsNode : public FusedNode {
 };
 
 // y [..., N] = x [..., K] wᵀ.
-class MatMulNBitsNode final : public FewBitsNode {
+class MatMulNBitsNode final : public LowBitNode {
  public:
   static const Signature kSignature;
 
-  explicit MatMulNBitsNode(const Attributes& attributes) : FewBitsNode(attributes) {}
+  explicit MatMulNBitsNode(const Attributes& attributes) : LowBitNode(attributes) {}
   void compute(const Call& call) const override;
 };
 
 // dx [..., K] = dy [..., N] w.
-class MatMulNBitsGradientNode final : public FewBitsNode {
+class MatMulNBitsGradientNode final : public LowBitNode {
  public:
   static const Signature kSignature;
 
-  explicit MatMulNBitsGradientNode(const Attributes& attributes) : FewBitsNode(attributes) {}
+  explicit MatMulNBitsGradientNode(const Attributes& attributes) : LowBitNode(attributes) {}
   void compute(const Call& call) const override;
 };
 

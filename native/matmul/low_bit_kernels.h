@@ -1,5 +1,4 @@
-// Weights of a few bits as numbers, arranged for products as soon as they are made: no more of them than a block of the
-// depth exists at a time.
+// Low-bit weights, dequantized tile by tile while packing: at most one block of the depth is held as floats.
 #pragma once
 
 #include <algorithm>
@@ -7,8 +6,8 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "products/line_packing.h"
-#include "products/table.h"
+#include "matmul/line_packing.h"
+#include "matmul/table.h"
 
 namespace onnxtrain {
 namespace {
@@ -20,14 +19,14 @@ inline std::uint8_t integer_at(const std::uint8_t* packed, std::size_t place) {
 }
 
 template <typename T, std::size_t bits>
-inline T zero_point(const FewBits<T>& w, std::size_t row, std::size_t block) {
+inline T zero_point(const LowBit<T>& w, std::size_t row, std::size_t block) {
   if (w.zeros != nullptr) return w.zeros[row * w.blocks + block];
   if (w.packed_zeros == nullptr) return T(1u << (bits - 1));
   const std::size_t row_bytes = (w.blocks * bits + 7) / 8;
   return T(integer_at<bits>(w.packed_zeros + row * row_bytes, block));
 }
 
-// As many integers as a vector has lanes, from the beginning of a byte: two of them in each 64 bits.
+// As many integers as a vector has lanes, byte-aligned: two in each 64 bits.
 template <std::size_t bits>
 inline Vector<float> integers_at(const std::uint8_t* packed) {
   constexpr std::uint64_t kMask = (1u << bits) - 1;
@@ -43,7 +42,7 @@ inline Vector<float> integers_at(const std::uint8_t* packed) {
 
 // Elements [column, column + count) of a row.
 template <typename T, std::size_t bits>
-void dequantize(const FewBits<T>& w, std::size_t row, std::size_t column, std::size_t count, T* target) {
+void dequantize(const LowBit<T>& w, std::size_t row, std::size_t column, std::size_t count, T* target) {
   constexpr std::size_t kPerByte = 8 / bits;
   const std::size_t block_bytes = w.block / kPerByte;
   while (count != 0) {
@@ -75,9 +74,9 @@ void dequantize(const FewBits<T>& w, std::size_t row, std::size_t column, std::s
   }
 }
 
-// Rows [first_row, first_row + depth) from column `first_column` on, as panels; the last is filled up with zeros.
+// Packs rows [first_row, first_row + depth) from column `first_column` on into panels; the last one is zero-padded.
 template <typename T>
-void pack_few_bits(const FewBits<T>& w, std::size_t first_row, std::size_t depth, std::size_t first_column,
+void pack_low_bit(const LowBit<T>& w, std::size_t first_row, std::size_t depth, std::size_t first_column,
                    std::size_t columns, T* packed) {
   const LinesPacking<T> packing = {w.transposed, first_row, depth, first_column, columns, packed};
   const auto of_bits = [&](auto bits) {

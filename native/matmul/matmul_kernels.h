@@ -1,32 +1,31 @@
-// Products of two matrices, block by block of the depth: what a block reads is arranged so that it lies in the caches
-// side by side.
+// Blocked matrix multiplication: the operands of a block of the depth are packed to be contiguous in the caches.
 #pragma once
 
 #include "kernels/padding.h"
-#include "products/ahead.h"
-#include "products/ending_kernels.h"
-#include "products/few_bits_kernels.h"
-#include "products/halves_kernels.h"
-#include "products/packing.h"
-#include "products/table.h"
+#include "matmul/prefetch.h"
+#include "matmul/epilogue.h"
+#include "matmul/low_bit_kernels.h"
+#include "matmul/half_weight_kernels.h"
+#include "matmul/packing.h"
+#include "matmul/table.h"
 #include "tuning.h"
 
 namespace onnxtrain {
 namespace {
 
-// Between rows of the copy of a block of the left matrix. Behind each row is room for a vector.
+// Row stride of the copy of a block of the left matrix; each row has room for an extra vector.
 template <typename T>
 std::size_t copy_stride(std::size_t rows) {
   return odd_lines<T>(rows + kLanes<T>);
 }
 
-// Per element of the depth.
+// Scratch elements per depth element.
 template <typename T>
 std::size_t product_scratch(std::size_t rows, std::size_t columns) {
   return padded<T>(columns) + copy_stride<T>(rows);
 }
 
-// Rows of the right matrix, `depth` of them, as a panel, filled up with zeros.
+// Packs `depth` rows of the right matrix into a zero-padded panel.
 template <typename T>
 void pack_rows(const T* from, std::ptrdiff_t stride, std::size_t depth, std::size_t columns, std::size_t width, T* to) {
   if (columns == kMaxTileVectors * kLanes<T>) {
@@ -42,7 +41,7 @@ void pack_rows(const T* from, std::ptrdiff_t stride, std::size_t depth, std::siz
   }
 }
 
-// sums[i] (+)= the sum over `depth` rows, `stride` apart, of their element i. Rows end within a whole vector.
+// sums[i] (+)= the sum of element i over `depth` rows, `stride` apart. Row lengths are whole vectors.
 template <typename T>
 inline void add_block(const T* rows, std::size_t stride, std::size_t depth, std::size_t count, bool accumulate,
                       T* sums) {
@@ -62,7 +61,7 @@ inline void add_block(const T* rows, std::size_t stride, std::size_t depth, std:
   }
 }
 
-// The same, so many rows at a time.
+// The same, several rows at a time.
 template <typename T>
 void add_rows(const T* rows, std::size_t stride, std::size_t depth, std::size_t at_a_time, std::size_t count,
               bool accumulate, T* sums) {
@@ -76,24 +75,24 @@ void add_rows(const T* rows, std::size_t stride, std::size_t depth, std::size_t 
 
 // A block of the depth, with the panels of the right matrix and the rows of the left as the tiles read them.
 template <typename T>
-struct ProductBlock {
+struct MatmulBlock {
   std::size_t begin, depth;
   T* panels;
-  bool one_at_a_time;  // whether each panel takes the place of the one before
-  const T* columns;  // null: the panels have all; else these where they lie, but for a panel that is not full
-  bool copied;  // whether the left matrix is, strip by strip
+  bool one_at_a_time;  // true if each panel overwrites the one before
+  const T* columns;  // null: all columns are packed; otherwise read in place, except in a partial panel
+  bool copied;  // true if the left matrix is copied, strip by strip
   const T* left;  // row `left_first` of it
   std::size_t left_first;
   std::ptrdiff_t left_row;
   const std::ptrdiff_t* left_offsets;
-  Ahead ahead[2];  // of the right matrix and of the left
+  Ahead ahead[2];  // of the right and the left matrix
 
   T* panel_at(std::size_t column) const { return one_at_a_time ? panels : panels + column * depth; }
 };
 
-// Rows [begin, end) of a panel.
+// Multiplies rows [begin, end) by a panel.
 template <typename T>
-void multiply_panel(const Product<T>& p, ProductBlock<T>& block, const Panels<T>& panels, std::size_t panel,
+void multiply_panel(const Matmul<T>& p, MatmulBlock<T>& block, const Panels<T>& panels, std::size_t panel,
                     std::size_t begin, std::size_t end) {
   alignas(kVectorBytes) T buffer[kMaxTileRows * kMaxTileVectors * kLanes<T>];
   const std::size_t vectors = panels.vectors(panel), width = panels.width(panel), column = panels.begin(panel);
@@ -112,7 +111,7 @@ void multiply_panel(const Product<T>& p, ProductBlock<T>& block, const Panels<T>
       if (valid != width && accumulate) copy(line, valid, buffer + r * width);
     }
     const bool whole = valid == width;
-    if (t + 1 < tiles.count) {  // what the next tile writes
+    if (t + 1 < tiles.count) {  // the output of the next tile
       for (std::size_t r = rows; r < rows + tiles.size(t + 1); ++r) {
         for (std::size_t v = 0; v < vectors; ++v) {
           __builtin_prefetch(target + static_cast<std::ptrdiff_t>(r) * p.target_row + v * kLanes<T>, 1);
@@ -138,27 +137,27 @@ void multiply_panel(const Product<T>& p, ProductBlock<T>& block, const Panels<T>
   }
 }
 
-// How a panel of the right matrix lies in memory, from element `begin` of the depth on.
+// Layout of a panel of the right matrix from depth element `begin` on.
 template <typename T>
-Lines panel_lines(const Product<T>& p, std::size_t begin, std::size_t depth, std::size_t column, std::size_t columns) {
+Lines panel_lines(const Matmul<T>& p, std::size_t begin, std::size_t depth, std::size_t column, std::size_t columns) {
   const MatrixPart part = {begin, depth, p.first_column + column, columns};
-  if (p.few_bits != nullptr) return part.lines(*p.few_bits);
-  if (p.halves != nullptr) return part.lines(p.halves->words, 16, p.halves->line * 2, p.halves->transposed);
+  if (p.low_bit != nullptr) return part.lines(*p.low_bit);
+  if (p.half_weights != nullptr) return part.lines(p.half_weights->words, 16, p.half_weights->line * 2, p.half_weights->transposed);
   const T* first = p.right.data + static_cast<std::ptrdiff_t>(begin) * p.right.row +
                    static_cast<std::ptrdiff_t>(column) * p.right.column;
   return p.right.column == 1 ? lines_of(first, depth, columns, p.right.row)
                              : lines_of(first, columns, depth, p.right.column);
 }
 
-// Arranges a panel of the right matrix, and adds it up where that is wanted.
+// Packs a panel of the right matrix, and sums it over the depth if requested.
 template <typename T>
-void arrange_panel(const Product<T>& p, const ProductBlock<T>& block, std::size_t column, std::size_t width) {
+void arrange_panel(const Matmul<T>& p, const MatmulBlock<T>& block, std::size_t column, std::size_t width) {
   const std::size_t columns = p.columns - column < width ? p.columns - column : width;
   T* packed = block.panel_at(column);
-  if (p.few_bits != nullptr) {
-    pack_few_bits(*p.few_bits, block.begin, block.depth, p.first_column + column, columns, packed);
-  } else if (p.halves != nullptr) {
-    pack_halves(*p.halves, block.begin, block.depth, p.first_column + column, columns, packed);
+  if (p.low_bit != nullptr) {
+    pack_low_bit(*p.low_bit, block.begin, block.depth, p.first_column + column, columns, packed);
+  } else if (p.half_weights != nullptr) {
+    pack_half_weights(*p.half_weights, block.begin, block.depth, p.first_column + column, columns, packed);
   } else {
     const T* right = p.right.data + static_cast<std::ptrdiff_t>(block.begin) * p.right.row +
                      static_cast<std::ptrdiff_t>(column) * p.right.column;
@@ -173,16 +172,16 @@ void arrange_panel(const Product<T>& p, const ProductBlock<T>& block, std::size_
   }
 }
 
-// Rows of a strip: all, where they are few, so that each panel is multiplied once.
+// Rows per strip: all of them if there are few, so that each panel is used once.
 inline std::size_t strip_rows(std::size_t rows) {
   return rows <= tuning::kStripRows ? tuning::kStripRows : tuning::kProductStripRows;
 }
 
-// A block whose left matrix is read where it lies, until a strip of it is copied.
+// A block whose left matrix is read in place, until a strip of it is copied.
 template <typename T>
-ProductBlock<T> arranged(const Product<T>& p, std::size_t begin) {
+MatmulBlock<T> arranged(const Matmul<T>& p, std::size_t begin) {
   const auto at = static_cast<std::ptrdiff_t>(begin);
-  ProductBlock<T> block = {};
+  MatmulBlock<T> block = {};
   block.begin = begin;
   block.depth = p.depth - begin < p.block ? p.depth - begin : p.block;
   block.panels = p.scratch;
@@ -196,9 +195,9 @@ ProductBlock<T> arranged(const Product<T>& p, std::size_t begin) {
   return block;
 }
 
-// Copies rows [first, last) of a left matrix whose columns are lines of memory, and adds them up where that is wanted.
+// Copies rows [first, last) of a left matrix whose columns are lines of memory, and sums them if requested.
 template <typename T>
-void copy_strip(const Product<T>& p, ProductBlock<T>& block, std::size_t first, std::size_t last) {
+void copy_strip(const Matmul<T>& p, MatmulBlock<T>& block, std::size_t first, std::size_t last) {
   const T* from = p.left.data + static_cast<std::ptrdiff_t>(block.begin) * p.left.column + first;
   T* copies = p.scratch + padded<T>(p.columns) * p.block;
   for (std::size_t k = 0; k < block.depth; ++k) {
@@ -213,10 +212,10 @@ void copy_strip(const Product<T>& p, ProductBlock<T>& block, std::size_t first, 
   block.left_offsets = p.copied;
 }
 
-// Strips of rows, each with all panels, which are arranged for the first; meanwhile what is read next is fetched: the next
-// panel, and of the left matrix the next strip.
+// Strips of rows, each with all panels, which are packed for the first strip; prefetches the next panel and the next
+// strip of the left matrix.
 template <typename T>
-void multiply_block(const Product<T>& p, ProductBlock<T>& block, const Panels<T>& panels) {
+void multiply_block(const Matmul<T>& p, MatmulBlock<T>& block, const Panels<T>& panels) {
   const std::size_t next = block.begin + block.depth, next_depth = p.depth - next < p.block ? p.depth - next : p.block;
   const auto tiles = [&](std::size_t rows) { return Parts(rows, tile_rows(kMaxTileVectors)).count; };
   const auto valid = [&](std::size_t panel) {
@@ -258,11 +257,11 @@ void multiply_block(const Product<T>& p, ProductBlock<T>& block, const Panels<T>
 }
 
 template <typename T>
-void multiply_matrices(const Product<T>& p) {
+void multiply_matrices(const Matmul<T>& p) {
   const Panels<T> panels(p.columns);
   std::size_t begin = 0;
   do {
-    ProductBlock<T> block = arranged(p, begin);
+    MatmulBlock<T> block = arranged(p, begin);
     multiply_block(p, block, panels);
     begin += block.depth;
   } while (begin < p.depth);

@@ -2,7 +2,7 @@
 
 import re
 
-import few_bits_reference as reference
+import low_bit_reference as reference
 import gradient_reference
 import numpy as np
 import pytest

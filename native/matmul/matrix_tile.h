@@ -1,5 +1,5 @@
-// The product of a few rows with a panel of columns, whose sums stay in registers: where all convolutions spend their
-// time.
+// Multiplies a few rows by a panel of columns with the sums in registers: the inner kernel of matrix multiplications
+// and convolutions.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@
 namespace onnxtrain {
 namespace {
 
-// A tile has so many vectors of columns that sums, columns and one broadcast element fill the registers, with rows
-// enough that loading the columns costs less than multiplying.
+// A tile has as many vectors of columns as fit the registers with sums, columns and one broadcast element, and enough
+// rows that loading the columns costs less than multiplying.
 inline constexpr std::size_t kMaxTileVectors = kVectorRegisters == 32 ? 4 : 2;
 inline constexpr std::size_t kMaxTileRows = 8;
 
@@ -22,14 +22,13 @@ inline constexpr std::size_t tile_rows(std::size_t vectors) {
 
 inline constexpr std::size_t kMaxTileColumnBytes = kMaxTileVectors * kVectorBytes;
 
-// What memory fetches while something is multiplied: so many bytes of a line for each element of the depth, and behind its
-// end those of the next line.
+// Data to prefetch during a multiplication: a number of bytes of a line per depth element, then those of the next line.
 struct Stream {
   const char* at = nullptr;
   std::size_t step = 0;
   std::size_t left = static_cast<std::size_t>(-1);  // of the line, in bytes; by default the line does not end
-  std::size_t line = 0;                             // its length
-  std::ptrdiff_t between = 0;                       // from its end to the next one
+  std::size_t line = 0;                             // length of a line
+  std::ptrdiff_t between = 0;                       // from the end of a line to the next one
 
   void fetch() {
     __builtin_prefetch(at);
@@ -43,24 +42,24 @@ struct Stream {
   }
 };
 
-// What a tile has memory fetch while it multiplies.
+// What a tile prefetches.
 enum class Fetching {
   kNothing,
-  kStreams,  // what `ahead` says
-  kColumns,  // the columns themselves, ahead of their use: where they come from beyond the caches of a core
+  kStreams,  // the streams in `ahead`
+  kColumns,  // the columns themselves, if they come from beyond the core's caches
 };
 
 template <typename T>
 struct Tile {
-  const T* const* rows;           // where each row begins
+  const T* const* rows;           // start of each row
   const std::ptrdiff_t* offsets;  // of the elements of a row, `depth` of them, the same for all rows
   std::size_t depth;
   const T* columns;  // [depth][vectors * lanes], rows `columns_stride` apart
-  bool accumulate;   // adds to what is in `sums`
+  bool accumulate;   // adds to the contents of `sums`
   T* sums;           // [rows][vectors * lanes], rows `sums_stride` apart
   std::size_t sums_stride;
-  std::size_t columns_stride = 0;  // 0: side by side
-  Stream ahead[2] = {};  // what is read after this product, to be fetched meanwhile
+  std::size_t columns_stride = 0;  // 0: contiguous
+  Stream ahead[2] = {};  // data to prefetch
 };
 
 template <typename T, std::size_t rows, std::size_t vectors, Fetching fetching>
@@ -131,9 +130,9 @@ inline Multiply<T> multiply_of(std::size_t rows, std::size_t vectors) {
   return vectors == 2 ? multiply_of_rows<T, 2, fetching>(rows) : multiply_of_rows<T, 1, fetching>(rows);
 }
 
-// `total` things in parts of at most `most`, all of about the same size.
+// Splits `total` items into equal parts of at most `most`.
 struct Parts {
-  std::size_t count, smaller, larger;  // the first `larger` parts have one more than the smaller ones
+  std::size_t count, smaller, larger;  // the first `larger` parts have one item more
 
   Parts(std::size_t total, std::size_t most)
       : count((total + most - 1) / most),
@@ -143,8 +142,8 @@ struct Parts {
   std::size_t size(std::size_t part) const { return smaller + (part < larger ? 1 : 0); }
 };
 
-// Columns cut into panels of whole vectors; the last vector may have lanes without a column. In memory a panel is
-// [depth][vectors * lanes], one panel after the other.
+// Columns split into panels of whole vectors, the last one padded. In memory a panel is [depth][vectors * lanes];
+// panels are contiguous.
 template <typename T>
 struct Panels {
   Parts parts;

@@ -1,15 +1,15 @@
-// What becomes of the sums of a product once they are complete, while they lie in the nearest cache.
+// Epilogues: applied to the sums of a tile once they are complete, while in the L1 cache.
 #pragma once
 
 #include <cstddef>
 
 #include "kernels/vector.h"
-#include "products/table.h"
+#include "matmul/table.h"
 
 namespace onnxtrain {
 namespace {
 
-// relu(sum). Zeros keep their sign and NaN stays, as with ONNX Runtime's Relu.
+// relu(sum). Zeros keep their sign and NaN propagates, as in ONNX Runtime's Relu.
 template <typename T>
 inline void end_by_relu(std::size_t count, T* sums) {
   constexpr std::size_t lanes = kLanes<T>;
@@ -21,7 +21,7 @@ inline void end_by_relu(std::size_t count, T* sums) {
   for (; i < count; ++i) sums[i] = sums[i] < T(0) ? T(0) : sums[i];
 }
 
-// The gradient by what Relu got, from sums that are that by its result y: the slope is a factor, as in ReluGradient.
+// Gradient of Relu's input from the gradient of its result y: the slope is a factor, as in ReluGradient.
 template <typename T>
 inline void end_by_slope(std::size_t count, const T* y, T* sums) {
   constexpr std::size_t lanes = kLanes<T>;
@@ -33,7 +33,8 @@ inline void end_by_slope(std::size_t count, const T* y, T* sums) {
   for (; i < count; ++i) sums[i] *= y[i] > T(0) ? T(1) : T(0);
 }
 
-// Ends the sums of a tile; `activation` has the results of Relu in their places, or is null. Rows of both lie `stride` apart.
+// Applies the epilogue to a tile; `activation` is Relu's result at the same positions, or null. Both have row stride
+// `stride`.
 template <typename T>
 inline void end_rows(Ending ending, std::size_t rows, std::size_t count, std::ptrdiff_t stride, const T* activation,
                      T* sums) {

@@ -1,18 +1,18 @@
-// Matrices whose elements are made numbers as they are arranged for products: no more of them than a block of the depth
-// exists at a time.
+// Packing of matrices whose elements are converted on the way: at most one block of the depth is held in the wider
+// type.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 
-#include "products/matrix_tile.h"
+#include "matmul/matrix_tile.h"
 #include "tuning.h"
 
 namespace onnxtrain {
 namespace {
 
-// Rows [first_row, first_row + depth) of a matrix from column `first_column` on, as panels; the last is filled up with
-// zeros. In memory the matrix is in lines, which are its rows or, transposed, its columns.
+// Packs rows [first_row, first_row + depth) of a matrix from column `first_column` on into panels; the last one is
+// zero-padded. Lines of memory are the matrix's rows or, if transposed, its columns.
 template <typename T>
 struct LinesPacking {
   bool transposed;
@@ -61,7 +61,7 @@ void pack_lines_as_columns(const LinesPacking<T>& p, const Read& read) {
   }
 }
 
-// `read(line, first, count, to)` makes numbers of elements [first, first + count) of a line.
+// `read(line, first, count, to)` converts elements [first, first + count) of a line.
 template <typename T, typename Read>
 void pack_lines(const LinesPacking<T>& packing, const Read& read) {
   if (packing.transposed) {

@@ -1,14 +1,14 @@
-// Products of bfloat16: the right matrix is arranged block by block of the depth, as panels whose elements are pairs of
+// bfloat16 matrix multiplication: the right matrix is packed, one block of the depth at a time, as panels of pairs of
 // neighbours along the depth, [panel][pair][columns of the panel].
 #pragma once
 
 #include <algorithm>
 
 #include "kernels/padding.h"
-#include "products/ahead.h"
-#include "products/bfloat16_words.h"
-#include "products/ending_kernels.h"
-#include "products/matrix_tile.h"
+#include "matmul/prefetch.h"
+#include "matmul/bfloat16_words.h"
+#include "matmul/epilogue.h"
+#include "matmul/matrix_tile.h"
 #include "tuning.h"
 
 namespace onnxtrain {
@@ -39,12 +39,12 @@ inline Vector<float> add_products(Vector<float> sum, Vector<Pair> left, Vector<P
 struct PairTile {
   const std::uint16_t* left;  // rows `left_stride` words apart
   std::size_t left_stride;
-  std::size_t pairs;  // the depth
+  std::size_t pairs;  // half the depth
   const std::uint16_t* columns;  // [pairs][vectors * lanes]
-  bool accumulate;  // adds to what is in `sums`
+  bool accumulate;  // adds to the contents of `sums`
   float* sums;      // rows `sums_stride` apart
   std::size_t sums_stride;
-  Stream ahead;  // what is read after this product, to be fetched meanwhile
+  Stream ahead;  // prefetched during this multiplication
 };
 
 template <std::size_t rows, std::size_t vectors>
@@ -101,7 +101,7 @@ inline MultiplyPairs multiply_pairs_of(std::size_t rows, std::size_t vectors) {
   return vectors == 2 ? multiply_pairs_of_rows<2>(rows) : multiply_pairs_of_rows<1>(rows);
 }
 
-// In words: the panels of a block, and two of its rows, or as much of a vector's columns.
+// Sizes in words: the panels of a block, and two of its rows, or the same amount of a vector's columns.
 inline std::size_t bfloat16_scratch(std::size_t columns, std::size_t block) {
   return padded<float>(columns) * block + 2 * std::max(padded<float>(columns), kLanes<float> * padded<Pair>(block));
 }
@@ -110,7 +110,7 @@ inline void fill_zero_words(std::uint16_t* to, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) to[i] = 0;
 }
 
-// Pairs of two rows of the depth.
+// Interleaves two rows of the depth into pairs.
 inline void interleave(const std::uint16_t* first, const std::uint16_t* second, std::size_t count, std::uint16_t* to) {
   for (std::size_t i = 0; i < count; i += kLanes<float>) {
     Pair pairs[kLanes<float>];
@@ -124,15 +124,15 @@ inline void interleave(const std::uint16_t* first, const std::uint16_t* second, 
 // A panel of the right matrix, for a block of the depth.
 struct PairPanel {
   std::size_t begin, depth;
-  std::size_t column, columns, width;  // of the part; there are zeros from `columns` to `width`
+  std::size_t column, columns, width;  // of the part; zeros from `columns` to `width`
   std::uint16_t* packed;
-  std::uint16_t* lines;  // room for some that are made words
+  std::uint16_t* lines;  // room for lines converted to bfloat16
 
   std::size_t pairs() const { return (depth + 1) / 2; }
 };
 
-// Of a matrix whose lines are rows.
-inline void pack_pairs(const Bfloat16Product& p, const PairPanel& panel) {
+// From a matrix whose lines are rows.
+inline void pack_pairs(const Bfloat16Matmul& p, const PairPanel& panel) {
   std::uint16_t *first = panel.lines, *second = first + panel.width;
   fill_zero_words(first + panel.columns, panel.width - panel.columns);
   fill_zero_words(second + panel.columns, panel.width - panel.columns);
@@ -147,8 +147,8 @@ inline void pack_pairs(const Bfloat16Product& p, const PairPanel& panel) {
   }
 }
 
-// Of a matrix whose lines are columns.
-inline void pack_transposed_pairs(const Bfloat16Product& p, const PairPanel& panel) {
+// From a matrix whose lines are columns.
+inline void pack_transposed_pairs(const Bfloat16Matmul& p, const PairPanel& panel) {
   constexpr std::size_t lanes = kLanes<Pair>;
   const std::size_t pairs = panel.pairs(), stride = 2 * padded<Pair>(pairs);
   for (std::size_t j = 0; j < panel.width; j += lanes) {
@@ -170,16 +170,16 @@ inline void pack_transposed_pairs(const Bfloat16Product& p, const PairPanel& pan
   }
 }
 
-// How a panel lies in memory.
-inline Lines panel_lines(const Bfloat16Product& p, const PairPanel& panel) {
+// Layout of a panel in memory.
+inline Lines panel_lines(const Bfloat16Matmul& p, const PairPanel& panel) {
   const MatrixPart part = {panel.begin, panel.depth, p.first_column + panel.column, panel.columns};
-  if (p.right.few_bits != nullptr) return part.lines(*p.right.few_bits);
+  if (p.right.low_bit != nullptr) return part.lines(*p.right.low_bit);
   const std::size_t bytes = p.right.stored == Stored::kFloat ? 4 : 2;
   return part.lines(p.right.data, 8 * bytes, p.right.line * bytes, p.right.transposed);
 }
 
-// Rows [begin, end) of a panel; meanwhile others are fetched.
-inline void multiply_panel(const Bfloat16Product& p, const PairPanel& panel, std::size_t begin, std::size_t end,
+// Multiplies rows [begin, end) by a panel, prefetching others.
+inline void multiply_panel(const Bfloat16Matmul& p, const PairPanel& panel, std::size_t begin, std::size_t end,
                            const Lines& next) {
   alignas(kVectorBytes) float buffer[kMaxTileRows * kMaxTileVectors * kLanes<float>];
   const std::size_t width = panel.width, vectors = width / kLanes<float>, valid = panel.columns;
@@ -207,8 +207,8 @@ inline void multiply_panel(const Bfloat16Product& p, const PairPanel& panel, std
   }
 }
 
-// Block by block of the depth, strips of rows, each with all panels, which are arranged for the first.
-inline void multiply_bfloat16(const Bfloat16Product& p) {
+// One block of the depth after the other: strips of rows, each with all panels, which are packed for the first strip.
+inline void multiply_bfloat16(const Bfloat16Matmul& p) {
   const Panels<float> panels(p.columns);
   const Parts strips(p.rows, tuning::kStripRows);
   const auto panel_of = [&](std::size_t begin, std::size_t panel) {
@@ -247,7 +247,7 @@ inline void round_lines(const Rounding& r, std::size_t first_row, std::size_t en
   }
 }
 
-// As many rows as a vector has lanes, from squares of as many elements of the depth.
+// As many rows as a vector has lanes, transposed in squares along the depth.
 inline void round_transposed(const Rounding& r, std::size_t first_row, std::size_t end_row) {
   constexpr std::size_t lanes = kLanes<float>;
   alignas(kVectorBytes) float lines[lanes * kWidened];

@@ -1,29 +1,29 @@
-// What a product reads next, fetched while it multiplies: memory would have nothing to do meanwhile.
+// Prefetching of the next operands during a multiplication, while memory would be idle.
 #pragma once
 
 #include <cstddef>
 
-#include "products/matrix_tile.h"
-#include "products/table.h"
+#include "matmul/matrix_tile.h"
+#include "matmul/table.h"
 
 namespace onnxtrain {
 namespace {
 
-// Lines of a matrix in memory, a stride apart, in bytes.
+// Lines of a matrix in memory, with a stride in bytes.
 struct Lines {
   const char* first;
   std::size_t count, length;
   std::ptrdiff_t stride;
 };
 
-// Lines that are read after the current ones, to be fetched part by part.
+// Lines that are read after the current ones, prefetched in parts.
 class Ahead {
  public:
   Ahead() = default;
   Ahead(const Lines& lines, std::size_t parts)
       : lines_(lines), part_((lines.count * lines.length + parts - 1) / parts) {}
 
-  // The next part, for a tile of so many elements of the depth; `otherwise` again and again where all was fetched.
+  // Returns the next part, for a tile with this many depth elements; `otherwise` once everything is fetched.
   Stream next(const void* otherwise, std::size_t depth) {
     if (lines_.count == 0 || part_ == 0) return {static_cast<const char*>(otherwise)};
     const Stream result = {lines_.first + at_, (part_ + depth - 1) / depth, lines_.length - at_, lines_.length,
@@ -45,11 +45,11 @@ Lines lines_of(const T* first, std::size_t count, std::size_t length, std::ptrdi
           stride * static_cast<std::ptrdiff_t>(sizeof(T))};
 }
 
-// Rows of a matrix from `row` on, of these columns from `column` on.
+// Rows of a matrix from `row` on, restricted to these columns from `column` on.
 struct MatrixPart {
   std::size_t row, rows, column, columns;
 
-  // Of a matrix in lines, which are its rows or, transposed, its columns.
+  // Of a matrix stored in lines, which are its rows or, if transposed, its columns.
   Lines lines(const void* data, std::size_t bits, std::size_t line_bytes, bool transposed) const {
     const std::size_t line = transposed ? column : row, element = transposed ? row : column;
     const char* first = static_cast<const char*>(data) + line * line_bytes + element * bits / 8;
@@ -58,7 +58,7 @@ struct MatrixPart {
   }
 
   template <typename T>
-  Lines lines(const FewBits<T>& w) const {
+  Lines lines(const LowBit<T>& w) const {
     return lines(w.integers, w.bits, w.blocks * w.block * w.bits / 8, w.transposed);
   }
 };

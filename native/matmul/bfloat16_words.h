@@ -1,5 +1,5 @@
-// Numbers of any kind as bfloat16: words of 16 bits, the upper half of a float, rounded to the nearest, ties to even.
-// Magnitudes below 2^-126 become zero, as the processor's instructions take them; a NaN stays one.
+// Conversion of any element type to bfloat16 words, the upper half of a float, rounded to nearest even. Magnitudes
+// below 2^-126 become zero, as in the CPU's instructions; NaN stays NaN.
 //
 // Included by files that are compiled once per instruction set.
 #pragma once
@@ -8,9 +8,9 @@
 #include <cstdint>
 
 #include "kernels/elementwise.h"
-#include "products/bfloat16_table.h"
-#include "products/few_bits_kernels.h"
-#include "products/halves_kernels.h"
+#include "matmul/bfloat16_table.h"
+#include "matmul/low_bit_kernels.h"
+#include "matmul/half_weight_kernels.h"
 
 #if defined(__AVX512BF16__)
 #include <immintrin.h>
@@ -39,7 +39,7 @@ inline void round_to_words(const float* from, std::size_t count, std::uint16_t* 
   for (std::size_t j = i; j < count; ++j) to[j] = rounded(from[j]);
 }
 
-// How many numbers are made floats at a time.
+// Elements converted to float at a time.
 inline constexpr std::size_t kWidened = 256;
 
 // Elements [first, first + count) of line `line` of a matrix.
@@ -62,9 +62,9 @@ inline void read_words(const StoredMatrix& matrix, std::size_t line, std::size_t
   for (std::size_t begin = 0; begin < count; begin += kWidened) {
     const std::size_t size = count - begin < kWidened ? count - begin : kWidened;
     if (matrix.stored == Stored::kFloat16) {
-      widen_halves(static_cast<const std::uint16_t*>(matrix.data) + at + begin, size, numbers);
+      widen_half_weights(static_cast<const std::uint16_t*>(matrix.data) + at + begin, size, numbers);
     } else {
-      const FewBits<float>& w = *matrix.few_bits;
+      const LowBit<float>& w = *matrix.low_bit;
       const auto read = w.bits == 2 ? dequantize<float, 2> : w.bits == 4 ? dequantize<float, 4> : dequantize<float, 8>;
       read(w, line, first + begin, size, numbers);
     }

@@ -1,10 +1,10 @@
-#include "products/products.h"
+#include "matmul/matmul.h"
 
 #include <algorithm>
 #include <vector>
 
-#include "products/cut.h"
-#include "products/table.h"
+#include "matmul/partition.h"
+#include "matmul/table.h"
 #include "scratch.h"
 #include "sizes.h"
 #include "tuning.h"
@@ -13,11 +13,11 @@ namespace onnxtrain {
 namespace {
 
 template <typename T>
-void multiply(const Product<T>& whole, const ParallelFor& parallel_for) {
+void multiply(const Matmul<T>& whole, const ParallelFor& parallel_for) {
   const bool sums = whole.left_sums != nullptr || whole.right_sums != nullptr;
   if ((whole.rows == 0 || whole.columns == 0) && !sums) return;
-  constexpr std::size_t kUnit = 64 / sizeof(T), kRowUnit = 6;  // of columns, and of rows: those of a tile
-  const ProductKernels<T>& kernels_for = kernels_of<T>(*kernels()->product);
+  constexpr std::size_t kUnit = 64 / sizeof(T), kRowUnit = 6;  // column unit; row unit: a tile's rows
+  const MatmulKernels<T>& kernels_for = kernels_of<T>(*kernels()->product);
   const std::size_t depth = std::max<std::size_t>(whole.depth, 1);
   const auto evenly = [&](std::size_t most) { return divided_up(depth, divided_up(depth, most)); };
   const std::size_t sum_block = evenly(tuning::kSumDepth);
@@ -27,7 +27,7 @@ void multiply(const Product<T>& whole, const ParallelFor& parallel_for) {
   const Cut cut(whole.rows, whole.columns, whole.depth, column_bytes, whole.left.row == 1);
   const std::size_t most_rows = divided_up(divided_up(whole.rows, kRowUnit), cut.rows) * kRowUnit;
   const std::size_t most_columns = divided_up(divided_up(whole.columns, kUnit), cut.columns) * kUnit;
-  Product<T> common = whole;
+  Matmul<T> common = whole;
   common.block = block;
   common.sum_block = sum_block;
   const std::size_t strip = std::min(most_rows, tuning::kStripRows);
@@ -35,13 +35,13 @@ void multiply(const Product<T>& whole, const ParallelFor& parallel_for) {
   const auto ones = multiples(1, common.block), copied = multiples(common.copy_stride, common.block);
   common.ones = ones.data();
   common.copied = copied.data();
-  const std::size_t copied_rows = whole.left.row == 1 ? strip : 0;  // others are read where they lie
+  const std::size_t copied_rows = whole.left.row == 1 ? strip : 0;  // others are read in place
   BufferPool pool(checked_product(kernels_for.scratch(copied_rows, most_columns), common.block, sizeof(T)));
   parallel_for(cut.rows * cut.columns, [&](std::size_t task) {
     const std::size_t row_part = task / cut.columns, column_part = task % cut.columns;
     const std::size_t row = begin_of(row_part, cut.rows, whole.rows, kRowUnit);
     const std::size_t column = begin_of(column_part, cut.columns, whole.columns, kUnit);
-    Product<T> part = common;
+    Matmul<T> part = common;
     part.rows = begin_of(row_part + 1, cut.rows, whole.rows, kRowUnit) - row;
     part.columns = begin_of(column_part + 1, cut.columns, whole.columns, kUnit) - column;
     if ((part.rows == 0 || part.columns == 0) && !sums) return;
@@ -64,16 +64,16 @@ template <typename T>
 void linear_as(const Linear& sizes, const void* x, Stored stored, const void* w, const void* bias, void* y,
                const ParallelFor& parallel_for, const LinearEnding& ending) {
   const auto inputs = static_cast<std::ptrdiff_t>(sizes.inputs), outputs = static_cast<std::ptrdiff_t>(sizes.outputs);
-  const Halves halves = {stored, static_cast<const std::uint16_t*>(w), sizes.transposed ? sizes.inputs : sizes.outputs,
+  const HalfWeights half_weights = {stored, static_cast<const std::uint16_t*>(w), sizes.transposed ? sizes.inputs : sizes.outputs,
                          sizes.transposed};
-  Product<T> product = {};
+  Matmul<T> product = {};
   product.left = {static_cast<const T*>(x), inputs, 1};
   if (stored == Stored::kFloat) {
     const auto* weights = static_cast<const T*>(w);
     product.right = {weights, sizes.transposed ? 1 : outputs, sizes.transposed ? inputs : 1};
     product.right_end = weights + inputs * outputs;
   } else {
-    product.halves = &halves;
+    product.half_weights = &half_weights;
   }
   product.rows = sizes.rows;
   product.columns = sizes.outputs;
@@ -87,14 +87,14 @@ void linear_as(const Linear& sizes, const void* x, Stored stored, const void* w,
 }
 
 template <typename T>
-void multiply_few_bits_as(std::size_t rows, const void* x, const PackedWeights& w, bool transposed, void* y,
+void multiply_low_bit_as(std::size_t rows, const void* x, const PackedWeights& w, bool transposed, void* y,
                           const ParallelFor& parallel_for) {
-  const FewBits<T> weights = few_bits<T>(w, transposed);
-  Product<T> product = {};
+  const LowBit<T> weights = low_bit<T>(w, transposed);
+  Matmul<T> product = {};
   product.depth = transposed ? w.columns : w.rows;
   product.columns = transposed ? w.rows : w.columns;
   product.left = {static_cast<const T*>(x), static_cast<std::ptrdiff_t>(product.depth), 1};
-  product.few_bits = &weights;
+  product.low_bit = &weights;
   product.rows = rows;
   product.target = static_cast<T*>(y);
   product.target_row = static_cast<std::ptrdiff_t>(product.columns);
@@ -112,7 +112,7 @@ void linear_weight_gradient_as(const Linear& sizes, const void* dy, const void* 
   const Matrix of_x = {static_cast<const T*>(x), sizes.inputs, nullptr};
   const Matrix of_dy = {static_cast<const T*>(dy), sizes.outputs, static_cast<T*>(dbias)};
   const Matrix &left = sizes.transposed ? of_dy : of_x, &right = sizes.transposed ? of_x : of_dy;
-  Product<T> product = {};
+  Matmul<T> product = {};
   product.left = {left.data, 1, static_cast<std::ptrdiff_t>(left.columns)};
   product.right = {right.data, static_cast<std::ptrdiff_t>(right.columns), 1};
   product.right_end = right.data + sizes.rows * right.columns;
@@ -129,7 +129,7 @@ void linear_weight_gradient_as(const Linear& sizes, const void* dy, const void* 
 template <typename T>
 void weight_gradient_as(std::size_t rows, const Columns& left, const Columns& right, void* target, void* left_sums,
                         const ParallelFor& parallel_for) {
-  Product<T> product = {};
+  Matmul<T> product = {};
   product.left = {static_cast<const T*>(left.data), 1, static_cast<std::ptrdiff_t>(left.stride)};
   product.right = {static_cast<const T*>(right.data), static_cast<std::ptrdiff_t>(right.stride), 1};
   product.rows = left.count;
@@ -149,9 +149,9 @@ void weight_gradient(ElementType type, std::size_t rows, const Columns& left, co
                                                                              parallel_for);
 }
 
-void multiply_few_bits(ElementType type, std::size_t rows, const void* x, const PackedWeights& w, bool transposed,
+void multiply_low_bit(ElementType type, std::size_t rows, const void* x, const PackedWeights& w, bool transposed,
                        void* y, const ParallelFor& parallel_for) {
-  (type == kFloat ? multiply_few_bits_as<float> : multiply_few_bits_as<double>)(rows, x, w, transposed, y,
+  (type == kFloat ? multiply_low_bit_as<float> : multiply_low_bit_as<double>)(rows, x, w, transposed, y,
                                                                                  parallel_for);
 }
 

@@ -1,7 +1,7 @@
-// The kernels of products of bfloat16 for one instruction set: compiled like kernels.cpp, once per set, with fused
-// multiplications and additions, and for processors with AVX512-BF16.
+// The bfloat16 kernels for one instruction set: compiled once per set, like convolution/kernels.cpp, with fused
+// multiply-add, and once more for CPUs with AVX512-BF16.
 #include "kernels/instruction_set.h"
-#include "products/bfloat16_kernels.h"
+#include "matmul/bfloat16_kernels.h"
 
 namespace onnxtrain {
 
