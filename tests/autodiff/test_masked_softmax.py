@@ -11,7 +11,6 @@ from onnx.reference import ReferenceEvaluator
 
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.passes.build_gradients import build_gradients
-from onnxtrain.passes.mask_softmax_gradients import mask_softmax_gradients
 from onnxtrain.passes.pipeline import lower_graph
 
 INF = np.float32(np.inf)
@@ -97,8 +96,6 @@ def test_what_is_emitted_counts_as_carrying_a_gradient():
         "l = Mul(c, w) y = ReduceSum<keepdims = 0>(l)"
     )
     (backward,) = build_gradients(made)
-    before = list(backward.nodes)
-    mask_softmax_gradients(made, backward)
-    assert [node.op_type for node in backward.nodes[len(before) :]] == ["IsNaN", "Where"]
-    made.graph.sort()
-    assert [node for node in made.graph if node in backward.nodes[len(before) :]]
+    emitted = backward.nodes[-2:]
+    assert [node.op_type for node in emitted] == ["IsNaN", "Where"]
+    assert {*emitted} <= {*made.graph}
