@@ -345,10 +345,7 @@ def _run_folder(
     """The folder of a run, which keeps all that would repeat it: every flag, also those left at their defaults."""
     from onnxtrain.training.run_folder import RunFolder
 
-    optimizer = settings.build()
-    known = {"learning_rate": optimizer.learning_rate, **optimizer.node_attributes()}
-    resolved = {name: value for name, value in known.items() if hasattr(settings, name)}
-    text = as_toml({**arguments, **resolved})
+    text = as_toml({**arguments, "settings": None, **settings.resolved()})
     folder = RunFolder(path, title=model.name, command=command_line(), settings=text)
     folder.check(resume=resume)
     return folder
