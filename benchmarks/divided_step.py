@@ -194,7 +194,7 @@ def pieces(model: ir.Model, count: int) -> Iterator[ir.Model]:
     """Split a step graph at its gradient-ready notifications into this many graphs, without notifications.
 
     A value that a later graph reads is an output of the graph that computes it.
-Sizes are those of layers in the benchmark models. The three take turns; a figure is the median over the rounds. The
+    Sizes are those of layers in the benchmark models. The three take turns; a figure is the median over the rounds. The
     """
     parts: list[list[ir.Node]] = [[]]
     nodes = list(model.graph)
