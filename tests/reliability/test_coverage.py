@@ -25,8 +25,7 @@ READS = re.compile(
 
 FUZZED = {
     "models": (
-        "model_file/reading.py", "model_file/origin.py", "model_file/data_files.py", "model_file/self_contained.py",
-        "model_file/background.py", "model_file/file.py",
+        "model_file/file.py", "model_file/large_data.py", "model_file/external.py",
     ),
     "killings": ("model_file/writing.py", "model_file/saving.py"),
     "checkpoints": (
