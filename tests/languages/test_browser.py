@@ -104,7 +104,7 @@ CONVOLUTIONS = {
 
 
 def test_convolutions_on_webgpu(tmp_path):
-    """The replacement in step graphs is right where the provider is wrong; once the provider is right, its registry entry must go."""
+    """The replacement is right where the provider is wrong; once that is fixed, its registry entry must go."""
     rng, expected = np.random.default_rng(0), {}
     for name, (image, filters, attributes) in CONVOLUTIONS.items():
         dims = ",".join(map(str, image))

@@ -207,7 +207,7 @@ ARCHITECTURES = {
 NO_PARAMETERS = {"BART": "*final_logits_bias", "DETR": "*.normalization.*"}
 """Buffers that a file holds as it holds parameters: its author has to say that they are none."""
 NORMALIZED = ("MobileViT", "EfficientNet", "SegFormer for maps")
-"""Models whose batch normalization the older exporter folds into weights, which then differ from PyTorch's parameters."""
+"""Models whose batch normalization the older exporter folds into weights, unlike PyTorch."""
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""The trainable parameters of skl2onnx files equal scikit-learn's ``coef_`` and ``intercept_``, without preprocessing."""
+"""The trainable parameters of skl2onnx files equal scikit-learn's ``coef_`` and ``intercept_``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trainable parameters of PyTorch exports equal ``named_parameters()``: 110 modules, both exporters, both batches."""
+"""Trainable parameters of PyTorch exports equal ``named_parameters()`` (110 modules, both exporters, both batches)."""
 
 from __future__ import annotations
 
