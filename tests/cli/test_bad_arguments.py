@@ -73,10 +73,10 @@ OPTIONS = [
         "--prediction probabilities, but the outputs are logits",
         fit("--prediction", "probabilities"),
     ),
-    Mistake("unknown optimizer", r'"newton" .*--optimizer.*"?adagrad.*momentum', fit("--optimizer", "newton")),
+    Mistake("unknown optimizer", "--optimizer newton is not .*adagrad.*momentum", fit("--optimizer", "newton")),
     Mistake(
         "foreign attribute",
-        r"--mode is nesterov, but adam has no such attribute; it has --learning-rate, --alpha",
+        r"--mode is nesterov, but adam has no such setting; it has --learning-rate, --betas",
         fit("--mode", "nesterov"),
     ),
     Mistake(

@@ -2,8 +2,8 @@
 
 import re
 
-import low_bit_reference as reference
 import gradient_reference
+import low_bit_reference as reference
 import numpy as np
 import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, InvalidGraph, RuntimeException

@@ -219,7 +219,7 @@ def command(
     if written.states is not None:
         _save(_states(proto, file.folder), written.states)
     if written.web is not None and step is not None:
-        rate = settings.learning_rate if settings.learning_rate is not None else settings.build().learning_rate
+        rate = settings.build().learning_rate
         WebPage(file, step, _states(proto, file.folder), rate, written.web_runtime).write(written.web)
         rows["web page"] = f"{written.web}; serve it with python -m http.server --directory {written.web}"
     rows |= {what: f"{path} ({terminal.file_size(path)})" for what, path in files.items()}

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from onnxtrain.callbacks import Callback
+    from onnxtrain.trainer import Trainer
     from onnxtrain.training.run_folder import RunFolder
-    from onnxtrain.training.trainer import Trainer
 
 HELP = "Train a model on data; the result differs from it in the trained weights and in nothing else."
 
@@ -252,7 +252,7 @@ def command(
     arguments = dict(locals())
     from onnxtrain.cli.progress import Progress
     from onnxtrain.model_file.rescue import save_or_rescue
-    from onnxtrain.training.trainer import Trainer
+    from onnxtrain.trainer import Trainer
 
     if together.processes is not None or together.restarts:
         return together.launch(course.checkpoint)
@@ -345,10 +345,7 @@ def _run_folder(
     """The folder of a run, which keeps all that would repeat it: every flag, also those left at their defaults."""
     from onnxtrain.training.run_folder import RunFolder
 
-    optimizer = settings.build()
-    known = {"learning_rate": optimizer.learning_rate, **optimizer.node_attributes()}
-    resolved = {name: value for name, value in known.items() if hasattr(settings, name)}
-    text = as_toml({**arguments, **resolved})
+    text = as_toml({**arguments, "settings": None, **settings.resolved()})
     folder = RunFolder(path, title=model.name, command=command_line(), settings=text)
     folder.check(resume=resume)
     return folder
@@ -457,9 +454,9 @@ def _interruptible(trainer: Trainer, output: Path, course: Course) -> Iterator[N
         yield
     except KeyboardInterrupt as error:
         if error.args and not course.checkpoint:
-            ending = ".onnx" if trainer.objective.adapted is None else output.suffix
+            ending = ".onnx" if trainer._objective.adapted is None else output.suffix
             path = output.with_name(f"{output.stem}-interrupted{ending}")
-            trainer.save(path, ema=trainer.specification.ema is not None)
+            trainer.save(path, ema=trainer.config.ema is not None)
             raise KeyboardInterrupt(f"Interrupted; the model so far is in {str(path)!r}.") from None
         if not str(error):
             raise

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import Group, Parameter
+from cyclopts import Group, Parameter, Token
 
 from onnxtrain.errors import OptionError
-from onnxtrain.operators import OPTIMIZERS
-from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.operators.optimizer import Optimizer, as_fields, setting_names
+from onnxtrain.training.optimizers import optimizers_by_name, read_optimizer
 
 if TYPE_CHECKING:
     from onnxtrain.runtime.options import RuntimeOptions
@@ -279,84 +280,121 @@ class Training:
 
 
 class OptimizerFlags:
-    """The flags of the optimizers: the name, the learning rate and the attributes of all of them."""
+    """Flags of the optimizers: the name, and every setting under each of its names."""
 
     optimizer: str
-    learning_rate: float | None
 
-    def build(self) -> Optimizer:
-        """The optimizer that the flags describe.
+    def build(self, default: Optimizer | None = None) -> Optimizer:
+        """Return the optimizer that the flags describe.
+
+        Args:
+            default: Settings that no flag gives, where the optimizer is of the same class.
 
         Raises:
-            OptionError: The optimizer has no such attribute, or the value is outside its range.
+            OptionError: The optimizer has no such setting, or the value is outside its range.
         """
-        settings = _by_name()[self.optimizer]
-        known = ["learning_rate", *(attribute.name for attribute in settings.schema.attributes)]
-        given = {}
+        settings, given = read_optimizer(self.optimizer)
+        known = setting_names(settings)
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
             if field.name == "optimizer" or value is None:
                 continue
             if field.name not in known:
-                flags = ", ".join("--" + name.replace("_", "-") for name in known)
+                flags = ", ".join(_flag(name) for name in known if name not in ("lr", "sparsity"))
                 raise OptionError(
-                    f"--{field.name.replace('_', '-')} is {value}, but {self.optimizer} has no such attribute; "
-                    f"it has {flags}."
+                    f"{_flag(field.name)} is {value}, but {settings.__name__.lower()} has no such setting; it has "
+                    f"{flags}."
                 )
+            if field.name in given:
+                raise OptionError(f"{_flag(field.name)} is given twice, by the flag and in {self.optimizer!r}.")
             given[field.name] = value
-        return settings.from_attributes(**given)
+        if isinstance(default, settings):
+            return dataclasses.replace(default, **as_fields(default, given))
+        return settings(**given)
+
+    def resolved(self) -> dict[str, Any]:
+        """Return values of these flags that give the same optimizer, also where defaults change."""
+        optimizer = self.build()
+        none = dict.fromkeys(field.name for field in dataclasses.fields(self))  # type: ignore[arg-type]
+        given = {"optimizer": type(optimizer).__name__.lower(), "learning_rate": optimizer.learning_rate}
+        return {**none, **given, **optimizer.node_attributes()}
 
 
-def _by_name() -> dict[str, type[Optimizer]]:
-    return {name.lower(): entry.settings for name, entry in OPTIMIZERS.items()}
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
-def _default(settings: type[Optimizer], name: str) -> Any:
-    made = settings.from_attributes()
-    return made.learning_rate if name == "learning_rate" else made.node_attributes()[name]
-
-
-def _show(value: float | str) -> str:
+def _show(value: Any) -> str:
     return value if isinstance(value, str) else f"{value:g}"
 
 
-def _attribute_help(name: str) -> str:
-    """Return the help of an optimizer attribute, with the optimizers that have it and their defaults."""
+def _setting_help(name: str) -> str:
+    """Return the help of a setting, with the optimizers that have it and their defaults."""
     texts: dict[str, list[str]] = {}
-    for optimizer, settings in _by_name().items():
+    for optimizer, settings in optimizers_by_name().items():
+        defaults = settings().node_attributes()
         for attribute in settings.schema.attributes:
-            if attribute.name == name:
-                who = f"{optimizer}: {_show(_default(settings, name))}"
-                texts.setdefault(attribute.doc, []).append(who)
+            field, _, index = attribute.familiar.partition("[")
+            default = f"{optimizer}: {_show(defaults[attribute.name])}"
+            if name == attribute.name and (not field or index or attribute.kind is str):
+                texts.setdefault(attribute.doc, []).append(default)
+            elif name == attribute.name:
+                also = field.replace("1 - ", "1 - --") if " " in field else _flag(field)
+                texts.setdefault(f"ONNX's name of {also}.", []).append(default)
+            elif name == field and index == "0]":
+                texts.setdefault("--alpha and --beta as a pair, 0.9,0.999.", []).append(optimizer)
+            elif name == field and not index and attribute.kind is str:
+                texts.setdefault(f"{_flag(attribute.name)} {attribute.choices[1]}.", []).append(optimizer)
+            elif name == field and not index:
+                texts.setdefault(attribute.doc, []).append(default)
+            elif field == f"1 - {name}":
+                texts.setdefault(f"1 - {_flag(attribute.name)}.", []).append(optimizer)
     return " ".join(f"{doc} [{', '.join(who)}]" for doc, who in texts.items())
 
 
+def _pair(_: Any, tokens: Sequence[Token]) -> tuple[float, ...]:
+    """Convert ``0.9,0.999``, or an array of TOML."""
+    text = ",".join(token.value for token in tokens)
+    try:
+        return tuple(float(part) for part in text.strip("()").split(","))
+    except ValueError:
+        raise ValueError(f"{text!r} is not a pair of numbers such as 0.9,0.999") from None
+
+
 def _optimizer_flags(default: str) -> type[OptimizerFlags]:
-    """The class of all flags: adding an optimizer adds its attributes here."""
-    optimizers = _by_name()
-    rates = ", ".join(f"{name}: {_default(settings, 'learning_rate'):g}" for name, settings in optimizers.items())
+    """Return the class of all flags: an optimizer adds its settings by being registered."""
+    optimizers = optimizers_by_name()
+    rates = ", ".join(f"{name}: {settings().learning_rate:g}" for name, settings in optimizers.items())
+    names: dict[str, Any] = {
+        "optimizer": Annotated[
+            Literal[tuple(optimizers)] | str,
+            Parameter(metavar="NAME", help="The update rule, with settings as in 'adam(lr=1e-3)', or by flags."),
+        ],
+        "learning_rate": Annotated[
+            float | None,
+            Parameter(
+                name=["--learning-rate", "--lr"],
+                help=f"Learning rate, the highest one of a schedule. [{rates}]",
+            ),
+        ],
+    }
+    kinds = {attribute.name: attribute.kind for each in optimizers.values() for attribute in each.schema.attributes}
+    for settings in optimizers.values():
+        for name in setting_names(settings):
+            if name in ("lr", "sparsity") or name in names:
+                continue
+            if name == "betas":
+                pair = Parameter(negative=(), n_tokens=1, converter=_pair, metavar="A,B", help=_setting_help(name))
+                names[name] = Annotated[tuple[float, ...] | None, pair]
+            elif name == "nesterov":
+                names[name] = Annotated[bool | None, Parameter(negative=(), help=_setting_help(name))]
+            else:
+                kind = kinds.get(name, float)
+                names[name] = Annotated[kind | None, Parameter(help=_setting_help(name))]
     fields: list[tuple[str, Any, Any]] = [
-        (
-            "optimizer",
-            Annotated[Literal[tuple(optimizers)], Parameter(help="The update rule.")],
-            dataclasses.field(default=default),
-        ),
-        (
-            "learning_rate",
-            Annotated[
-                float | None,
-                Parameter(
-                    name=["--learning-rate", "--lr"],
-                    help=f"The learning rate, the highest one of a schedule. [{rates}]",
-                ),
-            ],
-            dataclasses.field(default=None),
-        ),
+        (name, kind, dataclasses.field(default=default if name == "optimizer" else None))
+        for name, kind in names.items()
     ]
-    kinds = {a.name: a.kind for settings in optimizers.values() for a in settings.schema.attributes}
-    for name, kind in kinds.items():
-        annotation = Annotated[kind | None, Parameter(help=_attribute_help(name))]  # type: ignore[valid-type]
-        fields.append((name, annotation, dataclasses.field(default=None)))
     made = dataclasses.make_dataclass("OptimizerSettings", fields, bases=(OptimizerFlags,), frozen=True)
     made.__module__ = __name__  # Python 3.11 says "types", where cyclopts would look for the annotations
     result: type[OptimizerFlags] = Parameter(name="*", group=OPTIMIZER)(made)

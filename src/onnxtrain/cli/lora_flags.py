@@ -13,7 +13,7 @@ from onnxtrain.errors import OptionError
 
 if TYPE_CHECKING:
     from onnxtrain.adapters.lora import Lora
-    from onnxtrain.training.trainer import Trainer
+    from onnxtrain.trainer import Trainer
 
 ADAPTERS = Group("Adapters", sort_key=3)
 
@@ -91,10 +91,10 @@ def check_output(trainer: Trainer, output: Path) -> None:
     from onnxtrain.data.data_names import names_file
     from onnxtrain.model_file.file import check_writable
 
-    adapted = trainer.objective.adapted
+    adapted = trainer._objective.adapted
     if adapted is None or not adapted.writes(output):
         if adapted is not None:
             adapted.check_mergeable()
-        trainer.file.check_writable(output)
+        trainer._file.check_writable(output)
         if (labels := names_file(output)).exists():
             check_writable(labels)

@@ -16,7 +16,6 @@ from onnxtrain.cli.configuration import Config, as_toml
 from onnxtrain.cli.data_flags import ReaderFlags
 from onnxtrain.cli.flags import COURSE, DATA, RESULTS, SWITCH, PruningOptimizer, Training
 from onnxtrain.cli.streams import quiet_on_request, unattended
-from onnxtrain.operators.optimizer import Optimizer
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -147,7 +146,7 @@ def command(
 ) -> None:
     """Run ``onnxtrain prune``; the flags are described where they are declared."""
     given = dict(locals())
-    from onnxtrain.pruning.prune import prune
+    from onnxtrain.pruning.prune import DEFAULT_OPTIMIZER, prune
 
     console = terminal.console()
     arguments: dict[str, Any] = dataclasses.asdict(pruning) | dataclasses.asdict(course)
@@ -169,7 +168,7 @@ def command(
         loss=loss_flags.of(loss),
         validation=_measured(validation, reading),
         target=target,
-        optimizer=_optimizer(settings),
+        optimizer=settings.build(DEFAULT_OPTIMIZER),
         storage=storage,
         save=path,
         report=report,
@@ -196,17 +195,6 @@ def _write_config(path: Path, given: Mapping[str, Any]) -> None:
 
     with AtomicFiles() as files, files.create(path) as file:
         file.write(as_toml(given).encode())
-
-
-def _optimizer(settings: PruningOptimizer) -> Optimizer:
-    """The optimizer; for SSGD what is not given is as :func:`onnxtrain.prune` has it."""
-    from onnxtrain.pruning.prune import DEFAULT_OPTIMIZER
-
-    built = settings.build()
-    if settings.optimizer != "ssgd":
-        return built
-    given = [field.name for field in dataclasses.fields(built) if getattr(settings, field.name) is not None]
-    return dataclasses.replace(DEFAULT_OPTIMIZER, **{name: getattr(built, name) for name in given})
 
 
 def _display(console: Console) -> Display:

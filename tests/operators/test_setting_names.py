@@ -1,14 +1,15 @@
-"""Other tools' names for settings, and optimizers by name."""
+"""Every setting has the operator's name and PyTorch's; optimizers are found by name."""
 
 import dataclasses
+import inspect
 
 import pytest
 
 import onnxtrain
-from onnxtrain import SGD, SSGD, Adagrad, Adam, AdamW, Lion, Momentum, RMSprop
+from onnxtrain import LAMB, SGD, SSGD, Adagrad, Adam, AdamW, Group, Lion, Momentum, RMSprop
 from onnxtrain.errors import OptionError
 from onnxtrain.operators import OPTIMIZERS
-from onnxtrain.operators.aliases import ALIASES, OTHERWISE
+from onnxtrain.operators.optimizer import setting_names
 from onnxtrain.training.optimizers import choose_optimizer
 
 
@@ -19,6 +20,12 @@ from onnxtrain.training.optimizers import choose_optimizer
         (Adagrad(lr_decay=0.1, eps=0.2), Adagrad(decay_factor=0.1, epsilon=0.2)),
         (Momentum(momentum=0.5, nesterov=True), Momentum(alpha=0.5, mode="nesterov")),
         (Momentum(nesterov=False), Momentum()),
+        (Momentum(dampening=0.25), Momentum(beta=0.75)),
+        (AdamW(alpha=0.5, epsilon=0.25), AdamW(betas=(0.5, 0.999), eps=0.25)),
+        (LAMB(beta=0.5), LAMB(betas=(0.9, 0.5))),
+        (RMSprop(epsilon=0.5), RMSprop(eps=0.5)),
+        (SGD(momentum=0.5, mode="nesterov"), SGD(momentum=0.5, nesterov=True)),
+        (Group("*", beta=0.25).rule(AdamW(betas=(0.5, 0.75))).optimizer, AdamW(betas=(0.5, 0.25))),
         (SSGD(lr=0.1, momentum=0.5), SSGD(0.1, alpha=0.5)),
         (choose_optimizer("adamw"), AdamW()),
         (choose_optimizer("SGD(0.1, momentum=0.9, nesterov=True)"), SGD(0.1, momentum=0.9, nesterov=True)),
@@ -37,16 +44,21 @@ def test_they_are_the_same(one, other):
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: AdamW(beta=0.9), "AdamW has no setting 'beta': give betas"),
-        (lambda: Momentum(dampening=0.5), "Momentum has no setting 'dampening': give beta, which is 1 - dampening"),
-        (lambda: SGD(speed=1), "SGD has no setting 'speed'; its settings are learning_rate, momentum, dampening"),
+        (lambda: AdamW(betas=(0.9, 0.9), beta=0.9), "AdamW: beta is given twice, by betas and by beta"),
+        (lambda: Momentum(dampening="much"), "Momentum: dampening is 'much', but must be a number"),
+        (lambda: Momentum(dampening=0.5, beta=0.5), "Momentum: beta is given twice, by dampening and by beta"),
+        (lambda: Momentum(nesterov="yes"), "Momentum: nesterov is 'yes', but must be True or False"),
+        (lambda: SGD(speed=1), "SGD has no setting 'speed'; its settings are learning_rate, lr, momentum, dampening"),
+        (lambda: AdamW(1e-3, (0.9, 0.99), beta=0.9), "AdamW: beta is given twice, by the arguments before and by beta"),
         (lambda: Adam(0.1, lr=0.2), "Adam: learning_rate is given twice, by the arguments before and by lr"),
         (lambda: Adam(betas=(0.1, 0.2), alpha=0.3), "Adam: alpha is given twice, by betas and by alpha"),
         (lambda: Adam(betas=0.5), "Adam: betas is 0.5, but must be a pair of numbers"),
-        (lambda: choose_optimizer("nadam"), "optimizer is 'nadam', but must be .*, or the name of one: adagrad, adam"),
+        (lambda: choose_optimizer("nadam"), "optimizer='nadam' is not an optimizer; .* one of the names adagrad, adam"),
         (lambda: choose_optimizer("adam(speed=1)"), "Adam has no setting 'speed'"),
+        (lambda: choose_optimizer("adam(0.1, learning_rate=1)"), "Adam: learning_rate is given twice in 'adam"),
+        (lambda: choose_optimizer("lion(0.1, (0.9, 0.9), 0, 1)"), "Lion has 3 settings: learning_rate, betas, weight_"),
         (lambda: choose_optimizer("adam(lr=fast)"), "Adam: learning_rate is 'fast', but must be a finite number"),
-        (lambda: choose_optimizer(3), "optimizer is 3, but must be"),
+        (lambda: choose_optimizer(3), "optimizer=3 is not an optimizer"),
     ],
 )
 def test_wrong_names_get_the_right_ones(make, sentence):
@@ -54,13 +66,12 @@ def test_wrong_names_get_the_right_ones(make, sentence):
         make()
 
 
-def test_the_tables_name_settings():
-    for name, aliases in ALIASES.items():
-        own = {field.name for field in dataclasses.fields(OPTIMIZERS[name].settings)}
-        assert not own & set(aliases)
-        assert own >= {setting for settings in aliases.values() for setting in settings.split(", ")}
-    for name, argument in OTHERWISE:
-        assert argument not in {field.name for field in dataclasses.fields(OPTIMIZERS[name].settings)}
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_names_are_in_the_signature(name):
+    settings = OPTIMIZERS[name].settings
+    parameters = inspect.signature(settings).parameters
+    assert set(setting_names(settings)) == set(parameters) >= {"lr", "learning_rate"}
+    assert {attribute.name for attribute in settings.schema.attributes} <= set(parameters)
 
 
 def test_a_trainer_takes_a_name():
