@@ -37,9 +37,7 @@ def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool, portabl
         nodes = list(graph)
         for node in nodes:
             if find_fused(node) is None:
-                if any(
-                    output.dtype is None for output in node.outputs
-                ):  # ONNX infers no types behind some
+                if any(output.dtype is None for output in node.outputs):  # ONNX infers no types behind some
                     infer_outputs(node)
                 continue
             if kernels and has_kernel(node):
