@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from onnxtrain.callbacks import Callback
+    from onnxtrain.trainer import Trainer
     from onnxtrain.training.run_folder import RunFolder
-    from onnxtrain.training.trainer import Trainer
 
 HELP = "Train a model on data; the result differs from it in the trained weights and in nothing else."
 
@@ -254,7 +254,7 @@ def command(
     arguments = dict(locals())
     from onnxtrain.cli.progress import Progress
     from onnxtrain.model_file.rescue import save_or_rescue
-    from onnxtrain.training.trainer import Trainer
+    from onnxtrain.trainer import Trainer
 
     if distributed.processes is not None or distributed.restarts:
         return distributed.launch(loop.checkpoint)
@@ -402,11 +402,11 @@ def _check_output(trainer: Trainer, output: Path) -> None:
     from onnxtrain.data.data_names import names_file
     from onnxtrain.model_file.file import check_writable
 
-    adapted = trainer.objective.adapted
+    adapted = trainer._objective.adapted
     if adapted is None or not adapted.writes(output):
         if adapted is not None:
             adapted.check_mergeable()
-        trainer.file.check_writable(output)
+        trainer._file.check_writable(output)
         if (labels := names_file(output)).exists():
             check_writable(labels)
 
@@ -462,9 +462,9 @@ def _interruptible(trainer: Trainer, output: Path, loop: LoopFlags) -> Iterator[
         yield
     except KeyboardInterrupt as error:
         if error.args and not loop.checkpoint:
-            ending = ".onnx" if trainer.objective.adapted is None else output.suffix
+            ending = ".onnx" if trainer._objective.adapted is None else output.suffix
             path = output.with_name(f"{output.stem}-interrupted{ending}")
-            trainer.save(path, ema=trainer.specification.ema is not None)
+            trainer.save(path, ema=trainer.config.ema is not None)
             raise KeyboardInterrupt(f"Interrupted; the model so far is in {str(path)!r}.") from None
         if not str(error):
             raise

@@ -92,7 +92,7 @@ def _explained(argument: Argument) -> str:
 def _argument_names() -> set[str]:
     from onnxtrain.cli.flags import LossFlags, ReaderFlags
     from onnxtrain.pruning.prune import prune
-    from onnxtrain.training.trainer import Trainer
+    from onnxtrain.trainer import Trainer
 
     functions = (Trainer, Trainer.fit, prune)
     names = {name for function in functions for name in inspect.signature(function).parameters} - {"self", "y"}

@@ -16,7 +16,7 @@ from onnxtrain.cli.messages import in_flags
 from onnxtrain.report.record import words
 
 if TYPE_CHECKING:
-    from onnxtrain.training.trainer import Trainer
+    from onnxtrain.trainer import Trainer
 
 
 class Progress(progress.Progress):

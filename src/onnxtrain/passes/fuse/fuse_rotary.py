@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -10,8 +11,21 @@ import onnx_ir as ir
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.domains import MICROSOFT_DOMAIN
 from onnxtrain.ir.replace import remove_nodes, take_over
-from onnxtrain.ir.value import Dimension, constant_number, constant_tensor, dimensions
-from onnxtrain.passes.fuse.patterns import are_seen, named_by_gradients, operands, readers, varying_values
+from onnxtrain.ir.value import Dimension, constant_tensor, dimensions
+from onnxtrain.passes.fuse.patterns import (
+    Match,
+    Number,
+    OneOf,
+    Op,
+    Optional,
+    Pattern,
+    Term,
+    Var,
+    find,
+    has_anchor,
+    named_by_gradients,
+    varying_values,
+)
 from onnxtrain.passes.fuse.transposition import order_of
 
 OPERATOR = "RotaryEmbedding"
@@ -25,50 +39,68 @@ _ROWS = ("Unsqueeze", "Squeeze", "Expand", "Gather", "Slice")
 """What chooses, repeats or counts rows and leaves each of them as it is, unless it goes along the last axis."""
 
 
+_X = Var("x")
+_LAST = (-1, _RANK - 1)
+
+
+def _half_of_x(output: int, start: Term, stop: Term) -> Term:
+    """Return the pattern of one half of x: of a Split in two, or a Slice along the last axis."""
+    cut = Op("Slice", _X, start, stop, Number(*_LAST), Optional(Number(1)))
+    return OneOf(cut, Op("Split", _X, Optional(Var("sizes")), output=output, outputs=2, axis=_LAST))
+
+
+_TURNED = Op(
+    "Concat",
+    Op("Neg", _half_of_x(1, Var("middle"), Number(name="end")), name="negation"),
+    _half_of_x(0, Number(0), Var("stop")),
+    name="turned",
+    axis=_LAST,
+)
+PATTERN = Pattern(
+    "rotary embedding",
+    Op("Add", Op("Mul", _TURNED, Var("sines")), Op("Mul", _X, Var("cosines"))),
+    {"Concat"},
+)
+
+
 def fuse_rotary(model: ir.Model) -> None:
-    """Write y = x cos + [-b, a] sin with x = [a, b], halves of the last axis, as one node, in place.
+    """Replace y = x cos + [-b, a] sin with x = [a, b], halves of the last axis, by one node, in place.
 
     Its gradient is one node, too: the rotation by the opposite angles. x is [B, H, S, D] or [B, S, H, D] in float32;
     cosines and sines broadcast over the heads, and over the batch or not. Left alone are:
 
-    - those whose inner values others read, that are outputs, or that a Gradient node names;
-    - tables of which it is not certain that their halves are equal: they are constants that are, or computed from a
-      Concat of a value with itself, as exporters write it;
-    - tables through which a gradient flows, and sizes of which it is not certain that they are equal.
+    - tables whose halves are not known to be equal: they must be constants with equal halves, or computed from a Concat
+      of a value with itself, as exporters write it;
+    - tables through which a gradient flows, and sizes that are not known to be equal.
 
-    Requires: a sorted graph with shapes. Ensures: the values stand where the last of the old nodes stood; the node that
-    gives y has its name.
+    Requires: a sorted graph with shapes. Ensures: the new nodes are where the last of the old ones was; the node that
+    computes y has its name.
     """
     graph = model.graph
-    concatenations = [node for node in graph if node.op_type == "Concat" and not node.domain]
-    if not concatenations:
+    if not has_anchor(graph, PATTERN):
         return
     named, varying = named_by_gradients(graph), varying_values(graph)
     main, replaced = Builder(graph, graph.opset_imports[""]), set[ir.Node]()
-    for turned in concatenations:
-        rotation = _match(turned)
-        if rotation is None or are_seen(rotation.inside, rotation.y, named):
-            continue
-        if any(table in varying or not _is_doubled(table) for table in (rotation.cosines, rotation.sines)):
-            continue
-        last = rotation.y.producer()
-        assert last is not None
+    for match in find(graph, PATTERN, named, lambda match: _check(match, varying)):
+        layout = _layout(match["x"], match["cosines"])
+        assert layout is not None
+        last = match.nodes[0]
         op = main.before(last)
         op.scope = f"fused {last.name}" if last.name else ""
-        y = _emit(op, rotation, named)
-        op.emitted[-1].name = last.name  # whoever wants y to be recomputed names the node that gives it
-        take_over(graph, {rotation.y: y})
-        replaced |= rotation.inside
+        y = _emit(op, _Rotation(match["x"], match["cosines"], match["sines"], layout), named)
+        op.emitted[-1].name = last.name  # recompute= names the node that computes y
+        take_over(graph, {match.y: y})
+        replaced.update(match.nodes)
     if replaced:
         graph.opset_imports.setdefault(MICROSOFT_DOMAIN, 1)
         remove_nodes(graph, replaced)
 
 
 class _Layout(NamedTuple):
-    """How cosines and sines lie beside x.
+    """Arrangement of cosines and sines relative to x.
 
     Attributes:
-        heads: The axis of the heads, 1 or 2; the other of these is that of the positions.
+        heads: The axis of the heads, 1 or 2; the other one is the axis of the positions.
         per_sequence: Whether each sequence of the batch has rows of its own.
     """
 
@@ -77,103 +109,34 @@ class _Layout(NamedTuple):
 
 
 class _Rotation(NamedTuple):
-    """A rotary embedding as it stands in the graph.
-
-    Attributes:
-        x: What is turned, of four axes.
-        y: The result.
-        cosines: As long as x along the last axis.
-        sines: Likewise.
-        layout: How the tables lie beside x.
-        inside: The nodes.
-    """
+    """Operands of a rotary embedding: x of four axes, and tables as long as x along the last axis."""
 
     x: ir.Value
-    y: ir.Value
     cosines: ir.Value
     sines: ir.Value
     layout: _Layout
-    inside: set[ir.Node]
 
 
-def _match(turned: ir.Node) -> _Rotation | None:
-    """The rotary embedding that a Concat of halves is part of."""
-    halves = _turned_halves(turned)
-    if halves is None:
-        return None
-    x, inside = halves
-    for by_sines in readers(turned.outputs[0], "Mul"):
-        sines = _other(by_sines, turned.outputs[0])
-        for total in readers(by_sines.outputs[0], "Add"):
-            plain = _other(total, by_sines.outputs[0])
-            by_cosines = operands(plain, "Mul")
-            if plain is None or by_cosines is None or sines is None or x not in by_cosines:
-                continue
-            product = plain.producer()
-            assert product is not None
-            cosines = _other(product, x)
-            layout = None if cosines is None else _layout(x, cosines)
-            if cosines is not None and layout is not None and layout == _layout(x, sines):
-                nodes = {turned, by_sines, total, product, *inside}
-                return _Rotation(x, total.outputs[0], cosines, sines, layout, nodes)
+def _check(match: Match, varying: Collection[ir.Value]) -> str | None:
+    """Return why the operator does not compute this rotation."""
+    x, sizes = match["x"], dimensions(match["x"])
+    if sizes is None or len(sizes) != _RANK or x.dtype != ir.DataType.FLOAT or not isinstance(sizes[-1], int):
+        return f"x has shape {sizes} and type {x.dtype}; it needs four axes, a known last one, and the type FLOAT"
+    size = sizes[-1]
+    halves = (match["turned"].inputs[1], match["negation"].inputs[0])
+    if size % 2 or any((dimensions(half) or (None,))[-1] != size // 2 for half in halves):
+        return f"the last axis, of size {size}, is not cut into two known halves"
+    if (end := match.get("end")) is not None and end < size:
+        return f"the second half ends at {end:g} of {size}"
+    layout = _layout(x, match["cosines"])
+    if layout is None or layout != _layout(x, match["sines"]):
+        return "cosines and sines are not known to have one row for each position, the same for all heads"
+    for name in ("cosines", "sines"):
+        if match[name] in varying:
+            return f"a gradient flows through the {name}"
+        if not _is_doubled(match[name]):
+            return f"the halves of the {name} are not known to be equal"
     return None
-
-
-def _turned_halves(turned: ir.Node) -> tuple[ir.Value, set[ir.Node]] | None:
-    """x of [-b, a], where that is what a Concat gives, and the nodes between."""
-    if len(turned.inputs) != 2 or turned.attributes["axis"].as_int() not in (-1, _RANK - 1):
-        return None
-    minus_b, a = turned.inputs
-    negation = None if minus_b is None else minus_b.producer()
-    if negation is None or a is None or negation.op_type != "Neg" or negation.domain:
-        return None
-    b = negation.inputs[0]
-    first, second = a.producer(), None if b is None else b.producer()
-    if first is None or second is None or b is None or first.domain or second.domain:
-        return None
-    x, sizes = first.inputs[0], [dimensions(value) or (None,) for value in (a, b)]
-    whole = None if x is None else dimensions(x)
-    if x is None or x is not second.inputs[0] or x.dtype != ir.DataType.FLOAT or whole is None or len(whole) != _RANK:
-        return None
-    if not isinstance(whole[-1], int) or any((size[-1], size[-1]) != _halved(whole[-1]) for size in sizes):
-        return None
-    if first is second:
-        axis = first.attributes.get("axis")
-        split = first.op_type == "Split" and axis is not None and axis.as_int() in (-1, _RANK - 1)
-        return (x, {turned, negation, first}) if split and tuple(first.outputs) == (a, b) else None
-    if not (_begins(first) and _ends(second, whole[-1])):
-        return None
-    return x, {turned, negation, first, second}
-
-
-def _halved(size: int) -> tuple[int, int]:
-    """Two halves; of an odd size they are not equal."""
-    return size // 2, size - size // 2
-
-
-def _begins(node: ir.Node) -> bool:
-    """Whether a Slice takes its part of the last axis from the first element on."""
-    return _is_along_last(node) and constant_number(node.inputs[1]) == 0
-
-
-def _ends(node: ir.Node, size: int) -> bool:
-    """Whether a Slice takes its part of the last axis up to the last element."""
-    end = constant_number(node.inputs[2]) if _is_along_last(node) else None
-    return end is not None and end >= size
-
-
-def _is_along_last(node: ir.Node) -> bool:
-    """Whether a node is a Slice of neighbours along the last of four axes, and no other."""
-    if node.op_type != "Slice" or len(node.inputs) < 4:
-        return False
-    step = 1 if len(node.inputs) < 5 else constant_number(node.inputs[4])
-    return step == 1 and constant_number(node.inputs[3]) in (-1, _RANK - 1)
-
-
-def _other(node: ir.Node, value: ir.Value) -> ir.Value | None:
-    """The operand beside a value; the value itself where it is both."""
-    first, second = node.inputs
-    return second if first is value else first
 
 
 def _layout(x: ir.Value, table: ir.Value) -> _Layout | None:

@@ -1,4 +1,4 @@
-"""Compute values again in the backward pass instead of keeping them from the forward pass.
+"""Recompute values in the backward pass instead of keeping them from the forward pass (activation checkpointing).
 
 Copies of forward nodes must neither run before the backward pass arrives at them, nor be recognized as copies: by
 this package, by ONNX Runtime's elimination of common subexpressions, or by any other runtime that is given the
@@ -12,19 +12,20 @@ otherwise than those it is made of. A Reshape before the reader keeps ONNX Runti
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import onnx_ir as ir
 
 from onnxtrain.autodiff.engine import Backward
+from onnxtrain.errors import GradientError
 from onnxtrain.ir import Builder
 from onnxtrain.ir.clone import Values, captured_values, clone_nodes, subgraphs
 from onnxtrain.ir.domains import MICROSOFT_DOMAIN, ONNXTRAIN_DOMAIN
 from onnxtrain.ir.replace import set_inputs
 from onnxtrain.ir.sharing import RANDOM
 from onnxtrain.ir.value import is_float
-from onnxtrain.passes.memory.numbered_layers import LAYERS, layer_of
 
 _ONCE = RANDOM | {"Dropout", "AllReduce"}
 """Operators that give something else the next time, or for which processes would have to meet again."""
@@ -32,8 +33,39 @@ _ONCE = RANDOM | {"Dropout", "AllReduce"}
 _FUSED_ANYWAY = frozenset({"MatMul"})
 """Operators with which ONNX Runtime fuses what they read, however many others read it, too."""
 
+_LAYERS = "layers"
+"""The pattern for all nodes of numbered layers, each layer recomputed by itself."""
+
+_LAYER = r"(?:^|[/._])(?:layers?|blocks?|h)[/._]?\d+(?=$|[/._])"
+"""A numbered layer in the name of a node, as exporters write it: ``/model/layers.3/mlp``, ``layer0.norm1``."""
+
 SHAPES_ONLY = frozenset({"Shape", "Size"})
 """Operators that read no element of what they are given."""
+
+
+def check_patterns(graph: ir.Graph, patterns: Sequence[str]) -> None:
+    """Refuse patterns that match no node name.
+
+    Requires: a graph with all of its nodes, before any is fused. Ensures: it is unchanged; each pattern matches a name.
+
+    Raises:
+        GradientError: A pattern matches no name.
+    """
+    if not patterns:
+        return
+    nodes = [node for node in graph if node.name and not (node.op_type == "Gradient" and node.domain)]
+    names = [node.name or "" for node in nodes]
+    for pattern in patterns:
+        if pattern == _LAYERS and not any(map(_layer_of, nodes)):
+            raise GradientError(
+                "recompute='layers', but no node has a name with a numbered layer, such as 'layers.3'; name nodes by "
+                f"patterns; the model has {', '.join(map(repr, names[:8])) or 'no node with a name'}."
+            )
+        if pattern != _LAYERS and not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+            shown = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
+            raise GradientError(
+                f"recompute={pattern!r} matches the name of no node; the model has {shown or 'no node with a name'}."
+            )
 
 
 def recompute(graph: ir.Graph, backward: Backward, patterns: Sequence[str]) -> None:
@@ -55,8 +87,8 @@ def recompute(graph: ir.Graph, backward: Backward, patterns: Sequence[str]) -> N
     chosen = _choose([node for node in graph if node not in carrying], patterns)
     order = {node: index for index, node in enumerate(graph)}
     late = _late(graph, carrying, backward.arriving)
-    by_layer = LAYERS in patterns
-    for nodes in _neighbours(graph, {node: layer_of(node) if by_layer else "" for node in chosen}):
+    by_layer = _LAYERS in patterns
+    for nodes in _neighbours(graph, {node: _layer_of(node) if by_layer else "" for node in chosen}):
         segment = _Segment(graph, nodes, [node for node in graph if node in carrying], order)
         trigger = segment.trigger(late)
         if trigger is not None:
@@ -69,7 +101,7 @@ def _choose(forward: Sequence[ir.Node], patterns: Sequence[str]) -> set[ir.Node]
         node
         for node in forward
         if any(fnmatch.fnmatchcase(node.name or "", pattern) for pattern in patterns)
-        or (LAYERS in patterns and layer_of(node))
+        or (_LAYERS in patterns and _layer_of(node))
     ]
     return {node for node in matching if any(map(is_float, node.outputs)) and not _draws(node)}
 
@@ -215,3 +247,9 @@ def _behind(op: Builder, source: ir.Value, trigger: ir.Value) -> ir.Value:
     again = op.Reshape(value, op.Shape(value) + zero, allowzero=1)
     again.ir.type = source.type
     return again.with_shape(value.shape).ir
+
+
+def _layer_of(node: ir.Node) -> str:
+    """Return the name of a node up to the number of its layer; "" where it has none."""
+    found = re.search(_LAYER, node.name or "")
+    return "" if found is None else (node.name or "")[: found.end()]
