@@ -48,7 +48,7 @@ SERVERS = {"pages": ("federated_pages/page_server.py",)}
 """The subject that feeds each file of the examples that takes what a network sends."""
 
 OWN = (
-    "pruning/report.py", "cli/describe.py", "cli/export.py", "cli/streams.py", "passes/description.py",
+    "pruning/report.py", "cli/export.py", "cli/process.py", "passes/description.py",
     "data/tokenizing_worker.py",
 )  # fmt: skip
 """What reads only what came with packages, what was just written, and what a process of its own sends."""
