@@ -1,8 +1,9 @@
 """What messages and sums cost on machines with a network between them: a model, and how it is fitted.
 
 The model has three parts: operations per second of a machine, seconds that a message is on its way, and bytes per
-second of a link. A step computes; then the processes exchange messages as `onnxtrain.parallel.MPI` does: in an exchange
-every machine sends something to each other one and waits for what it gets. With N machines an exchange of b bytes takes
+second of a link. A step computes; then the processes exchange messages as `onnxtrain.distributed.MPI` does: in an
+exchange every machine sends something to each other one and waits for what it gets. With N machines an exchange of b
+bytes takes
 
     trips latency + (N - 1) (overhead + b max(1 / bandwidth, copying))
 
@@ -90,7 +91,7 @@ class Software:
 
 def exchanges(size: float, machines: int) -> list[float]:
     """The bytes of a message in each of the exchanges that make a sum, as in `onnxtrain/parallel/mpi.py`."""
-    from onnxtrain.parallel.mpi import _AT_ONCE, _BLOCK
+    from onnxtrain.distributed.mpi import _AT_ONCE, _BLOCK
 
     if size <= _AT_ONCE:
         return [size]

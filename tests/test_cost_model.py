@@ -26,7 +26,7 @@ def test_the_communicator_makes_these_exchanges(monkeypatch):
     """What it hands to MPI, by the bytes of a message to each of the others."""
     import numpy as np
 
-    from onnxtrain.parallel import MPI
+    from onnxtrain.distributed import MPI
 
     made = MPI.__new__(MPI)
     made.rank, made.size, made.order, made._scratch = 1, 4, "rank", np.empty(0, np.uint8)

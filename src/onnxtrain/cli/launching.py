@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from onnxtrain.cli.configuration import given_tokens
+from onnxtrain.distributed.mpi import environment_rank, tell_ranks
 from onnxtrain.errors import OptionError
-from onnxtrain.parallel.mpi import environment_rank, tell_ranks
 
 LOST = 3
 """Exit code: a process of several was lost, or does not answer."""

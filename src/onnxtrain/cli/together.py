@@ -11,7 +11,7 @@ from onnxtrain.cli.flags import RUNNING, SWITCH
 from onnxtrain.errors import OptionError
 
 if TYPE_CHECKING:
-    from onnxtrain.parallel.communicator import Communicator
+    from onnxtrain.distributed.communicator import Communicator
 
 
 @Parameter(name="*", group=RUNNING)
@@ -58,12 +58,12 @@ class Together:
             for flag in (flag for flag, given in said.items() if given):
                 raise OptionError(f"{flag} says how processes add up gradients; give --parallel mpi, too.")
             return None
-        from onnxtrain.parallel.mpi import MPI
+        from onnxtrain.distributed.mpi import MPI
 
         return MPI(self.sum_order, compress=self._compression(), timeout=self.wait)
 
     def _compression(self) -> Any:
-        from onnxtrain.parallel.compression import TopK
+        from onnxtrain.distributed.compression import TopK
 
         try:
             share = float(self.compress or "")
