@@ -20,7 +20,7 @@ LENET = """
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(630, 1, 28, 28)).astype(np.float32), rng.integers(0, 10, 630)
     alone = how.isdigit()
-    options = {"accumulate": int(how)} if alone else {"parallel": onnxtrain.parallel.MPI()}
+    options = {"accumulate": int(how)} if alone else {"parallel": onnxtrain.distributed.MPI()}
     trainer = onnxtrain.Trainer(
         onnxtrain.examples.lenet5(), loss="softmax_cross_entropy", optimizer=onnxtrain.Adam(1e-3), threads=1,
         clip_norm=1.0, **options,
@@ -72,7 +72,7 @@ KINDS = """
         ])
         x = rng.normal(size=(12, 4)).astype(np.float32)
     train = None if kind == "transformer" else ["w", "scale"]
-    options = {"parallel": onnxtrain.parallel.MPI()} if ranks > 1 else {"accumulate": 2}
+    options = {"parallel": onnxtrain.distributed.MPI()} if ranks > 1 else {"accumulate": 2}
     if kind == "bfloat16 states":
         options["state_dtype"] = "bfloat16"
     trainer = onnxtrain.Trainer(
@@ -100,11 +100,11 @@ def test_parameters_of_any_kind_start_equal_and_stay_so(tmp_path, kind):
 
 ENDS_EARLY = """
     import os, sys
-    from onnxtrain.parallel.mpi import environment_rank
+    from onnxtrain.distributed.mpi import environment_rank
     if environment_rank() == 1:
         sys.exit(int(sys.argv[1]))
     import onnxtrain
-    onnxtrain.parallel.MPI(timeout=2)
+    onnxtrain.distributed.MPI(timeout=2)
 """
 
 
@@ -120,7 +120,7 @@ STEPS = """
     import sys
     import numpy as np
     import onnxtrain
-    mpi = onnxtrain.parallel.MPI()
+    mpi = onnxtrain.distributed.MPI()
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(40, 1, 28, 28)).astype(np.float32), rng.integers(0, 10, 40)
     def trainer(**options):
@@ -186,7 +186,7 @@ def test_micro_batches_within_processes_and_the_fast_order(tmp_path):
         2,
         """
     two = trainer(parallel=mpi, accumulate=2)
-    fast = trainer(parallel=onnxtrain.parallel.MPI(order="fast"))
+    fast = trainer(parallel=onnxtrain.distributed.MPI(order="fast"))
     whole = trainer()
     for subject in (two, fast, whole):
         for rows in (40, 37, 3):
@@ -248,15 +248,15 @@ OTHERS = """
     import sys
     import numpy as np
     import onnxtrain
-    mpi = onnxtrain.parallel.MPI()
+    mpi = onnxtrain.distributed.MPI()
     odd = mpi.rank == 1
     how = sys.argv[1]
     x, y = np.eye(4, dtype=np.float32), np.arange(4) % 3
     if odd and how == "data":
         x = x + 1
     if odd and how == "version":
-        from onnxtrain.training.steps import parallel_steps
-        parallel_steps.__version__ = "0.0.9"
+        from onnxtrain.distributed import data_parallel
+        data_parallel.__version__ = "0.0.9"
     trainer = onnxtrain.Trainer(
         onnxtrain.examples.mlp((4, 7 if odd and how == "model" else 8, 3), seed=mpi.rank), loss="softmax_cross_entropy",
         clip_norm=2.0 if odd and how == "settings" else 1.0, optimizer=onnxtrain.SGD(1e30 if how == "nan" else 0.1),

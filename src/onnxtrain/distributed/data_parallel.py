@@ -1,4 +1,4 @@
-"""Steps of several processes on one model: gradients of the parts of a batch, their sum, the same update everywhere."""
+"""Data-parallel training: gradients of every rank's part of a batch, their sum, and the same update on all ranks."""
 
 from __future__ import annotations
 
@@ -13,65 +13,109 @@ from onnxtrain.callbacks.stopping import Stopping
 from onnxtrain.config import TrainingConfig
 from onnxtrain.data import Dataset
 from onnxtrain.data.shares import shared
+from onnxtrain.distributed.reduction import Reduction, Take
 from onnxtrain.errors import ParallelError
-from onnxtrain.parallel.reduction import Reduction, Take
+from onnxtrain.executor import Arrays, Executor
+from onnxtrain.ir.clone import all_nodes
 from onnxtrain.passes.notify_gradients import LISTENER
+from onnxtrain.runtime.all_reduce import all_reducing
 from onnxtrain.runtime.native import kernels_available
-from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.training.checkpoints.fingerprint import differences
 from onnxtrain.training.description import describe_model, describe_settings, describe_weights
 from onnxtrain.training.objective import Objective
-from onnxtrain.training.steps.buckets import buckets
-from onnxtrain.training.steps.steps import Arrays, Steps
 from onnxtrain.training_info.algorithm import FirstValues
 from onnxtrain.training_info.entry import Entry
 from onnxtrain.version import __version__
 
+BUCKET_BYTES = 4 << 20
+"""Bytes of gradients that few ranks send together: smaller buckets cost waiting time, larger ones are ready late."""
 
-class ParallelSteps(Steps):
-    """Steps of which every process takes a part of the batch; all of them have the same parameters and states.
+FEW = 64
+"""Number of ranks that cut such a bucket into messages of 64 KiB. A smaller message costs more than its bytes: 15 us,
+and 0.37 ns for each byte, on the machine of docs/benchmarks/machines.md, measured by `benchmarks/cost_model.py`."""
 
-    A batch is divided by rows: with N processes each takes ceil(rows / N) of them, the last ones what is left. Each
-    computes weight * gradient of its part, and weight * loss; the sums over the processes, in the order of the ranks,
-    are what one process would have added up of N micro-batches, bit for bit. Then every process takes the same update.
 
-    Running statistics of batch normalization become their means over the processes that had a part.
+def bucket_bytes(processes: int) -> int:
+    """Return the size of a bucket for this number of ranks.
 
-    Attributes:
-        scatters: Whether each process needs the sums of its share of the gradients alone.
+    Each sends every other one its share of a bucket. So buckets grow with the number of ranks above :data:`FEW`, and
+    the number of messages of a step grows no more than that.
+
+    >>> [bucket_bytes(processes) >> 20 for processes in (2, 64, 128, 1024)]
+    [4, 4, 8, 64]
+    """
+    return BUCKET_BYTES * max(processes, FEW) // FEW
+
+
+def buckets(objective: Objective, processes: int) -> list[list[str]]:
+    """Return the parameters of an objective, in reverse order of their first readers, in groups of one type each.
+
+    The gradient of a parameter is complete when the backward pass is through its first reader. The order follows from
+    the model alone, so that all ranks have the same.
 
     Args:
-        objective: What is minimised.
-        config: What the objective was made for, with a communicator of several processes.
-        states: Buffers of an earlier config to go on with; by default new ones, with the values of rank 0.
-        values: What new buffers have, where that is not what the model has.
+        objective: The loss on the working copy of the model.
+        processes: The number of ranks.
+    """
+    enough = bucket_bytes(processes)
+    graph = objective.model.graph
+    first: dict[str, int] = {}
+    for position, node in enumerate(all_nodes(graph)):
+        for value in node.inputs:
+            if value is not None and value.name is not None:
+                first.setdefault(value.name, position)
+    names = sorted(objective.parameters, key=lambda name: first.get(name, 0), reverse=True)
+    found: list[list[str]] = []
+    open_bytes: dict[object, tuple[list[str], int]] = {}
+    for name in names:
+        value = graph.initializers[name]
+        assert value.const_value is not None
+        bucket, size = open_bytes.get(value.dtype, ([], 0))
+        if not bucket:
+            found.append(bucket)
+        bucket.append(name)
+        size += value.const_value.nbytes
+        open_bytes[value.dtype] = (bucket, size) if size < enough else ([], 0)
+    return found
+
+
+class DataParallelExecutor(Executor):
+    """Run steps in which every rank takes a part of the batch; all ranks have the same parameters and states.
+
+    A batch is divided by rows: with N ranks each takes ceil(rows / N) of them, the last ones the remainder. Each
+    computes weight * gradient of its part, and weight * loss; the sums over the ranks, in their order, have the bits of
+    one process that adds up N micro-batches. Then every rank computes the same update.
+
+    Running statistics of batch normalization become their means over the ranks that had a part.
+
+    Attributes:
+        scatters: Whether each rank needs only the sums of its share of the gradients.
+
+    Args:
+        objective: The loss on the working copy of the model.
+        config: The configuration that the objective was made for, with a communicator of several ranks.
+        values: First values of states on rank 0, which sends them to all; by default those of the model.
 
     Raises:
-        ParallelError: A process has another version, another model or other settings, or does not answer.
+        ParallelError: A rank has another version, another model or other settings, or does not answer.
     """
 
     scatters = False
 
     def __init__(
-        self,
-        objective: Objective,
-        config: TrainingConfig,
-        *,
-        states: StateBuffers | None = None,
-        values: Mapping[str, np.ndarray] | None = None,
+        self, objective: Objective, config: TrainingConfig, values: Mapping[str, np.ndarray] | None = None
     ) -> None:
         assert config.parallel is not None
         self.communicator = config.parallel
-        super().__init__(objective, config, states=states, values=values)
+        super().__init__(objective, config, values)
         self._signal = self._signal_of_any = 0
         self._losses = [0.0] * self.communicator.size
         self._table = np.zeros((self.communicator.size, 4 + len(self._part_names)))
-        if states is None:
-            agree(self.communicator, self._description())
-            for name in self.states:
-                if name not in self.transient:
-                    self.communicator.broadcast_(self.states.current(name))
-            self.check()
+        agree(self.communicator, self._description())
+        for name in self.states:
+            if name not in self.transient:
+                self.communicator.broadcast_(self.states.current(name))
+        self.check_equal_weights()
         self._gradients = self._join_gradients()
         compressed = self.communicator.compress is not None
         self._residuals = [np.zeros_like(gradients) for gradients in self._gradients] if compressed else []
@@ -81,31 +125,31 @@ class ParallelSteps(Steps):
 
     @property
     def overlaps(self) -> bool:
-        """Whether gradients are added up in another thread while the backward pass goes on."""
+        """True where another thread adds up gradients during the backward pass."""
         return self.communicator.overlap
 
     def _taker(self) -> Take | None:
-        """What takes gradients over that are not kept; see :class:`~onnxtrain.parallel.reduction.Reduction`."""
+        """Return the function that copies gradients that are not kept; see :class:`Reduction`."""
         return None
 
     def _join_gradients(self) -> list[np.ndarray]:
-        """The gradients of each bucket in one memory."""
+        """Put the gradients of each bucket into one array."""
         size = self.communicator.size
         return [self.states.join([f"{name}/accumulated" for name in bucket], parts=size) for bucket in self._buckets]
 
     @functools.cached_property
     def _buckets(self) -> list[list[str]]:
-        """The parameters in the order in which their gradients come, in groups that are added up together."""
+        """The parameters in the order in which their gradients are ready, in groups that are reduced together."""
         return buckets(self.objective, self.communicator.size)
 
-    def _build(self, objective: Objective) -> tuple[list[Entry], FirstValues]:
-        entries, values = super()._build(objective)
+    def _build(self, objective: Objective, config: TrainingConfig) -> tuple[list[Entry], FirstValues]:
+        entries, values = super()._build(objective, config)
         if self.overlaps and len(self._buckets) > 1:
             entries[0].announced = [[f"{name}/accumulated" for name in bucket] for bucket in self._buckets]
         return entries, values
 
     def _reduce(self, bucket: int) -> None:
-        """Add the gradients of a bucket up, or those of this process's share."""
+        """Sum the gradients of a bucket, or of this rank's share of it, over the ranks."""
         communicator, gradients = self.communicator, self._gradients[bucket]
         if communicator.compress is not None:
             communicator.compress.reduce_(communicator, gradients, self._residuals[bucket], scatter=self.scatters)
@@ -115,7 +159,7 @@ class ParallelSteps(Steps):
             communicator.all_reduce_(gradients)
 
     def _description(self) -> dict[str, Any]:
-        """What has to be the same in all processes."""
+        """Return the settings that must be equal on all ranks."""
         import onnxruntime
 
         config = self.config
@@ -134,22 +178,22 @@ class ParallelSteps(Steps):
         }
 
     def rows_of(self, rows: int) -> slice:
-        """The rows of a batch of so many that this process takes."""
-        each = -(-rows // self.communicator.size) if self.fixed is None else self.fixed.size * self.accumulate
+        """Return this rank's slice of a batch of this number of rows."""
+        each = -(-rows // self.communicator.size) if self.fixed is None else self.fixed.size * self.config.accumulate
         start = min(self.communicator.rank * each, rows)
         return slice(start, min(start + each, rows))
 
     def share(self, dataset: Dataset) -> Dataset:
-        """What this process takes of every batch of a dataset."""
+        """Return this rank's share of every batch of a dataset."""
         return shared(dataset, lambda number, rows: self.rows_of(rows))
 
     @property
     def most_rows(self) -> int | None:
-        """How many examples a step takes at most; ``None`` for any number."""
-        return None if self.fixed is None else self.fixed.size * self.accumulate * self.communicator.size
+        """The largest number of examples of a step; ``None`` for any number."""
+        return None if self.fixed is None else self.fixed.size * self.config.accumulate * self.communicator.size
 
     def step(self, feeds: Arrays, learning_rate: float) -> float:
-        """One step on a whole batch, which every process has; see :meth:`step_share`."""
+        """Train one step on a whole batch, which every rank has; see :meth:`step_share`."""
         if self.fixed is not None:
             self._check_rows(feeds)
         rows = self.rows_of(self._rows(feeds))
@@ -158,10 +202,10 @@ class ParallelSteps(Steps):
         )
 
     def step_share(self, feeds: Arrays, learning_rate: float) -> float:
-        """One step of all processes, each on its part of the batch, which may be empty; returns the loss of all.
+        """Train one step on all ranks, each on its part of the batch, which may be empty; return the loss of all.
 
         Raises:
-            ParallelError: Another process has ended, or does not answer.
+            ParallelError: Another rank has ended, or does not answer.
             StepError: onnxruntime failed.
         """
         names, states = self.objective.names, self.states
@@ -171,13 +215,13 @@ class ParallelSteps(Steps):
         return float(self.session.step(rate, entry=1)[names.loss])
 
     def _add_up_and_share(self, feeds: Arrays, rate: Arrays) -> tuple[float, float]:
-        """Add up gradients of all processes; returns the weight and the loss of all parts."""
+        """Add up the gradients of all ranks; return the weight and the loss of all parts."""
         states, table = self.states, self._table
         weight, loss = states.current("accumulated_weight"), states.current("accumulated_loss")
         rows = self._rows(feeds)
-        if not rows or self.accumulate > 1:
-            for sums in (*self._gradients, weight, loss):
-                sums[...] = 0
+        if not rows or self.config.accumulate > 1:
+            for total in (*self._gradients, weight, loss):
+                total[...] = 0
         with self._reduction.beside(self._micro_batches(rows)):
             parts = self._add_up(feeds, rate | self._listener) if rows else {}
         of_parts = [parts.get(name, 0.0) for name in self._part_names]
@@ -188,7 +232,8 @@ class ParallelSteps(Steps):
         if self.objective.statistics:
             self._mean_statistics(table[:, 2] > 0)
         if all_parts:
-            scales = np.ones(len(counts)) if self._sums else table[:, 2] / sum(counts)
+            sums = any(head.targets.loss.reduction == "sum" for head in self.objective.heads)
+            scales = np.ones(len(counts)) if sums else table[:, 2] / sum(counts)
             self.parts = {
                 name: float(scales @ column) for name, column in zip(self._part_names, all_parts, strict=True)
             }
@@ -196,12 +241,12 @@ class ParallelSteps(Steps):
 
     @property
     def residual_names(self) -> list[str]:
-        """What a checkpoint has beside :attr:`kept_names` of gradients that were not sent, [processes, ...] each."""
+        """Names of the residuals of compressed gradients [ranks, ...], which a checkpoint may lack."""
         return [f"{name}/residual" for name in self.objective.parameters] if self._residuals else []
 
-    def kept_states(self) -> dict[str, np.ndarray]:
-        """What a checkpoint has; all processes have to ask for it."""
-        return super().kept_states() | self._kept_residuals()
+    def checkpoint_states(self) -> dict[str, np.ndarray]:
+        """Return the states for a checkpoint; all ranks call it together."""
+        return super().checkpoint_states() | self._kept_residuals()
 
     def _kept_residuals(self) -> dict[str, np.ndarray]:
         found = {}
@@ -212,27 +257,18 @@ class ParallelSteps(Steps):
             found[f"{name}/residual"] = whole
         return found
 
-    def take_states(self, values: Mapping[str, np.ndarray]) -> None:
-        """Take over what a checkpoint has; of what another number of processes has not sent, each takes a part."""
+    def load_states(self, values: Mapping[str, np.ndarray]) -> None:
+        """Load the states of a checkpoint; residuals of another number of ranks are divided equally."""
         size, rank = self.communicator.size, self.communicator.rank
         for name, own in self._residuals_of().items():
             given = values.get(f"{name}/residual")
             if given is not None:
                 own[...] = given[rank] if len(given) == size else given.sum(axis=0) / size
         residuals = set(self.residual_names)
-        super().take_states({name: value for name, value in values.items() if name not in residuals})
-
-    def go_on_from(self, before: Steps) -> None:
-        """Take over what the steps of an earlier config have not sent."""
-        super().go_on_from(before)
-        if isinstance(before, ParallelSteps):
-            others = before._residuals_of()
-            for name, own in self._residuals_of().items():
-                if name in others:
-                    own[...] = others[name]
+        super().load_states({name: value for name, value in values.items() if name not in residuals})
 
     def _residuals_of(self) -> dict[str, np.ndarray]:
-        """What this process has not sent, by parameter."""
+        """Return this rank's residuals by parameter."""
         found = {}
         for bucket, gradients, residual in zip(self._buckets, self._gradients, self._residuals, strict=False):
             for name in bucket:
@@ -241,26 +277,26 @@ class ParallelSteps(Steps):
                 found[name] = residual[start : start + array.size].reshape(array.shape)
         return found
 
-    def tell(self, stopping: Stopping) -> None:
-        """Let the other processes know, in the next step, that this one has been asked to stop."""
+    def send_signal(self, stopping: Stopping) -> None:
+        """Tell the other ranks, in the next step, the signal that this one has received."""
         self._signal = stopping.signal or 0
 
-    def asked(self, stopping: Stopping) -> bool:
-        """Whether a process has been asked to stop, as all of them know since the last step."""
+    def received_signal(self, stopping: Stopping) -> bool:
+        """Return whether a rank has received a signal to stop, as all of them know since the last step."""
         if self._signal_of_any and stopping.signal is None:
             stopping.signal = self._signal_of_any
         return self._signal_of_any != 0
 
-    def agree(self, identity: Mapping[str, Any]) -> None:
-        """Find out that all processes are about to do the same.
+    def check_agreement(self, identity: Mapping[str, Any]) -> None:
+        """Check that all ranks train by the same settings on the same data.
 
         Raises:
-            ParallelError: One is not.
+            ParallelError: One does not.
         """
         agree(self.communicator, {key: value for key, value in identity.items() if key != "weights"})
 
-    def check(self) -> None:
-        """Find out that all processes have the same weights.
+    def check_equal_weights(self) -> None:
+        """Check that all ranks have the same weights.
 
         Raises:
             ParallelError: One has others.
@@ -269,7 +305,7 @@ class ParallelSteps(Steps):
         check_weights(self.communicator, {name: self.states.current(name) for name in trained})
 
     def _mean_statistics(self, present: np.ndarray) -> None:
-        """Give all processes the means of the running statistics of those that had a part."""
+        """Replace running statistics by their means over the ranks that had a part of the batch."""
         statistics = [self.states.current(name) for name in self.objective.statistics]
         together = np.concatenate([array.reshape(-1) for array in statistics])
         if not present[self.communicator.rank]:
@@ -281,17 +317,64 @@ class ParallelSteps(Steps):
             together = together[array.size :]
 
     @property
-    def origin(self) -> str:
-        """Where a loss that is no number comes from, in words."""
+    def nan_origin(self) -> str:
+        """The sentence of an error that names the ranks whose loss is NaN."""
         ranks = [str(rank) for rank in np.flatnonzero(~np.isfinite(self._losses))]
         return "" if not ranks else f"It comes from rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}."
 
 
+class SyncBatchNormExecutor(DataParallelExecutor):
+    """Run steps with synchronized batch normalization: the ranks wait for each other twice for each layer.
+
+    So all ranks run the same number of micro-batches. A rank that has fewer, or no part of the batch at all, first runs
+    micro-batches of zeros. They count neither in the statistics, since the rank adds zeros to the sums, nor in the
+    gradients, which are cleared afterwards.
+    """
+
+    overlaps = False  # the ranks already communicate during the backward pass
+    _silent = False
+
+    def step_share(self, feeds: Arrays, learning_rate: float) -> float:
+        """Train one step on all ranks; see :class:`DataParallelExecutor`."""
+        communicator = self.communicator
+        counts = np.zeros(communicator.size, np.int64)
+        counts[communicator.rank] = own = self._micro_batches(self._rows(feeds))
+        communicator.all_gather_(counts)
+        names = self.objective.names
+        self._silent = True
+        try:
+            for _ in range(int(counts.max()) - own):
+                self._run(self._zeros(feeds), {names.learning_rate: np.asarray(learning_rate, np.float32)})
+        finally:
+            self._silent = False
+        return super().step_share(feeds, learning_rate)
+
+    def _zeros(self, feeds: Arrays) -> Arrays:
+        """Return the inputs of a micro-batch of zeros."""
+        rows = 1 if self.fixed is None else self.fixed.size
+        return {
+            name: np.zeros((rows, *array.shape[1:]), array.dtype) if array.ndim else array
+            for name, array in feeds.items()
+        }
+
+    def _run(self, feeds: Arrays, rate: Arrays) -> Arrays:
+        with all_reducing(self._all_reduce):
+            return super()._run(feeds, rate)
+
+    def _all_reduce(self, array: np.ndarray) -> None:
+        if self._silent:
+            array[...] = 0
+        self.communicator.all_reduce_(array)
+
+    def _mean_statistics(self, present: np.ndarray) -> None:
+        """Leave running statistics as they are: all ranks have computed the same."""
+
+
 def agree(communicator: Any, description: Mapping[str, Any]) -> None:
-    """Find out that all processes are about to do the same.
+    """Check that all ranks have equal descriptions.
 
     Raises:
-        ParallelError: One is not; the message names it and what differs.
+        ParallelError: One differs; the message names the rank and the difference.
     """
     records = communicator.gather_objects(dict(description))
     for rank, record in enumerate(records):
@@ -303,7 +386,7 @@ def agree(communicator: Any, description: Mapping[str, Any]) -> None:
 
 
 def check_weights(communicator: Any, values: Mapping[str, np.ndarray]) -> None:
-    """Find out that all processes have the same values.
+    """Check that all ranks have the same values.
 
     Raises:
         ParallelError: One has others.
