@@ -89,7 +89,7 @@ def test_forward_outputs_stay_what_they_were():
 
 
 def test_random_numbers_in_a_body_are_refused():
-    with pytest.raises(GradientError, match=r"RandomNormalLike node .* draws random numbers in the body"):
+    with pytest.raises(GradientError, match=r"RandomNormalLike node .* samples random numbers in the body"):
         onnxtrain.gradient(model(RANDOM), "last", ["s"])
 
 
