@@ -120,9 +120,7 @@ def test_a_loop_that_only_appends_keeps_no_sequence_of_any_step() -> None:
 
 
 def test_optional_value_as_state_is_refused() -> None:
-    with pytest.raises(
-        GradientError, match=r"Loop node .*: its state 'before' is an optional value; .* hand in a tensor"
-    ):
+    with pytest.raises(GradientError, match=r"Loop node .*: its state 'before' is an optional value; .* pass a tensor"):
         onnxtrain.gradient(model(OPTIONAL), "y", ["x"])
 
 

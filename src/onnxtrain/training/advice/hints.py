@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.errors import TrainingHint
+from onnxtrain.training.working_copy.kv_cache import cache_hints
 from onnxtrain.training.working_copy.training_modes import Layers
 from onnxtrain.weights.parameters import shared_parameters
 from onnxtrain.weights.readers import (
@@ -74,6 +75,7 @@ def find_hints(
         quantized: Whether the rounding of quantization stops gradients.
     """
     return [
+        *(Hint(text, surprising) for text, surprising in cache_hints(model.graph)),
         *_undecided(undecided),
         *_dropped(dropped),
         *(_quantized(model) if quantized else ()),
