@@ -11,7 +11,7 @@ import onnx
 from onnx import FunctionProto, GraphProto, ModelProto, TensorProto
 
 from onnxtrain.errors import ModelError
-from onnxtrain.ir.nesting import DEEPEST
+from onnxtrain.ir.limits import DEEPEST
 from onnxtrain.model_file import limits
 from onnxtrain.model_file.bodies import check_bodies
 from onnxtrain.model_file.external import ExternalData, data_bytes, locate

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from onnxtrain.ir.clone import subgraphs
 from onnxtrain.ir.domains import MACHINE_LEARNING_DOMAIN, MICROSOFT_DOMAIN
-from onnxtrain.ir.sharing import RANDOM
+from onnxtrain.ir.passes import RANDOM
 from onnxtrain.ir.value import dimensions
 from onnxtrain.weights.readers import REARRANGING, Functions, Reader, arrivals
 from onnxtrain.weights.rule import is_lookup, is_product

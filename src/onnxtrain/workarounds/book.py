@@ -63,7 +63,7 @@ BOOK: tuple[Workaround, ...] = (
         "first. A node with a body that was two branches deep keeps references to what was freed: opening the session "
         "may end the process.",
         "Sessions of graphs with such a node are opened without this optimizer.",
-        ("workarounds/sessions.py", "ir/nesting.py", "runtime/step.py"),
+        ("workarounds/sessions.py", "ir/limits.py", "runtime/step.py"),
     ),
     Workaround(
         "ellipses of different ranks",
@@ -198,7 +198,7 @@ BOOK: tuple[Workaround, ...] = (
         "Data propagation takes bounds of a Slice that it does not know for absent ones, and the whole input for the "
         "result: shapes computed from it are wrong.",
         "Inference sees a Compress instead of such a Slice.",
-        ("workarounds/inference.py", "ir/shapes.py"),
+        ("ir/bounded_inference.py",),
     ),
     Workaround(
         "the matrix of Attention",
@@ -206,7 +206,7 @@ BOOK: tuple[Workaround, ...] = (
         _ONNX,
         "The fourth output of an Attention of unknown shapes is inferred as a scalar.",
         "This shape is ignored.",
-        ("workarounds/inference.py", "ir/shapes.py"),
+        ("ir/shapes.py",),
     ),
     Workaround(
         "converted Hardmax",
@@ -334,7 +334,7 @@ BOOK: tuple[Workaround, ...] = (
         _ONNX,
         "The reference evaluator computes no transposed convolution in groups of several images and filters.",
         "The gradient of a depthwise convolution is written so that its own gradient needs none.",
-        ("autodiff/convolution.py",),
+        ("autodiff/rules/conv.py",),
     ),
     Workaround(
         "dropped training_info",
