@@ -18,8 +18,8 @@ from cyclopts import Parameter
 
 from onnxtrain.cli.configuration import given_tokens
 from onnxtrain.cli.flags import RUNNING, SWITCH
-from onnxtrain.errors import OptionError
 from onnxtrain.distributed.mpi import environment_rank, tell_ranks
+from onnxtrain.errors import OptionError
 
 if TYPE_CHECKING:
     from onnxtrain.distributed.communicator import Communicator

@@ -12,7 +12,7 @@ import numpy as np
 from onnxtrain.callbacks.stopping import Stopping
 from onnxtrain.config import TrainingConfig
 from onnxtrain.data import Dataset
-from onnxtrain.data.shares import shared
+from onnxtrain.data.array_dataset import shared
 from onnxtrain.distributed.reduction import Reduction, Take
 from onnxtrain.errors import ParallelError
 from onnxtrain.executor import Arrays, Executor

@@ -164,7 +164,7 @@ BOOK: tuple[Workaround, ...] = (
         ("1.32.0", "1.32.0"),
         "Models of opset 28 are accepted, but DequantizeLinear of that opset has no kernel.",
         "Models are upgraded at most to the newest opset whose redefined operators have kernels.",
-        ("model_file/limits.py",),
+        ("model_file/validity.py",),
     ),
     Workaround(
         "copies of external initializers",
@@ -214,7 +214,7 @@ BOOK: tuple[Workaround, ...] = (
         _ONNX,
         "The version converter keeps the axis of a Hardmax below opset 13, which flattened its input there.",
         "The flattening is written out before the conversion.",
-        ("model_file/repairs.py",),
+        ("model_file/upgrade.py",),
     ),
     Workaround(
         "converted Resize",
@@ -222,7 +222,7 @@ BOOK: tuple[Workaround, ...] = (
         _ONNX,
         "The version converter gives an Upsample or Resize below opset 11 another coordinate transformation.",
         "The node is rewritten before the conversion.",
-        ("model_file/repairs.py",),
+        ("model_file/upgrade.py",),
     ),
     Workaround(
         "converted BatchNormalization",
@@ -230,7 +230,7 @@ BOOK: tuple[Workaround, ...] = (
         _ONNX,
         "The version converter refuses a BatchNormalization below opset 14 with the outputs of training mode.",
         "The node is rewritten before the conversion.",
-        ("model_file/repairs.py",),
+        ("model_file/upgrade.py",),
     ),
     Workaround(
         "functions and metadata of converted models",
@@ -262,7 +262,7 @@ BOOK: tuple[Workaround, ...] = (
         _ONNX,
         "The checker does not know that ai.onnx is the default domain, as the specification says.",
         "It is shown a skeleton of the model with one spelling.",
-        ("model_file/skeleton.py",),
+        ("model_file/proto.py",),
     ),
     Workaround(
         "evaluated Scan",
@@ -350,7 +350,7 @@ BOOK: tuple[Workaround, ...] = (
         _ONNX_IR,
         "Reading a model drops its sparse initializers.",
         "They are made dense before.",
-        ("model_file/working.py",),
+        ("model_file/working_copy.py",),
     ),
     Workaround(
         "merged random nodes",
