@@ -100,7 +100,8 @@ class Steps:
         specs = [*objective.inputs, *(head.targets.spec for head in objective.heads)]
         self._inputs = [str(value.name) for value in objective.model.graph.inputs]
         self._part_names = objective.part_names
-        self._sums = any(head.targets.loss.reduction == "sum" for head in objective.heads)
+        self._sums = bool(objective.heads) and all(head.targets.loss.reduction == "sum" for head in objective.heads)
+        self._scaled = self._with_scales(objective)
         self._real = {objective.names.weights, *(head.targets.name for head in objective.heads)}
         self.batched = {
             spec.name for spec in specs if self.fixed is not None and spec.shape and spec.shape[0] == self.fixed.size
@@ -109,7 +110,11 @@ class Steps:
 
     @gc_paused()
     def _build(self, objective: Objective) -> tuple[list[Entry], FirstValues]:
-        return build_entries(objective.recipe(self.specification))
+        return build_entries(self._with_scales(objective).recipe(self.specification))
+
+    def _with_scales(self, objective: Objective) -> Objective:
+        """The objective whose micro-batches add up to the step of the whole batch."""
+        return objective.scaled() if self.accumulate > 1 or self.specification.divided else objective
 
     @property
     def session(self) -> TrainingSession:
@@ -166,7 +171,7 @@ class Steps:
             if self._part_names:
                 self.parts = {name: float(results[name]) for name in self._part_names}
             return float(results[names.loss])
-        self.parts = self._add_up(feeds, rate)
+        self.parts = self._add_up(feeds, rate | self._scaled.scale_feeds(self._label_weights(feeds)))
         return float(self.session.step(rate, entry=1)[names.loss])
 
     def step_share(self, feeds: Arrays, learning_rate: float) -> float:
@@ -249,6 +254,19 @@ class Steps:
             rows = min(micro, size - start)
             for name in self._part_names:
                 totals[name] = totals.get(name, 0.0) + float(results[name]) * (1.0 if self._sums else rows / size)
+        return totals
+
+    def _label_weights(self, feeds: Arrays) -> list[float]:
+        """The label weights of all micro-batches of a batch, added up in their order."""
+        totals = [0.0] * (1 + len(self._scaled.scales))
+        if not self._scaled.scales:
+            return totals
+        rows = self._rows(feeds)
+        micro = self._micro_rows(rows)
+        targets = [head.targets.name for head in self._scaled.heads]
+        for start in range(0, rows, micro or 1):
+            part = self._scaled.label_weights({name: feeds[name][start : start + micro] for name in targets})
+            totals = [total + own for total, own in zip(totals, part, strict=True)]
         return totals
 
     def _micro_rows(self, rows: int) -> int:
