@@ -239,7 +239,7 @@ def test_a_client_that_fails_says_why(path):
 
 
 def _in_flowers_name(answer):
-    """What Flower's server answers for a client whose node is gone."""
+    """The reply of Flower's server for a client whose node is gone."""
     asked = copy.copy(answer.metadata)
     asked.__dict__["_message_id"] = answer.metadata.reply_to_message_id
     return create_message_error_unavailable_res_message(asked, "node_unavail")
@@ -415,7 +415,7 @@ class TestPrivacy:
         data = np.zeros((4, 3, 32, 32), np.float32), np.zeros(4, np.int64)
         app = client_app(path, data, dp=DP(), batch_size=2, batch_norm="train", **COMMON)
         trainer = onnxtrain.Trainer(path, batch_norm="train", **COMMON)
-        weights = ArrayRecord({name: Array(np.array(value)) for name, value in trainer.trained_values().items()})
+        weights = ArrayRecord({name: Array(np.array(value)) for name, value in dict(trainer.trained).items()})
         answer = app(Message(RecordDict({"arrays": weights}), dst_node_id=0, message_type="train"), context())
         assert "batch_norm='train' takes statistics of the data without noise" in answer.error.reason
 

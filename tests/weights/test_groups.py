@@ -8,9 +8,9 @@ import pytest
 
 import onnxtrain
 from onnxtrain import Group, examples, layer_decay
+from onnxtrain.config import TrainingConfig
 from onnxtrain.errors import CheckpointError, OptionError
 from onnxtrain.training.preparation import prepare
-from onnxtrain.training.specification import Specification
 from onnxtrain.training_info.build import build_entries
 
 LOSS = "softmax_cross_entropy"
@@ -88,8 +88,8 @@ def test_momentum_and_rate_of_a_group_as_pytorch_has_them():
 
 
 def nodes_of(groups, **options):
-    specification = Specification.of(examples.mlp(SIZES), LOSS, "adamw", groups=groups, **options)
-    entries, _ = build_entries(prepare(specification).recipe(specification))
+    config = TrainingConfig.of(examples.mlp(SIZES), LOSS, "adamw", groups=groups, **options)
+    entries, _ = build_entries(prepare(config).recipe(config))
     return [node.op_type for node in entries[-1].model.graph]
 
 

@@ -190,11 +190,11 @@ def test_a_scale_that_is_the_variance_too():
     assert (list(subject.parameters), subject.statistics) == (["one", "zero"], ["zero_2", "one_2"])
     x = RNG.normal(size=(64, 3)).astype(np.float32) + 2
     subject.train_step(x, x)
-    np.testing.assert_allclose(subject.session.state["zero_2"], 0.1 * x.mean(0), rtol=1e-4)
+    np.testing.assert_allclose(subject._session.state["zero_2"], 0.1 * x.mean(0), rtol=1e-4)
     frozen = onnxtrain.Trainer(merged(), untie=True, **options)
     frozen.train_step(x, x)
-    assert set(frozen.session.state) >= {"one", "zero"}
-    assert "one_2" not in frozen.session.state
+    assert set(frozen._session.state) >= {"one", "zero"}
+    assert "one_2" not in frozen._session.state
     assert not [hint for hint in frozen.hints if "shared" in hint]
 
 

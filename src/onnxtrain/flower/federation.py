@@ -13,7 +13,7 @@ from onnxtrain.errors import DataError
 from onnxtrain.flower.records import flower, from_record
 from onnxtrain.losses.heads import check_numbers
 from onnxtrain.model_file.writing import AtomicFiles
-from onnxtrain.training.trainer import Trainer
+from onnxtrain.trainer import Trainer
 
 
 class Federation:
@@ -40,19 +40,19 @@ class Federation:
 
     def take_record(self, round_number: int, record: Any) -> Any:
         """Take over the weights of a round as Flower's record; returns what is measured, if anything, as another."""
-        own = self.trainer.trained_values()
+        own = dict(self.trainer.trained)
         measured = self.take(round_number, from_record(record, own, "The strategy", averaged=True))
         return flower("flwr.app").MetricRecord(measured) if measured else None
 
     def take(self, round_number: int, weights: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Take over the weights of a round: measure them, and write the model and the history."""
-        own = self.trainer.trained_values()
+        own = dict(self.trainer.trained)
         changed = any(not np.array_equal(own[name], value) for name, value in weights.items())
         self._trained = self._trained or changed
         self.trainer.set_weights(weights)
         measured = {}
         if self.validation is not None:
-            metrics = self.trainer.objective.resolve_metrics(self.metrics)
+            metrics = self.trainer._objective.resolve_metrics(self.metrics)
             check_numbers(metrics)
             measured = self.trainer.evaluate(self.validation, target=self.target, metrics=metrics)
         self._rows.append({"round": round_number, **measured, "left_out": list(self.failures.values())})

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
+from onnxtrain.config import Options
 from onnxtrain.edit.working import Model
 from onnxtrain.errors import OptionError
 from onnxtrain.flower.federation import Federation
@@ -15,8 +16,7 @@ from onnxtrain.flower.records import flower, to_record
 from onnxtrain.flower.secure import run_securely
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.model_file.writing import check_writable
-from onnxtrain.training.options import Options
-from onnxtrain.training.trainer import Trainer
+from onnxtrain.trainer import Trainer
 
 
 def server_app(
@@ -87,7 +87,7 @@ def server_app(
         else:
             chosen.start(
                 grid=checked,
-                initial_arrays=to_record(trainer.trained_values()),
+                initial_arrays=to_record(dict(trainer.trained)),
                 num_rounds=rounds,
                 timeout=timeout,
                 train_config=flower("flwr.app").ConfigRecord(settings),

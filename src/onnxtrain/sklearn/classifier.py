@@ -134,7 +134,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
     @property
     def _gives_probabilities(self) -> bool:
         """Whether the output holds probabilities, not logits; those of LogSoftmax are logits, too."""
-        targets = self.trainer_.objective.targets
+        targets = self.trainer_._objective.targets
         return self._head.activation in ("Softmax", "Sigmoid") or (targets is not None and targets.from_probabilities)
 
     def _default_loss(self) -> str:

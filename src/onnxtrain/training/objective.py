@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.config import TrainingConfig
 from onnxtrain.data import Batch, Dataset, TensorSpec
 from onnxtrain.data.conversion import to_numpy
 from onnxtrain.data.target_checks import check_weights
@@ -24,7 +25,6 @@ from onnxtrain.losses.partial_batches import FixedBatch, on_real_rows
 from onnxtrain.losses.targets import Targets, tensor_spec, wrapped
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.training.advice.hints import Hint, find_hints
-from onnxtrain.training.specification import Specification
 from onnxtrain.training.working_copy.adaptation import Adapted
 from onnxtrain.training.working_copy.training_modes import Layers, Modes
 from onnxtrain.training_info.recipe import LossTerms, Names, Recipe, UpdateRule, free_names
@@ -109,10 +109,39 @@ class Objective:
             return tuple(head.targets.form for head in self.heads)
         return None if self.targets is None else self.targets.form
 
-    @property
+    @cached_property
     def inputs(self) -> list[TensorSpec]:
-        """What data for the model's inputs must be."""
+        """Types, shapes and names of the model's inputs."""
         return [tensor_spec(value) for value in self.model.graph.inputs]
+
+    @cached_property
+    def batched(self) -> frozenset[str]:
+        """Names of the inputs and targets with one row per example, in a model of a fixed batch size."""
+        fixed = self.fixed_batch
+        specs = [*self.inputs, *(head.targets.spec for head in self.heads)]
+        return frozenset(
+            spec.name for spec in specs if fixed is not None and spec.shape and spec.shape[0] == fixed.size
+        )
+
+    def for_any_rows(self, spec: TensorSpec) -> TensorSpec:
+        """Return the specification of an array without its batch size where batches are padded."""
+        if spec.name not in self.batched:
+            return spec
+        assert spec.shape is not None
+        return replace(spec, shape=(None, *spec.shape[1:]))
+
+    def accept(self, dataset: Dataset, weights: Any = None) -> Dataset:
+        """Convert a dataset to the targets and weights that the losses read, and check its values.
+
+        Raises:
+            DataError: They do not fit, or hold values that a loss cannot take.
+        """
+        if self.targets is not None:
+            dataset = self.expected(dataset)
+        if weights is not None:
+            dataset = self.weighted(dataset, weights)
+        self.validate(dataset, labels=self.targets is not None)
+        return dataset
 
     def expected(self, dataset: Dataset) -> Dataset:
         """A dataset whose targets are checked against, and converted to, what the losses need."""
@@ -159,13 +188,13 @@ class Objective:
         """Names of the parameters that are weights of products: what is pruned and sparsified by default."""
         return product_weights(self.model, self.parameters)
 
-    def optimizers(self, specification: Specification) -> list[Optimizer]:
+    def optimizers(self, config: TrainingConfig) -> list[Optimizer]:
         """The update rules of all parameters."""
-        return [specification.optimizer, *(rule.optimizer for rule in self.rules(specification).values())]
+        return [config.optimizer, *(rule.optimizer for rule in self.rules(config).values())]
 
-    def hints(self, specification: Specification) -> list[Hint]:
+    def hints(self, config: TrainingConfig) -> list[Hint]:
         """What is worth knowing about the model before it is trained; the values of the file are read."""
-        file = specification.model
+        file = config.model
         tied = {copy.original for copy in self.copies}  # on request
         found = find_hints(
             self.model,
@@ -176,11 +205,11 @@ class Objective:
             dropout=self.modes.dropout,
             undecided=[row.name for row in self.table if row.undecided],
             dropped=self.dropped,
-            quantized=not (specification.qat or specification.straight_through or specification.lora is not None),
+            quantized=not (config.qat or config.straight_through or config.lora is not None),
         )
-        texts = group_hints(specification.groups, self.table, self.model)
-        choices = {"train": specification.train, "freeze": specification.freeze}
-        choices |= {repr(group): group.patterns for group in specification.groups}
+        texts = group_hints(config.groups, self.table, self.model)
+        choices = {"train": config.train, "freeze": config.freeze}
+        choices |= {repr(group): group.patterns for group in config.groups}
         merged = merged_hints(choices, self.table, self.model)
         otherwise = declared_otherwise(file.proto.graph, self.model.graph)
         surprising = [Hint(text, surprising=True) for text in (*merged, *otherwise)]
@@ -276,7 +305,7 @@ class Objective:
         """
         return choose_tensors(self.shapes, patterns, "sparsify", self.product_weights)
 
-    def recipe(self, specification: Specification) -> Recipe:
+    def recipe(self, config: TrainingConfig) -> Recipe:
         """All that the training model is made from, with a graph of its own, which whoever builds it uses up.
 
         Raises:
@@ -288,7 +317,7 @@ class Objective:
             reasons = "; ".join(f"{row.name!r}: {row.reason}" for row in self.table[:5])
             reasons = "; ".join(filter(None, (reasons or "it has no initializers", hidden_weights(self.model))))
             raise OptionError(f"The model has no trainable parameter: {reasons}.")
-        micro_batches = specification.accumulate > 1 or specification.divided
+        micro_batches = config.accumulate > 1 or config.divided
         reductions = {head.targets.loss.reduction for head in self.heads}
         if micro_batches and len(reductions) > 1 and not self.scales:
             raise OptionError(
@@ -301,34 +330,32 @@ class Objective:
             build_loss=own.build_loss,
             targets=[*(head.targets.value for head in own.heads), *own.scales.values()],
             parameters=self.parameters,
-            optimizer=specification.optimizer,
-            clipping=specification.clipping,
+            optimizer=config.optimizer,
+            clipping=config.clipping,
             micro_batches=micro_batches,
-            alone=specification.accumulate == 1,
-            cleared=not specification.divided,
+            alone=config.accumulate == 1,
+            cleared=not config.divided,
             statistics=self.statistics,
-            synchronized=specification.synchronized,
-            masks=specification.masks,
-            sparsified=self.sparsified(specification.sparsify),
+            synchronized=config.synchronized,
+            masks=config.masks,
+            sparsified=self.sparsified(config.sparsify),
             names=self.names,
-            options=specification.gradients,
+            options=config.gradients,
             weights=own.weights,
-            rules=self.rules(specification),
-            averaging=specification.ema,
-            rounding=(
-                None if specification.state_dtype is None else Rounding(specification.state_dtype, specification.seed)
-            ),
+            rules=self.rules(config),
+            averaging=config.ema,
+            rounding=(None if config.state_dtype is None else Rounding(config.state_dtype, config.seed)),
             wide=self.wide,
-            seed=specification.seed,
+            seed=config.seed,
         )
 
-    def rules(self, specification: Specification) -> dict[str, UpdateRule]:
+    def rules(self, config: TrainingConfig) -> dict[str, UpdateRule]:
         """How the parameters of groups are updated.
 
         Raises:
             OptionError: A group matches nothing, or has a setting that the optimizer has not.
         """
-        return update_rules(specification.groups, specification.optimizer, self.table, self.model)
+        return update_rules(config.groups, config.optimizer, self.table, self.model)
 
     def resolve_metrics(self, metrics: Metrics) -> list[HeadMetric]:
         """Metrics by name or as functions, told how to read this model's predictions; by output where it has several.

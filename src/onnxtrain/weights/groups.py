@@ -13,8 +13,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxtrain.errors import OptionError
-from onnxtrain.operators.aliases import LEARNING_RATE, translated
-from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.operators.optimizer import LEARNING_RATES, Optimizer, as_fields
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.call_text import read_call
 from onnxtrain.training_info.recipe import UpdateRule
@@ -68,7 +67,7 @@ class Group:
             raise OptionError(f"{self!r}: lr_scale is {lr_scale!r}, but must be a number.")
         if not (math.isfinite(lr_scale) and lr_scale >= 0):
             raise OptionError(f"{self!r}: lr_scale is {lr_scale}, but must be a finite number, 0 or more.")
-        if lr_scale != 1 and {LEARNING_RATE, "learning_rate"} & settings.keys():
+        if lr_scale != 1 and settings.keys() & {*LEARNING_RATES}:
             raise OptionError(f"{self!r} has both a learning rate and lr_scale; give one of them.")
 
     def __repr__(self) -> str:
@@ -84,7 +83,7 @@ class Group:
             OptionError: The optimizer has no such setting, or the value is outside its range.
         """
         try:
-            settings = translated(type(optimizer), dict(self.settings))
+            settings = as_fields(optimizer, dict(self.settings))
             own = dataclasses.replace(optimizer, **settings)
         except OptionError as error:
             raise OptionError(f"{self!r}: {error}") from None
@@ -101,7 +100,7 @@ class Group:
     def scaled(self, patterns: Sequence[str], factor: float) -> Group:
         """The group of other parameters whose rate is multiplied once more."""
         settings = dict(self.settings)
-        for name in {LEARNING_RATE, "learning_rate"} & settings.keys():
+        for name in settings.keys() & {*LEARNING_RATES}:
             return Group(patterns, **settings | {name: settings[name] * factor})
         return Group(patterns, lr_scale=self.lr_scale * factor, **settings)
 
