@@ -388,11 +388,6 @@ class TrainingConfig:
             raise OptionError("output and targets are for one loss; a mapping of losses names the outputs.")
         if self.shard_gradients and not self.shard_states:
             raise OptionError("shard_gradients=True shares gradients beside states; give shard_states=True, too.")
-        reductions = {part.reduction for _, part in self.loss} if isinstance(self.loss, JointLoss) else set()
-        if len(reductions) > 1 and self.accumulate > 1:
-            raise OptionError(
-                "accumulate adds up micro-batches, but one loss is a mean and another a sum; give them one reduction."
-            )
         _ = self.modes, self.clipping  # which check their own fields
         if self.synchronized and not self.options.uses_kernels():
             raise OptionError(
