@@ -158,8 +158,8 @@ def test_a_head_of_few_bits_is_read_as_it_is_stored():
     trainer = onnxtrain.Trainer(model("few bits"), loss="next_token(chunk=4)", optimizer="sgd(lr=0.5)")
     trainer.train_step(X.astype(np.float32), LABELS)
     (scan,) = (node for node in trainer.session._steps[0].step.model.graph if node.op_type == "Scan")
-    reading = [node for node in scan.attributes["body"].as_graph() if any(v.name == "four" for v in node.inputs)]
-    assert [(node.domain, node.op_type) for node in reading] == [
+    metric_input = [node for node in scan.attributes["body"].as_graph() if any(v.name == "four" for v in node.inputs)]
+    assert [(node.domain, node.op_type) for node in metric_input] == [
         ("onnxtrain", "MatMulNBits"),
         ("onnxtrain", "MatMulNBitsGradient"),
     ]

@@ -57,13 +57,13 @@ def test_where_both_axes_fit_it_is_the_last_of_rank_3_or_the_one_found_before():
     x, y = SIGNALS[..., :6], SEGMENTS[:, :6]
     declared = Trainer(convolution(), loss="softmax_cross_entropy").train_step(x, y)
     assert declared == pytest.approx(cross_entropy(LOGITS[..., :6], y, 2), rel=1e-5)
-    told = Trainer(convolution(), loss="softmax_cross_entropy", optimizer=onnxtrain.Momentum(0.0))
-    told.train_step(SIGNALS, SEGMENTS)
-    assert told.train_step(x, y) == pytest.approx(cross_entropy(LOGITS[..., :6], y, 1), rel=1e-5)
-    assert told.evaluate((x, y))["loss"] == pytest.approx(cross_entropy(LOGITS[..., :6], y, 1), rel=1e-5)
+    trainer = Trainer(convolution(), loss="softmax_cross_entropy", optimizer=onnxtrain.Momentum(0.0))
+    trainer.train_step(SIGNALS, SEGMENTS)
+    assert trainer.train_step(x, y) == pytest.approx(cross_entropy(LOGITS[..., :6], y, 1), rel=1e-5)
+    assert trainer.evaluate((x, y))["loss"] == pytest.approx(cross_entropy(LOGITS[..., :6], y, 1), rel=1e-5)
 
 
-@pytest.mark.parametrize("x", [SIGNALS, SIGNALS[..., :6]], ids=["told", "both fit"])
+@pytest.mark.parametrize("x", [SIGNALS, SIGNALS[..., :6]], ids=["one axis fits", "both fit"])
 def test_a_final_softmax_tells_the_class_axis(x):
     y = SEGMENTS[:, : x.shape[2]]
     found = evaluate(convolution(final="Softmax<axis = 1>"), (x, y), loss="softmax_cross_entropy")

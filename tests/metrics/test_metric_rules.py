@@ -12,11 +12,10 @@ import pytest
 import onnxtrain
 from onnxtrain import examples, losses, metrics
 from onnxtrain.errors import DataError, OnnxTrainError, OptionError
-from onnxtrain.metrics.base import NamedMetric
+from onnxtrain.metrics.base import MetricInput, NamedMetric
+from onnxtrain.metrics.choice import metric_for_loss
 from onnxtrain.metrics.error_rates import CharacterErrorRate
 from onnxtrain.metrics.means import BUILT_IN
-from onnxtrain.metrics.reading import Reading
-from onnxtrain.metrics.told import told
 from onnxtrain.metrics.whole_metrics import AVERAGES, WHOLE, WHOLE_NAMES
 from onnxtrain.report.record import large_is_good
 
@@ -48,7 +47,7 @@ def data(kind, seed=0, rows=60):
 
 
 def one(name, kind, truth, scores):
-    metric = told(Reading("a loss", kind), name)
+    metric = metric_for_loss(MetricInput("a loss", kind), name)
     return metric.result(metric.update(metric.start(), truth, scores))
 
 
@@ -58,7 +57,7 @@ def test_one_score_that_is_nan_makes_every_metric_nan(name, kind):
     assert np.isfinite(one(name, kind, truth, scores)).all()
     scores[41, 2] = np.nan
     assert np.isnan(one(name, kind, truth, scores))
-    metric = told(Reading("a loss", kind), name)
+    metric = metric_for_loss(MetricInput("a loss", kind), name)
     parts = [metric.update(metric.start(), truth[rows], scores[rows]) for rows in np.split(np.arange(60), 4)]
     state = metric.start()
     for part in parts:
@@ -70,7 +69,7 @@ def test_one_score_that_is_nan_makes_every_metric_nan(name, kind):
 @pytest.mark.parametrize("cuts", [(1,), (30,), (7, 8, 50), tuple(range(1, 60))], ids=["1", "2", "4", "60"])
 def test_every_metric_of_batches_is_that_of_the_whole(name, kind, cuts):
     truth, scores = data(kind)
-    metric = told(Reading("a loss", kind), name)
+    metric = metric_for_loss(MetricInput("a loss", kind), name)
     state = metric.start()
     for rows in np.split(np.arange(60), cuts):
         part = metric.update(metric.start(), truth[rows], scores[rows])
@@ -81,7 +80,7 @@ def test_every_metric_of_batches_is_that_of_the_whole(name, kind, cuts):
 @pytest.mark.parametrize(("name", "kind"), PAIRS)
 def test_no_examples_have_no_value(name, kind):
     truth, scores = data(kind)
-    metric = told(Reading("a loss", kind), name)
+    metric = metric_for_loss(MetricInput("a loss", kind), name)
     assert np.isnan(metric.result(metric.start()))
     assert np.all(np.isnan(found := one(name, kind, truth[:0], scores[:0]))) or not np.any(found)
 
@@ -89,15 +88,15 @@ def test_no_examples_have_no_value(name, kind):
 def test_nan_at_labels_that_are_ignored_does_not_count():
     truth, scores = data("classes")
     truth[5], scores[5] = -100, np.nan
-    reading = Reading("a loss", "classes", ignore_index=-100)
+    metric_input = MetricInput("a loss", "classes", ignore_index=-100)
     for name in ("accuracy", "f1", "top_k(2)", "perplexity"):
-        metric = told(reading, name)
+        metric = metric_for_loss(metric_input, name)
         found = metric.result(metric.update(metric.start(), truth, scores))
         assert found == pytest.approx(one(name, "classes", np.delete(truth, 5), np.delete(scores, 5, 0)))
     words = np.array([[1, -100, 2], [0, 1, 1]])
     logits = np.random.default_rng(0).normal(size=(2, 3, 4))
     logits[0, 0] = np.nan  # its word is the next one, which is ignored
-    later = told(Reading("next_token", "classes", axis=2, ignore_index=-100, later=1), "accuracy")
+    later = metric_for_loss(MetricInput("next_token", "classes", axis=2, ignore_index=-100, later=1), "accuracy")
     assert np.isfinite(later.result(later.update(later.start(), words, logits)))
     logits[0, 1] = np.nan
     assert np.isnan(later.result(later.update(later.start(), words, logits)))
@@ -540,7 +539,7 @@ def test_wrong_kinds_get_sentences(argument):
                 ARGUMENTS[argument](value)
             except OnnxTrainError as error:
                 sentences.append((kind, str(error)))
-    assert [told for told in sentences if not told[1].endswith((".", ")")) or "defect" in told[1]] == []
+    assert [sentence for sentence in sentences if not sentence[1].endswith((".", ")")) or "defect" in sentence[1]] == []
 
 
 def test_a_metric_object_is_measured_as_it_is():

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
-from onnxtrain.weights.module_paths import module_paths, node_names
-from onnxtrain.weights.names import Origin, origin_of
+from onnxtrain.weights.names import NameOrigin, module_paths, node_names, origin_of
 from onnxtrain.weights.readers import Functions
 
 _OPERATOR = r"(MatMul|MatMulNBits|Gemm|Conv|Gather)"
@@ -38,7 +37,7 @@ def layer_names(weight: ir.Value, node: ir.Node, functions: Functions | None = N
         ('model.layers.0.self_attn.q_proj', 'model.layers.0.attn.q_proj')
     """
     name = weight.name or ""
-    found = [] if origin_of(name) is Origin.EXPORTER else [_WEIGHT.sub("", name)]
+    found = [] if origin_of(name) is NameOrigin.EXPORTER else [_WEIGHT.sub("", name)]
     found += [_WEIGHT.sub("", path) for path in module_paths(weight, functions)]
     found += [_NODE.sub("", other) for other in node_names(weight, functions) if "/" not in other]
     own = (node.name or "").strip("/").replace("/", ".")

@@ -8,8 +8,7 @@ from typing import Any, Unpack
 
 from onnxtrain.edit.working import Model
 from onnxtrain.errors import DataError, OnnxTrainError, OptionError
-from onnxtrain.flower.messages import answer, refusal, settings_of, weights_of
-from onnxtrain.flower.records import flower
+from onnxtrain.flower.messages import answer, flower, refusal, settings_of, weights_of
 from onnxtrain.losses.heads import check_numbers
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.operators.optimizer import Optimizer

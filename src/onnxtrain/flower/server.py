@@ -1,22 +1,226 @@
-"""The server of a federation: averages what clients have learned, and writes it as the user's ONNX model."""
+"""The server of a federation: average the clients' weights and write them as the user's ONNX model."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
+import numpy as np
+
 from onnxtrain.edit.working import Model
-from onnxtrain.errors import OptionError
-from onnxtrain.flower.federation import Federation
-from onnxtrain.flower.grid import CheckedGrid
-from onnxtrain.flower.records import flower, to_record
-from onnxtrain.flower.secure import run_securely
+from onnxtrain.errors import DataError, OptionError
+from onnxtrain.flower.messages import CLIENT_FAILED, EXAMPLES, flower, from_record, to_record
+from onnxtrain.losses.heads import check_numbers
 from onnxtrain.losses.loss_choice import LossLike
-from onnxtrain.model_file.writing import check_writable
+from onnxtrain.model_file.writing import AtomicFiles, check_writable
 from onnxtrain.training.options import Options
 from onnxtrain.training.trainer import Trainer
+
+
+class CheckedGrid:
+    """Flower's grid; weights that cannot be averaged become errors of their clients, which strategies leave out.
+
+    Args:
+        grid: Flower's own.
+        like: Arrays of the names, types and shapes that clients have to send.
+    """
+
+    def __init__(self, grid: Any, like: Mapping[str, np.ndarray]) -> None:
+        self._grid = grid
+        self._like = like
+        self.failures: dict[int, str] = {}
+        """The first reason to leave a client out since the dictionary was last emptied, by the client's node id."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._grid, name)
+
+    def send_and_receive(self, messages: Iterable[Any], *, timeout: float | None = None) -> list[Any]:
+        """Send messages and wait for the answers; who does not answer in time is left out."""
+        sent = list(messages)
+        found = list(self._grid.send_and_receive(sent, timeout=timeout))
+        # Flower answers for a dead client in its own name: the message id tells whom it answers for.
+        by_message = {message.metadata.message_id: message for message in sent if message.metadata.message_id}
+        by_node = {message.metadata.dst_node_id: message for message in sent}
+        answers, silent = [], set(by_node)
+        for answer in found:
+            metadata = answer.metadata
+            asked = by_message.get(metadata.reply_to_message_id, by_node.get(metadata.src_node_id))
+            if asked is not None:
+                silent.discard(asked.metadata.dst_node_id)
+                answers.append(self._checked(answer, asked))
+        for node in sorted(silent):
+            waited = "" if timeout is None else f" within {timeout:g} seconds"
+            self._leave_out(node, f"The client {node} did not answer{waited}.")
+        return answers
+
+    def _checked(self, answer: Any, asked: Any) -> Any:
+        """An answer, or the error that it comes to; errors bear the id of the client."""
+        node = asked.metadata.dst_node_id
+        if answer.has_error():
+            code, reason = answer.error.code, answer.error.reason
+            self._leave_out(node, f"The client {node} failed: {reason}")
+        else:
+            try:
+                self._check(answer.content, f"The client {node}")
+            except DataError as error:
+                code, reason = CLIENT_FAILED, str(error)
+                self._leave_out(node, reason)
+            else:
+                return answer
+        app = flower("flwr.app")
+        return app.Message(app.Error(code, reason), reply_to=asked)
+
+    def _leave_out(self, node: int, reason: str) -> None:
+        """Note why a client is left out; a round asks it several times, but lists it once."""
+        self.failures.setdefault(node, reason)
+
+    def _check(self, content: Any, sender: str) -> None:
+        for record in content.metric_records.values():
+            examples = record.get(EXAMPLES, 1)
+            if not isinstance(examples, int | float) or not math.isfinite(examples) or examples <= 0:
+                raise DataError(f"{sender} sent {examples!r} as its number of examples; it needs a number above 0.")
+        for name, record in content.array_records.items():
+            if not name.startswith("fitres.") and len(record):  # masked ones are nobody's to check
+                from_record(record, self._like, sender)
+
+
+class Federation:
+    """The model at the server, from round to round.
+
+    Args:
+        trainer: Has the weights.
+        path: Where the model is written.
+        history: Where it is said what was measured, if anywhere.
+        rounds: How many rounds there will be.
+    """
+
+    def __init__(self, trainer: Trainer, path: Path, history: Path | None, rounds: int) -> None:
+        self.trainer = trainer
+        self.rounds = rounds
+        self.validation: Any = None
+        self.metrics: str | Sequence[Any] = ()
+        self.target: str | None = None
+        self.failures: dict[int, str] = {}
+        self._path = path
+        self._history = history
+        self._rows: list[dict[str, Any]] = []
+        self._trained = False
+
+    def take_record(self, round_number: int, record: Any) -> Any:
+        """Take over the weights of a round as Flower's record; returns what is measured, if anything, as another."""
+        own = self.trainer.trained_values()
+        measured = self.take(round_number, from_record(record, own, "The strategy", averaged=True))
+        return flower("flwr.app").MetricRecord(measured) if measured else None
+
+    def take(self, round_number: int, weights: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Take over the weights of a round: measure them, and write the model and the history."""
+        own = self.trainer.trained_values()
+        changed = any(not np.array_equal(own[name], value) for name, value in weights.items())
+        self._trained = self._trained or changed
+        self.trainer.set_weights(weights)
+        measured = {}
+        if self.validation is not None:
+            metrics = self.trainer.objective.resolve_metrics(self.metrics)
+            check_numbers(metrics)
+            measured = self.trainer.evaluate(self.validation, target=self.target, metrics=metrics)
+        self._rows.append({"round": round_number, **measured, "left_out": list(self.failures.values())})
+        for reason in self.failures.values():
+            flower("flwr.supercore").log(30, "%s", reason)
+        self.failures.clear()
+        if round_number:
+            self.trainer.save(self._path)
+        if self._history is not None:
+            with AtomicFiles() as files, files.create(self._history) as file:
+                file.write(json.dumps(self._rows, indent=1).encode())
+        return measured
+
+    def check_trained(self) -> None:
+        """Refuse a training in which nothing was learned.
+
+        Raises:
+            DataError: No round has changed the weights.
+        """
+        if not self._trained:
+            reasons = dict.fromkeys(reason for row in self._rows for reason in row["left_out"])
+            raise DataError(
+                f"No client has sent weights that could be averaged in {self.rounds} rounds; the model is as it was. "
+                f"{' '.join(list(reasons)[:3])}".strip()
+            )
+
+
+def run_securely(
+    federation: Federation,
+    secure: Any,
+    strategy: Any,
+    grid: Any,
+    context: Any,
+    settings: Mapping[str, Any],
+    timeout: float,
+) -> None:
+    """All rounds, with SecAgg+ between the clients.
+
+    Args:
+        federation: The model at the server.
+        secure: ``True``, or a ``SecAggPlusWorkflow``.
+        strategy: ``FedAvg`` or ``FedProx``: who is asked.
+        grid: The connection to the clients.
+        context: Flower's.
+        settings: The clients' settings.
+        timeout: Seconds to wait for the clients, where ``secure`` does not say.
+
+    Raises:
+        OptionError: The strategy needs to see the weights of single clients.
+    """
+    server, workflow = flower("flwr.server"), flower("flwr.server.workflow")
+    names = list(federation.trainer.trained_values())
+
+    def take(round_number: int, arrays: Sequence[np.ndarray], _: Mapping[str, Any]) -> tuple[float, dict[str, float]]:
+        own = federation.trainer.trained_values()
+        given = dict(zip(names, arrays, strict=True))
+        weights = {name: given[name].astype(own[name].dtype).reshape(own[name].shape) for name in names}
+        measured = federation.take(round_number, weights)
+        return measured.pop("loss", 0.0), measured
+
+    if secure is True:
+        # A share for every client, of which two thirds restore the mask of one that vanishes.
+        secure = workflow.SecAggPlusWorkflow(num_shares=1.0, reconstruction_threshold=0.67, timeout=timeout)
+    asking = _older_strategy(strategy, settings)
+    older = server.strategy.FedAvg(
+        **asking,
+        initial_parameters=flower("flwr.common").ndarrays_to_parameters(
+            [np.array(value) for value in federation.trainer.trained_values().values()]
+        ),
+        evaluate_fn=take,
+    )
+    legacy = server.LegacyContext(context, config=server.ServerConfig(num_rounds=federation.rounds), strategy=older)
+    workflow.DefaultWorkflow(fit_workflow=secure)(grid, legacy)
+
+
+def _older_strategy(strategy: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of the older form of a strategy, in which Flower's secure aggregation takes it."""
+    kinds = flower("flwr.serverapp.strategy")
+    if type(strategy) not in (kinds.FedAvg, kinds.FedProx):
+        raise OptionError(
+            f"secure aggregation hides the weights of single clients, which {type(strategy).__name__} needs; take "
+            "FedAvg or FedProx."
+        )
+    pull = {"proximal-mu": strategy.proximal_mu} if isinstance(strategy, kinds.FedProx) else {}
+
+    def config(round_number: int) -> dict[str, Any]:
+        return {**settings, **pull, "server-round": round_number}
+
+    return {
+        "fraction_fit": strategy.fraction_train,
+        "fraction_evaluate": strategy.fraction_evaluate,
+        "min_fit_clients": strategy.min_train_nodes,
+        "min_evaluate_clients": strategy.min_evaluate_nodes,
+        "min_available_clients": strategy.min_available_nodes,
+        "on_fit_config_fn": config,
+    }
 
 
 def server_app(

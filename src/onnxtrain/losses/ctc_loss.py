@@ -15,8 +15,8 @@ from onnxtrain.errors import DataError, OptionError
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.value import Dimension
 from onnxtrain.losses.base import ReducedLoss, TargetKind, examples, node_rank
+from onnxtrain.metrics.base import MetricInput
 from onnxtrain.metrics.error_rates import CharacterErrorRate
-from onnxtrain.metrics.reading import Reading
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training_info.recipe import LossTerms
 
@@ -91,9 +91,9 @@ class CTC(ReducedLoss):
         known = isinstance(steps, int) and not self.zero_infinity
         return PathCheck(self.classes(prediction), self.blank, steps if known and isinstance(steps, int) else None)
 
-    def reading(self, prediction: Value, target: Value) -> Reading:
+    def metric_input(self, prediction: Value, target: Value) -> MetricInput:
         """Nothing that a metric of single labels could read; labels in order."""
-        return Reading(self.name, None, sequence=CharacterErrorRate(self.blank, self.time_axis))
+        return MetricInput(self.name, None, sequence=CharacterErrorRate(self.blank, self.time_axis))
 
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss on scores [N, T, C]."""

@@ -11,10 +11,8 @@ import numpy as np
 from onnxtrain.data.target_checks import BinaryCheck, DistributionCheck, LabelCheck, TargetCheck
 from onnxtrain.errors import OptionError
 from onnxtrain.ir import Builder, Value
-from onnxtrain.losses.base import TargetForm, TargetKind, examples, node_rank, size_of
-from onnxtrain.losses.class_loss import ClassLoss, classes_second
-from onnxtrain.metrics.base import PredictionKind
-from onnxtrain.metrics.reading import Reading
+from onnxtrain.losses.base import ClassLoss, TargetForm, TargetKind, classes_second, examples, node_rank, size_of
+from onnxtrain.metrics.base import MetricInput, PredictionKind
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training_info.recipe import LossTerms
 
@@ -87,11 +85,11 @@ class Dice(ClassLoss):
             return DistributionCheck(self.name, self.class_axis(prediction))
         return BinaryCheck(self.name)
 
-    def reading(self, prediction: Value, target: Value) -> Reading:
+    def metric_input(self, prediction: Value, target: Value) -> MetricInput:
         """Scores along the class axis, or logits."""
         if self.activation == "sigmoid":
-            return Reading(self.name, "binary")
-        return super().reading(prediction, target)
+            return MetricInput(self.name, "binary")
+        return super().metric_input(prediction, target)
 
     def class_axis(self, prediction: Value) -> int:
         """The axis of the classes; 1 where each is a question of its own."""

@@ -17,10 +17,9 @@ from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.clone import Values, clone_nodes
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.ir.value import dimensions
-from onnxtrain.losses.base import weighted
-from onnxtrain.losses.class_loss import ClassLoss
+from onnxtrain.losses.base import ClassLoss, weighted
 from onnxtrain.losses.cross_entropy import SoftmaxCrossEntropy
-from onnxtrain.losses.prediction import before_activation, named_output
+from onnxtrain.losses.heads import before_activation, named_output
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.working_copy.training_modes import set_inference
 from onnxtrain.training_info.recipe import LossTerms

@@ -11,8 +11,17 @@ import numpy as np
 from onnxtrain.data.target_checks import BinaryCheck, TargetCheck
 from onnxtrain.errors import OptionError
 from onnxtrain.ir import Builder, Value
-from onnxtrain.losses.base import ReducedLoss, TargetKind, count_of, mean_over, node_rank, size_of, weighted
-from onnxtrain.losses.class_loss import ClassLoss, classes_second
+from onnxtrain.losses.base import (
+    ClassLoss,
+    ReducedLoss,
+    TargetKind,
+    classes_second,
+    count_of,
+    mean_over,
+    node_rank,
+    size_of,
+    weighted,
+)
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training_info.recipe import LossTerms
 

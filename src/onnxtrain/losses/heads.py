@@ -1,23 +1,291 @@
-"""An output of a model with the loss that is built on it; a model may have several."""
+"""Outputs of a model with the losses built on them: prediction, targets, metrics."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.errors import OptionError
+from onnxtrain.data import Dataset, TargetCheck, TensorSpec
+from onnxtrain.data.labels import are_labels, as_classes, as_numbers, to_indices
+from onnxtrain.data.target_checks import none_negative_below
+from onnxtrain.errors import DataError, OptionError
 from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.value import is_float
-from onnxtrain.losses.base import Loss, LossByExample, TargetForm
-from onnxtrain.losses.class_loss import ClassLoss
-from onnxtrain.losses.prediction import before_activation, sums_to_one
-from onnxtrain.losses.targets import Targets, target_input, wrapped
-from onnxtrain.metrics.base import NamedMetric
+from onnxtrain.ir.value import PASTS, Dimension, dimensions, is_float
+from onnxtrain.losses.base import (
+    ClassLoss,
+    IgnoredWherePresent,
+    Loss,
+    LossByExample,
+    TargetForm,
+    TargetKind,
+    class_axis,
+)
+from onnxtrain.losses.cross_entropy import SoftmaxCrossEntropy
+from onnxtrain.metrics.base import MetricInput, NamedMetric
 from onnxtrain.training_info.recipe import LossTerms
+
+
+def named_output(graph: ir.Graph, name: str | None) -> ir.Value:
+    """The output that the loss is for: the one of that name, by default the first floating one.
+
+    Raises:
+        OptionError: There is none.
+    """
+    outputs = list(graph.outputs)
+    if name is not None:
+        found = [value for value in outputs if value.name == name]
+        if not found:
+            raise OptionError(f"output={name!r}, but the outputs are {', '.join(str(v.name) for v in outputs)}.")
+    else:
+        found = [value for value in outputs if is_float_tensor(value)]
+    if not found or not is_float_tensor(found[0]):
+        raise OptionError("The model has no floating output to build a loss on; name one with output=.")
+    return found[0]
+
+
+def is_float_tensor(value: ir.Value) -> bool:
+    """Return whether a value is a floating tensor: neither a sequence of them nor an optional one."""
+    return is_float(value) and not isinstance(value.type, ir.SequenceType | ir.OptionalType)
+
+
+def sums_to_one(value: ir.Value) -> bool:
+    """Whether a classifier's output is built as probabilities: (1 - p, p), or normalized."""
+    producer = value.producer()
+    while producer is not None and producer.op_type in ("Identity", "Cast", "Reshape"):
+        source = producer.inputs[0]
+        producer = None if source is None else source.producer()
+    return producer is not None and producer.op_type in ("Concat", "Normalizer", "Div")
+
+
+def before_activation(value: ir.Value, loss: Loss) -> tuple[ir.Value, int | None]:
+    """Return the logits before a final activation that the loss contains, and that activation's class axis."""
+    producer = value.producer()
+    if producer is None or not producer.inputs or producer.inputs[0] is None or producer.domain:
+        return value, None
+    source = producer.inputs[0]
+    if producer.op_type == "Identity" or (producer.op_type == "Cast" and source.dtype == value.dtype):
+        inner, axis = before_activation(source, loss)
+        return (value, None) if inner is source else (inner, axis)
+    if producer.op_type not in loss.trains_through:
+        return value, None
+    if producer.op_type not in ("Softmax", "LogSoftmax"):
+        return source, None
+    if source.shape is None:
+        return value, None
+    rank = len(source.shape)
+    axis = (producer.attributes["axis"].as_int() if "axis" in producer.attributes else -1) % rank
+    wanted = getattr(loss, "axis", class_axis(rank))  # None where the loss leaves it open
+    if axis == 0 or (wanted is not None and wanted % rank != axis):
+        return value, None
+    return source, axis
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The targets of a loss on a prediction.
+
+    Attributes:
+        declared: The loss as it was given, which leaves the form of the targets open.
+        form: What targets are taken for.
+        loss: The loss for targets of that form.
+        prediction: What the loss is built on.
+        value: The algorithm's input for them.
+        inputs: Those of the model.
+        from_probabilities: Whether the prediction holds probabilities where the loss takes logits.
+    """
+
+    declared: Loss
+    form: TargetForm
+    loss: Loss
+    prediction: ir.Value
+    value: ir.Value
+    inputs: tuple[ir.Value, ...]
+    from_probabilities: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of the targets in the step graph."""
+        return str(self.value.name)
+
+    @cached_property
+    def spec(self) -> TensorSpec:
+        """Type and shape that the loss requires."""
+        spec = tensor_spec(self.value)
+        if hint := self.declared.shape_hint:
+            return replace(spec, hint=hint, size_hint=hint)
+        if len(self.loss.target_kinds) < 2 or spec.dtype.kind == "f":
+            return spec
+        hint = ' For distributions over classes, say targets="values".'
+        return replace(spec, hint=hint, size_hint=self._axis_hint())
+
+    def _axis_hint(self) -> str:
+        """Which axis of the logits labels are without, where there is a choice."""
+        shape, axis = dimensions(self.prediction), self.form.axis
+        if axis is None and isinstance(self.loss, SoftmaxCrossEntropy):
+            axis = self.loss.class_axis(wrapped(self.prediction))
+        if shape is None or len(shape) < 3 or axis is None:
+            return ""
+        logits = ", ".join("any" if size is None else str(size) for size in shape)
+        return (
+            f" Labels have the shape of the logits, ({logits}), without the class axis, here {axis}; for another give "
+            "the loss axis=."
+        )
+
+    def check_batch_axis(self) -> None:
+        """Refuse data sets for a model whose output has the batch elsewhere than in front, as its names tell.
+
+        Raises:
+            DataError: The targets have the batch on another axis, too.
+        """
+        shapes = [dimensions(value) for value in self.inputs]
+        batches = {shape[0] for shape in shapes if shape and isinstance(shape[0], str)}
+        axes = dimensions(self.value) or ()
+        axis = next((axis for axis, size in enumerate(axes) if size in batches), 0)
+        if axis and axes[0] not in batches:
+            raise DataError(
+                f"The output {self.prediction.name!r} has the batch on axis {axis}, and so have its targets, but data "
+                "are cut into batches along axis 0; transpose the output in the model, or give whole batches to "
+                "train_step."
+            )
+
+    def adapt(self, targets: np.ndarray, labels: Sequence[str] | None = None) -> np.ndarray:
+        """Targets as the loss takes them, where people have them a little otherwise; see `labels.py`.
+
+        Args:
+            targets: Targets, examples first.
+            labels: The texts that stand for the classes, where targets are texts.
+        """
+        shape = self._logits
+        if shape is None or not isinstance(self.declared, LossByExample):
+            return targets
+        if len(self.declared.target_kinds) < 2:
+            return as_numbers(targets, shape)
+        targets = as_classes(targets, shape, self._class_axis)
+        if labels is not None and are_labels(targets, labels, len(shape) - 1):
+            return to_indices(targets, labels)
+        return targets
+
+    @cached_property
+    def _logits(self) -> tuple[Dimension, ...] | None:
+        """The shape of the prediction."""
+        return dimensions(self.prediction)
+
+    @cached_property
+    def _class_axis(self) -> int:
+        return self._whole_loss.metric_input(wrapped(self.prediction), wrapped(self.value)).axis
+
+    @property
+    def classes(self) -> int | None:
+        """The number of classes, where targets are labels and it is known."""
+        return self.declared.classes(wrapped(self.prediction))
+
+    @property
+    def take_labels(self) -> bool:
+        """Whether targets may be labels of classes."""
+        return "indices" in self.declared.target_kinds
+
+    def form_of(self, targets: np.ndarray, sizes: Mapping[str, int]) -> TargetForm:
+        """Return the form of targets.
+
+        Args:
+            targets: All targets, examples first.
+            sizes: What the symbols of the inputs' shapes stand for.
+        """
+        form = self.declared.form_of(wrapped(self.prediction), targets.dtype, targets.shape, sizes, self.form)
+        return replace(form, ignoring=True) if self.hold_ignored(targets) else form
+
+    def form_of_dataset(self, dataset: Dataset, name: str | None = None) -> TargetForm:
+        """Return the form of a dataset's targets, or of a named array, without reading the data."""
+        targets = dataset.targets if name is None else dataset.values(name)
+        form = self.form if targets is None else self.form_of(targets, dataset.sizes)
+        if form.kind != "indices" or dataset.size is not None or self._ignored is None:
+            return form
+        return replace(form, ignoring=True)  # batches that nobody has seen may hold such labels
+
+    def are_classes(self, targets: np.ndarray) -> bool:
+        """Whether all of them name a class, so that there is nothing to ignore and nothing to refuse."""
+        return self._end is not None and none_negative_below(targets, self._end)
+
+    @cached_property
+    def _end(self) -> int | None:
+        """The number of classes, where targets are labels."""
+        return self.classes if self.form.kind == "indices" else None
+
+    def hold_ignored(self, targets: np.ndarray) -> bool:
+        """Whether there are labels to ignore, for which the loss is not built so far."""
+        if self.form.ignoring or self._ignored is None or targets.dtype.kind not in "iu":
+            return False
+        return bool((targets == np.int64(self._ignored)).any())  # a number of Python's must fit the targets' type
+
+    @property
+    def _ignored(self) -> int | None:
+        """The label that is ignored where data hold it."""
+        index = getattr(self.declared, "ignore_index", None)
+        return index if isinstance(index, IgnoredWherePresent) else None
+
+    @property
+    def _whole_loss(self) -> Loss:
+        """The loss with all that it ignores, where data hold it or not: for checks and metrics."""
+        return self.declared.with_form(replace(self.form, ignoring=True))
+
+    @cached_property
+    def check(self) -> TargetCheck | None:
+        """The check of their values."""
+        return self._whole_loss.target_check(wrapped(self.prediction), self.form.kind)
+
+    def metrics(self, metrics: Sequence[Any]) -> list[NamedMetric]:
+        """Metrics by name, as functions or as objects, told how to read this loss's predictions.
+
+        The loss says what predictions are; a metric for others is refused. Functions of a user's own get the
+        model's output.
+
+        Raises:
+            OptionError: There is no such metric, or it is for other predictions.
+        """
+        from onnxtrain.metrics.choice import metric_for_loss  # imports all metrics
+
+        return [metric_for_loss(self.metric_input, metric) for metric in metrics]
+
+    @cached_property
+    def metric_input(self) -> MetricInput:
+        """Return the interpretation of predictions and targets for metrics."""
+        metric_input = self._whole_loss.metric_input(wrapped(self.prediction), wrapped(self.value))
+        return metric_input._replace(probabilities=self.from_probabilities)
+
+
+def target_input(loss: Loss, prediction: ir.Value, kind: TargetKind, name: str) -> ir.Value:
+    """The input for the targets of a loss.
+
+    Raises:
+        OptionError: Their shape cannot be known.
+    """
+    given = wrapped(prediction)
+    shape = loss.target_shape(given, kind)
+    if shape is None:
+        raise OptionError(f"The rank of {prediction.name!r} is not known; declare its shape in the model.")
+    return ir.Value(name=name, type=ir.TensorType(loss.target_dtype(given, kind)), shape=ir.Shape(shape))
+
+
+def tensor_spec(value: ir.Value) -> TensorSpec:
+    """Return the type and shape that data for an input must have.
+
+    Raises:
+        OptionError: The input is no tensor.
+    """
+    if value.dtype is None or not value.name:
+        raise OptionError(f"The input {value.name!r} has no tensor type; only tensors can be fed.")
+    return TensorSpec(value.name, value.dtype.numpy(), dimensions(value), pasts=value.meta.get(PASTS, ()))
+
+
+def wrapped(value: ir.Value, opset: int = 18) -> Value:
+    """A value for what only looks at its type and shape."""
+    return Builder(ir.Graph([], [], nodes=[]), opset).wrap(value)
+
 
 Metrics = Any
 """Metrics by name, in a text or a list, or as functions; by output where several have losses."""

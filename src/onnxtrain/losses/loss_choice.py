@@ -12,8 +12,7 @@ from typing import Any
 from onnxtrain.errors import OptionError
 from onnxtrain.ir import Builder, Value
 from onnxtrain.losses import LOSSES
-from onnxtrain.losses.base import Loss
-from onnxtrain.losses.joint_loss import JointLoss
+from onnxtrain.losses.base import JointLoss, Loss
 from onnxtrain.spelling import suggestion
 from onnxtrain.training.aliases import ALIASES
 from onnxtrain.training.call_text import Call, name_of, read_call
@@ -94,7 +93,7 @@ def _from_text(text: str) -> Loss | str:
     if call is not None and ALIASES.get(call.name, call.name) in LOSSES:
         return _called(LOSSES[ALIASES.get(call.name, call.name)], call, text)
     if text.endswith(".onnx"):
-        from onnxtrain.losses.model_loss import ModelLoss
+        from onnxtrain.losses.custom_loss import ModelLoss
 
         return ModelLoss(Path(text))
     raise OptionError(

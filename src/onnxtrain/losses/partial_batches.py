@@ -20,7 +20,7 @@ from onnxtrain.ir.declared_shapes import forget_shapes
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.ir.value import dimensions
 from onnxtrain.losses.base import Loss, LossByExample, TargetKind
-from onnxtrain.losses.targets import Targets, wrapped
+from onnxtrain.losses.heads import Targets, wrapped
 from onnxtrain.training_info.recipe import LossTerms
 
 LARGEST_PADDED = 4 << 30

@@ -1,15 +1,19 @@
-"""The protocol of metrics, and the rule for scores that are NaN, which holds for every one of them."""
+"""The protocol of metrics: start, update, merge, result; a NaN score makes every metric NaN."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeGuard
 
 import numpy as np
 
 from onnxtrain.data.conversion import Array, kind_of, to_numpy
 from onnxtrain.errors import DataError
+
+if TYPE_CHECKING:
+    from onnxtrain.metrics.error_rates import CharacterErrorRate
+
 
 PredictionKind = Literal["classes", "binary", "numbers"]
 """Kinds of predictions: scores along a class axis, independent logits, or plain values."""
@@ -96,7 +100,7 @@ class MeanAccumulator:
         return Terms(self._total, self._weight).mean
 
 
-class Counted(NamedTuple):
+class CountedPredictions(NamedTuple):
     """The predictions that a metric counts: of labels that are ignored it counts none.
 
     Attributes:
@@ -126,7 +130,7 @@ class Counted(NamedTuple):
         return bool((rows.reshape(-1) & (y_true != self.ignore_index).reshape(-1)).any())
 
 
-EVERY: Final = Counted()
+EVERY: Final = CountedPredictions()
 """All predictions count."""
 
 
@@ -160,7 +164,7 @@ class NamedMetric:
     join: Callable[[Any, Any], Any]
     finish: Callable[[Any], Any]
     of_output: bool = False
-    counted: Counted = EVERY
+    counted: CountedPredictions = EVERY
     number: bool = True
 
     def start(self) -> Any:
@@ -216,7 +220,7 @@ def mean_metric(
     terms: Callable[[Array, Array], Terms],
     *,
     of_output: bool = False,
-    counted: Counted = EVERY,
+    counted: CountedPredictions = EVERY,
 ) -> NamedMetric:
     """A metric that is a mean of terms."""
     return NamedMetric(name, terms, _added, lambda found: found.mean, of_output, counted)
@@ -231,3 +235,30 @@ def is_metric(value: object) -> TypeGuard[Metric]:
     return not isinstance(value, type) and all(
         callable(getattr(value, name, None)) for name in ("start", "update", "merge", "result")
     )
+
+
+class MetricInput(NamedTuple):
+    """The interpretation of the predictions and targets of a loss.
+
+    Attributes:
+        loss: the loss's name.
+        predicts: what predictions are; None where the loss does not say.
+        axis: the axis of the classes.
+        ignore_index: a label that does not count.
+        probabilities: whether predictions are probabilities over classes instead of logits.
+        later: how many places along axis 1 a target stands behind the prediction that is for it.
+        sequence: how to read labels in order from scores of steps, where the loss is for these.
+    """
+
+    loss: str
+    predicts: PredictionKind | None
+    axis: int = 1
+    ignore_index: int | None = None
+    probabilities: bool = False
+    later: int = 0
+    sequence: CharacterErrorRate | None = None
+
+    @property
+    def counted(self) -> CountedPredictions:
+        """Which predictions a metric counts."""
+        return CountedPredictions(self.axis, self.ignore_index, self.later)

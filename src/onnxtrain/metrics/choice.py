@@ -1,21 +1,20 @@
-"""The metric that a user means: a name, a function of targets and predictions, or an object."""
+"""Find the metric that a user means, and fit it to the predictions of a loss."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from onnxtrain.data.conversion import Array
 from onnxtrain.errors import DataError, OptionError
-from onnxtrain.metrics.base import Metric, MetricFunction, NamedMetric, is_metric
+from onnxtrain.metrics.base import Metric, MetricFunction, MetricInput, NamedMetric, PredictionKind, is_metric
 from onnxtrain.metrics.error_rates import CharacterErrorRate, WordErrorRate
 from onnxtrain.metrics.means import BUILT_IN, checked_options
-from onnxtrain.metrics.reading import Reading
-from onnxtrain.metrics.whole_metrics import SHOWN, WHOLE_NAMES, Predictions, find_whole_metric
+from onnxtrain.metrics.whole_metrics import SHOWN, WHOLE, WHOLE_NAMES, Predictions, find_whole_metric
 from onnxtrain.spelling import suggestion
 from onnxtrain.training.aliases import ALIASES
 from onnxtrain.training.call_text import name_of, split_list
@@ -60,13 +59,15 @@ def resolve_metric(metric: str | Metric | MetricFunction, **options: Any) -> Nam
                 f"{', '.join(known)}."
             )
     found = {**known, **checked_options(metric, options)}
-    reading = Reading("", found["predicts"], found["axis"], found["ignore_index"])
+    metric_input = MetricInput("", found["predicts"], found["axis"], found["ignore_index"])
     if found["predicts"] not in whole.reads:
         raise OptionError(
             f"predicts is {found['predicts']!r}, but the metric {metric} is for {' or '.join(whole.reads)}."
         )
-    read = functools.partial(Predictions.of, found["predicts"], axis=reading.axis, ignore_index=reading.ignore_index)
-    return whole.named(read, reading.counted)
+    read = functools.partial(
+        Predictions.of, found["predicts"], axis=metric_input.axis, ignore_index=metric_input.ignore_index
+    )
+    return whole.named(read, metric_input.counted)
 
 
 def canonical(name: str) -> str:
@@ -197,3 +198,121 @@ def _shown(value: object) -> str:
     short = f" {value!r}" if isinstance(value, int | float | str | bytes) and len(repr(value)) < 40 else ""
     kind = type(value).__name__
     return "None" if value is None else f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}{short}{shape}"
+
+
+_DESCRIPTIONS: Final[dict[PredictionKind, str]] = {
+    "classes": "scores over classes",
+    "binary": "independent yes-or-no logits",
+    "numbers": "numbers",
+}
+
+
+def metric_for_loss(metric_input: MetricInput, metric: str | Metric | MetricFunction) -> NamedMetric:
+    """A metric told how to read this loss's predictions; one of a user's own is left as it is.
+
+    Raises:
+        OptionError: there is no such metric, or it is for other predictions.
+    """
+    name = canonical(metric) if isinstance(metric, str) else None
+    if name in (CharacterErrorRate.name, WordErrorRate.name):
+        return from_object(_error_rate(metric_input, str(name)))
+    whole = find_whole_metric(name)
+    if whole is not None:
+        return whole.named(reader(metric_input, whole.name, whole.reads), metric_input.counted)
+    built_in = next((key for key, entry in BUILT_IN.items() if key == name or entry.function is metric), None)
+    if built_in is None and isinstance(metric, str):
+        raise unknown(metric)
+    if built_in is None:
+        return from_object(metric)
+    shown = metric if isinstance(metric, str) else built_in
+    options = _options(metric_input, built_in)
+    found = BUILT_IN[built_in].named(shown, lambda y_true, y_pred: _aligned(metric_input, y_true, y_pred), **options)
+    return _counting(found, metric_input)
+
+
+def _counting(metric: NamedMetric, metric_input: MetricInput) -> NamedMetric:
+    return NamedMetric(metric.name, metric.measure, metric.join, metric.finish, counted=metric_input.counted)
+
+
+def reader(
+    metric_input: MetricInput, name: str, reads: Sequence[PredictionKind]
+) -> Callable[[Array, Array], Predictions]:
+    """Bring targets and predictions of this loss to the form that a metric takes.
+
+    Raises:
+        OptionError: the metric is for other predictions.
+    """
+    kind = metric_input.predicts
+    if kind is None or kind not in reads:
+        wanted = " or ".join(_DESCRIPTIONS[each] for each in reads)
+        given = "are not known" if kind is None else f"are {_DESCRIPTIONS[kind]}"
+        raise OptionError(
+            f"The metric {name} is for {wanted}, but with the loss {metric_input.loss} predictions {given}; measure "
+            f"{_fitting(kind)}a function of (y_true, y_pred)."
+        )
+
+    def read(y_true: Array, y_pred: Array) -> Predictions:
+        aligned = _aligned(metric_input, y_true, y_pred)
+        return Predictions.of(kind, *aligned, axis=metric_input.axis, ignore_index=metric_input.ignore_index)
+
+    return read
+
+
+def _fitting(kind: PredictionKind | None) -> str:
+    """The metrics for predictions of a kind, in words."""
+    names = [name for name, entry in BUILT_IN.items() if kind in entry.reads]
+    names += [name for name in SHOWN if kind in WHOLE[name].reads]
+    return "".join(f"{name}, " for name in names) + "or " if names else "another, or "
+
+
+def _aligned(metric_input: MetricInput, y_true: Array, y_pred: Array) -> tuple[Array, Array]:
+    """Targets beside the predictions that are for them, these as logits."""
+    given = _log(y_pred) if metric_input.probabilities else y_pred
+    return (y_true[:, metric_input.later :], given[:, : -metric_input.later]) if metric_input.later else (y_true, given)
+
+
+def _error_rate(metric_input: MetricInput, name: str) -> CharacterErrorRate:
+    if name == WordErrorRate.name:
+        raise OptionError(
+            f"The metric {name} needs the class of the space between words; give it as "
+            "onnxtrain.metrics.WordErrorRate(space=1)."
+        )
+    if metric_input.sequence is None:
+        raise OptionError(
+            f"The metric {name} is for label sequences, as the loss ctc takes them, not for the loss "
+            f"{metric_input.loss}; measure another, or a function of (y_true, y_pred)."
+        )
+    return metric_input.sequence
+
+
+def _options(metric_input: MetricInput, name: str) -> dict[str, Any]:
+    """The arguments of a built-in metric.
+
+    Raises:
+        OptionError: it is for other predictions.
+    """
+    if metric_input.predicts is None:
+        if name != "accuracy":
+            return {}
+        raise OptionError(
+            f"accuracy needs to know what the predictions are, which the loss {metric_input.loss} does not say; give "
+            "it predicts='classes' or predicts='binary', or measure a function of (y_true, y_pred)."
+        )
+    if metric_input.predicts not in BUILT_IN[name].reads:
+        wanted = " or ".join(_DESCRIPTIONS[kind] for kind in BUILT_IN[name].reads)
+        raise OptionError(
+            f"The metric {name} is for {wanted}, but with the loss {metric_input.loss} predictions are "
+            f"{_DESCRIPTIONS[metric_input.predicts]}; measure {_fitting(metric_input.predicts)}a function of (y_true, "
+            "y_pred)."
+        )
+    if metric_input.predicts == "binary":
+        return {"binary": True, "threshold": 0.0} if name == "accuracy" else {}
+    if metric_input.predicts == "numbers":
+        return {}
+    options = {"axis": metric_input.axis, "ignore_index": metric_input.ignore_index}
+    return options | {"binary": False} if name == "accuracy" else options
+
+
+def _log(probabilities: Array) -> Array:
+    values = probabilities.astype(np.float64)
+    return np.log(np.maximum(values, np.finfo(np.float64).tiny))

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from onnxtrain.data.conversion import Array, kind_of
 from onnxtrain.data.target_checks import check_labels, checked_class_weights
 from onnxtrain.errors import DataError, OptionError
-from onnxtrain.metrics.base import Counted, MetricFunction, NamedMetric, PredictionKind, Terms, mean_metric
+from onnxtrain.metrics.base import CountedPredictions, MetricFunction, NamedMetric, PredictionKind, Terms, mean_metric
 from onnxtrain.spelling import checks_arguments
 
 _Values = npt.NDArray[np.float64]
@@ -345,7 +345,7 @@ class BuiltIn:
                 )
         options = checked_options(name, options)
         terms = functools.partial(self.terms, **options)
-        counted = Counted(options.get("axis", 1), options.get("ignore_index"))
+        counted = CountedPredictions(options.get("axis", 1), options.get("ignore_index"))
         return mean_metric(name, terms if read is None else lambda t, p: terms(*read(t, p)), counted=counted)
 
 

@@ -9,9 +9,8 @@ from typing import Final
 import numpy as np
 
 from onnxtrain.data.conversion import Array
-from onnxtrain.metrics.base import NamedMetric
-from onnxtrain.metrics.reading import Reading
-from onnxtrain.metrics.told import reader
+from onnxtrain.metrics.base import MetricInput, NamedMetric
+from onnxtrain.metrics.choice import reader
 from onnxtrain.metrics.whole_metrics import Values
 from onnxtrain.report.record import Confusion, Residuals
 
@@ -70,13 +69,13 @@ class Outcome:
         ]
 
 
-def outcome(reading: Reading) -> NamedMetric:
+def outcome(metric_input: MetricInput) -> NamedMetric:
     """A metric whose value is an :class:`Outcome`.
 
     Args:
-        reading: how predictions are to be read, of a loss that says what they are.
+        metric_input: the meaning of the predictions, of a loss that declares it.
     """
-    read = reader(reading, "outcome", ("classes", "binary", "numbers"))
+    read = reader(metric_input, "outcome", ("classes", "binary", "numbers"))
 
     def measure(y_true: Array, y_pred: Array) -> Outcome:
         found = read(y_true, y_pred)
@@ -87,7 +86,7 @@ def outcome(reading: Reading) -> NamedMetric:
             return Outcome(too_many=found.scores.shape[1])
         return Outcome(found.confusion())
 
-    return NamedMetric("outcome", measure, _joined, _thinned, counted=reading.counted, number=False)
+    return NamedMetric("outcome", measure, _joined, _thinned, counted=metric_input.counted, number=False)
 
 
 def _joined(one: Outcome, other: Outcome) -> Outcome:

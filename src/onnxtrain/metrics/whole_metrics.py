@@ -14,7 +14,7 @@ import numpy.typing as npt
 from onnxtrain.data.conversion import Array, kind_of
 from onnxtrain.data.target_checks import check_labels
 from onnxtrain.errors import DataError, OptionError
-from onnxtrain.metrics.base import EVERY, Counted, NamedMetric, PredictionKind, entered
+from onnxtrain.metrics.base import EVERY, CountedPredictions, NamedMetric, PredictionKind, entered
 from onnxtrain.metrics.means import as_numbers, checked_options
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.call_text import read_call
@@ -124,7 +124,7 @@ class WholeMetric:
     doc: str = ""
     number: bool = True
 
-    def named(self, read: Callable[[Array, Array], Predictions], counted: Counted = EVERY) -> NamedMetric:
+    def named(self, read: Callable[[Array, Array], Predictions], counted: CountedPredictions = EVERY) -> NamedMetric:
         """The metric for predictions that are read so."""
         if self.summed:
             return NamedMetric(
@@ -432,7 +432,7 @@ def confusion_matrix(
     """
     checked_options("confusion_matrix", {"classes": classes, "axis": axis, "ignore_index": ignore_index})
     truth, given = entered(y_true, y_pred)
-    if Counted(axis, ignore_index).hold_nan(truth, given):
+    if CountedPredictions(axis, ignore_index).hold_nan(truth, given):
         raise DataError("y_pred holds NaN, which is no class; correct what predicts.")
     if kind_of(given.dtype) == "float" and given.ndim != truth.ndim:
         return _table(Predictions.of("classes", truth, given, axis=axis, ignore_index=ignore_index).confusion())

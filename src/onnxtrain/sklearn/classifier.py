@@ -9,8 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from onnxtrain.errors import OptionError
-from onnxtrain.sklearn.estimator import OnnxEstimator
-from onnxtrain.sklearn.installed import ClassifierMixin
+from onnxtrain.sklearn.estimator import ClassifierMixin, OnnxEstimator
 
 with contextlib.suppress(ImportError):  # then no estimator can be made
     from sklearn.utils.multiclass import check_classification_targets, unique_labels

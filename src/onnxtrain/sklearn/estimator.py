@@ -1,4 +1,4 @@
-"""What the classifier and the regressor share: a trainer that is made for the data, its steps and its outputs."""
+"""Shared base of the scikit-learn estimators: builds the trainer for the data, trains, predicts."""
 
 from __future__ import annotations
 
@@ -22,11 +22,34 @@ from onnxtrain.examples import mlp
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.schedules import Schedule
-from onnxtrain.sklearn.installed import BaseEstimator
 from onnxtrain.training.inference.head import Head
 from onnxtrain.training.optimizers import choose_optimizer
 from onnxtrain.training.trainer import Trainer
 from onnxtrain.weights.parameters import Patterns
+
+
+class NotInstalled:
+    """Stands for scikit-learn's base class where there is none."""
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        """Say what is missing."""
+        raise OptionError(
+            f"onnxtrain.sklearn.{cls.__name__} needs scikit-learn 1.6 or newer, which is not installed; install it "
+            "with pip install 'onnxtrain[sklearn]'."
+        )
+
+
+class Mixin:
+    """Stands for those of its classes that are mixed in."""
+
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+except ImportError:  # the estimators can be imported without scikit-learn, and say so when they are made
+    BaseEstimator, ClassifierMixin, RegressorMixin = NotInstalled, Mixin, Mixin
+
+__all__ = ["BaseEstimator", "ClassifierMixin", "RegressorMixin"]
+
 
 with contextlib.suppress(ImportError):  # then no estimator can be made
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted, check_random_state, validate_data

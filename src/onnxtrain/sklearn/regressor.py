@@ -7,8 +7,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from onnxtrain.errors import OptionError
-from onnxtrain.sklearn.estimator import OnnxEstimator
-from onnxtrain.sklearn.installed import RegressorMixin
+from onnxtrain.sklearn.estimator import OnnxEstimator, RegressorMixin
 
 
 class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]

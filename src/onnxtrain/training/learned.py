@@ -220,7 +220,7 @@ class Learned:
     @property
     def weights(self) -> list[str]:
         """Names of the weights of linear, convolutional, recurrent and embedding layers: pruned by default."""
-        return self.objective.product_weights
+        return self.objective.matmul_weights
 
     @property
     def sparsified(self) -> list[str]:

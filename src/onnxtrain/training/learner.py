@@ -15,9 +15,8 @@ from onnxtrain.data.labels import fewer_labels, learn_labels, no_labels
 from onnxtrain.data.table_columns import is_frame, named_array
 from onnxtrain.data.target_checks import check_weights
 from onnxtrain.errors import DataError, NumericalError, OptionError
-from onnxtrain.losses.heads import Metrics
-from onnxtrain.losses.joint_loss import Forms
-from onnxtrain.losses.targets import Targets, tensor_spec
+from onnxtrain.losses.base import Forms
+from onnxtrain.losses.heads import Metrics, Targets, tensor_spec
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.advice.hints import Hint, warn_of
 from onnxtrain.training.learned import Learned
@@ -29,7 +28,7 @@ from onnxtrain.training.steps.feeding import by_input_name, check_inputs, check_
 from onnxtrain.training.working_copy.training_modes import Modes
 
 if TYPE_CHECKING:
-    from onnxtrain.metrics.reading import Reading
+    from onnxtrain.metrics.base import MetricInput
     from onnxtrain.training.inference.evaluation import Evaluator
 
 Source = Any
@@ -383,8 +382,8 @@ class Learner(Learned):
         """
         from onnxtrain.training.inference.answers import probabilities
 
-        def found(reading: Reading, scores: np.ndarray, labels: Sequence[str] | None) -> np.ndarray:
-            return probabilities(reading, scores)
+        def found(metric_input: MetricInput, scores: np.ndarray, labels: Sequence[str] | None) -> np.ndarray:
+            return probabilities(metric_input, scores)
 
         return self._by_head(data, target, batch_size, ema, "predict_proba", found)
 
@@ -395,7 +394,7 @@ class Learner(Learned):
         batch_size: int,
         ema: bool,
         what: str,
-        found: Callable[[Reading, np.ndarray, Sequence[str] | None], np.ndarray],
+        found: Callable[[MetricInput, np.ndarray, Sequence[str] | None], np.ndarray],
     ) -> np.ndarray | dict[str, np.ndarray]:
         """Apply a function to the predictions of each output that has a loss; by output where there are several."""
         from onnxtrain.training.inference.answers import check_answers
@@ -407,11 +406,13 @@ class Learner(Learned):
                 f"{what} needs a loss on targets, which says what predictions are, but the loss is an output."
             )
         for head in heads:
-            check_answers(head.targets.reading, what)
+            check_answers(head.targets.metric_input, what)
         dataset = self.open(data, target=target, need_target=False)
         arrays = evaluator.predict(dataset, batch_size, [head.prediction for head in heads])
         labels = self.labels if len(heads) == 1 else None
-        by_head = {head.name: found(head.targets.reading, arrays[str(head.prediction.name)], labels) for head in heads}
+        by_head = {
+            head.name: found(head.targets.metric_input, arrays[str(head.prediction.name)], labels) for head in heads
+        }
         return next(iter(by_head.values())) if len(heads) == 1 else by_head
 
     def _evaluator(self, form: Forms | None, ema: bool, weighted: bool = False) -> Evaluator:

@@ -12,9 +12,8 @@ from onnxtrain.data.conversion import is_array_like
 from onnxtrain.data.naming import NoSuchArrayError, is_batch_list
 from onnxtrain.data.table_columns import NamedColumns, column_of, columns_of_table, is_frame
 from onnxtrain.errors import DataError
-from onnxtrain.losses.heads import Head
-from onnxtrain.losses.joint_loss import Forms
-from onnxtrain.losses.targets import Targets
+from onnxtrain.losses.base import Forms
+from onnxtrain.losses.heads import Head, Targets
 from onnxtrain.training.objective import Objective
 
 Adapting = Callable[[Dataset, Targets, str | None], Dataset]

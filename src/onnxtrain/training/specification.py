@@ -14,8 +14,7 @@ import onnx
 from onnxtrain.autodiff.options import Compute, GradientOptions
 from onnxtrain.errors import OptionError
 from onnxtrain.gc_pause import gc_paused
-from onnxtrain.losses.base import Loss, TargetKind
-from onnxtrain.losses.joint_loss import Forms, JointLoss
+from onnxtrain.losses.base import Forms, JointLoss, Loss, TargetKind
 from onnxtrain.losses.loss_choice import LossLike, resolve_losses
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.operators import Adam
@@ -29,7 +28,7 @@ from onnxtrain.training_info.recipe import Clipping
 from onnxtrain.weights.ema import EMA, choose_ema
 from onnxtrain.weights.groups import Group, listed_groups
 from onnxtrain.weights.parameters import Patterns
-from onnxtrain.weights.untie import untied
+from onnxtrain.weights.ties import untied
 
 if TYPE_CHECKING:
     from onnxtrain.training.options import Options

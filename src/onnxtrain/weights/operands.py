@@ -1,6 +1,8 @@
-"""Tensors whose readers leave open whether they are learned: operands of Add, Mul and the like, and initial states.
+"""Decide on tensors whose readers leave open whether they are trained, by their values and names.
 
-The values decide, and the name: an author's (a path of modules, a word) or an exporter's (``val_5``, ``onnx::Mul_32``).
+Such tensors are operands of Add, Mul and the like, initial states, and scalars: a logit scale, a temperature or a gate
+as opposed to 1 / sqrt(d), 0.5 or an epsilon. The name is an author's (a module path, a word) or an exporter's
+(``val_5``, ``onnx::Mul_32``).
 """
 
 from __future__ import annotations
@@ -14,20 +16,173 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.ir.value import dimensions
-from onnxtrain.weights.module_paths import CALL
+from onnxtrain.weights.buffers import is_bias, is_operand_of_weight, is_preprocessed, is_weight
 from onnxtrain.weights.names import (
-    Origin,
+    CALL,
+    NameOrigin,
+    is_buffer,
     is_computed_parameter,
+    is_learned,
     is_preprocessing,
     is_statistic_name,
     last_word,
     origin_of,
 )
-from onnxtrain.weights.readers import Reader, arrivals, behind_identity
-from onnxtrain.weights.rule import Use, is_lookup, is_normalization, use_of
-from onnxtrain.weights.tables import is_bias, is_operand_of_weight, is_preprocessed, is_weight
-from onnxtrain.weights.untie import has_one_value
-from onnxtrain.weights.widened import as_stored
+from onnxtrain.weights.readers import (
+    REARRANGING,
+    Functions,
+    Reader,
+    ReaderUse,
+    arrivals,
+    behind_identity,
+    is_lookup,
+    is_normalization,
+    summed_with,
+    use_of,
+)
+from onnxtrain.weights.stored import as_stored
+from onnxtrain.weights.ties import has_one_value
+
+REASON = "a scalar of the computation"
+
+_SPREADING = frozenset({"Expand", "Tile"})
+"""Operators that fill a tensor with a scalar, as with the zeros of an initial state."""
+
+_SHAPING = frozenset({"Exp", "Sigmoid", "Softplus", "Tanh"})
+"""Functions that keep a learned number in its range; of a constant an exporter would have computed them."""
+
+_SHAPED = r"^(exp|sigmoid|softplus|tanh)(_\d+)?$"
+"""The name of a shaped number that PyTorch's newer exporter computed."""
+
+_GUARDED = frozenset({"Sqrt", "Log", "Reciprocal", "Pow"})
+"""Functions that an epsilon keeps away from zero."""
+
+_LARGEST_EPSILON = 1e-2
+
+_HUGE = 1e4
+"""Fill values of masked positions are larger than this; trainable scalars are not."""
+
+_KNOWN = (math.pi, math.e, math.log(2), math.log(10), math.sqrt(2 / math.pi), 2 / math.sqrt(math.pi), 0.044715, 1.702)
+"""Numbers of formulas that are neither round nor roots."""
+
+_OF_ACTIVATIONS = (math.sqrt(2), math.sqrt(0.5), math.sqrt(2 / math.pi), 2 / math.sqrt(math.pi), 0.044715, 1.702)
+"""Numbers in the formulas of GELU, with which nothing that is learned begins."""
+
+_LARGEST_ROOT = 1 << 14
+
+
+def is_scalar(value: ir.Value) -> bool:
+    """Whether a value has one element."""
+    shape = dimensions(value)
+    return shape is not None and all(size == 1 for size in shape)
+
+
+def scalar_readers(value: ir.Value, functions: Functions | None = None) -> list[Reader]:
+    """Find the readers of a one-element value; what fills a tensor with it is one."""
+    return arrivals(value, functions, REARRANGING - _SPREADING)
+
+
+def scalar_reason(value: ir.Value) -> str:
+    """Why a one-element initializer is no parameter; "" where it is one."""
+    if _is_weight(value):
+        return ""
+    name, readers = value.name or "", scalar_readers(value)
+    number = _number(value)
+    if number is not None and (not math.isfinite(number) or abs(number) >= _HUGE):
+        return REASON
+    origin = origin_of(name)
+    limited = arrivals(value, through=REARRANGING | {"Clip"})
+    shaped = any(node.op_type in _SHAPING and not node.domain for node, _ in limited)
+    if origin is NameOrigin.EXPORTER:
+        learned = shaped or (re.match(_SHAPED, name) is not None and number is not None and not is_common(number))
+    elif any(_is_epsilon(reader, number) for reader in readers) or _is_of_activation(number) or is_buffer(name):
+        learned = False
+    elif origin is NameOrigin.MODULE or is_learned(name) or shaped or any(_is_bias(reader) for reader in readers):
+        learned = True
+    else:
+        learned = number is not None and not is_common(number)
+    return "" if learned else REASON
+
+
+def _number(value: ir.Value) -> float | None:
+    tensor = value.const_value
+    return None if tensor is None else float(np.asarray(tensor.numpy()).reshape(-1)[0])
+
+
+def _is_weight(value: ir.Value) -> bool:
+    """Whether an operator says that it weighs data: a parameter of a layer, or added to a product with weights."""
+    readers = scalar_readers(value)
+    weighing = [reader for reader in readers if use_of(reader) is ReaderUse.WEIGHT and not is_operand_of_weight(reader)]
+    # Exporters fill in the scale and bias of a normalization that has none.
+    is_fill = origin_of(value.name or "") is NameOrigin.EXPORTER and _number(value) in (0, 1)
+    weighing = [reader for reader in weighing if not (is_fill and is_normalization(reader))]
+    # jax2onnx writes the third operand of Gemm as a zero where there is no bias.
+    if dimensions(value) == () and _number(value) == 0:
+        weighing = [reader for reader in weighing if reader[0].op_type != "Gemm" or _has_one_output(reader[0])]
+    if weighing:
+        return True
+    biases = [reader for reader in readers if _is_bias(reader)] if dimensions(value) != () else []
+    if origin_of(value.name or "") is NameOrigin.EXPORTER:
+        biases = [reader for reader in biases if _has_one_channel(reader)]
+    return bool(biases)
+
+
+def _has_one_channel(reader: Reader) -> bool:
+    """Return whether the product that a bias is added to has a single output."""
+    product = summed_with(reader)
+    return product is not None and _has_one_output(product)
+
+
+def _has_one_output(product: ir.Node) -> bool:
+    shape = dimensions(product.outputs[0])
+    return shape is not None and len(shape) > 1 and shape[1 if product.op_type.startswith("Conv") else -1] == 1
+
+
+def _is_epsilon(reader: Reader, number: float | None) -> bool:
+    """Return whether a small number keeps the argument of a root, a logarithm or a quotient away from zero."""
+    node, _ = reader
+    if number is None or abs(number) > _LARGEST_EPSILON or node.op_type not in ("Add", "Max") or node.domain:
+        return False
+    return any(
+        not other.domain and (other.op_type in _GUARDED or (other.op_type, index) == ("Div", 1))
+        for other, index in node.outputs[0].uses()
+    )
+
+
+def _is_bias(reader: Reader) -> bool:
+    """Whether a node adds a value to a product with weights."""
+    producer = summed_with(reader)
+    return producer is not None and producer.op_type in ("MatMul", "Gemm", "Conv", "ConvTranspose")
+
+
+def _is_of_activation(number: float | None) -> bool:
+    return number is not None and any(math.isclose(abs(number), one, rel_tol=1e-6) for one in _OF_ACTIVATIONS)
+
+
+def is_common(number: float) -> bool:
+    """Whether formulas hold such a number: a round one, a root of an integer, its inverse, or a known one.
+
+    Example:
+        >>> [is_common(number) for number in (0.5, 1e-5, 1 / math.sqrt(80), 2.6592)]
+        [True, True, True, False]
+    """
+    return _is_round(number) or _is_root(number) or any(math.isclose(abs(number), k, rel_tol=1e-6) for k in _KNOWN)
+
+
+def _is_round(number: float) -> bool:
+    digits = np.format_float_scientific(np.float32(number), trim="-").partition("e")[0]
+    return len(digits.replace("-", "").replace(".", "")) <= 3 or float(number).is_integer()
+
+
+def _is_root(number: float) -> bool:
+    if number == 0:
+        return True
+    square = number * number
+    candidates: Sequence[float] = (square, 1 / square, 1 / abs(number))
+    return any(
+        math.isclose(c, round(c), rel_tol=1e-6) and 1 <= round(c) <= _LARGEST_ROOT for c in candidates if c < 2**31
+    )
+
 
 _WEIGHT_NAMES = frozenset({"weight", "bias", "gamma", "beta", "kernel"})
 
@@ -68,9 +223,9 @@ def operand_decision(value: ir.Value) -> Decision:
         return PREPROCESSING
     if _is_filled_state(value, readers):
         return FILL
-    if origin_of(name) is not Origin.EXPORTER:
+    if origin_of(name) is not NameOrigin.EXPORTER:
         return LEARNED
-    weighing = [reader for reader in readers if use_of(reader) is Use.WEIGHT and not is_operand_of_weight(reader)]
+    weighing = [reader for reader in readers if use_of(reader) is ReaderUse.WEIGHT and not is_operand_of_weight(reader)]
     if any(not is_normalization(reader) for reader in weighing):
         return LEARNED
     tensor = value.const_value
@@ -95,7 +250,7 @@ def operand_decision(value: ir.Value) -> Decision:
 
 def may_be_fresh(value: ir.Value) -> bool:
     """Return whether a tensor of one value may be a scale or bias that has not been trained yet: no initial state."""
-    return not any(use_of(reader) is Use.STATE for reader in arrivals(value))
+    return not any(use_of(reader) is ReaderUse.STATE for reader in arrivals(value))
 
 
 def preprocesses(value: ir.Value, readers: Sequence[Reader]) -> bool:
@@ -113,7 +268,7 @@ def _by_values(array: np.ndarray, readers: Sequence[Reader]) -> Decision:
     if any(map(is_preprocessed, readers)):
         return PREPROCESSING if all(map(_is_of_affine, readers)) else OPEN
     operators = {node.op_type for node, _ in readers if not node.domain}
-    if any(use_of(reader) is Use.STATE for reader in readers):
+    if any(use_of(reader) is ReaderUse.STATE for reader in readers):
         return LEARNED if all(_is_one_state(array, node) for node, _ in readers) else OPEN
     axes = sum(size != 1 for size in array.shape)
     if operators & {"Add", "Sub"} or (operators & {"Mul", "Div"} and axes == 1):
@@ -137,7 +292,7 @@ def rotary_tables(values: Iterable[ir.Value]) -> set[ir.Value]:
 
 
 def _may_be_table(reader: Reader) -> bool:
-    return use_of(reader) is Use.OPEN or is_lookup(reader)
+    return use_of(reader) is ReaderUse.OPEN or is_lookup(reader)
 
 
 def _are_circle(cosines: np.ndarray, sines: np.ndarray) -> bool:
@@ -169,7 +324,7 @@ def _normalizes(reader: Reader) -> bool:
     known = [value for value in pair if value is not None and is_weight(value)]
     names = [value.name or "" for value in known]
     # Other names are those of a layer that learns to normalize.
-    is_named = any(is_preprocessing(name) or origin_of(name) is Origin.EXPORTER for name in names)
+    is_named = any(is_preprocessing(name) or origin_of(name) is NameOrigin.EXPORTER for name in names)
     return len(known) == 2 and is_named and dimensions(known[0]) == dimensions(known[1])
 
 
@@ -191,7 +346,7 @@ def _is_of_affine(reader: Reader) -> bool:
 
 def _is_made(value: ir.Value | None) -> bool:
     """Return whether a value is an initializer with an exporter's name."""
-    return value is not None and is_weight(value) and origin_of(value.name or "") is Origin.EXPORTER
+    return value is not None and is_weight(value) and origin_of(value.name or "") is NameOrigin.EXPORTER
 
 
 def _is_affine(reader: Reader, name: str) -> bool:
@@ -219,7 +374,7 @@ def _is_affine(reader: Reader, name: str) -> bool:
 
 def _is_filled_state(value: ir.Value, readers: Sequence[Reader]) -> bool:
     """Return whether a tensor of one value is the initial state of each example of a fixed batch."""
-    nodes = [reader[0] for reader in readers if use_of(reader) is Use.STATE]
+    nodes = [reader[0] for reader in readers if use_of(reader) is ReaderUse.STATE]
     if not nodes or len(nodes) < len(readers) or value.const_value is None:
         return False
     array = as_stored(value.const_value)

@@ -13,21 +13,21 @@ from onnxtrain.autodiff.missing import reached
 from onnxtrain.autodiff.path import Forward
 from onnxtrain.errors import OptionError
 from onnxtrain.ir.value import dimensions, is_float
-from onnxtrain.weights.module_paths import module_paths, node_names
-from onnxtrain.weights.names import Origin, origin_of
+from onnxtrain.weights.buffers import mask_reason, table_reason
+from onnxtrain.weights.names import NameOrigin, module_paths, node_names, origin_of
 from onnxtrain.weights.operands import (
     FILL,
     PREPROCESSING,
     Decision,
+    is_scalar,
     may_be_fresh,
     operand_decision,
     preprocesses,
     rotary_tables,
+    scalar_readers,
+    scalar_reason,
 )
-from onnxtrain.weights.readers import Functions, Reader, arrivals, read_through_identity, role_of
-from onnxtrain.weights.rule import Use, use_of
-from onnxtrain.weights.scalars import is_scalar, scalar_readers, scalar_reason
-from onnxtrain.weights.tables import mask_reason, table_reason
+from onnxtrain.weights.readers import Functions, Reader, ReaderUse, arrivals, read_through_identity, role_of, use_of
 
 Patterns = str | Sequence[str]
 """Glob patterns of names: one, or several."""
@@ -76,7 +76,7 @@ def parameter_table(
     """Sort the initializers of a model's main graph into parameters and constants.
 
     A parameter is a floating weight that the loss depends on through a differentiable path. Which tensor is a weight
-    is decided by what reads it (the table of :mod:`~onnxtrain.weights.rule`), then by its values and its name.
+    is decided by what reads it (the table of :mod:`~onnxtrain.weights.readers`), then by its values and its name.
     What both leave open is no parameter, and marked as undecided.
 
     Args:
@@ -110,7 +110,7 @@ def parameter_table(
     roles = {value: _role(value, model.functions) for value in candidates if _is_trained(value)}
     reached = _reached(model, loss, candidates, straight_through)
     rows = []
-    is_nameless = not any(origin_of(name) is Origin.MODULE for name, value in given if value in reached)
+    is_nameless = not any(origin_of(name) is NameOrigin.MODULE for name, value in given if value in reached)
     turning = rotary_tables(value for value in candidates if value in reached and not roles.get(value, ""))
     for name, value in given:
         reason, undecided = _reason(name, value, reached, chosen["train"], chosen["freeze"]), False
@@ -220,7 +220,7 @@ def _role(value: ir.Value, functions: Functions) -> str:
     readers = scalar_readers(value, functions) if is_scalar(value) else arrivals(value, functions)
     uses = {use_of(reader) for reader in readers}
     settings = sorted(use for use in uses if isinstance(use, str))
-    if settings and Use.WEIGHT not in uses:
+    if settings and ReaderUse.WEIGHT not in uses:
         return " and ".join(settings)
     return table_reason(value, functions, readers)
 
@@ -235,7 +235,7 @@ def _decision(value: ir.Value, role: str, is_turning: bool) -> Decision:
     """
     if role:
         # An author's exponent may be learned, as in pooling by powers.
-        return Decision(role, open=role == _EXPONENT and origin_of(value.name or "") is not Origin.EXPORTER)
+        return Decision(role, open=role == _EXPONENT and origin_of(value.name or "") is not NameOrigin.EXPORTER)
     if is_scalar(value):
         return PREPROCESSING if preprocesses(value, arrivals(value)) else Decision(scalar_reason(value))
     shape = dimensions(value)

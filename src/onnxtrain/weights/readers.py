@@ -1,11 +1,32 @@
-"""Find the readers of an initializer, through renaming and rearranging nodes, into bodies and functions."""
+"""Find the nodes that read an initializer, and what they read it as: a weight, a setting or an operand.
+
+The readers of a tensor decide whether it is trained: where an operator reads a weight, the tensor is a parameter; where
+it reads a setting, the tensor is a constant. Readers are found through operators that only rename or rearrange
+(Identity, Cast, Reshape, Transpose, Slice, Concat, ...). Where readers leave it open, as Mul and Add do, values and
+name decide (:mod:`~onnxtrain.weights.operands`); where these leave it open too, the tensor is not trained, and a hint
+says so.
+
+| reader | input | the tensor is |
+|---|---|---|
+| matmul, convolution, recurrent layer | weights, biases, peepholes | a parameter |
+| normalization | scale, bias | a parameter; not if an exporter filled it with one value |
+| lookup (Gather), slope of PRelu | table, slope | a parameter |
+| BatchNormalization | running mean and variance | a constant |
+| comparison, Pow, Clip, Pad, Range, Resize, ... | operand, exponent, bound, fill | a constant |
+| QuantizeLinear, DequantizeLinear, QLinear... | scales | a constant |
+| recurrent layer | initial state | open: a parameter if it has an author's name or its values differ |
+| Add to a matmul with weights | the other operand | a parameter |
+| Add, Mul, Where, Max, ... | any | open |
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from enum import Enum
 
 import onnx_ir as ir
 
+from onnxtrain.ir.domains import MICROSOFT_DOMAIN
 from onnxtrain.ir.value import constant_tensor
 
 Reader = tuple[ir.Node, int]
@@ -122,3 +143,170 @@ def chooses_one(node: ir.Node) -> bool:
     """Whether a Gather takes one fixed slice, as from a stack of weights: it looks nothing up."""
     tensor = None if node.inputs[1] is None else constant_tensor(node.inputs[1])
     return tensor is not None and tensor.size == 1
+
+
+_Slots = Mapping[tuple[str, str], tuple[int, ...]]
+
+
+class ReaderUse(Enum):
+    """Reasons for which an operator reads a tensor, besides settings, which are said in words."""
+
+    WEIGHT = "a weight"
+    STATE = "an initial state"
+    OPEN = "an operand"
+
+
+PRODUCTS: _Slots = {
+    ("", "MatMul"): (0, 1),
+    ("", "Gemm"): (0, 1),
+    ("", "Conv"): (1,),
+    ("", "ConvTranspose"): (1,),
+    ("", "DeformConv"): (1,),
+    ("", "RNN"): (1, 2),
+    ("", "GRU"): (1, 2),
+    ("", "LSTM"): (1, 2),
+    (MICROSOFT_DOMAIN, "Attention"): (1,),
+    (MICROSOFT_DOMAIN, "ConvTransposeWithDynamicPads"): (1,),
+    (MICROSOFT_DOMAIN, "FusedConv"): (1,),
+    (MICROSOFT_DOMAIN, "FusedGemm"): (0, 1),
+    (MICROSOFT_DOMAIN, "FusedMatMul"): (0, 1),
+    (MICROSOFT_DOMAIN, "GemmFastGelu"): (1,),
+    (MICROSOFT_DOMAIN, "MoE"): (2, 4, 6),
+    (MICROSOFT_DOMAIN, "NhwcConv"): (1,),
+    (MICROSOFT_DOMAIN, "TransposeMatMul"): (0, 1),
+}
+"""Operators that sum products of their inputs with weights, and the inputs that are weights."""
+
+LOOKUPS: _Slots = {
+    ("", "Gather"): (0,),
+    ("", "GatherND"): (0,),
+    ("", "GatherElements"): (0,),
+    (MICROSOFT_DOMAIN, "EmbedLayerNormalization"): (2, 3, 4),
+}
+"""Operators that look rows up, and the inputs that are tables."""
+
+NORMALIZATIONS: _Slots = {
+    ("", "BatchNormalization"): (1, 2),
+    ("", "GroupNormalization"): (1, 2),
+    ("", "InstanceNormalization"): (1, 2),
+    ("", "LayerNormalization"): (1, 2),
+    ("", "RMSNormalization"): (1,),
+    ("", "SimplifiedLayerNormalization"): (1,),
+    (MICROSOFT_DOMAIN, "EmbedLayerNormalization"): (5, 6),
+    (MICROSOFT_DOMAIN, "GroupNorm"): (1, 2),
+    (MICROSOFT_DOMAIN, "SkipGroupNorm"): (1, 2),
+    (MICROSOFT_DOMAIN, "SkipLayerNormalization"): (2, 3),
+    (MICROSOFT_DOMAIN, "SkipSimplifiedLayerNormalization"): (2,),
+}
+"""Scales and biases of normalizations."""
+
+SHIFTS: _Slots = {
+    ("", "Conv"): (2,),
+    ("", "ConvTranspose"): (2,),
+    ("", "DeformConv"): (3,),
+    ("", "Gemm"): (2,),
+    ("", "RNN"): (3,),
+    ("", "GRU"): (3,),
+    ("", "LSTM"): (3, 7),
+    ("", "PRelu"): (1,),
+    (MICROSOFT_DOMAIN, "Attention"): (2,),
+    (MICROSOFT_DOMAIN, "BiasGelu"): (1,),
+    (MICROSOFT_DOMAIN, "FastGelu"): (1,),
+    (MICROSOFT_DOMAIN, "FusedConv"): (2,),
+    (MICROSOFT_DOMAIN, "FusedGemm"): (2,),
+    (MICROSOFT_DOMAIN, "GemmFastGelu"): (2,),
+    (MICROSOFT_DOMAIN, "MoE"): (3, 5, 7),
+    (MICROSOFT_DOMAIN, "MultiHeadAttention"): (3,),
+    (MICROSOFT_DOMAIN, "NhwcConv"): (2,),
+    (MICROSOFT_DOMAIN, "SkipLayerNormalization"): (4,),
+}
+"""Biases, slopes and peepholes of layers."""
+
+_STATES: _Slots = {("", "LSTM"): (5, 6), ("", "GRU"): (5,), ("", "RNN"): (5,)}
+
+_QUANTIZED = "quantization scale"
+
+_SETTINGS: Mapping[tuple[str, str], Mapping[int, str]] = {
+    ("", "BatchNormalization"): {
+        3: "running mean of batch normalization",
+        4: "running variance of batch normalization",
+    },
+    ("", "Clip"): {1: "bound of Clip", 2: "bound of Clip"},
+    ("", "Dropout"): {1: "ratio of Dropout"},
+    ("", "OneHot"): {2: "values of OneHot"},
+    ("", "Pad"): {2: "padding value"},
+    ("", "Pow"): {1: "exponent of Pow"},
+    ("", "Range"): {0: "bound of Range", 1: "bound of Range", 2: "step of Range"},
+    ("", "Resize"): {1: "region of Resize", 2: "scales of Resize"},
+    ("", "RotaryEmbedding"): {
+        1: "a table of positions: cosines of RotaryEmbedding",
+        2: "a table of positions: sines of RotaryEmbedding",
+    },
+    ("", "STFT"): {2: "window of STFT"},
+    ("", "Upsample"): {1: "scales of Upsample"},
+    ("", "QuantizeLinear"): {1: _QUANTIZED},
+    ("", "DequantizeLinear"): {1: _QUANTIZED},
+    ("", "QLinearConv"): dict.fromkeys((1, 4, 6), _QUANTIZED),
+    ("", "QLinearMatMul"): dict.fromkeys((1, 4, 6), _QUANTIZED),
+    **{
+        ("", operator): dict.fromkeys((0, 1), f"operand of {operator}")
+        for operator in ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
+    },
+    (MICROSOFT_DOMAIN, "DequantizeLinear"): {1: _QUANTIZED},
+    (MICROSOFT_DOMAIN, "GatherBlockQuantized"): {2: _QUANTIZED},
+    (MICROSOFT_DOMAIN, "GroupQueryAttention"): {
+        7: "a table of positions: cosines of GroupQueryAttention",
+        8: "a table of positions: sines of GroupQueryAttention",
+    },
+    (MICROSOFT_DOMAIN, "MatMulNBits"): {2: _QUANTIZED, 3: "quantization zero point"},
+    (MICROSOFT_DOMAIN, "QuantizeLinear"): {1: _QUANTIZED},
+    (MICROSOFT_DOMAIN, "RotaryEmbedding"): {
+        2: "a table of positions: cosines of RotaryEmbedding",
+        3: "a table of positions: sines of RotaryEmbedding",
+    },
+}
+"""Inputs that configure an operator rather than weigh its data."""
+
+
+def use_of(reader: Reader) -> ReaderUse | str:
+    """Say for what an operator reads an input: a weight, a state, an operand, or in words which setting.
+
+    Example:
+        >>> import onnx_ir as ir
+        >>> x, w = ir.Value(name="x"), ir.Value(name="w")
+        >>> [use_of((ir.Node("", operator, [x, w]), 1)) for operator in ("MatMul", "Pow", "Mul")]
+        [<ReaderUse.WEIGHT: 'a weight'>, 'exponent of Pow', <ReaderUse.OPEN: 'an operand'>]
+    """
+    node, index = reader
+    setting = _SETTINGS.get((node.domain, node.op_type), {}).get(index)
+    if setting is not None:
+        return setting
+    if node.domain == MICROSOFT_DOMAIN and node.op_type.startswith("QLinear"):
+        return _QUANTIZED
+    if is_product(reader) or is_lookup(reader) or is_normalization(reader) or _is_in(SHIFTS, reader):
+        return ReaderUse.WEIGHT
+    return ReaderUse.STATE if _is_in(_STATES, reader) else ReaderUse.OPEN
+
+
+def is_product(reader: Reader) -> bool:
+    """Return whether a node reads a factor of its products there."""
+    node, _ = reader
+    if node.op_type == "Einsum" and not node.domain:
+        return len(node.inputs) > 1
+    return _is_in(PRODUCTS, reader)
+
+
+def is_lookup(reader: Reader) -> bool:
+    """Return whether a node looks rows up in what it reads there."""
+    node, _ = reader
+    return _is_in(LOOKUPS, reader) and not (node.op_type == "Gather" and chooses_one(node))
+
+
+def is_normalization(reader: Reader) -> bool:
+    """Return whether a node reads the scale or bias of its normalization there."""
+    return _is_in(NORMALIZATIONS, reader)
+
+
+def _is_in(slots: _Slots, reader: Reader) -> bool:
+    node, index = reader
+    return index in slots.get((node.domain, node.op_type), ())

@@ -1,4 +1,4 @@
-"""Parameters that the file holds in another form: what is trained is a number, what is stored is made of it."""
+"""Tensors whose form in the file differs from the form that a working copy trains or reads."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxtrain.model_file.lazy_arrays import MadeArrays
 
@@ -35,3 +36,25 @@ def with_stored(values: Mapping[str, np.ndarray], stored: Iterable[Stored]) -> M
 
 def _formed(item: Stored, values: Mapping[str, np.ndarray]) -> np.ndarray:
     return item.form([values[name] for name in item.parameters])
+
+
+class WidenedTensor(ir.LazyTensor):
+    """A tensor of 16 bits in float32, which is not kept.
+
+    Attributes:
+        halves: The tensor as it is stored.
+    """
+
+    __slots__ = ("halves",)
+
+    def __init__(self, halves: ir.TensorProtocol) -> None:
+        self.halves = halves
+        super().__init__(self._read, dtype=ir.DataType.FLOAT, shape=ir.Shape(halves.shape.numpy()), name=halves.name)
+
+    def _read(self) -> ir.TensorProtocol:
+        return ir.tensor(np.asarray(self.halves.numpy()).astype(np.float32), name=self.halves.name)
+
+
+def as_stored(tensor: ir.TensorProtocol) -> np.ndarray:
+    """The elements of a tensor, of one that was widened those that are stored: for whoever looks at a few."""
+    return np.asarray(tensor.halves.numpy() if isinstance(tensor, WidenedTensor) else tensor.numpy())

@@ -1,4 +1,4 @@
-"""Weights that a file holds twice: an embedding, and the output projection as a copy of its own, often transposed."""
+"""Shared weights: keep copies tied, or give each reader of a merged initializer its own."""
 
 from __future__ import annotations
 
@@ -7,10 +7,153 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import OptionError
+from onnxtrain.ir.domains import is_default_domain
 from onnxtrain.model_file.file import ModelFile
+from onnxtrain.weights.names import module_of, role_in_module
+from onnxtrain.weights.readers import SHAPE_ONLY, is_statistic, role_of
+
+_FLOATING = (
+    onnx.TensorProto.FLOAT,
+    onnx.TensorProto.DOUBLE,
+    onnx.TensorProto.FLOAT16,
+    onnx.TensorProto.BFLOAT16,
+)
+
+
+def untied(file: ModelFile, which: bool | str | Sequence[str]) -> ModelFile:
+    """The model with shared initializers copied: the first reader keeps the name, others get those of their modules.
+
+    Where a module is not known, a copy gets a number: ``norm_2.bias``, ``val_8_2``.
+
+    Args:
+        file: The user's model.
+        which: ``False`` for the model as it is, ``True`` for what exporters merge (vectors such as scales, biases,
+            statistics, and tensors of one value; other matrices are tied on purpose), or glob patterns of names.
+
+    Returns:
+        The model itself where nothing is shared.
+
+    Raises:
+        OptionError: A pattern matches no shared initializer.
+    """
+    if which is False:
+        return file
+    shared = _shared(file.proto.graph)
+    if which is True:
+        chosen = {name for name in shared if is_mergeable(file.value(name))}
+    else:
+        patterns = [which] if isinstance(which, str) else list(which)
+        chosen = {name for name in shared if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)}
+        for pattern in patterns:
+            if not any(fnmatch.fnmatchcase(name, pattern) for name in shared):
+                raise OptionError(
+                    f"untie={pattern!r} matches no initializer that several nodes share; "
+                    f"shared are {', '.join(shared) or 'none'}."
+                )
+    if not chosen:
+        return file
+    proto = file.whole()
+    taken = {name for node in proto.graph.node for name in (*node.input, *node.output)}
+    taken |= {item.name for item in (*proto.graph.initializer, *proto.graph.input)}
+    for name in sorted(chosen):
+        _copy(proto.graph, name, shared[name], taken, file.value(name))
+    return file.changed(proto)
+
+
+def is_mergeable(array: np.ndarray) -> bool:
+    """Whether exporters may have merged an array with equal ones: vectors, and tensors of one value."""
+    return array.ndim <= 1 or has_one_value(array)
+
+
+def has_one_value(array: np.ndarray) -> bool:
+    """Whether all elements are equal, as of fresh scales and biases.
+
+    Example:
+        >>> has_one_value(np.ones((1, 4, 1))), has_one_value(np.eye(2))
+        (True, False)
+    """
+    return bool(array.size and array.flat[0] == array.flat[-1] and (array == array.flat[0]).all())
+
+
+def copy_name(name: str, node: onnx.NodeProto, position: int, number: int) -> str:
+    """Name a copy of a shared initializer after the module that reads it, where that is known.
+
+    Elsewhere it gets a number, before its last word, which patterns such as ``*.bias`` ask for.
+
+    Example:
+        >>> norm = onnx.helper.make_node("Add", ["x", "b"], ["y"], name="/encoder/layer.1/norm/Add")
+        >>> copy_name("layer.0.norm.bias", norm, 1, 2), copy_name("layer.0.norm.bias", onnx.NodeProto(), 1, 2)
+        ('encoder.layer.1.norm.bias', 'layer.0.norm_2.bias')
+    """
+    module = module_of(node.name, {entry.key: entry.value for entry in node.metadata_props})
+    path, _, word = name.rpartition(".")
+    if module:
+        return f"{module}.{role_in_module(node.op_type, position) or (word if path else '') or 'weight'}"
+    return _numbered(name, number)
+
+
+def _numbered(name: str, number: int) -> str:
+    """Put a number before the last word of a name, which patterns such as ``*.bias`` ask for."""
+    path, _, word = name.rpartition(".")
+    return f"{path}_{number}.{word}" if path else f"{name}_{number}"
+
+
+_Place = tuple[int, str]
+"""A node, and for what it reads there where that matters."""
+
+
+def _shared(graph: onnx.GraphProto) -> dict[str, list[tuple[int, int]]]:
+    """Floating initializers that are read in more than one place, to (node, input) of every reader.
+
+    Readers behind Identity nodes count: an exporter writes ``b = Identity(a)`` for a merged initializer. A node that
+    asks for the shape is no reader.
+    """
+    behind = {tensor.name: tensor.name for tensor in graph.initializer if tensor.data_type in _FLOATING}
+    readers: dict[str, list[tuple[int, int]]] = {}
+    for index, node in enumerate(graph.node):
+        if node.op_type == "Identity" and is_default_domain(node.domain) and node.input[0] in behind:
+            behind[node.output[0]] = behind[node.input[0]]
+            continue
+        for position, name in enumerate(node.input):
+            if name in behind and node.op_type not in SHAPE_ONLY:
+                readers.setdefault(behind[name], []).append((index, position))
+    return {name: found for name, found in readers.items() if len({_place(graph, *reader) for reader in found}) > 1}
+
+
+def _place(graph: onnx.GraphProto, index: int, position: int) -> _Place:
+    """Return the key of a reader: inputs of a normalization differ, two operands of one matmul do not."""
+    return index, role_of(graph.node[index].op_type, position)
+
+
+def _is_statistic(graph: onnx.GraphProto, index: int, position: int) -> bool:
+    """Whether a reader takes running statistics: parameters come first, so that they keep the name."""
+    return is_statistic(graph.node[index].op_type, position)
+
+
+def _copy(
+    graph: onnx.GraphProto, name: str, readers: list[tuple[int, int]], taken: set[str], array: np.ndarray
+) -> None:
+    owner: dict[_Place, str] = {}
+    for index, position in sorted(readers, key=lambda reader: _is_statistic(graph, *reader)):
+        place = _place(graph, index, position)
+        if place not in owner:
+            own = name
+            number = len(owner) + 1
+            if owner:
+                own = copy_name(name, graph.node[index], position, number)
+                while own in taken:  # of an Identity that an exporter wrote for the copy
+                    own = _numbered(own, number)
+                    number += 1
+                taken.add(own)
+                # Inside the file, also where the original lies outside: two tensors may not share external bytes.
+                graph.initializer.append(onnx.numpy_helper.from_array(array, own))
+            owner[place] = own
+        graph.node[index].input[position] = owner[place]
+
 
 _DTYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 

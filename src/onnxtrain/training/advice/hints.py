@@ -15,15 +15,15 @@ from onnxtrain.errors import TrainingHint
 from onnxtrain.training.working_copy.training_modes import Layers
 from onnxtrain.weights.parameters import shared_parameters
 from onnxtrain.weights.readers import (
+    PRODUCTS,
     Reader,
     behind_identity,
     is_statistic,
     read_through_identity,
     summed_with,
+    use_of,
 )
-from onnxtrain.weights.rule import PRODUCTS, use_of
-from onnxtrain.weights.ties import Copy
-from onnxtrain.weights.untie import has_one_value
+from onnxtrain.weights.ties import Copy, has_one_value
 
 _KEEP_BATCH_NORM = (
     "torch.onnx.export(..., optimize=False) keeps it, and with dynamo=False "

@@ -17,8 +17,7 @@ from onnxtrain.errors import OptionError
 from onnxtrain.ir.clone import subgraphs
 from onnxtrain.ir.value import HALVES
 from onnxtrain.weights.parameters import Initializer
-from onnxtrain.weights.stored import Stored
-from onnxtrain.weights.widened import WidenedTensor
+from onnxtrain.weights.stored import Stored, WidenedTensor
 
 Halves = dict[str, ir.TensorProtocol]
 """Tensors in half precision by the names of their initializers."""

@@ -9,8 +9,8 @@ import pytest
 
 from onnxtrain.errors import OptionError
 from onnxtrain.losses import LOSSES, BinaryCrossEntropy, Huber, MeanSquaredError, SoftmaxCrossEntropy
+from onnxtrain.losses.custom_loss import ModelLoss
 from onnxtrain.losses.loss_choice import resolve_loss
-from onnxtrain.losses.model_loss import ModelLoss
 from onnxtrain.training.call_text import read_call
 
 

@@ -7,9 +7,19 @@ import onnx_ir as ir
 
 from onnxtrain.ir.value import dimensions, is_float
 from onnxtrain.weights.names import is_literal, is_mask, is_table
-from onnxtrain.weights.readers import REARRANGING, Functions, Reader, arrivals, summed_with
-from onnxtrain.weights.rule import PRODUCTS, Use, is_lookup, is_product, use_of
-from onnxtrain.weights.widened import as_stored
+from onnxtrain.weights.readers import (
+    PRODUCTS,
+    REARRANGING,
+    Functions,
+    Reader,
+    ReaderUse,
+    arrivals,
+    is_lookup,
+    is_product,
+    summed_with,
+    use_of,
+)
+from onnxtrain.weights.stored import as_stored
 
 _HUGE = 1e9
 """No weight is as large; exporters write masks as -inf or the smallest float."""
@@ -51,7 +61,7 @@ def table_reason(value: ir.Value, functions: Functions, readers: list[Reader]) -
         return "a table of positions, by its name"
     if _only_angles(value, functions, readers):
         return "a table of positions: only sines and cosines of it are used"
-    weighing = [reader for reader in readers if use_of(reader) is Use.WEIGHT and not is_operand_of_weight(reader)]
+    weighing = [reader for reader in readers if use_of(reader) is ReaderUse.WEIGHT and not is_operand_of_weight(reader)]
     if any(not is_lookup(reader) for reader in weighing):
         return ""
     if _is_sinusoid(value):
@@ -68,7 +78,7 @@ def mask_reason(value: ir.Value) -> str:
     A weight is none, whatever its values: what a product, a layer or a lookup reads, and a bias of a product.
     """
     readers = arrivals(value)
-    if any(use_of(reader) is Use.WEIGHT for reader in readers):
+    if any(use_of(reader) is ReaderUse.WEIGHT for reader in readers):
         return ""
     tensor = value.const_value
     if tensor is None or any(is_bias(reader) for reader in readers):
