@@ -13,7 +13,7 @@ from onnxtrain.errors import OptionError
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.pruning.fresh import fresh_values
 from onnxtrain.weights.masks import matmul_weights
-from onnxtrain.weights.readers import PRODUCTS
+from onnxtrain.weights.readers import LINEAR
 
 # The operator that reads w, the shape of w, and whether it is a weight.
 READERS = {
@@ -97,7 +97,7 @@ def test_the_operator_decides(reader):
 
 
 def test_products_are_operators_of_their_domains():
-    for (domain, operator), inputs in PRODUCTS.items():
+    for (domain, operator), inputs in LINEAR.items():
         assert inputs
         if not domain:
             schema = onnx.defs.get_schema(operator)

@@ -1,4 +1,4 @@
-"""Callbacks: what runs at the ends of steps and epochs; early stopping, history, progress, and what keeps logs."""
+"""Callbacks, called at the ends of steps and epochs: early stopping, history, progress, loggers."""
 
 from __future__ import annotations
 

@@ -20,21 +20,21 @@ from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.description import describe_settings
 
 _LEFT_OUT = ("parameters", "sparsify")
-"""Settings that are as long as the model."""
+"""Settings whose length grows with the model."""
 
 
 def needs(package: str, logger: str) -> None:
-    """Refuse to make a logger whose package is not installed.
+    """Refuse a logger whose package is not installed.
 
     Raises:
-        OptionError: It is not.
+        OptionError: The package is not installed.
     """
     if importlib.util.find_spec(package) is None:
         raise OptionError(f"{logger} needs the package {package}; install it: pip install 'onnxtrain[{package}]'.")
 
 
 def epoch_values(state: TrainingState) -> dict[str, float]:
-    """The values of an epoch, in groups: ``training/loss``, ``training/learning_rate``, ``validation/accuracy``."""
+    """Return the values of an epoch in groups: ``training/loss``, ``validation/accuracy`` and so on."""
     found = {
         "training/loss": state.loss,
         "training/learning_rate": state.rate_of_last_step,
@@ -63,10 +63,10 @@ def settings(state: TrainingState) -> dict[str, Any]:
 
 
 class RowsFile(Callback, abc.ABC):
-    """Keeps a file up to date with the rows of a `History`; subclasses say how they are written.
+    """Write the rows of a `History` to a file after every epoch; subclasses define the format.
 
     Args:
-        path: the file; what it held before is replaced.
+        path: The file, which is replaced.
     """
 
     writes_only = True
@@ -80,7 +80,7 @@ class RowsFile(Callback, abc.ABC):
         """Write all rows to the file."""
 
     def on_fit_begin(self, state: TrainingState) -> None:
-        """Write what there is, so that a path that cannot be written is known before the first step."""
+        """Write the file, so that an invalid path fails before the first step."""
         self.write(self._history.rows)
 
     def on_epoch_end(self, state: TrainingState) -> None:
@@ -89,23 +89,23 @@ class RowsFile(Callback, abc.ABC):
         self.write(self._history.rows)
 
     def record(self) -> dict[str, Any]:
-        """All rows."""
+        """Return all rows."""
         return self._history.record()
 
     def resume(self, record: dict[str, Any]) -> None:
-        """Go on with the rows of the checkpoint."""
+        """Continue with the rows of the checkpoint."""
         self._history.resume(record)
 
 
 @checks_arguments
 class CsvLogger(RowsFile):
-    """Keeps a ``.csv`` file up to date with one row per epoch, in the columns of `History`.
+    """Write a ``.csv`` file with one row per epoch and the columns of `History`.
 
-    The file is complete after every epoch. A column that appears later is added to all rows. A resumed
-    training goes on with the rows that it had.
+    The file is complete after every epoch. A column that appears later is added to all rows. A resumed training
+    continues its rows.
 
     Args:
-        path: the file; what it held before is replaced.
+        path: The file, which is replaced.
     """
 
     def write(self, rows: list[dict[str, float]]) -> None:
@@ -115,13 +115,12 @@ class CsvLogger(RowsFile):
 
 @checks_arguments
 class JsonLinesLogger(RowsFile):
-    """Keeps a ``.jsonl`` file up to date with one JSON object per epoch, of the names in `History`.
+    """Write a ``.jsonl`` file with one JSON object per epoch, with the names of `History`.
 
-    The file is complete after every epoch. JSON has no NaN and no infinity: they become null. A resumed training goes
-    on with the rows that it had.
+    The file is complete after every epoch. NaN and infinity become null. A resumed training continues its rows.
 
     Args:
-        path: the file; what it held before is replaced.
+        path: The file, which is replaced.
     """
 
     def write(self, rows: list[dict[str, float]]) -> None:
@@ -132,18 +131,18 @@ class JsonLinesLogger(RowsFile):
 
 @checks_arguments
 class TensorBoardLogger(Callback):
-    """Writes loss, learning rate and metrics to event files, which ``tensorboard --logdir FOLDER`` shows.
+    """Write loss, learning rate and metrics to event files for ``tensorboard --logdir FOLDER``.
 
-    Values of epochs are ``training/loss``, ``training/learning_rate`` and ``validation/...``; between them
-    ``step/loss`` is the loss of a step. All are drawn over the number of steps. A resumed training adds a file to the
-    folder. Needs the package tensorboard and nothing else: ``pip install 'onnxtrain[tensorboard]'``.
+    Values of epochs are ``training/loss``, ``training/learning_rate`` and ``validation/...``; ``step/loss`` is the loss
+    of single steps. The x axis is the number of steps. A resumed training adds a file to the folder. Needs the package
+    tensorboard alone: ``pip install 'onnxtrain[tensorboard]'``.
 
     Args:
-        folder: where the event files go; one for each training.
-        every: steps between two values within an epoch; None writes none.
+        folder: Folder of the event files, one for each training.
+        every: Steps between two values of ``step/loss``; None writes none.
 
     Raises:
-        OptionError: tensorboard is not installed, or `every` is not positive.
+        OptionError: The package tensorboard is not installed, or `every` is not positive.
     """
 
     writes_only = True
@@ -160,7 +159,7 @@ class TensorBoardLogger(Callback):
         """Open an event file.
 
         Raises:
-            OptionError: the folder cannot be written to.
+            OptionError: The folder cannot be written to.
         """
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
@@ -170,7 +169,7 @@ class TensorBoardLogger(Callback):
             raise OptionError(f"TensorBoardLogger cannot write to {self.folder!r}: {error.strerror}.") from error
 
     def on_step_end(self, state: TrainingState) -> None:
-        """Write the loss of the step, now and then."""
+        """Write the loss of every n-th step."""
         if self.every is not None and state.step % self.every == 0:
             self._write({"step/loss": state.loss}, state.step)
 
@@ -194,27 +193,27 @@ class TensorBoardLogger(Callback):
 
 
 _LONGEST = 500
-"""Characters of a parameter that every store of MLflow takes."""
+"""Length of a parameter that every MLflow store accepts."""
 
 
 @checks_arguments
 class MLflowLogger(Callback):
-    """Writes settings, losses and metrics to a run of MLflow.
+    """Write settings, losses and metrics to a run of MLflow.
 
-    Where a run is active (``mlflow.start_run()``) it goes on with that one and leaves it open; else it starts a run,
-    which ends with the training: ``FINISHED``, or ``FAILED`` where an error ended it. A resumed training goes on with
-    the run of its checkpoint. Runs are kept where MLflow is told to (``mlflow.set_tracking_uri``). Needs the package
-    mlflow, or mlflow-skinny: ``pip install 'onnxtrain[mlflow]'``.
+    It writes to the active run (``mlflow.start_run()``) and leaves it open; without one it starts a run, which ends
+    with the training: ``FINISHED``, or ``FAILED`` after an error. A resumed training continues the run of its
+    checkpoint. ``mlflow.set_tracking_uri`` sets where runs are stored. Needs the package mlflow, or mlflow-skinny:
+    ``pip install 'onnxtrain[mlflow]'``.
 
     Args:
-        experiment: the name of the experiment, made where there is none; by default the current one of MLflow.
-        run_name: what to call the run.
+        experiment: Name of the experiment, which is created if needed; by default MLflow's current one.
+        run_name: Name of the run.
 
     Attributes:
-        run_id: the run, once the training has begun.
+        run_id: Id of the run, once the training has begun.
 
     Raises:
-        OptionError: mlflow is not installed.
+        OptionError: The package mlflow is not installed.
     """
 
     writes_only = True
@@ -223,11 +222,11 @@ class MLflowLogger(Callback):
         needs("mlflow", "MLflowLogger")
         self.experiment, self.run_name = experiment, run_name
         self.run_id: str | None = None
-        self._is_open = False  # and ours
+        self._is_open = False  # a run that this logger started
         self._is_finished = False
 
     def on_fit_begin(self, state: TrainingState) -> None:
-        """Start a run, or find the one to go on with, and write the settings."""
+        """Start or continue a run, and write the settings."""
         import mlflow
 
         run, again = mlflow.active_run(), self.run_id is not None
@@ -246,11 +245,11 @@ class MLflowLogger(Callback):
         mlflow.log_metrics(epoch_values(state), step=state.step, run_id=self.run_id)
 
     def on_fit_end(self, state: TrainingState) -> None:
-        """Note that the training came to its end."""
+        """Record that the training finished."""
         self._is_finished = True
 
     def close(self) -> None:
-        """End the run, where it was started here."""
+        """End the run if it was started here."""
         if self._is_open:
             import mlflow
 
@@ -258,11 +257,11 @@ class MLflowLogger(Callback):
             mlflow.end_run("FINISHED" if self._is_finished else "FAILED")
 
     def record(self) -> dict[str, Any]:
-        """The run."""
+        """Return the id of the run."""
         return {"run_id": self.run_id}
 
     def resume(self, record: dict[str, Any]) -> None:
-        """Go on with the run of the checkpoint."""
+        """Continue the run of the checkpoint."""
         self.run_id = record["run_id"]
 
 
@@ -275,23 +274,23 @@ def _experiment_id(name: str) -> str:
 
 @checks_arguments
 class WandbLogger(Callback):
-    """Writes settings, losses and metrics to a run of Weights & Biases.
+    """Write settings, losses and metrics to a run of Weights & Biases.
 
-    Where a run is open (``wandb.init()``) it goes on with that one and leaves it open; else it starts a run, which ends
-    with the training. A resumed training goes on with the run of its checkpoint. Needs the package wandb:
+    It writes to the open run (``wandb.init()``) and leaves it open; without one it starts a run, which ends with the
+    training. A resumed training continues the run of its checkpoint. Needs the package wandb:
     ``pip install 'onnxtrain[wandb]'``.
 
     Args:
-        project: the name of the project.
-        name: what to call the run.
-        every: steps between two values within an epoch (``step/loss``); None writes none.
-        options: further arguments of ``wandb.init``, such as ``mode="offline"`` or ``dir="runs"``.
+        project: Name of the project.
+        name: Name of the run.
+        every: Steps between two values of ``step/loss``; None writes none.
+        options: Further arguments of ``wandb.init``, such as ``mode="offline"`` or ``dir="runs"``.
 
     Attributes:
-        run_id: the run, once the training has begun.
+        run_id: Id of the run, once the training has begun.
 
     Raises:
-        OptionError: wandb is not installed, or `every` is not positive.
+        OptionError: The package wandb is not installed, or `every` is not positive.
     """
 
     writes_only = True
@@ -310,7 +309,7 @@ class WandbLogger(Callback):
         self._is_finished = False
 
     def on_fit_begin(self, state: TrainingState) -> None:
-        """Start a run, or find the one to go on with, and write the settings."""
+        """Start or continue a run, and write the settings."""
         import wandb
 
         self._is_ours, self._is_finished = wandb.run is None, False
@@ -323,7 +322,7 @@ class WandbLogger(Callback):
         self._run.config.update(settings(state), allow_val_change=True)
 
     def on_step_end(self, state: TrainingState) -> None:
-        """Write the loss of the step, now and then."""
+        """Write the loss of every n-th step."""
         if self.every is not None and state.step % self.every == 0:
             self._run.log({"step/loss": state.loss}, step=state.step)
 
@@ -332,19 +331,19 @@ class WandbLogger(Callback):
         self._run.log(epoch_values(state), step=state.step)
 
     def on_fit_end(self, state: TrainingState) -> None:
-        """Note that the training came to its end."""
+        """Record that the training finished."""
         self._is_finished = True
 
     def close(self) -> None:
-        """End the run, where it was started here."""
+        """End the run if it was started here."""
         if self._run is not None and self._is_ours:
             self._run.finish(exit_code=0 if self._is_finished else 1)
         self._run = None
 
     def record(self) -> dict[str, Any]:
-        """The run."""
+        """Return the id of the run."""
         return {"run_id": self.run_id}
 
     def resume(self, record: dict[str, Any]) -> None:
-        """Go on with the run of the checkpoint."""
+        """Continue the run of the checkpoint."""
         self.run_id = record["run_id"]

@@ -1,4 +1,4 @@
-"""The course of a training as a picture: a PNG through matplotlib, or characters where that is missing."""
+"""Training curves: a PNG by matplotlib, or a plot in characters."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ MISSING = "There is no PNG of the training curve, because matplotlib is not inst
 
 
 def matplotlib_available() -> bool:
-    """Whether :func:`save_curve` can draw."""
+    """Return whether :func:`save_curve` can draw."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
 def save_curve(rows: Rows, path: str | os.PathLike[str], *, title: str = "") -> None:
-    """Draw losses and metrics over the epochs, and write them as a PNG.
+    """Plot losses and metrics over the epochs as a PNG.
 
     Args:
         rows: The rows of a :class:`~onnxtrain.callbacks.History`.
-        path: The PNG.
-        title: What stands above.
+        path: Path of the PNG.
+        title: Title of the figure.
 
     Raises:
-        OptionError: matplotlib is not installed, or there is no row.
+        OptionError: The package matplotlib is not installed, or there is no row.
         ModelError: The path cannot be written.
     """
     if not matplotlib_available():
@@ -52,12 +52,12 @@ def save_curve(rows: Rows, path: str | os.PathLike[str], *, title: str = "") -> 
 
 
 def draw(rows: Rows, *, title: str = "") -> Figure:
-    """The figure of :func:`save_curve`: losses on the left and, where there are any, metrics on the right.
+    """Draw the figure of :func:`save_curve`: losses on the left and, if there are any, metrics on the right.
 
     Raises:
         OptionError: There is no row.
     """
-    from matplotlib.figure import Figure  # not pyplot: it keeps figures, and asks for a display
+    from matplotlib.figure import Figure  # pyplot would keep figures and need a display
 
     if not rows:
         raise OptionError("A training curve needs at least one epoch.")
@@ -72,13 +72,13 @@ def draw(rows: Rows, *, title: str = "") -> Figure:
 
 @dataclass(frozen=True)
 class Panel:
-    """One of the pictures side by side that a training curve is made of.
+    """One plot of the figure.
 
     Attributes:
-        title: What is drawn.
-        columns: The values over the epochs, by what a reader calls them.
+        title: Title of the plot.
+        columns: Values over the epochs by label.
         colours: A colour for each, as in HTML.
-        logarithmic: Whether the axis of the values is.
+        logarithmic: Whether the value axis is logarithmic.
     """
 
     title: str
@@ -88,7 +88,7 @@ class Panel:
 
 
 def panels(rows: Rows) -> list[Panel]:
-    """Return the panels to draw: losses and, where there are any, metrics."""
+    """Return the panels to draw: losses and, if there are any, metrics."""
     losses, metrics = losses_and_metrics(rows)
     logarithmic = spans_orders(value for column in losses.values() for value in column)
     found = [Panel("loss", losses, colours(len(losses)), logarithmic)]
@@ -126,12 +126,12 @@ def _draw(axes: Axes, epochs: Sequence[float], panel: Panel) -> None:
 
 
 def text_curve(rows: Rows, *, width: int = 60, height: int = 12) -> str:
-    """The losses over the epochs in characters: ``*`` training, ``o`` validation.
+    """Plot the losses over the epochs in characters: ``*`` training, ``o`` validation.
 
     Args:
         rows: The rows of a :class:`~onnxtrain.callbacks.History`.
-        width: Characters of the plot.
-        height: Its lines.
+        width: Width of the plot in characters.
+        height: Height of the plot in lines.
 
     Raises:
         OptionError: There is no row.

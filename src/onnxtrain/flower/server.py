@@ -22,27 +22,27 @@ from onnxtrain.training.trainer import Trainer
 
 
 class CheckedGrid:
-    """Flower's grid; weights that cannot be averaged become errors of their clients, which strategies leave out.
+    """Wrapper of Flower's grid that turns invalid weights into errors, so that strategies exclude these clients.
 
     Args:
-        grid: Flower's own.
-        like: Arrays of the names, types and shapes that clients have to send.
+        grid: Flower's grid.
+        like: Arrays with the names, types and shapes that clients must send.
     """
 
     def __init__(self, grid: Any, like: Mapping[str, np.ndarray]) -> None:
         self._grid = grid
         self._like = like
         self.failures: dict[int, str] = {}
-        """The first reason to leave a client out since the dictionary was last emptied, by the client's node id."""
+        """First reason for excluding each client since the dictionary was last cleared, by node id."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._grid, name)
 
     def send_and_receive(self, messages: Iterable[Any], *, timeout: float | None = None) -> list[Any]:
-        """Send messages and wait for the answers; who does not answer in time is left out."""
+        """Send messages and wait for the answers; clients that do not answer in time are excluded."""
         sent = list(messages)
         found = list(self._grid.send_and_receive(sent, timeout=timeout))
-        # Flower answers for a dead client in its own name: the message id tells whom it answers for.
+        # Flower answers for a dead client under its own id; the message id identifies the client.
         by_message = {message.metadata.message_id: message for message in sent if message.metadata.message_id}
         by_node = {message.metadata.dst_node_id: message for message in sent}
         answers, silent = [], set(by_node)
@@ -54,28 +54,28 @@ class CheckedGrid:
                 answers.append(self._checked(answer, asked))
         for node in sorted(silent):
             waited = "" if timeout is None else f" within {timeout:g} seconds"
-            self._leave_out(node, f"The client {node} did not answer{waited}.")
+            self._exclude(node, f"The client {node} did not answer{waited}.")
         return answers
 
     def _checked(self, answer: Any, asked: Any) -> Any:
-        """An answer, or the error that it comes to; errors bear the id of the client."""
+        """Return the answer, or an error with the client's id."""
         node = asked.metadata.dst_node_id
         if answer.has_error():
             code, reason = answer.error.code, answer.error.reason
-            self._leave_out(node, f"The client {node} failed: {reason}")
+            self._exclude(node, f"The client {node} failed: {reason}")
         else:
             try:
                 self._check(answer.content, f"The client {node}")
             except DataError as error:
                 code, reason = CLIENT_FAILED, str(error)
-                self._leave_out(node, reason)
+                self._exclude(node, reason)
             else:
                 return answer
         app = flower("flwr.app")
         return app.Message(app.Error(code, reason), reply_to=asked)
 
-    def _leave_out(self, node: int, reason: str) -> None:
-        """Note why a client is left out; a round asks it several times, but lists it once."""
+    def _exclude(self, node: int, reason: str) -> None:
+        """Record why a client is excluded; only the first reason of a round is kept."""
         self.failures.setdefault(node, reason)
 
     def _check(self, content: Any, sender: str) -> None:
@@ -84,18 +84,18 @@ class CheckedGrid:
             if not isinstance(examples, int | float) or not math.isfinite(examples) or examples <= 0:
                 raise DataError(f"{sender} sent {examples!r} as its number of examples; it needs a number above 0.")
         for name, record in content.array_records.items():
-            if not name.startswith("fitres.") and len(record):  # masked ones are nobody's to check
+            if not name.startswith("fitres.") and len(record):  # masked weights cannot be checked
                 from_record(record, self._like, sender)
 
 
 class Federation:
-    """The model at the server, from round to round.
+    """The server's model over the rounds.
 
     Args:
-        trainer: Has the weights.
-        path: Where the model is written.
-        history: Where it is said what was measured, if anywhere.
-        rounds: How many rounds there will be.
+        trainer: The trainer that holds the weights.
+        path: Path of the written model.
+        history: Path of the history, if any.
+        rounds: Number of rounds.
     """
 
     def __init__(self, trainer: Trainer, path: Path, history: Path | None, rounds: int) -> None:
@@ -111,13 +111,13 @@ class Federation:
         self._trained = False
 
     def take_record(self, round_number: int, record: Any) -> Any:
-        """Take over the weights of a round as Flower's record; returns what is measured, if anything, as another."""
+        """Load the weights of a round from Flower's record; return the metrics as a record, if there are any."""
         own = self.trainer.trained_values()
         measured = self.take(round_number, from_record(record, own, "The strategy", averaged=True))
         return flower("flwr.app").MetricRecord(measured) if measured else None
 
     def take(self, round_number: int, weights: Mapping[str, np.ndarray]) -> dict[str, float]:
-        """Take over the weights of a round: measure them, and write the model and the history."""
+        """Load the weights of a round, evaluate them, and write the model and the history."""
         own = self.trainer.trained_values()
         changed = any(not np.array_equal(own[name], value) for name, value in weights.items())
         self._trained = self._trained or changed
@@ -139,15 +139,15 @@ class Federation:
         return measured
 
     def check_trained(self) -> None:
-        """Refuse a training in which nothing was learned.
+        """Refuse a training that changed nothing.
 
         Raises:
-            DataError: No round has changed the weights.
+            DataError: No round changed the weights.
         """
         if not self._trained:
             reasons = dict.fromkeys(reason for row in self._rows for reason in row["left_out"])
             raise DataError(
-                f"No client has sent weights that could be averaged in {self.rounds} rounds; the model is as it was. "
+                f"No client sent valid weights in {self.rounds} rounds; the model is unchanged. "
                 f"{' '.join(list(reasons)[:3])}".strip()
             )
 
@@ -161,19 +161,19 @@ def run_securely(
     settings: Mapping[str, Any],
     timeout: float,
 ) -> None:
-    """All rounds, with SecAgg+ between the clients.
+    """Run all rounds with SecAgg+ between the clients.
 
     Args:
-        federation: The model at the server.
+        federation: The server's model.
         secure: ``True``, or a ``SecAggPlusWorkflow``.
-        strategy: ``FedAvg`` or ``FedProx``: who is asked.
+        strategy: ``FedAvg`` or ``FedProx``, which selects clients.
         grid: The connection to the clients.
-        context: Flower's.
-        settings: The clients' settings.
-        timeout: Seconds to wait for the clients, where ``secure`` does not say.
+        context: Flower's context.
+        settings: Settings for the clients.
+        timeout: Seconds to wait for the clients, unless ``secure`` has its own.
 
     Raises:
-        OptionError: The strategy needs to see the weights of single clients.
+        OptionError: The strategy needs the weights of single clients.
     """
     server, workflow = flower("flwr.server"), flower("flwr.server.workflow")
     names = list(federation.trainer.trained_values())
@@ -186,11 +186,11 @@ def run_securely(
         return measured.pop("loss", 0.0), measured
 
     if secure is True:
-        # A share for every client, of which two thirds restore the mask of one that vanishes.
+        # One share per client; two thirds of them restore the mask of a client that vanishes.
         secure = workflow.SecAggPlusWorkflow(num_shares=1.0, reconstruction_threshold=0.67, timeout=timeout)
-    asking = _older_strategy(strategy, settings)
+    older_arguments = _older_strategy(strategy, settings)
     older = server.strategy.FedAvg(
-        **asking,
+        **older_arguments,
         initial_parameters=flower("flwr.common").ndarrays_to_parameters(
             [np.array(value) for value in federation.trainer.trained_values().values()]
         ),
@@ -201,17 +201,17 @@ def run_securely(
 
 
 def _older_strategy(strategy: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of the older form of a strategy, in which Flower's secure aggregation takes it."""
+    """Return the arguments of the older strategy class that Flower's secure aggregation uses."""
     kinds = flower("flwr.serverapp.strategy")
     if type(strategy) not in (kinds.FedAvg, kinds.FedProx):
         raise OptionError(
-            f"secure aggregation hides the weights of single clients, which {type(strategy).__name__} needs; take "
+            f"Secure aggregation hides the weights of single clients, which {type(strategy).__name__} needs; use "
             "FedAvg or FedProx."
         )
-    pull = {"proximal-mu": strategy.proximal_mu} if isinstance(strategy, kinds.FedProx) else {}
+    proximal = {"proximal-mu": strategy.proximal_mu} if isinstance(strategy, kinds.FedProx) else {}
 
     def config(round_number: int) -> dict[str, Any]:
-        return {**settings, **pull, "server-round": round_number}
+        return {**settings, **proximal, "server-round": round_number}
 
     return {
         "fraction_fit": strategy.fraction_train,
@@ -239,48 +239,48 @@ def server_app(
     secure: Any = False,
     **options: Unpack[Options],
 ) -> Any:
-    """A Flower ``ServerApp`` that trains an ONNX model on the data of its clients.
+    """Make a Flower ``ServerApp`` that trains an ONNX model on the data of its clients.
 
-    A client that vanishes, that fails, or that sends weights of other names, types or shapes or with NaN, is left out
-    of the round's average, and one sentence says so in the log and in the history.
+    A client that vanishes, fails, or sends weights of other names, types or shapes or with NaN is excluded from the
+    round's average, with one sentence in the log and in the history.
 
     Args:
-        model: A path or a loaded model; its weights are those of the first round.
-        strategy: A strategy of ``flwr.serverapp.strategy``, by default ``FedAvg()``. ``FedProx(proximal_mu=0.1)`` gives
-            the clients' loss its proximal term.
-        loss: What clients minimise; it decides what of the model is trained, and is measured on ``validation``.
-        save: Where the model is written after every round, with nothing but its weights changed: an absolute path,
-            since Flower starts the server in a folder of its own.
-        rounds: How many rounds of training.
-        validation: Data at the server to measure the model on after every round.
-        metrics: What to measure beside the loss.
-        target: Name of the target in a file with several arrays left.
-        history: A ``.json`` file for what was measured in each round, and for who was left out.
+        model: A path or a loaded model with the initial weights.
+        strategy: A strategy of ``flwr.serverapp.strategy``, by default ``FedAvg()``. ``FedProx(proximal_mu=0.1)`` adds
+            the proximal term to the clients' loss.
+        loss: The clients' loss; it determines the trainable parameters, and is evaluated on ``validation``.
+        save: Path of the model after every round, with only its weights changed. It must be absolute, since Flower
+            starts the server in a folder of its own.
+        rounds: Number of rounds of training.
+        validation: Data at the server for evaluating the model after every round.
+        metrics: Metrics beside the loss.
+        target: Name of the target in a file with several remaining arrays.
+        history: A ``.json`` file for the metrics and the excluded clients of each round.
         timeout: Seconds to wait for the clients in a round.
         train_config: Settings for the clients, such as ``{"epochs": 2}``.
-        secure: Secure aggregation: the server sees the sum of the clients' weights and none of them alone. ``True``,
-            or a ``SecAggPlusWorkflow`` with settings; clients need ``mods=[secaggplus_mod]``.
-        options: All other options of :class:`onnxtrain.Trainer`, as the clients have them.
+        secure: Secure aggregation: the server sees only the sum of the clients' weights. ``True``, or a
+            ``SecAggPlusWorkflow`` with settings; clients need ``mods=[secaggplus_mod]``.
+        options: All other options of :class:`onnxtrain.Trainer`, which must be the clients'.
 
     Returns:
         A ``flwr.serverapp.ServerApp``.
 
     Raises:
-        OptionError: Flower is not installed, an argument has a value that it cannot have, or the model cannot be
-            written there.
-        DataError: While the server runs: no client has sent weights that could be averaged, in any round.
+        OptionError: Flower is not installed, an argument is invalid, or the model cannot be
+            written.
+        DataError: While the server runs: no client sent valid weights in any round.
     """
     if rounds < 1:
         raise OptionError(f"rounds is {rounds}; it needs a number of at least 1.")
     if metrics and validation is None:
-        raise OptionError("metrics are measured on validation data; give validation=.")
-    saved, told = _absolute("save", save), None if history is None else _absolute("history", history)
+        raise OptionError("Metrics are measured on validation data; give validation=.")
+    saved, history_path = _absolute("save", save), None if history is None else _absolute("history", history)
     app = flower("flwr.serverapp").ServerApp()
     chosen = flower("flwr.serverapp.strategy").FedAvg() if strategy is None else strategy
 
     def main(grid: Any, context: Any) -> None:
         trainer = Trainer(model, loss=loss, **options)
-        federation = Federation(trainer, saved, told, rounds)
+        federation = Federation(trainer, saved, history_path, rounds)
         if validation is not None:
             federation.validation, federation.metrics, federation.target = validation, metrics, target
         checked = CheckedGrid(grid, trainer.get_weights())
@@ -304,7 +304,7 @@ def server_app(
 
 
 def _absolute(name: str, path: str | os.PathLike[str]) -> Path:
-    """A path that means the same in every process, and can be written."""
+    """Check that a path is absolute and can be written."""
     found = Path(path)
     if not found.is_absolute():
         raise OptionError(

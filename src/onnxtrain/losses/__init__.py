@@ -1,4 +1,4 @@
-"""Losses as graphs: what training minimises, built from a prediction and a target in standard operators."""
+"""Losses, built as graphs of standard operators from a prediction and a target."""
 
 from __future__ import annotations
 
@@ -56,4 +56,4 @@ LOSSES: Final[Mapping[str, type[Loss]]] = {
     "info_nce": InfoNCE,
     "distillation": Distillation,
 }
-"""The losses by the names that the command line takes."""
+"""Losses by their names on the command line."""

@@ -31,10 +31,10 @@ from onnxtrain.training_info.recipe import LossTerms
 
 
 def named_output(graph: ir.Graph, name: str | None) -> ir.Value:
-    """The output that the loss is for: the one of that name, by default the first floating one.
+    """Return the output of the loss: the one of this name, by default the first floating one.
 
     Raises:
-        OptionError: There is none.
+        OptionError: There is no such output.
     """
     outputs = list(graph.outputs)
     if name is not None:
@@ -49,12 +49,12 @@ def named_output(graph: ir.Graph, name: str | None) -> ir.Value:
 
 
 def is_float_tensor(value: ir.Value) -> bool:
-    """Return whether a value is a floating tensor: neither a sequence of them nor an optional one."""
+    """Return whether a value is a floating tensor, not a sequence or an optional."""
     return is_float(value) and not isinstance(value.type, ir.SequenceType | ir.OptionalType)
 
 
 def sums_to_one(value: ir.Value) -> bool:
-    """Whether a classifier's output is built as probabilities: (1 - p, p), or normalized."""
+    """Return whether a classifier's output is built as probabilities: (1 - p, p), or normalized."""
     producer = value.producer()
     while producer is not None and producer.op_type in ("Identity", "Cast", "Reshape"):
         source = producer.inputs[0]
@@ -79,7 +79,7 @@ def before_activation(value: ir.Value, loss: Loss) -> tuple[ir.Value, int | None
         return value, None
     rank = len(source.shape)
     axis = (producer.attributes["axis"].as_int() if "axis" in producer.attributes else -1) % rank
-    wanted = getattr(loss, "axis", class_axis(rank))  # None where the loss leaves it open
+    wanted = getattr(loss, "axis", class_axis(rank))  # None where the loss infers it
     if axis == 0 or (wanted is not None and wanted % rank != axis):
         return value, None
     return source, axis
@@ -90,13 +90,13 @@ class Targets:
     """The targets of a loss on a prediction.
 
     Attributes:
-        declared: The loss as it was given, which leaves the form of the targets open.
-        form: What targets are taken for.
-        loss: The loss for targets of that form.
-        prediction: What the loss is built on.
-        value: The algorithm's input for them.
-        inputs: Those of the model.
-        from_probabilities: Whether the prediction holds probabilities where the loss takes logits.
+        declared: The loss as it was given, for targets of any form.
+        form: Form of the targets.
+        loss: The loss for targets of this form.
+        prediction: The input of the loss.
+        value: The input of the step graph for the targets.
+        inputs: The inputs of the model.
+        from_probabilities: Whether the prediction holds probabilities although the loss takes logits.
     """
 
     declared: Loss
@@ -114,7 +114,7 @@ class Targets:
 
     @cached_property
     def spec(self) -> TensorSpec:
-        """Type and shape that the loss requires."""
+        """Type and shape of targets that the loss requires."""
         spec = tensor_spec(self.value)
         if hint := self.declared.shape_hint:
             return replace(spec, hint=hint, size_hint=hint)
@@ -124,7 +124,7 @@ class Targets:
         return replace(spec, hint=hint, size_hint=self._axis_hint())
 
     def _axis_hint(self) -> str:
-        """Which axis of the logits labels are without, where there is a choice."""
+        """Name the class axis, where the logits leave a choice."""
         shape, axis = dimensions(self.prediction), self.form.axis
         if axis is None and isinstance(self.loss, SoftmaxCrossEntropy):
             axis = self.loss.class_axis(wrapped(self.prediction))
@@ -137,10 +137,10 @@ class Targets:
         )
 
     def check_batch_axis(self) -> None:
-        """Refuse data sets for a model whose output has the batch elsewhere than in front, as its names tell.
+        """Refuse data sets for a model whose symbolic shapes put the batch of the output on another axis than 0.
 
         Raises:
-            DataError: The targets have the batch on another axis, too.
+            DataError: The batch axis of the targets is not 0 either.
         """
         shapes = [dimensions(value) for value in self.inputs]
         batches = {shape[0] for shape in shapes if shape and isinstance(shape[0], str)}
@@ -154,11 +154,11 @@ class Targets:
             )
 
     def adapt(self, targets: np.ndarray, labels: Sequence[str] | None = None) -> np.ndarray:
-        """Targets as the loss takes them, where people have them a little otherwise; see `labels.py`.
+        """Convert targets in common other forms to those of the loss; see :mod:`onnxtrain.data.labels`.
 
         Args:
             targets: Targets, examples first.
-            labels: The texts that stand for the classes, where targets are texts.
+            labels: The names of the classes, where targets are text.
         """
         shape = self._logits
         if shape is None or not isinstance(self.declared, LossByExample):
@@ -172,7 +172,7 @@ class Targets:
 
     @cached_property
     def _logits(self) -> tuple[Dimension, ...] | None:
-        """The shape of the prediction."""
+        """Shape of the prediction."""
         return dimensions(self.prediction)
 
     @cached_property
@@ -181,12 +181,12 @@ class Targets:
 
     @property
     def classes(self) -> int | None:
-        """The number of classes, where targets are labels and it is known."""
+        """Number of classes of targets that are labels; ``None`` where it is not known."""
         return self.declared.classes(wrapped(self.prediction))
 
     @property
     def take_labels(self) -> bool:
-        """Whether targets may be labels of classes."""
+        """True where targets may be class labels."""
         return "indices" in self.declared.target_kinds
 
     def form_of(self, targets: np.ndarray, sizes: Mapping[str, int]) -> TargetForm:
@@ -194,7 +194,7 @@ class Targets:
 
         Args:
             targets: All targets, examples first.
-            sizes: What the symbols of the inputs' shapes stand for.
+            sizes: Sizes of the symbolic dimensions of the inputs.
         """
         form = self.declared.form_of(wrapped(self.prediction), targets.dtype, targets.shape, sizes, self.form)
         return replace(form, ignoring=True) if self.hold_ignored(targets) else form
@@ -205,47 +205,47 @@ class Targets:
         form = self.form if targets is None else self.form_of(targets, dataset.sizes)
         if form.kind != "indices" or dataset.size is not None or self._ignored is None:
             return form
-        return replace(form, ignoring=True)  # batches that nobody has seen may hold such labels
+        return replace(form, ignoring=True)  # later batches may contain ignored labels
 
     def are_classes(self, targets: np.ndarray) -> bool:
-        """Whether all of them name a class, so that there is nothing to ignore and nothing to refuse."""
+        """Return whether all targets are valid class labels: none to ignore, none to refuse."""
         return self._end is not None and none_negative_below(targets, self._end)
 
     @cached_property
     def _end(self) -> int | None:
-        """The number of classes, where targets are labels."""
+        """Number of classes, where targets are labels."""
         return self.classes if self.form.kind == "indices" else None
 
     def hold_ignored(self, targets: np.ndarray) -> bool:
-        """Whether there are labels to ignore, for which the loss is not built so far."""
+        """Return whether targets contain ignored labels that the current loss does not handle."""
         if self.form.ignoring or self._ignored is None or targets.dtype.kind not in "iu":
             return False
-        return bool((targets == np.int64(self._ignored)).any())  # a number of Python's must fit the targets' type
+        return bool((targets == np.int64(self._ignored)).any())  # a Python int would have to fit the targets' type
 
     @property
     def _ignored(self) -> int | None:
-        """The label that is ignored where data hold it."""
+        """The label that is ignored where present."""
         index = getattr(self.declared, "ignore_index", None)
         return index if isinstance(index, IgnoredWherePresent) else None
 
     @property
     def _whole_loss(self) -> Loss:
-        """The loss with all that it ignores, where data hold it or not: for checks and metrics."""
+        """The loss with its ignored label, whether or not the data contain it: for checks and metrics."""
         return self.declared.with_form(replace(self.form, ignoring=True))
 
     @cached_property
     def check(self) -> TargetCheck | None:
-        """The check of their values."""
+        """Check of the targets' values."""
         return self._whole_loss.target_check(wrapped(self.prediction), self.form.kind)
 
     def metrics(self, metrics: Sequence[Any]) -> list[NamedMetric]:
-        """Metrics by name, as functions or as objects, told how to read this loss's predictions.
+        """Resolve metrics given by name, as functions or as objects, for the predictions of this loss.
 
-        The loss says what predictions are; a metric for others is refused. Functions of a user's own get the
+        The loss defines the meaning of predictions; a metric for others is refused. User-defined functions get the
         model's output.
 
         Raises:
-            OptionError: There is no such metric, or it is for other predictions.
+            OptionError: A metric does not exist, or is for other predictions.
         """
         from onnxtrain.metrics.choice import metric_for_loss  # imports all metrics
 
@@ -253,16 +253,16 @@ class Targets:
 
     @cached_property
     def metric_input(self) -> MetricInput:
-        """Return the interpretation of predictions and targets for metrics."""
+        """Meaning of predictions and targets for metrics."""
         metric_input = self._whole_loss.metric_input(wrapped(self.prediction), wrapped(self.value))
         return metric_input._replace(probabilities=self.from_probabilities)
 
 
 def target_input(loss: Loss, prediction: ir.Value, kind: TargetKind, name: str) -> ir.Value:
-    """The input for the targets of a loss.
+    """Create the input for the targets of a loss.
 
     Raises:
-        OptionError: Their shape cannot be known.
+        OptionError: The rank of the prediction is not known.
     """
     given = wrapped(prediction)
     shape = loss.target_shape(given, kind)
@@ -272,10 +272,10 @@ def target_input(loss: Loss, prediction: ir.Value, kind: TargetKind, name: str) 
 
 
 def tensor_spec(value: ir.Value) -> TensorSpec:
-    """Return the type and shape that data for an input must have.
+    """Return the required type and shape of data for an input.
 
     Raises:
-        OptionError: The input is no tensor.
+        OptionError: The input is not a tensor.
     """
     if value.dtype is None or not value.name:
         raise OptionError(f"The input {value.name!r} has no tensor type; only tensors can be fed.")
@@ -283,20 +283,20 @@ def tensor_spec(value: ir.Value) -> TensorSpec:
 
 
 def wrapped(value: ir.Value, opset: int = 18) -> Value:
-    """A value for what only looks at its type and shape."""
+    """Wrap a value for code that reads only its type and shape."""
     return Builder(ir.Graph([], [], nodes=[]), opset).wrap(value)
 
 
 Metrics = Any
-"""Metrics by name, in a text or a list, or as functions; by output where several have losses."""
+"""Metrics by name, in a text or a list, or as functions; a mapping by output for several losses."""
 
 
 class Head(NamedTuple):
-    """An output with a loss on targets.
+    """An output of the model with its loss.
 
     Attributes:
         output: The model's output.
-        prediction: What the loss is built on: the output, or what a final activation makes it of.
+        prediction: The input of the loss: the output, or the logits before its final activation.
         targets: The loss and its targets.
     """
 
@@ -306,17 +306,17 @@ class Head(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of the output."""
+        """Name of the output."""
         return str(self.output.name)
 
     def with_form(self, model: ir.Model, form: TargetForm) -> Head:
-        """The same for targets of another form."""
+        """Return the head for targets of another form."""
         if form == self.targets.form:
             return self
         return head_of(model, self.output, self.targets.declared, form, self.targets.name)
 
     def build(self, op: Builder, weights: Value | None) -> LossTerms:
-        """Emit the loss, with the weights of examples where there are any."""
+        """Emit the loss, with weights of examples if given."""
         targets, prediction = self.targets, op.wrap(self.prediction)
         if targets.from_probabilities:
             tiny = op.scalar(np.finfo(prediction.dtype.numpy()).tiny, prediction)
@@ -328,7 +328,7 @@ class Head(NamedTuple):
 
 
 def head_of(model: ir.Model, output: ir.Value, declared: Loss, form: TargetForm, name: str) -> Head:
-    """An output with a loss for targets of a form, which the step graph calls by this name."""
+    """Build the head of an output for targets of a form; ``name`` is the step graph's input for them."""
     graph = model.graph
     inner, axis = before_activation(output, declared.with_form(form))
     if axis is None and form.kind == "indices" and isinstance(declared, ClassLoss):
@@ -350,15 +350,15 @@ def head_of(model: ir.Model, output: ir.Value, declared: Loss, form: TargetForm,
 
 
 def are_none(metrics: Metrics) -> bool:
-    """Return whether no metric is asked for."""
+    """Return whether no metric is requested."""
     return metrics is None or (isinstance(metrics, str | list | tuple | Mapping) and not metrics)
 
 
 def check_numbers(metrics: Sequence[HeadMetric]) -> None:
-    """Refuse metrics whose value is no number, where a row of numbers is written.
+    """Refuse metrics whose value is not a number, where a row of numbers is written.
 
     Raises:
-        OptionError: One is a table.
+        OptionError: A metric is a table.
     """
     for name, _, metric in metrics:
         if not metric.number:
@@ -372,8 +372,8 @@ class HeadMetric(NamedTuple):
     """A metric of an output.
 
     Attributes:
-        name: The name of its value in results.
-        head: The output.
+        name: Name of the value in results.
+        head: The output and its loss.
         metric: The metric.
     """
 
@@ -383,11 +383,10 @@ class HeadMetric(NamedTuple):
 
 
 def metrics_of_heads(heads: Sequence[Head], metrics: Metrics) -> list[HeadMetric]:
-    """Metrics by output, told how to read its predictions.
+    """Resolve metrics for the predictions of their outputs.
 
     Raises:
-        OptionError: There is no such metric, it is not said whose it is, there is no such output with a loss, or two
-            values have one name.
+        OptionError: A metric or its output does not exist, the output is ambiguous, or two values have one name.
     """
     from onnxtrain.metrics.choice import listed
 
@@ -398,14 +397,14 @@ def metrics_of_heads(heads: Sequence[Head], metrics: Metrics) -> list[HeadMetric
         metrics = listed(metrics)
         if len(heads) > 1 and metrics:
             raise OptionError(
-                f"metrics is {metrics!r}, but several outputs have losses; say whose they are: "
+                f"metrics is {metrics!r}, but several outputs have losses; give metrics by output: "
                 f"metrics={{{next(iter(known))!r}: {metrics[0]!r}}}."
             )
         metrics = {heads[0].name: metrics}
     found: list[HeadMetric] = []
     for output, given in metrics.items():
         if output not in known:
-            raise OptionError(f"metrics has the output {output!r}, but those with losses are {', '.join(known)}.")
+            raise OptionError(f"metrics has the output {output!r}, but outputs with losses are {', '.join(known)}.")
         head = known[output]
         for metric in head.targets.metrics(listed(given)):
             name = f"{output}_{metric.name}" if len(heads) > 1 else metric.name

@@ -1,4 +1,4 @@
-"""Find the metric that a user means, and fit it to the predictions of a loss."""
+"""Resolve metrics given as names, functions or objects, and adapt them to the predictions of a loss."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def resolve_metric(metric: str | Metric | MetricFunction, **options: Any) -> Nam
     """Find a metric by name, or take a function of (y_true, y_pred) or an object with the methods of a metric.
 
     Args:
-        metric: a name such as ``"accuracy"``, ``"f1"`` or ``"mean_squared_error"``; a function of all targets and all
+        metric: A name such as ``"accuracy"``, ``"f1"`` or ``"mean_squared_error"``; a function of all targets and all
             predictions; or a :class:`Metric`.
-        options: further arguments of a metric found by name, such as ``ignore_index``; of a metric of a whole data set
-            also ``predicts``: what predictions are, ``"classes"``, ``"binary"`` or ``"numbers"``.
+        options: Arguments of a metric found by name, such as ``ignore_index``; metrics of a whole dataset also take
+            ``predicts``, the meaning of predictions: ``"classes"``, ``"binary"`` or ``"numbers"``.
 
     Raises:
-        OptionError: there is no such metric, or it has no such argument.
+        OptionError: The metric or an argument of it does not exist.
 
     >>> import numpy as np
     >>> resolve_metric("accuracy", threshold=0.0)(np.array([1, 0]), np.array([2.5, -1.0]))
@@ -71,15 +71,15 @@ def resolve_metric(metric: str | Metric | MetricFunction, **options: Any) -> Nam
 
 
 def canonical(name: str) -> str:
-    """The name that a metric has here."""
+    """Resolve aliases of a metric's name."""
     return _METRIC_ALIASES.get(name, ALIASES.get(name, name))
 
 
 def listed(metrics: Any) -> list[Any]:
-    """Metrics one by one; texts may list several, with commas between them.
+    """List metrics one by one; a text may hold several, separated by commas.
 
     Raises:
-        OptionError: they are neither metrics nor a list of some.
+        OptionError: The argument is neither a metric nor a list of metrics.
 
     >>> listed("accuracy, top_k(5)")
     ['accuracy', 'top_k(5)']
@@ -104,11 +104,11 @@ def listed(metrics: Any) -> list[Any]:
 
 
 def unknown(name: str) -> OptionError:
-    """The error for a name that no metric has, with the nearest that one has."""
+    """Return the error for an unknown metric, with the nearest name."""
     names = [*BUILT_IN, *WHOLE_NAMES, *_METRIC_ALIASES, *_METRIC_ALIASES.values(), *_loss_aliases()]
     near = suggestion(name_of(name), names)
     shown = ", ".join([*BUILT_IN, *SHOWN, "f1_micro", "top_k(5)", CharacterErrorRate.name])
-    return OptionError(f"there is no metric '{name}': use {shown} or a function of (y_true, y_pred).{near}")
+    return OptionError(f"There is no metric '{name}': use {shown} or a function of (y_true, y_pred).{near}")
 
 
 def _loss_aliases() -> list[str]:
@@ -116,10 +116,10 @@ def _loss_aliases() -> list[str]:
 
 
 def from_object(metric: Any) -> NamedMetric:
-    """The metric that a function, or an object with the methods of a metric, is.
+    """Wrap a function, or an object with the methods of a metric.
 
     Raises:
-        OptionError: it is neither.
+        OptionError: The object is neither.
     """
     if isinstance(metric, NamedMetric):
         return metric
@@ -133,14 +133,14 @@ def from_object(metric: Any) -> NamedMetric:
             number=bool(getattr(metric, "number", True)),
         )
     if isinstance(metric, type):
-        raise OptionError(f"the metric is the class {metric.__name__}; give an object: {metric.__name__}().")
+        raise OptionError(f"The metric is the class {metric.__name__}; give an object: {metric.__name__}().")
     if not callable(metric):
-        raise OptionError(f"a metric is a name or a function of (y_true, y_pred), not {_shown(metric)}.")
+        raise OptionError(f"A metric is a name or a function of (y_true, y_pred), not {_shown(metric)}.")
     name = getattr(metric, "__name__", None) or type(getattr(metric, "func", metric)).__name__
     _check_arguments(metric, name)
     return NamedMetric(
         name,
-        lambda y_true, y_pred: [(np.array(y_true), np.array(y_pred))],  # the session's buffers have other values later
+        lambda y_true, y_pred: [(np.array(y_true), np.array(y_pred))],  # the session reuses its buffers
         _extended,
         functools.partial(_of_all, metric, name),
         of_output=True,
@@ -153,11 +153,11 @@ def _extended(one: list[Any], other: list[Any]) -> list[Any]:
 
 
 def _of_all(function: MetricFunction, name: str, batches: list[tuple[Array, Array]]) -> float:
-    """The value of a function for all targets and predictions at once.
+    """Evaluate a function on all targets and predictions at once.
 
     Raises:
-        DataError: batches have different shapes, so that they do not join.
-        OptionError: the function returns something else than a number.
+        DataError: Batches have different shapes and cannot be concatenated.
+        OptionError: The function does not return a number.
     """
     arrays = []
     for what, parts in zip(("targets", "predictions"), zip(*batches, strict=True), strict=True):
@@ -165,7 +165,7 @@ def _of_all(function: MetricFunction, name: str, batches: list[tuple[Array, Arra
         if len(shapes) > 1:
             raise DataError(
                 f"The metric {name} sees all data at once, but batches have {what} of the shapes "
-                f"{', '.join(map(str, shapes))} for an example, which do not join; give data of one length, or "
+                f"{', '.join(map(str, shapes))} per example, which cannot be concatenated; give data of one length, or "
                 "an object with start, update, merge and result."
             )
         arrays.append(np.concatenate(parts))
@@ -202,16 +202,16 @@ def _shown(value: object) -> str:
 
 _DESCRIPTIONS: Final[dict[PredictionKind, str]] = {
     "classes": "scores over classes",
-    "binary": "independent yes-or-no logits",
+    "binary": "independent binary logits",
     "numbers": "numbers",
 }
 
 
 def metric_for_loss(metric_input: MetricInput, metric: str | Metric | MetricFunction) -> NamedMetric:
-    """A metric told how to read this loss's predictions; one of a user's own is left as it is.
+    """Adapt a metric to the predictions of a loss; a user-defined one stays as it is.
 
     Raises:
-        OptionError: there is no such metric, or it is for other predictions.
+        OptionError: The metric does not exist, or is for other predictions.
     """
     name = canonical(metric) if isinstance(metric, str) else None
     if name in (CharacterErrorRate.name, WordErrorRate.name):
@@ -237,10 +237,10 @@ def _counting(metric: NamedMetric, metric_input: MetricInput) -> NamedMetric:
 def reader(
     metric_input: MetricInput, name: str, reads: Sequence[PredictionKind]
 ) -> Callable[[Array, Array], Predictions]:
-    """Bring targets and predictions of this loss to the form that a metric takes.
+    """Return a function that converts targets and predictions of a loss for a metric.
 
     Raises:
-        OptionError: the metric is for other predictions.
+        OptionError: The metric is for other predictions.
     """
     kind = metric_input.predicts
     if kind is None or kind not in reads:
@@ -259,14 +259,14 @@ def reader(
 
 
 def _fitting(kind: PredictionKind | None) -> str:
-    """The metrics for predictions of a kind, in words."""
+    """List the metrics for predictions of a kind, for error messages."""
     names = [name for name, entry in BUILT_IN.items() if kind in entry.reads]
     names += [name for name in SHOWN if kind in WHOLE[name].reads]
     return "".join(f"{name}, " for name in names) + "or " if names else "another, or "
 
 
 def _aligned(metric_input: MetricInput, y_true: Array, y_pred: Array) -> tuple[Array, Array]:
-    """Targets beside the predictions that are for them, these as logits."""
+    """Align targets with their predictions, and convert probabilities to logits."""
     given = _log(y_pred) if metric_input.probabilities else y_pred
     return (y_true[:, metric_input.later :], given[:, : -metric_input.later]) if metric_input.later else (y_true, given)
 
@@ -286,10 +286,10 @@ def _error_rate(metric_input: MetricInput, name: str) -> CharacterErrorRate:
 
 
 def _options(metric_input: MetricInput, name: str) -> dict[str, Any]:
-    """The arguments of a built-in metric.
+    """Return the arguments of a built-in metric.
 
     Raises:
-        OptionError: it is for other predictions.
+        OptionError: The metric is for other predictions.
     """
     if metric_input.predicts is None:
         if name != "accuracy":

@@ -1,4 +1,4 @@
-"""Predictions compared with targets as a report shows them: counts of mistakes, or pairs of numbers."""
+"""Comparison of predictions with targets for a report: a confusion matrix, or pairs of values."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from onnxtrain.metrics.whole_metrics import Values
 from onnxtrain.report.record import Confusion, Residuals
 
 MOST_CLASSES: Final = 500
-"""Of more classes no matrix is kept."""
+"""Largest number of classes for which a matrix is kept."""
 
 MOST_PAIRS: Final = 2000
-"""Up to so many pairs of numbers are kept, of more every second, fourth, ..."""
+"""Largest number of pairs that are kept; of more, every second, fourth, ..."""
 
 
 @dataclass
 class Outcome:
-    """Predictions beside targets for a report.
+    """Comparison of predictions with targets for a report.
 
     Attributes:
-        counts: how often each class was taken for each.
-        pairs: targets and predictions [M, 2], every `every`-th of all that were `seen`.
-        too_many: the number of classes, where a matrix of them is too large.
+        counts: Confusion matrix.
+        pairs: Targets and predictions [M, 2]: every `every`-th of the `seen` ones.
+        too_many: The number of classes where their matrix is too large, else 0.
     """
 
     counts: Values | None = None
@@ -39,11 +39,11 @@ class Outcome:
 
     @property
     def note(self) -> str:
-        """Why there is nothing to show, or ""."""
-        return f"Of {self.too_many} classes no matrix is drawn." if self.too_many else ""
+        """Reason for showing nothing, or ""."""
+        return f"A matrix of {self.too_many} classes is not drawn." if self.too_many else ""
 
     def add(self, pairs: Values) -> None:
-        """Add pairs of the next batch, and keep every so many-th, evenly over all that came."""
+        """Add the pairs of the next batch, and thin out evenly."""
         self.pairs = np.concatenate([self.pairs, pairs[-self.seen % self.every :: self.every]])
         self.seen += len(pairs)
         while len(self.pairs) > MOST_PAIRS:
@@ -53,7 +53,7 @@ class Outcome:
         """Return the figures of a report.
 
         Args:
-            labels: the names of the classes, where they have some.
+            labels: The names of the classes, if any.
         """
         if len(self.pairs):
             return [Residuals(self.pairs[:, 0].tolist(), self.pairs[:, 1].tolist())]
@@ -64,16 +64,16 @@ class Outcome:
             return [Confusion(self.counts.tolist(), list(names))]
         several = len(self.counts) > 1
         return [
-            Confusion(counts.tolist(), ["no", "yes"], f"question {index}" if several else "")
+            Confusion(counts.tolist(), ["no", "yes"], f"output {index}" if several else "")
             for index, counts in enumerate(self.counts)
         ]
 
 
 def outcome(metric_input: MetricInput) -> NamedMetric:
-    """A metric whose value is an :class:`Outcome`.
+    """Return a metric whose value is an :class:`Outcome`.
 
     Args:
-        metric_input: the meaning of the predictions, of a loss that declares it.
+        metric_input: The meaning of the predictions, of a loss that declares it.
     """
     read = reader(metric_input, "outcome", ("classes", "binary", "numbers"))
 

@@ -1,14 +1,14 @@
-"""Patterns of names of nodes that are to be computed again, looked at while all nodes have their names."""
+"""Check the patterns of `recompute=` while all nodes still have their names."""
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Sequence
 
 import onnx_ir as ir
 
 from onnxtrain.errors import GradientError
 from onnxtrain.passes.memory.numbered_layers import LAYERS, layer_of
+from onnxtrain.patterns import matches, no_match
 
 
 def check_patterns(graph: ir.Graph, patterns: Sequence[str]) -> None:
@@ -29,8 +29,5 @@ def check_patterns(graph: ir.Graph, patterns: Sequence[str]) -> None:
                 "recompute='layers', but no node has a name with a numbered layer, such as 'layers.3'; name nodes by "
                 f"patterns; the model has {', '.join(map(repr, names[:8])) or 'no node with a name'}."
             )
-        if pattern != LAYERS and not any(fnmatch.fnmatchcase(name, pattern) for name in names):
-            shown = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
-            raise GradientError(
-                f"recompute={pattern!r} matches the name of no node; the model has {shown or 'no node with a name'}."
-            )
+        if pattern != LAYERS and not matches(pattern, *names):
+            raise GradientError(no_match("recompute", pattern, "named node", names))

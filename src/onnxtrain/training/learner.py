@@ -350,7 +350,7 @@ class Learner(Learned):
             One array per tensor output by name, or the array itself where the model has one output.
 
         Raises:
-            OptionError: `labels` is given, and predictions are neither scores over classes nor yes-or-no logits.
+            OptionError: `labels` is given, and predictions are neither scores over classes nor binary logits.
         """
         if labels:
             from onnxtrain.training.inference.answers import answers
@@ -378,7 +378,7 @@ class Learner(Learned):
             yes [N, 2], as in scikit-learn. By output where several have losses.
 
         Raises:
-            OptionError: Predictions are neither scores over classes nor yes-or-no logits.
+            OptionError: Predictions are neither scores over classes nor binary logits.
         """
         from onnxtrain.training.inference.answers import probabilities
 

@@ -10,11 +10,11 @@ import numpy as np
 from onnxtrain.autodiff.options import Compute
 from onnxtrain.losses.base import TargetKind
 from onnxtrain.parallel.communicator import Communicator
+from onnxtrain.patterns import Patterns
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.training.working_copy.adaptation import Adaptation
 from onnxtrain.weights.ema import EMA
 from onnxtrain.weights.groups import Group
-from onnxtrain.weights.parameters import Patterns
 
 
 class Options(TypedDict, total=False):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -18,6 +17,7 @@ from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.ir.value import dimensions, is_float
 from onnxtrain.losses.base import JointLoss, Loss
 from onnxtrain.losses.heads import Head, head_of, named_output, wrapped
+from onnxtrain.patterns import escape
 from onnxtrain.training.advice.dropped_biases import dropped_biases
 from onnxtrain.training.objective import Objective, graph_values
 from onnxtrain.training.specification import Specification
@@ -177,7 +177,7 @@ def _table(
 
 def _trained(adapted: Adapted | None, train: tuple[str, ...] | None) -> tuple[str, ...] | None:
     """The patterns of what is trained: where something was added to the model, that first."""
-    return train if adapted is None else (*map(glob.escape, adapted.parameters), *(train or ()))
+    return train if adapted is None else (*map(escape, adapted.parameters), *(train or ()))
 
 
 def _copied_row(graph: ir.Graph, copy: Copy) -> Initializer:

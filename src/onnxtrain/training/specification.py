@@ -20,6 +20,7 @@ from onnxtrain.model_file.file import ModelFile
 from onnxtrain.operators import Adam
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.parallel.communicator import Communicator
+from onnxtrain.patterns import Patterns
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.training.optimizers import choose_optimizer
 from onnxtrain.training.working_copy.adaptation import Adaptation
@@ -27,7 +28,6 @@ from onnxtrain.training.working_copy.training_modes import Modes
 from onnxtrain.training_info.recipe import Clipping
 from onnxtrain.weights.ema import EMA, choose_ema
 from onnxtrain.weights.groups import Group, listed_groups
-from onnxtrain.weights.parameters import Patterns
 from onnxtrain.weights.ties import untied
 
 if TYPE_CHECKING:

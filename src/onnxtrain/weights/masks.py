@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,8 @@ from onnxtrain.ir.clone import subgraphs
 from onnxtrain.ir.domains import MACHINE_LEARNING_DOMAIN, MICROSOFT_DOMAIN
 from onnxtrain.ir.sharing import RANDOM
 from onnxtrain.ir.value import dimensions
-from onnxtrain.weights.readers import REARRANGING, Functions, Reader, arrivals, is_lookup, is_product
+from onnxtrain.patterns import matches, no_match, pattern_list
+from onnxtrain.weights.readers import REARRANGING, Functions, Reader, arrivals, is_linear, is_lookup
 
 if TYPE_CHECKING:
     from onnxtrain.operators.optimizer import Optimizer
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 _STANDARD = frozenset({"", MACHINE_LEARNING_DOMAIN, MICROSOFT_DOMAIN})
 
 _REARRANGED = REARRANGING - {"Concat"}
-"""Behind a Concat with data, as of a class token, lies data."""
+"""A Concat with data, as of a class token, yields data."""
 
 
 def matmul_weights(model: ir.Model, names: Sequence[str]) -> list[str]:
-    """The parameters that multiply data in products, convolutions and recurrent layers, or are embeddings.
+    """Find the weights of linear layers, convolutions, recurrent layers and embeddings.
 
-    What reads a matrix or tensor decides, not its rank: a scale of shape [1, C, 1] is none, nor is a bias of shape
-    [1, C]. A weight may be rearranged, normalized, masked or quantized before it is read. Where an operator is not
-    known, tensors of at least two axes with several elements count as weights.
+    The readers of a tensor decide, not its rank: a scale of shape [1, C, 1] or a bias of shape [1, C] is not a weight.
+    A weight may be rearranged, normalized, masked or quantized before it is read. For unknown operators, tensors with
+    several elements along at least two axes count as weights.
 
     Args:
         model: A working copy with shapes.
         names: Initializers of its main graph.
 
     Returns:
-        Those of the names that are weights, in their order.
+        The names of weights, in the given order.
     """
     constant = _constants(model)
     return [name for name in names if _is_weight(model.graph.initializers[name], model.functions, constant)]
@@ -47,16 +47,16 @@ def matmul_weights(model: ir.Model, names: Sequence[str]) -> list[str]:
 def _is_weight(value: ir.Value, functions: Functions, constant: set[ir.Value]) -> bool:
     if value.shape is not None and len(value.shape) < 2:
         return False
-    if any(_weighs(reader, value) for reader in arrivals(value, functions, _REARRANGED)):
+    if any(_reads_weight(reader, value) for reader in arrivals(value, functions, _REARRANGED)):
         return True
-    # Behind arithmetic with other weights, as of weight normalization, only tensors and no scales.
+    # After arithmetic with other weights, as in weight normalization, only tensors, not scales.
     return _axes(value) >= 2 and any(
-        _weighs(reader, value) for reader in _behind_arithmetic(value, functions, constant)
+        _reads_weight(reader, value) for reader in _behind_arithmetic(value, functions, constant)
     )
 
 
-def _weighs(reader: Reader, value: ir.Value) -> bool:
-    if is_product(reader) or is_lookup(reader):
+def _reads_weight(reader: Reader, value: ir.Value) -> bool:
+    if is_linear(reader) or is_lookup(reader):
         return True
     return reader[0].domain not in _STANDARD and _axes(value) >= 2
 
@@ -84,7 +84,7 @@ def _behind_arithmetic(value: ir.Value, functions: Functions, constant: set[ir.V
 
 
 def _constants(model: ir.Model) -> set[ir.Value]:
-    """The values of the main graph that depend on initializers only, not on the inputs of the model."""
+    """Return the values of the main graph that depend on initializers only, not on inputs of the model."""
     found = {value for value in model.graph.initializers.values() if value not in model.graph.inputs}
     for node in model.graph:
         if not subgraphs(node) and node.op_type not in RANDOM and all(v is None or v in found for v in node.inputs):
@@ -98,14 +98,13 @@ def choose_tensors(
     argument: str,
     weights: Collection[str] | None = None,
 ) -> list[str]:
-    """The parameters that match glob patterns; without patterns the weights: not biases, nor scales.
+    """Return the parameters that match glob patterns; without patterns the weights, not biases or scales.
 
     Args:
         shapes: All parameters.
         patterns: Glob patterns.
-        argument: What the message calls the patterns.
-        weights: Those that are weights, as :func:`onnxtrain.weights.masks.matmul_weights` finds them;
-            by default those of rank 2 and more.
+        argument: Name of the option, for error messages.
+        weights: The weights, as :func:`matmul_weights` finds them; by default parameters of rank 2 and more.
 
     Raises:
         OptionError: A pattern matches no parameter.
@@ -118,22 +117,20 @@ def choose_tensors(
         return list(weights)
     if patterns is None:
         return [name for name, shape in shapes.items() if len(shape) >= 2]
-    patterns = [patterns] if isinstance(patterns, str) else list(patterns)
-    for pattern in patterns:
-        if not any(fnmatch.fnmatchcase(name, pattern) for name in shapes):
-            raise OptionError(
-                f"{argument}={pattern!r} matches no parameter that is trained; they are {', '.join(list(shapes)[:8])}."
-            )
-    return [name for name in shapes if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
+    listed = pattern_list(patterns)
+    for pattern in listed:
+        if not matches(pattern, *shapes):
+            raise OptionError(no_match(argument, pattern, "parameter that is trained", shapes))
+    return [name for name in shapes if any(matches(pattern, name) for pattern in listed)]
 
 
 def check_masks(
     masks: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]], optimizers: Iterable[Optimizer]
 ) -> None:
-    """Refuse masks that do not fit their parameters, of these shapes, or one of the optimizers.
+    """Refuse masks that do not fit their parameters or one of the optimizers.
 
     Raises:
-        OptionError: A mask fits no parameter, or the optimizer divides 0 by 0 where a mask is false.
+        OptionError: A mask fits no parameter, or the optimizer computes 0 / 0 where a mask is false.
     """
     for name, mask in masks.items():
         if name not in shapes:

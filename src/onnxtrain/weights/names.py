@@ -18,9 +18,9 @@ from onnxtrain.weights.readers import Functions, arrivals, role_of
 
 
 class NameOrigin(Enum):
-    """Origins of a name."""
+    """Author of an initializer's name."""
 
-    MODULE = "a path of modules, as of a state dict"
+    MODULE = "a module path, as in a state dict"
     WORD = "a word"
     EXPORTER = "made by an exporter"
 
@@ -46,7 +46,7 @@ _RESULT = (
     r"|reciprocal|repeat|reshape|rsqrt|scalar_tensor|select|sigmoid|sin|slice|softplus|split|sqrt|squeeze|stack|std|sub"
     r"|t|tanh|transpose|tril|triu|type_as|unsafe_view|unsqueeze|view|where|zeros|zeros_like)(_\d+)?$"
 )
-"""Names that torch.fx gives to results of operations: an exporter computed an initializer of such a name."""
+"""Names of operation results in torch.fx: the exporter computed an initializer with such a name."""
 
 _MODULE = r"^\w+(\.\w+)+$"
 
@@ -82,7 +82,7 @@ _LEARNED = (
 
 
 def origin_of(name: str) -> NameOrigin:
-    """Who gave an initializer its name.
+    """Classify the name of an initializer: a module path, a plain word, or an exporter's.
 
     Example:
         >>> [origin_of(name).name for name in ("text.logit_scale", "logit_scale", "onnx::Mul_123")]
@@ -97,18 +97,18 @@ def origin_of(name: str) -> NameOrigin:
 
 
 def last_word(name: str) -> str:
-    """The last part of a path, in lower case: what its module calls a tensor."""
+    """Return the last part of a path in lower case: the tensor's name within its module."""
     bare = re.sub(r"(/(ReadVariableOp|read)(_\d+)?)?(:0)?$", "", name)
     return re.split(r"[./:]", bare)[-1].lower()
 
 
 def is_literal(name: str) -> bool:
-    """Whether it is the name that an exporter gives to a tensor written in the code, which nobody trained."""
+    """Return whether an exporter gives this name to a literal in the code, which was not trained."""
     return re.search(_LITERAL, name) is not None
 
 
 def is_computed_parameter(name: str) -> bool:
-    """Return whether an exporter gave the name to a tensor that it computed from a module's, not to a literal.
+    """Return whether an exporter gives this name to a tensor computed from a module's, not to a literal.
 
     Example:
         >>> [is_computed_parameter(name) for name in ("onnx::Mul_32", "helper.unsqueeze.0", "helper.constant.0")]
@@ -118,44 +118,44 @@ def is_computed_parameter(name: str) -> bool:
 
 
 def is_table(name: str) -> bool:
-    """Whether a tensor is called like a table of positions: cosines, sines, inverse frequencies."""
+    """Return whether a tensor has the name of a position table: cosines, sines, inverse frequencies."""
     return re.match(_TABLE, last_word(name)) is not None
 
 
 def is_mask(name: str) -> bool:
-    """Whether a tensor is called like a mask."""
+    """Return whether a tensor has the name of a mask."""
     return re.match(_MASK, last_word(name)) is not None
 
 
 def is_buffer(name: str) -> bool:
-    """Whether a scalar is called like one that modules hold but do not train: an epsilon, a scale of attention."""
+    """Return whether a scalar has the name of a module's buffer: an epsilon, a scale of attention."""
     return re.match(_BUFFERS, last_word(name)) is not None
 
 
 def is_result(name: str) -> bool:
-    """Return whether PyTorch's newer exporter gave the name of an operation to a tensor that it computed."""
+    """Return whether PyTorch's newer exporter gives this name to a tensor that it computes."""
     return re.match(_RESULT, name) is not None
 
 
 def is_statistic_name(name: str) -> bool:
-    """Return whether a tensor is called like a running statistic."""
+    """Return whether a tensor has the name of a running statistic."""
     return re.match(_STATISTIC, last_word(name)) is not None
 
 
 def is_preprocessing(name: str) -> bool:
-    """Return whether a tensor is called like a mean or a deviation of preprocessing."""
+    """Return whether a tensor has the name of a mean or deviation of preprocessing."""
     return re.match(_PREPROCESSING, last_word(name)) is not None
 
 
 def is_learned(name: str) -> bool:
-    """Whether a scalar is called like one that modules learn: a temperature, a slope, a gate."""
+    """Return whether a scalar has the name of a trainable one: a temperature, a slope, a gate."""
     return re.match(_LEARNED, last_word(name)) is not None
 
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 
 CALL = "pkg.torch.onnx.fx_node"
-"""Metadata of a node: the call in the exported program that it was made from."""
+"""Metadata key of a node: its call in the exported program."""
 
 _KEPT = (_SCOPES, CALL)
 
@@ -163,9 +163,9 @@ _BIASES = {("Gemm", 2), ("Conv", 2), ("ConvTranspose", 2), ("Add", 0), ("Add", 1
 
 
 def module_paths(value: ir.Value, functions: Functions | None = None) -> tuple[str, ...]:
-    """The names that an initializer has in the program that was exported; none where its name in the file is the one.
+    """Return the module paths of an initializer in the exported program; none where its name in the file is its path.
 
-    One that several modules read, since an exporter merged equal values or the program shares it, has all their names.
+    An initializer of several modules, merged by an exporter or shared by the program, has the paths of all.
 
     Args:
         value: An initializer.
@@ -200,7 +200,7 @@ _IN_MODULES = {"scale": "weight", "bias": "bias", "running mean": "running_mean"
 
 
 def role_in_module(operator: str, index: int) -> str:
-    """Return PyTorch's name of the parameter at an operator's input slot; "" where the operator has none.
+    """Return PyTorch's name of the parameter at an input slot of an operator; "" where it has none.
 
     Example:
         >>> role_in_module("BatchNormalization", 4), role_in_module("Gemm", 2), role_in_module("Mul", 1)
@@ -211,9 +211,9 @@ def role_in_module(operator: str, index: int) -> str:
 
 
 def forget_traces(model: ir.Model) -> None:
-    """Take the metadata of nodes that :func:`module_paths` does not read out of a working copy, in place.
+    """Remove node metadata that :func:`module_paths` does not read from a working copy, in place.
 
-    PyTorch's exporter writes the lines of the program that each node was made from: most of the bytes of a graph.
+    PyTorch's exporter writes the source lines of each node, which are most of the bytes of a graph.
     """
     for part in (model.graph, *model.functions.values()):
         for node in all_nodes(part):
@@ -226,13 +226,13 @@ def forget_traces(model: ir.Model) -> None:
 
 
 def node_names(value: ir.Value, functions: Functions | None = None) -> tuple[str, ...]:
-    """The names of the nodes that read an initializer, each as such and as a path of modules."""
+    """Return the names of the nodes that read an initializer, as they are and as module paths."""
     names = [node.name or "" for node, _ in arrivals(value, functions)]
     return tuple(dict.fromkeys(other for name in names if name for other in (name, name.strip("/").replace("/", "."))))
 
 
 def module_of(name: str, metadata: Mapping[str, str]) -> str:
-    """The path of the module that a node belongs to, by its name and metadata; "" where it is not known."""
+    """Return the module path of a node by its name and metadata; "" where it is not known."""
     scopes = metadata.get(_SCOPES)
     if scopes is not None:
         try:
@@ -243,7 +243,7 @@ def module_of(name: str, metadata: Mapping[str, str]) -> str:
         return named[-2] if len(named) > 1 else ""
     path: list[str] = []
     for part in name.strip("/").split("/")[:-1] if name.startswith("/") else ():
-        if path and part.startswith(f"{path[-1]}."):  # /body/body.2: a Sequential that was called
+        if path and part.startswith(f"{path[-1]}."):  # /body/body.2: a call of a Sequential
             path.pop()
         path.append(part)
     return ".".join(path)

@@ -46,44 +46,44 @@ from onnxtrain.weights.ties import has_one_value
 REASON = "a scalar of the computation"
 
 _SPREADING = frozenset({"Expand", "Tile"})
-"""Operators that fill a tensor with a scalar, as with the zeros of an initial state."""
+"""Operators that fill a tensor with a scalar, such as the zeros of an initial state."""
 
 _SHAPING = frozenset({"Exp", "Sigmoid", "Softplus", "Tanh"})
-"""Functions that keep a learned number in its range; of a constant an exporter would have computed them."""
+"""Functions that bound a trainable scalar; an exporter folds them for constants."""
 
 _SHAPED = r"^(exp|sigmoid|softplus|tanh)(_\d+)?$"
-"""The name of a shaped number that PyTorch's newer exporter computed."""
+"""Names of bounded scalars that PyTorch's newer exporter computed."""
 
 _GUARDED = frozenset({"Sqrt", "Log", "Reciprocal", "Pow"})
-"""Functions that an epsilon keeps away from zero."""
+"""Functions whose argument an epsilon keeps from zero."""
 
 _LARGEST_EPSILON = 1e-2
 
 _HUGE = 1e4
-"""Fill values of masked positions are larger than this; trainable scalars are not."""
+"""Magnitude of fill values of masks, which trainable scalars do not reach."""
 
 _KNOWN = (math.pi, math.e, math.log(2), math.log(10), math.sqrt(2 / math.pi), 2 / math.sqrt(math.pi), 0.044715, 1.702)
-"""Numbers of formulas that are neither round nor roots."""
+"""Constants of formulas that are neither round numbers nor roots."""
 
 _OF_ACTIVATIONS = (math.sqrt(2), math.sqrt(0.5), math.sqrt(2 / math.pi), 2 / math.sqrt(math.pi), 0.044715, 1.702)
-"""Numbers in the formulas of GELU, with which nothing that is learned begins."""
+"""Constants of GELU, which are no initial values of trainable scalars."""
 
 _LARGEST_ROOT = 1 << 14
 
 
 def is_scalar(value: ir.Value) -> bool:
-    """Whether a value has one element."""
+    """Return whether a value has one element."""
     shape = dimensions(value)
     return shape is not None and all(size == 1 for size in shape)
 
 
 def scalar_readers(value: ir.Value, functions: Functions | None = None) -> list[Reader]:
-    """Find the readers of a one-element value; what fills a tensor with it is one."""
+    """Return the readers of a one-element value, including operators that fill a tensor with it."""
     return arrivals(value, functions, REARRANGING - _SPREADING)
 
 
 def scalar_reason(value: ir.Value) -> str:
-    """Why a one-element initializer is no parameter; "" where it is one."""
+    """Return why a one-element initializer is not a parameter; "" for a parameter."""
     if _is_weight(value):
         return ""
     name, readers = value.name or "", scalar_readers(value)
@@ -110,10 +110,10 @@ def _number(value: ir.Value) -> float | None:
 
 
 def _is_weight(value: ir.Value) -> bool:
-    """Whether an operator says that it weighs data: a parameter of a layer, or added to a product with weights."""
+    """Return whether readers show a weight: a parameter of a layer, or a bias of a linear layer."""
     readers = scalar_readers(value)
     weighing = [reader for reader in readers if use_of(reader) is ReaderUse.WEIGHT and not is_operand_of_weight(reader)]
-    # Exporters fill in the scale and bias of a normalization that has none.
+    # Exporters add a scale and bias to a normalization without them.
     is_fill = origin_of(value.name or "") is NameOrigin.EXPORTER and _number(value) in (0, 1)
     weighing = [reader for reader in weighing if not (is_fill and is_normalization(reader))]
     # jax2onnx writes the third operand of Gemm as a zero where there is no bias.
@@ -128,18 +128,18 @@ def _is_weight(value: ir.Value) -> bool:
 
 
 def _has_one_channel(reader: Reader) -> bool:
-    """Return whether the product that a bias is added to has a single output."""
-    product = summed_with(reader)
-    return product is not None and _has_one_output(product)
+    """Return whether the linear layer of a bias has a single output."""
+    layer = summed_with(reader)
+    return layer is not None and _has_one_output(layer)
 
 
-def _has_one_output(product: ir.Node) -> bool:
-    shape = dimensions(product.outputs[0])
-    return shape is not None and len(shape) > 1 and shape[1 if product.op_type.startswith("Conv") else -1] == 1
+def _has_one_output(layer: ir.Node) -> bool:
+    shape = dimensions(layer.outputs[0])
+    return shape is not None and len(shape) > 1 and shape[1 if layer.op_type.startswith("Conv") else -1] == 1
 
 
 def _is_epsilon(reader: Reader, number: float | None) -> bool:
-    """Return whether a small number keeps the argument of a root, a logarithm or a quotient away from zero."""
+    """Return whether a small number keeps the argument of a root, a logarithm or a division from zero."""
     node, _ = reader
     if number is None or abs(number) > _LARGEST_EPSILON or node.op_type not in ("Add", "Max") or node.domain:
         return False
@@ -150,7 +150,7 @@ def _is_epsilon(reader: Reader, number: float | None) -> bool:
 
 
 def _is_bias(reader: Reader) -> bool:
-    """Whether a node adds a value to a product with weights."""
+    """Return whether a node adds a value to the result of a linear layer."""
     producer = summed_with(reader)
     return producer is not None and producer.op_type in ("MatMul", "Gemm", "Conv", "ConvTranspose")
 
@@ -160,7 +160,7 @@ def _is_of_activation(number: float | None) -> bool:
 
 
 def is_common(number: float) -> bool:
-    """Whether formulas hold such a number: a round one, a root of an integer, its inverse, or a known one.
+    """Return whether a number is typical of formulas: round, a root of an integer or its inverse, or known.
 
     Example:
         >>> [is_common(number) for number in (0.5, 1e-5, 1 / math.sqrt(80), 2.6592)]
@@ -192,15 +192,15 @@ _CIRCLE = 1e-3
 """Tolerance of cos² + sin² = 1."""
 
 _LEAST_STEPS = 3
-"""Values rise evenly from this many on."""
+"""Smallest number of values that can be evenly spaced."""
 
 
 class Decision(NamedTuple):
-    """Why a tensor is no parameter.
+    """Reason why a tensor is not a parameter.
 
     Attributes:
         reason: The reason; "" for a parameter.
-        open: Whether neither its use nor its name says so: then a hint does.
+        open: Whether neither use nor name decides: then a hint is given.
     """
 
     reason: str = ""
@@ -211,11 +211,11 @@ LEARNED = Decision()
 OPEN = Decision("neither its use nor its name says that it is learned", open=True)
 FILL = Decision("ones, zeros or another single value that an exporter wrote")
 PREPROCESSING = Decision("mean or deviation of preprocessing")
-_TABLE = Decision("a table of positions: its values rise evenly")
+_TABLE = Decision("a position table: its values are evenly spaced")
 
 
 def operand_decision(value: ir.Value) -> Decision:
-    """Decide on a floating tensor of several elements that is no setting, table or mask."""
+    """Decide on a floating tensor of several elements that is not a setting, table or mask."""
     readers, name = arrivals(value), value.name or ""
     if is_statistic_name(name):
         return Decision("a running statistic, by its name")
@@ -237,7 +237,7 @@ def operand_decision(value: ir.Value) -> Decision:
             return LEARNED
         if any(map(is_bias, readers)):
             return LEARNED
-        # What exporters fill in themselves are ones and zeros.
+        # Exporters fill in ones and zeros.
         return FILL if weighing or array.flat[0] in (0, 1) else OPEN
     if weighing:
         return LEARNED
@@ -249,12 +249,12 @@ def operand_decision(value: ir.Value) -> Decision:
 
 
 def may_be_fresh(value: ir.Value) -> bool:
-    """Return whether a tensor of one value may be a scale or bias that has not been trained yet: no initial state."""
+    """Return whether a tensor of one value may be an untrained scale or bias: it is not an initial state."""
     return not any(use_of(reader) is ReaderUse.STATE for reader in arrivals(value))
 
 
 def preprocesses(value: ir.Value, readers: Sequence[Reader]) -> bool:
-    """Return whether a tensor is a mean or a deviation by which an input of the model is normalized."""
+    """Return whether a tensor is a mean or deviation that normalizes an input of the model."""
     name = value.name or ""
     if last_word(name) not in _WEIGHT_NAMES and any(map(_normalizes, readers)):
         return True
@@ -262,8 +262,8 @@ def preprocesses(value: ir.Value, readers: Sequence[Reader]) -> bool:
 
 
 def _by_values(array: np.ndarray, readers: Sequence[Reader]) -> Decision:
-    """Decide on an operand with an exporter's name by what is in it."""
-    if _rises_evenly(array):
+    """Decide on an operand with an exporter's name by its values."""
+    if _is_evenly_spaced(array):
         return _TABLE
     if any(map(is_preprocessed, readers)):
         return PREPROCESSING if all(map(_is_of_affine, readers)) else OPEN
@@ -277,7 +277,7 @@ def _by_values(array: np.ndarray, readers: Sequence[Reader]) -> Decision:
 
 
 def rotary_tables(values: Iterable[ir.Value]) -> set[ir.Value]:
-    """Find pairs of cosines and sines: tables of one shape whose squares add up to one number everywhere."""
+    """Find pairs of cosine and sine tables: tensors of one shape with a constant sum of squares."""
     alike: dict[tuple[object, ...], list[tuple[ir.Value, np.ndarray]]] = {}
     for value in values:
         tensor, shape = value.const_value, dimensions(value) or ()
@@ -286,8 +286,8 @@ def rotary_tables(values: Iterable[ir.Value]) -> set[ir.Value]:
             alike.setdefault(tuple(shape), []).append((value, as_stored(tensor)))
     found: set[ir.Value] = set()
     for group in alike.values():
-        for place, (one, cosines) in enumerate(group):
-            found.update(v for two, sines in group[place + 1 :] if _are_circle(cosines, sines) for v in (one, two))
+        for index, (one, cosines) in enumerate(group):
+            found.update(v for two, sines in group[index + 1 :] if _are_circle(cosines, sines) for v in (one, two))
     return found
 
 
@@ -296,17 +296,17 @@ def _may_be_table(reader: Reader) -> bool:
 
 
 def _are_circle(cosines: np.ndarray, sines: np.ndarray) -> bool:
-    """Return whether pairs of elements lie on one circle; the ends tell most others apart."""
-    ends = [float(cosines.flat[place]) ** 2 + float(sines.flat[place]) ** 2 for place in (0, -1)]
+    """Return whether pairs of elements lie on a circle; checking the ends rejects most others early."""
+    ends = [float(cosines.flat[index]) ** 2 + float(sines.flat[index]) ** 2 for index in (0, -1)]
     if ends[0] == 0 or not math.isclose(*ends, rel_tol=_CIRCLE) or has_one_value(cosines):
         return False
     return np.allclose(cosines.astype(np.float64) ** 2 + sines.astype(np.float64) ** 2, ends[0], rtol=_CIRCLE)
 
 
 def _normalizes(reader: Reader) -> bool:
-    """Return whether a node is of (x - mean) / deviation, of an input x of the model as it comes.
+    """Return whether a node is part of (x - mean) / deviation of a raw input x of the model.
 
-    Both are tensors, each of which a single node reads.
+    Both are tensors that a single node reads.
     """
     node, index = reader
     if not is_preprocessed(reader) or (node.op_type in ("Sub", "Div") and index != 1):
@@ -323,13 +323,13 @@ def _normalizes(reader: Reader) -> bool:
     pair = [behind_identity(value) for value in (before.inputs[1], after[0].inputs[1])]
     known = [value for value in pair if value is not None and is_weight(value)]
     names = [value.name or "" for value in known]
-    # Other names are those of a layer that learns to normalize.
+    # Other names belong to a trainable normalization.
     is_named = any(is_preprocessing(name) or origin_of(name) is NameOrigin.EXPORTER for name in names)
     return len(known) == 2 and is_named and dimensions(known[0]) == dimensions(known[1])
 
 
 def _is_of_affine(reader: Reader) -> bool:
-    """Return whether a node is of x scale + shift, where both are initializers."""
+    """Return whether a node is part of x scale + shift with two initializers."""
     node, index = reader
     other = node.inputs[1 - index]
     before = None if other is None else other.producer()
@@ -350,10 +350,10 @@ def _is_made(value: ir.Value | None) -> bool:
 
 
 def _is_affine(reader: Reader, name: str) -> bool:
-    """Return whether an operand of one value is a scale or bias of a normalization all the same.
+    """Return whether an operand of one value is a scale or bias of a normalization nevertheless.
 
-    PyTorch's newer exporter writes the call that a node was made from, with its parameters. The older one writes what
-    fills a normalization without parameters as Constant nodes; its initializers come from those of the module.
+    PyTorch's newer exporter writes the original call of a node, with its parameters. The older one writes the fill of a
+    normalization without parameters as Constant nodes, and the module's parameters as initializers.
     """
     node, index = reader
     if node.op_type not in ("Mul", "Add") or node.domain:
@@ -382,20 +382,20 @@ def _is_filled_state(value: ir.Value, readers: Sequence[Reader]) -> bool:
 
 
 def _is_one_state(array: np.ndarray, node: ir.Node) -> bool:
-    """Return whether an initial state is one for all examples of a batch."""
+    """Return whether all examples of a batch share an initial state."""
     layout = node.attributes["layout"].as_int() if "layout" in node.attributes else 0
     return array.ndim == 3 and array.shape[0 if layout else 1] == 1
 
 
 def _is_repeated(array: np.ndarray) -> bool:
-    """Return whether values repeat along an axis: an exporter computed them for each example of a batch, say."""
+    """Return whether values repeat along an axis, such as an exporter's copies for each example of a batch."""
     if sum(size != 1 for size in array.shape) < 2:
         return False
     return any(size > 1 and bool((array == array.take([0], axis)).all()) for axis, size in enumerate(array.shape))
 
 
-def _rises_evenly(array: np.ndarray) -> bool:
-    """Return whether values rise evenly along an axis (grids, distances, anchors), or by a factor (slopes)."""
+def _is_evenly_spaced(array: np.ndarray) -> bool:
+    """Return whether values are evenly spaced along an axis (grids, distances, anchors) or geometric (slopes)."""
     full = array.astype(np.float64)
     if not np.isfinite(full).all():
         return False

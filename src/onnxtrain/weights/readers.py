@@ -30,7 +30,7 @@ from onnxtrain.ir.domains import MICROSOFT_DOMAIN
 from onnxtrain.ir.value import constant_tensor
 
 Reader = tuple[ir.Node, int]
-"""A node and the input at which it reads."""
+"""A node and the index of its input that reads a value."""
 
 Functions = Mapping[ir.OperatorIdentifier, ir.Function]
 
@@ -38,10 +38,10 @@ REARRANGING = frozenset(
     {"Identity", "Cast", "CastLike", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Expand", "Tile"}
     | {"Slice", "Split", "Concat"}
 )
-"""Operators whose result holds the elements of their first input (Concat: of all), in another form."""
+"""Operators whose result holds the elements of their first input (Concat: of all inputs) in another shape."""
 
 SHAPE_ONLY = frozenset({"Shape", "Size", "EyeLike", "RandomNormalLike", "RandomUniformLike"})
-"""Operators that read no element."""
+"""Operators that read no elements."""
 
 _ROLES = {1: "scale", 2: "bias", 3: "running mean", 4: "running variance"}
 
@@ -57,12 +57,12 @@ def role_of(operator: str, index: int) -> str:
 
 
 def is_statistic(operator: str, index: int) -> bool:
-    """Whether a normalization takes an input for its running statistics."""
+    """Return whether an input of a normalization holds running statistics."""
     return role_of(operator, index).startswith("running")
 
 
 def behind_identity(value: ir.Value | None) -> ir.Value | None:
-    """The value that Identity nodes hand on."""
+    """Return the value before any Identity nodes."""
     while value is not None:
         producer = value.producer()
         if producer is None or producer.op_type != "Identity" or producer.domain:
@@ -72,7 +72,7 @@ def behind_identity(value: ir.Value | None) -> ir.Value | None:
 
 
 def summed_with(reader: Reader) -> ir.Node | None:
-    """The node whose result an Add joins with what it reads there; ``None`` where a reader is no Add."""
+    """Return the node of the other operand of an Add; ``None`` where the reader is not an Add."""
     node, index = reader
     if node.op_type != "Add" or node.domain:
         return None
@@ -81,9 +81,9 @@ def summed_with(reader: Reader) -> ir.Node | None:
 
 
 def read_through_identity(value: ir.Value) -> list[Reader]:
-    """Who reads the elements of a value, by its own name or those that Identity nodes give it.
+    """Return the readers of the elements of a value, directly or after Identity nodes.
 
-    Exporters tie equal initializers with Identity nodes. A node that asks for the shape only is no reader.
+    Exporters tie equal initializers with Identity nodes. A node that only reads the shape does not count.
     """
     return arrivals(value, through={"Identity"})
 
@@ -95,15 +95,15 @@ def arrivals(
 
     Args:
         value: The value.
-        functions: Model-local functions; a call of one is seen as the nodes of its body.
-        through: Operators of ONNX that hand their first input on.
+        functions: Model-local functions; the nodes of the body replace a call.
+        through: ONNX operators that pass their first input on.
 
     Returns:
-        Nodes and inputs, each once, in order of discovery.
+        Pairs of node and input index, each once, in order of discovery.
     """
     known = functions or {}
     found: dict[Reader, None] = {}
-    waiting: list[tuple[ir.Value, tuple[ir.Node, ...]]] = [(value, ())]  # a value, and the calls that it is seen in
+    waiting: list[tuple[ir.Value, tuple[ir.Node, ...]]] = [(value, ())]  # a value and its enclosing calls
     seen = set(waiting)
     for value, calls in waiting:
         further = []
@@ -140,7 +140,7 @@ def _hands_on(node: ir.Node, index: int, through: Collection[str]) -> bool:
 
 
 def chooses_one(node: ir.Node) -> bool:
-    """Whether a Gather takes one fixed slice, as from a stack of weights: it looks nothing up."""
+    """Return whether a Gather takes one constant slice, as from stacked weights, instead of a lookup."""
     tensor = None if node.inputs[1] is None else constant_tensor(node.inputs[1])
     return tensor is not None and tensor.size == 1
 
@@ -149,14 +149,14 @@ _Slots = Mapping[tuple[str, str], tuple[int, ...]]
 
 
 class ReaderUse(Enum):
-    """Reasons for which an operator reads a tensor, besides settings, which are said in words."""
+    """Purpose for which an operator reads a tensor; settings are described in words instead."""
 
     WEIGHT = "a weight"
     STATE = "an initial state"
     OPEN = "an operand"
 
 
-PRODUCTS: _Slots = {
+LINEAR: _Slots = {
     ("", "MatMul"): (0, 1),
     ("", "Gemm"): (0, 1),
     ("", "Conv"): (1,),
@@ -175,7 +175,7 @@ PRODUCTS: _Slots = {
     (MICROSOFT_DOMAIN, "NhwcConv"): (1,),
     (MICROSOFT_DOMAIN, "TransposeMatMul"): (0, 1),
 }
-"""Operators that sum products of their inputs with weights, and the inputs that are weights."""
+"""Linear operators (matmul, convolution, recurrent layer) and their weight inputs."""
 
 LOOKUPS: _Slots = {
     ("", "Gather"): (0,),
@@ -183,7 +183,7 @@ LOOKUPS: _Slots = {
     ("", "GatherElements"): (0,),
     (MICROSOFT_DOMAIN, "EmbedLayerNormalization"): (2, 3, 4),
 }
-"""Operators that look rows up, and the inputs that are tables."""
+"""Lookup operators and their table inputs."""
 
 NORMALIZATIONS: _Slots = {
     ("", "BatchNormalization"): (1, 2),
@@ -198,9 +198,9 @@ NORMALIZATIONS: _Slots = {
     (MICROSOFT_DOMAIN, "SkipLayerNormalization"): (2, 3),
     (MICROSOFT_DOMAIN, "SkipSimplifiedLayerNormalization"): (2,),
 }
-"""Scales and biases of normalizations."""
+"""Normalizations and their scale and bias inputs."""
 
-SHIFTS: _Slots = {
+BIASES: _Slots = {
     ("", "Conv"): (2,),
     ("", "ConvTranspose"): (2,),
     ("", "DeformConv"): (3,),
@@ -220,7 +220,7 @@ SHIFTS: _Slots = {
     (MICROSOFT_DOMAIN, "NhwcConv"): (2,),
     (MICROSOFT_DOMAIN, "SkipLayerNormalization"): (4,),
 }
-"""Biases, slopes and peepholes of layers."""
+"""Layers and their bias, slope and peephole inputs."""
 
 _STATES: _Slots = {("", "LSTM"): (5, 6), ("", "GRU"): (5,), ("", "RNN"): (5,)}
 
@@ -239,8 +239,8 @@ _SETTINGS: Mapping[tuple[str, str], Mapping[int, str]] = {
     ("", "Range"): {0: "bound of Range", 1: "bound of Range", 2: "step of Range"},
     ("", "Resize"): {1: "region of Resize", 2: "scales of Resize"},
     ("", "RotaryEmbedding"): {
-        1: "a table of positions: cosines of RotaryEmbedding",
-        2: "a table of positions: sines of RotaryEmbedding",
+        1: "a position table: cosines of RotaryEmbedding",
+        2: "a position table: sines of RotaryEmbedding",
     },
     ("", "STFT"): {2: "window of STFT"},
     ("", "Upsample"): {1: "scales of Upsample"},
@@ -255,21 +255,21 @@ _SETTINGS: Mapping[tuple[str, str], Mapping[int, str]] = {
     (MICROSOFT_DOMAIN, "DequantizeLinear"): {1: _QUANTIZED},
     (MICROSOFT_DOMAIN, "GatherBlockQuantized"): {2: _QUANTIZED},
     (MICROSOFT_DOMAIN, "GroupQueryAttention"): {
-        7: "a table of positions: cosines of GroupQueryAttention",
-        8: "a table of positions: sines of GroupQueryAttention",
+        7: "a position table: cosines of GroupQueryAttention",
+        8: "a position table: sines of GroupQueryAttention",
     },
     (MICROSOFT_DOMAIN, "MatMulNBits"): {2: _QUANTIZED, 3: "quantization zero point"},
     (MICROSOFT_DOMAIN, "QuantizeLinear"): {1: _QUANTIZED},
     (MICROSOFT_DOMAIN, "RotaryEmbedding"): {
-        2: "a table of positions: cosines of RotaryEmbedding",
-        3: "a table of positions: sines of RotaryEmbedding",
+        2: "a position table: cosines of RotaryEmbedding",
+        3: "a position table: sines of RotaryEmbedding",
     },
 }
-"""Inputs that configure an operator rather than weigh its data."""
+"""Inputs that configure an operator, with their meaning."""
 
 
 def use_of(reader: Reader) -> ReaderUse | str:
-    """Say for what an operator reads an input: a weight, a state, an operand, or in words which setting.
+    """Return the purpose of an input of an operator: a weight, a state, an operand, or the name of a setting.
 
     Example:
         >>> import onnx_ir as ir
@@ -283,27 +283,27 @@ def use_of(reader: Reader) -> ReaderUse | str:
         return setting
     if node.domain == MICROSOFT_DOMAIN and node.op_type.startswith("QLinear"):
         return _QUANTIZED
-    if is_product(reader) or is_lookup(reader) or is_normalization(reader) or _is_in(SHIFTS, reader):
+    if is_linear(reader) or is_lookup(reader) or is_normalization(reader) or _is_in(BIASES, reader):
         return ReaderUse.WEIGHT
     return ReaderUse.STATE if _is_in(_STATES, reader) else ReaderUse.OPEN
 
 
-def is_product(reader: Reader) -> bool:
-    """Return whether a node reads a factor of its products there."""
+def is_linear(reader: Reader) -> bool:
+    """Return whether the input is a weight of a linear operator."""
     node, _ = reader
     if node.op_type == "Einsum" and not node.domain:
         return len(node.inputs) > 1
-    return _is_in(PRODUCTS, reader)
+    return _is_in(LINEAR, reader)
 
 
 def is_lookup(reader: Reader) -> bool:
-    """Return whether a node looks rows up in what it reads there."""
+    """Return whether the input is the table of a lookup."""
     node, _ = reader
     return _is_in(LOOKUPS, reader) and not (node.op_type == "Gather" and chooses_one(node))
 
 
 def is_normalization(reader: Reader) -> bool:
-    """Return whether a node reads the scale or bias of its normalization there."""
+    """Return whether the input is the scale or bias of a normalization."""
     return _is_in(NORMALIZATIONS, reader)
 
 

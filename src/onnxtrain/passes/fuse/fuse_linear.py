@@ -7,7 +7,6 @@ products are replaced before the gradient is built, in working copies for sessio
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -21,6 +20,7 @@ from onnxtrain.ir.replace import substitute_and_rename
 from onnxtrain.ir.value import Dimension, dimensions
 from onnxtrain.passes.fuse.patterns import is_needed, named_by_gradients, operands, remove_unread, varying_values
 from onnxtrain.passes.fuse.transposition import is_identity, order_of
+from onnxtrain.patterns import matches
 
 OPERATOR = "Linear"
 
@@ -147,9 +147,7 @@ class LayerFinder(NamedTuple):
     def _alike(self, one: ir.Node, other: ir.Node) -> bool:
         """Whether the same patterns match both nodes."""
         first, second = one.name or "", other.name or ""
-        return all(
-            fnmatch.fnmatchcase(first, pattern) == fnmatch.fnmatchcase(second, pattern) for pattern in self.patterns
-        )
+        return all(matches(pattern, first) == matches(pattern, second) for pattern in self.patterns)
 
 
 def _factors(product: ir.Node) -> tuple[ir.Value, ir.Value] | None:

@@ -11,7 +11,6 @@ otherwise than those it is made of. A Reshape before the reader keeps ONNX Runti
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -25,6 +24,7 @@ from onnxtrain.ir.replace import set_inputs
 from onnxtrain.ir.sharing import RANDOM
 from onnxtrain.ir.value import is_float
 from onnxtrain.passes.memory.numbered_layers import LAYERS, layer_of
+from onnxtrain.patterns import matches
 
 _ONCE = RANDOM | {"Dropout", "AllReduce"}
 """Operators that give something else the next time, or for which processes would have to meet again."""
@@ -68,8 +68,7 @@ def _choose(forward: Sequence[ir.Node], patterns: Sequence[str]) -> set[ir.Node]
     matching = [
         node
         for node in forward
-        if any(fnmatch.fnmatchcase(node.name or "", pattern) for pattern in patterns)
-        or (LAYERS in patterns and layer_of(node))
+        if any(matches(pattern, node.name or "") for pattern in patterns) or (LAYERS in patterns and layer_of(node))
     ]
     return {node for node in matching if any(map(is_float, node.outputs)) and not _draws(node)}
 

@@ -15,7 +15,7 @@ from onnxtrain.errors import TrainingHint
 from onnxtrain.training.working_copy.training_modes import Layers
 from onnxtrain.weights.parameters import shared_parameters
 from onnxtrain.weights.readers import (
-    PRODUCTS,
+    LINEAR,
     Reader,
     behind_identity,
     is_statistic,
@@ -179,7 +179,7 @@ def _matrix(reader: Reader) -> ir.Value | None:
     """The initializer that a product multiplies by: the reader's, or the one that it adds a bias to."""
     product = summed_with(reader) or reader[0]
     for index in (1, 0):
-        if (product.domain, product.op_type) in PRODUCTS and index < len(product.inputs):
+        if (product.domain, product.op_type) in LINEAR and index < len(product.inputs):
             matrix = behind_identity(product.inputs[index])
             if matrix is not None and matrix.is_initializer():
                 return matrix

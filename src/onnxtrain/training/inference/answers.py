@@ -20,12 +20,12 @@ def check_answers(metric_input: MetricInput, what: str) -> None:
         what: What was asked for, for the message.
 
     Raises:
-        OptionError: Predictions are neither scores over classes nor yes-or-no logits.
+        OptionError: Predictions are neither scores over classes nor binary logits.
     """
     if metric_input.predicts not in ("classes", "binary"):
         kind = "are numbers" if metric_input.predicts == "numbers" else "may be anything"
         raise OptionError(
-            f"{what} needs scores over classes, or yes-or-no logits, but with the loss {metric_input.loss} predictions "
+            f"{what} needs scores over classes, or binary logits, but with the loss {metric_input.loss} predictions "
             f"{kind}; call predict() for the outputs."
         )
 
@@ -33,7 +33,7 @@ def check_answers(metric_input: MetricInput, what: str) -> None:
 def probabilities(metric_input: MetricInput, scores: Array) -> Array:
     """Probabilities of the shape of the scores.
 
-    Of one yes-or-no logit per example, [N] or [N, 1], those of no and yes [N, 2].
+    Of one binary logit per example, [N] or [N, 1], those of no and yes [N, 2].
     """
     if metric_input.predicts == "classes":
         found = scores if metric_input.probabilities else softmax(scores.astype(np.float64), metric_input.axis)
