@@ -1,4 +1,4 @@
-"""No loss depends on how its data are cut: every loss with every option, by batches and by micro-batches."""
+"""No loss depends on the split of its data: every loss with every option, in batches and micro-batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROWS, CLASSES, STEPS = 12, 4, 5
 CUTS = (12, 7, 5, 2, 1)
 """Batch sizes; 7 and 5 leave a smaller last batch."""
 
-# The first rows have one class alone, whose weight may be 0, and the next ones are ignored: some batches count nothing.
+# The first rows have a single class, whose weight may be 0; the next ones are ignored. Some batches have weight 0.
 LABELS = np.array([0, 0, 0, 1, 1, 2, 3, 2, 1, 3, 2, 1])
 IGNORED = np.array([0, 0, -100, -100, -100, 2, 3, -100, 1, 3, 2, 1])
 WEIGHTS = np.array([1, 0, 2, 1, 0.5, 3, 1, 1, 0, 1, 2, 1], np.float32)
@@ -87,7 +87,7 @@ NOT_TRIED = {
 
 
 def fits(name, options, targets):
-    """Whether targets go with options: labels to ignore need a loss that ignores them, distributions have none."""
+    """Return whether targets fit options: ignored labels need an ignore_index, distributions have no labels."""
     if targets.dtype.kind == "f":
         return not {"chunk", "ignore_index"} & options.keys()
     if name == "ctc":
@@ -120,7 +120,7 @@ def made(name, options, folder):
     return LOSSES[name](**given)
 
 
-def test_every_loss_and_every_option_is_tried():
+def test_every_loss_and_option_is_covered():
     for name, loss in LOSSES.items():
         assert issubclass(loss, EmbeddingLoss) or name in DATA
         if not issubclass(loss, EmbeddingLoss):
@@ -129,7 +129,7 @@ def test_every_loss_and_every_option_is_tried():
 
 
 def evaluated(name, options, index, weights, folder):
-    """The loss of the whole set, by the size of its batches."""
+    """Return the loss of the whole dataset by batch size."""
     model, x, targets = DATA[name]
     trainer = onnxtrain.Trainer(model(), loss=made(name, options, folder))
     return [trainer.evaluate(x, targets[index], sample_weight=weights, batch_size=size)["loss"] for size in CUTS]
@@ -158,7 +158,7 @@ def stepped(name, options, index, weights, accumulate, folder):
 
 
 def sampled():
-    """Of each loss: nothing given, weights of classes, mixtures, and all options together."""
+    """Return for each loss: defaults, class weights, mixtures, and all options together."""
     wanted = [case for case in cases() if not case.values[1] or len(case.values[1]) > 2]
     return wanted + [
         case for case in cases() if len(case.values[1]) == 1 and {"class_weights", "mix"} & {*case.values[1]}

@@ -381,7 +381,7 @@ JOINT = """
         accumulate=accumulate, **options,
     )
     rows = trainer.fit(x, y, epochs=3, batch_size=13, progress=False).rows
-    if not trainer.communicator.rank:
+    if not trainer._communicator.rank:
         np.savez(f"{ranks}-{accumulate}", losses=[[*row.values()] for row in rows], **trainer.get_weights())
 """
 

@@ -18,11 +18,9 @@ from onnxtrain.errors import OptionError
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.declared_shapes import declared_otherwise
 from onnxtrain.ir.value import dimensions
-from onnxtrain.losses.base import Loss, LossByExample, examples, reduced
-from onnxtrain.losses.heads import Head, HeadMetric, Metrics, are_none, metrics_of_heads
-from onnxtrain.losses.joint_loss import Forms, JointLoss
+from onnxtrain.losses.base import Forms, JointLoss, Loss, LossByExample, examples, reduced
+from onnxtrain.losses.heads import Head, HeadMetric, Metrics, Targets, are_none, metrics_of_heads, tensor_spec, wrapped
 from onnxtrain.losses.partial_batches import FixedBatch, on_real_rows
-from onnxtrain.losses.targets import Targets, tensor_spec, wrapped
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.training.advice.hints import Hint, find_hints
 from onnxtrain.training.working_copy.adaptation import Adapted
@@ -30,8 +28,7 @@ from onnxtrain.training.working_copy.training_modes import Layers, Modes
 from onnxtrain.training_info.recipe import LossTerms, Names, Recipe, UpdateRule, free_names
 from onnxtrain.training_info.rounding import Rounding
 from onnxtrain.weights.groups import group_hints, merged_hints, update_rules
-from onnxtrain.weights.masks import choose_tensors
-from onnxtrain.weights.of_products import product_weights
+from onnxtrain.weights.masks import choose_tensors, matmul_weights
 from onnxtrain.weights.parameters import Initializer
 from onnxtrain.weights.stored import Stored
 from onnxtrain.weights.ties import Copy, find_copies
@@ -184,9 +181,9 @@ class Objective:
         return {row.name: row.shape for row in self.table if row.trainable}
 
     @cached_property
-    def product_weights(self) -> list[str]:
+    def matmul_weights(self) -> list[str]:
         """Names of the parameters that are weights of products: what is pruned and sparsified by default."""
-        return product_weights(self.model, self.parameters)
+        return matmul_weights(self.model, self.parameters)
 
     def optimizers(self, config: TrainingConfig) -> list[Optimizer]:
         """The update rules of all parameters."""
@@ -303,7 +300,7 @@ class Objective:
         Raises:
             OptionError: A pattern matches no parameter.
         """
-        return choose_tensors(self.shapes, patterns, "sparsify", self.product_weights)
+        return choose_tensors(self.shapes, patterns, "sparsify", self.matmul_weights)
 
     def recipe(self, config: TrainingConfig) -> Recipe:
         """All that the training model is made from, with a graph of its own, which whoever builds it uses up.
