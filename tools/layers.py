@@ -40,6 +40,7 @@ ORDER = (
     "public_names.py",
     "renamed.py",
     "spelling.py",
+    "patterns.py",
     "workarounds/",
     "ir/",
     "operators/",

@@ -50,4 +50,4 @@ from .training.training_model import training_model as training_model
 from .version import __version__ as __version__
 from .weights.ema import EMA as EMA
 from .weights.groups import Group as Group
-from .weights.layer_decay import layer_decay as layer_decay
+from .weights.groups import layer_decay as layer_decay

@@ -75,16 +75,17 @@ class Executor:
         self.parts: dict[str, float] = {}
         self._inputs = [str(value.name) for value in objective.model.graph.inputs]
         self._part_names = objective.part_names
+        self._scaled = _scaled(objective, config)
 
     def change(self, objective: Objective, config: TrainingConfig) -> None:
         """Run another configuration of the same model from the next step on, on the same buffers."""
         built = self._build(objective, config)  # may fail, and then nothing has changed
-        self.objective, self.config = objective, config
+        self.objective, self.config, self._scaled = objective, config, _scaled(objective, config)
         self._built, self._session, self._padded = built, None, None
 
     @gc_paused()
     def _build(self, objective: Objective, config: TrainingConfig) -> tuple[list[Entry], FirstValues]:
-        return build_entries(objective.recipe(config))
+        return build_entries(_scaled(objective, config).recipe(config))
 
     @property
     def session(self) -> TrainingSession:
@@ -142,7 +143,7 @@ class Executor:
             if self._part_names:
                 self.parts = {name: float(results[name]) for name in self._part_names}
             return float(results[names.loss])
-        self.parts = self._add_up(feeds, rate)
+        self.parts = self._add_up(feeds, rate | self._scaled.scale_feeds(self._label_weights(feeds)))
         return float(self.session.step(rate, entry=1)[names.loss])
 
     def step_share(self, feeds: Arrays, learning_rate: float) -> float:
@@ -215,7 +216,8 @@ class Executor:
         if micro >= size:
             results = self._run(feeds, rate)
             return {name: float(results[name]) for name in self._part_names}
-        sums = any(head.targets.loss.reduction == "sum" for head in self.objective.heads)
+        heads = self.objective.heads
+        sums = bool(heads) and all(head.targets.loss.reduction == "sum" for head in heads)
         totals: dict[str, float] = {}
         for start in range(0, size, micro):
             part = {key: value[start : start + micro] if value.ndim else value for key, value in feeds.items()}
@@ -223,6 +225,19 @@ class Executor:
             rows = min(micro, size - start)
             for name in self._part_names:
                 totals[name] = totals.get(name, 0.0) + float(results[name]) * (1.0 if sums else rows / size)
+        return totals
+
+    def _label_weights(self, feeds: Arrays) -> list[float]:
+        """Return the label weights of all micro-batches of a batch, added up in order."""
+        totals = [0.0] * (1 + len(self._scaled.scales))
+        if not self._scaled.scales:
+            return totals
+        rows = self._rows(feeds)
+        micro = self._micro_rows(rows)
+        targets = [head.targets.name for head in self._scaled.heads]
+        for start in range(0, rows, micro or 1):
+            part = self._scaled.label_weights({name: feeds[name][start : start + micro] for name in targets})
+            totals = [total + own for total, own in zip(totals, part, strict=True)]
         return totals
 
     def _micro_rows(self, rows: int) -> int:
@@ -263,6 +278,11 @@ class Executor:
                 raise DataError(f"{name!r} has {len(feeds[name])} examples, but {fixed.input!r} has {rows}.")
         if rows % fixed.size:
             self.padded_session(rows % fixed.size)  # fails before the first micro-batch where padding is not possible
+
+
+def _scaled(objective: Objective, config: TrainingConfig) -> Objective:
+    """Return the objective whose micro-batches add up to the step of the whole batch."""
+    return objective.scaled() if config.accumulate > 1 or config.divided else objective
 
 
 def _written(objective: Objective, config: TrainingConfig) -> onnx.ModelProto:

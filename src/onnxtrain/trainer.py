@@ -22,9 +22,8 @@ from onnxtrain.distributed.communicator import Communicator, Single
 from onnxtrain.errors import CheckpointError, NumericalError, OptionError
 from onnxtrain.executor import Executor
 from onnxtrain.gc_pause import gc_paused
-from onnxtrain.losses.base import TargetKind
+from onnxtrain.losses.base import Forms, TargetKind
 from onnxtrain.losses.heads import Metrics
-from onnxtrain.losses.joint_loss import Forms
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.rescue import kept_in_memory
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
     from onnxtrain.callbacks.history import History
     from onnxtrain.callbacks.progress import ProgressLike
     from onnxtrain.data.augmentation import Augment
-    from onnxtrain.metrics.reading import Reading
+    from onnxtrain.metrics.base import MetricInput
     from onnxtrain.schedules.learning_rate import Schedule
     from onnxtrain.training.inference.evaluation import Evaluator
     from onnxtrain.training.run_folder import RunFolder
@@ -395,7 +394,7 @@ class Trainer:
     @property
     def weights(self) -> list[str]:
         """Names of the weights of linear, convolutional, recurrent and embedding layers: pruned by default."""
-        return self._objective.product_weights
+        return self._objective.matmul_weights
 
     @property
     def sparsified(self) -> list[str]:
@@ -742,7 +741,7 @@ class Trainer:
             One array per tensor output by name, or the array itself where the model has one output.
 
         Raises:
-            OptionError: `labels` is given, and predictions are neither scores over classes nor yes-or-no logits.
+            OptionError: `labels` is given, and predictions are neither scores over classes nor binary logits.
         """
         if labels:
             from onnxtrain.training.inference.answers import answers
@@ -770,12 +769,12 @@ class Trainer:
             yes [N, 2], as in scikit-learn. By output where several have losses.
 
         Raises:
-            OptionError: Predictions are neither scores over classes nor yes-or-no logits.
+            OptionError: Predictions are neither scores over classes nor binary logits.
         """
         from onnxtrain.training.inference.answers import probabilities
 
-        def found(reading: Reading, scores: np.ndarray, labels: Sequence[str] | None) -> np.ndarray:
-            return probabilities(reading, scores)
+        def found(metric_input: MetricInput, scores: np.ndarray, labels: Sequence[str] | None) -> np.ndarray:
+            return probabilities(metric_input, scores)
 
         return self._by_head(data, target, batch_size, ema, "predict_proba", found)
 
@@ -786,7 +785,7 @@ class Trainer:
         batch_size: int,
         ema: bool,
         caller: str,
-        found: Callable[[Reading, np.ndarray, Sequence[str] | None], np.ndarray],
+        found: Callable[[MetricInput, np.ndarray, Sequence[str] | None], np.ndarray],
     ) -> np.ndarray | dict[str, np.ndarray]:
         """Apply a function to the predictions of each output that has a loss; by output where there are several."""
         from onnxtrain.training.inference.answers import check_answers
@@ -798,11 +797,13 @@ class Trainer:
                 f"{caller} needs a loss on targets, which says what predictions are, but the loss is an output."
             )
         for head in heads:
-            check_answers(head.targets.reading, caller)
+            check_answers(head.targets.metric_input, caller)
         dataset = self.open(data, target=target, need_target=False)
         arrays = evaluator.predict(dataset, batch_size, [head.prediction for head in heads])
         labels = self.labels if len(heads) == 1 else None
-        by_head = {head.name: found(head.targets.reading, arrays[str(head.prediction.name)], labels) for head in heads}
+        by_head = {
+            head.name: found(head.targets.metric_input, arrays[str(head.prediction.name)], labels) for head in heads
+        }
         return next(iter(by_head.values())) if len(heads) == 1 else by_head
 
     def _evaluator(self, form: Forms | None, ema: bool, weighted: bool = False) -> Evaluator:

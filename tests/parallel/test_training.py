@@ -359,3 +359,43 @@ def test_losses_of_several_outputs_and_losses_that_are_sums(tmp_path):
     assert together.evaluate(data) == alone.evaluate(data)
     """,
     )
+
+
+JOINT = """
+    import sys
+    import numpy as np
+    import onnx
+    import onnxtrain
+    ranks, accumulate = int(sys.argv[1]), int(sys.argv[2])
+    model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 18]>
+        f (float[n, 3] x) => (float[n, 4] kind, float[n, 4] other)
+        <float[3, 4] w = {0.5, -1, 0.3, 1, 0.2, 0.4, -0.6, 0.1, 1, -0.3, 0.2, 0.9}>
+        { kind = MatMul(x, w) other = Tanh(kind) }''')
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(13, 3)).astype(np.float32)
+    y = {"kind": np.array([0, -100, -100, -100, 1, 2, 3, 2, 1, 3, 2, 1, 0]), "other": np.arange(13) % 4}
+    options = {"parallel": onnxtrain.parallel.MPI()} if ranks > 1 else {}
+    other = onnxtrain.losses.SoftmaxCrossEntropy(class_weights=(0.1, 0.7, 1.3, 0.3))
+    trainer = onnxtrain.Trainer(
+        model, loss={"kind": "cross_entropy", "other": other}, optimizer="sgd(lr=0.1)", threads=1,
+        accumulate=accumulate, **options,
+    )
+    rows = trainer.fit(x, y, epochs=3, batch_size=13, progress=False).rows
+    if not trainer._communicator.rank:
+        np.savez(f"{ranks}-{accumulate}", losses=[[*row.values()] for row in rows], **trainer.get_weights())
+"""
+
+
+@needs_mpi
+def test_labels_that_count_are_counted_over_all_processes(tmp_path):
+    """Most ignored labels are in the part of one process."""
+    found = []
+    for ranks, accumulate in ((1, 1), (1, 2), (2, 1), (2, 3)):
+        run_script(tmp_path, ranks, JOINT, str(ranks), str(accumulate), cwd=str(tmp_path))
+        with np.load(tmp_path / f"{ranks}-{accumulate}.npz") as file:
+            found.append(dict(file))
+    whole, parts, together, both = found
+    assert_same(parts, together)
+    for other in (parts, both):
+        np.testing.assert_allclose(other["losses"], whole["losses"], rtol=2e-6)
+        np.testing.assert_allclose(other["w"], whole["w"], rtol=2e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 from onnxtrain.callbacks.stopping import Stopping
 from onnxtrain.config import TrainingConfig
 from onnxtrain.data import Dataset
-from onnxtrain.data.shares import shared
+from onnxtrain.data.array_dataset import shared
 from onnxtrain.distributed.reduction import Reduction, Take
 from onnxtrain.errors import ParallelError
 from onnxtrain.executor import Arrays, Executor
@@ -222,8 +223,9 @@ class DataParallelExecutor(Executor):
         if not rows or self.config.accumulate > 1:
             for total in (*self._gradients, weight, loss):
                 total[...] = 0
+        label_scales = self._scaled.scale_feeds(self._label_weights(feeds))
         with self._reduction.beside(self._micro_batches(rows)):
-            parts = self._add_up(feeds, rate | self._listener) if rows else {}
+            parts = self._add_up(feeds, rate | label_scales | self._listener) if rows else {}
         of_parts = [parts.get(name, 0.0) for name in self._part_names]
         table[self.communicator.rank] = [float(weight), float(loss), rows, self._signal, *of_parts]
         self.communicator.all_gather_(table)
@@ -238,6 +240,16 @@ class DataParallelExecutor(Executor):
                 name: float(scales @ column) for name, column in zip(self._part_names, all_parts, strict=True)
             }
         return sum(weights), sum(self._losses)
+
+    def _label_weights(self, feeds: Arrays) -> list[float]:
+        """Return the label weights of all ranks, added up in rank order."""
+        own = super()._label_weights(feeds)
+        if len(own) == 1:
+            return own
+        table = np.zeros((self.communicator.size, len(own)))
+        table[self.communicator.rank] = own
+        self.communicator.all_gather_(table)
+        return [functools.reduce(operator.add, column) for column in table.T.tolist()]
 
     @property
     def residual_names(self) -> list[str]:

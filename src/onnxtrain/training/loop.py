@@ -14,10 +14,10 @@ import numpy as np
 from onnxtrain.callbacks import CallbackList, TrainingState
 from onnxtrain.callbacks.stopping import Stopping
 from onnxtrain.data import Batch, Dataset, IterableDataset
+from onnxtrain.data.array_dataset import undivided
 from onnxtrain.data.augmentation import Augment, augmented
 from onnxtrain.data.base import share
 from onnxtrain.data.prefetch import Prefetch
-from onnxtrain.data.shares import undivided
 from onnxtrain.errors import CheckpointError, DataError, ModelError
 from onnxtrain.losses.heads import HeadMetric
 from onnxtrain.metrics.base import MeanAccumulator

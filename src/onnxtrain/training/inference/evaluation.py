@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.data import Batch, Dataset
-from onnxtrain.data.shares import shared
+from onnxtrain.data.array_dataset import shared
 from onnxtrain.distributed.communicator import Communicator, Single
 from onnxtrain.ir import Builder
 from onnxtrain.losses.base import Loss

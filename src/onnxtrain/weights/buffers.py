@@ -1,4 +1,4 @@
-"""Tables of positions and masks: tensors that nobody trained, though a gradient reaches them."""
+"""Recognize non-trainable buffers: position tables and masks that a gradient reaches."""
 
 from __future__ import annotations
 
@@ -7,55 +7,65 @@ import onnx_ir as ir
 
 from onnxtrain.ir.value import dimensions, is_float
 from onnxtrain.weights.names import is_literal, is_mask, is_table
-from onnxtrain.weights.readers import REARRANGING, Functions, Reader, arrivals, summed_with
-from onnxtrain.weights.rule import PRODUCTS, Use, is_lookup, is_product, use_of
-from onnxtrain.weights.widened import as_stored
+from onnxtrain.weights.readers import (
+    LINEAR,
+    REARRANGING,
+    Functions,
+    Reader,
+    ReaderUse,
+    arrivals,
+    is_linear,
+    is_lookup,
+    summed_with,
+    use_of,
+)
+from onnxtrain.weights.stored import as_stored
 
 _HUGE = 1e9
-"""No weight is as large; exporters write masks as -inf or the smallest float."""
+"""Magnitude that no weight has; exporters write masks as -inf or the smallest float."""
 
 _FILL, _BEFORE_SOFTMAX = -1e4, -10.0
-"""Values that an additive mask adds to hidden positions: anywhere, and to scores before a softmax."""
+"""Values of an additive mask at hidden positions: in general, and before a softmax."""
 
 _FEW = 3
-"""A mask has no more values than this, unless a bias is added in."""
+"""Largest number of distinct values of a mask."""
 
 _ROWS = 64
-"""Number of positions of a table that are examined."""
+"""Number of rows of a table that are examined."""
 
 _LEAST_ROWS = 8
 
 _FIRST_ROW = 16
-"""First row that is examined: earlier rows may be padding, later ones are less exact."""
+"""First examined row: earlier rows may be padding, later ones are less exact."""
 
 _TOLERANCE = 5e-3
 """Tolerance of a column against a sinusoid, relative to its largest value; float16 tables are within it."""
 
 _STEPS = 16
-"""Number of nodes that are searched backward for preprocessing."""
+"""Number of nodes searched backward for preprocessing."""
 
 _LOOKED_AT = 1 << 20
-"""Number of elements of a tensor that are examined to count its distinct values."""
+"""Number of elements examined to count distinct values."""
 
 
 def table_reason(value: ir.Value, functions: Functions, readers: list[Reader]) -> str:
-    """Why a tensor is a table or a mask by its name or what reads it; "" where it is not.
+    """Return why a tensor is a position table by its name or readers; "" where it is not.
 
     Args:
-        value: An initializer of a model in which no function is expanded yet.
+        value: An initializer of a model before functions are expanded.
         functions: Model-local functions.
-        readers: Where it arrives.
+        readers: The readers of the initializer.
     """
     name = value.name or ""
     if is_table(name):
-        return "a table of positions, by its name"
+        return "a position table, by its name"
     if _only_angles(value, functions, readers):
-        return "a table of positions: only sines and cosines of it are used"
-    weighing = [reader for reader in readers if use_of(reader) is Use.WEIGHT and not is_operand_of_weight(reader)]
+        return "a position table: only its sines and cosines are used"
+    weighing = [reader for reader in readers if use_of(reader) is ReaderUse.WEIGHT and not is_operand_of_weight(reader)]
     if any(not is_lookup(reader) for reader in weighing):
         return ""
     if _is_sinusoid(value):
-        return "a table of positions: its columns are sines and cosines"
+        return "a position table: its columns are sines and cosines"
     if any(is_lookup(reader) or is_bias(reader) for reader in readers):
         return ""
     written = is_literal(name) and any(size != 1 for size in dimensions(value) or ())
@@ -63,12 +73,12 @@ def table_reason(value: ir.Value, functions: Functions, readers: list[Reader]) -
 
 
 def mask_reason(value: ir.Value) -> str:
-    """Why a tensor is a mask; "" where it is not.
+    """Return why a tensor is a mask; "" where it is not.
 
-    A weight is none, whatever its values: what a product, a layer or a lookup reads, and a bias of a product.
+    A weight of a layer or lookup and a bias of a linear layer are not masks, whatever their values.
     """
     readers = arrivals(value)
-    if any(use_of(reader) is Use.WEIGHT for reader in readers):
+    if any(use_of(reader) is ReaderUse.WEIGHT for reader in readers):
         return ""
     tensor = value.const_value
     if tensor is None or any(is_bias(reader) for reader in readers):
@@ -81,30 +91,30 @@ def mask_reason(value: ir.Value) -> str:
         return "a mask, by its name"
     fill = _BEFORE_SOFTMAX if all(_meets_softmax(reader[0]) for reader in readers) else _FILL
     if low <= fill and high <= 0 and _values(array) in range(2, _FEW + 1):
-        return "a mask: it holds zeros and values that hide places"
+        return "a mask: it holds zeros and values that hide positions"
     if (low, high) == (0, 1) and array.ndim >= 2 and _multiplies(readers) and _values(array) == 2:
         return "a mask: it multiplies by zeros and ones"
     return ""
 
 
 def is_bias(reader: Reader) -> bool:
-    """Whether a value is added to a product with weights; scores of attention are a product of data."""
+    """Return whether a value is added to the result of a linear layer, not to a matmul of two activations."""
     producer = summed_with(reader)
-    if producer is None or (producer.domain, producer.op_type) not in PRODUCTS:
+    if producer is None or (producer.domain, producer.op_type) not in LINEAR:
         return False
-    return any(is_weight(factor) for factor in producer.inputs)
+    return any(is_weight(operand) for operand in producer.inputs)
 
 
 def is_operand_of_weight(reader: Reader) -> bool:
-    """Return whether a product reads data there: the left operand, with an initializer as the right one."""
+    """Return whether the input is the data of a linear operator: its left operand, next to an initializer."""
     node, index = reader
-    if index != 0 or not is_product(reader) or node.op_type == "Einsum":
+    if index != 0 or not is_linear(reader) or node.op_type == "Einsum":
         return False
     return is_weight(node.inputs[1])
 
 
 def is_preprocessed(reader: Reader) -> bool:
-    """Return whether a node scales or shifts a floating input of the model as it comes, perhaps shifted before."""
+    """Return whether a node scales or shifts a raw floating input of the model, perhaps after other such nodes."""
     node, index = reader
     if node.domain or node.op_type not in ("Add", "Sub", "Mul", "Div") or index > 1:
         return False
@@ -136,7 +146,7 @@ def _is_given(value: ir.Value | None) -> bool:
 
 
 def is_weight(value: ir.Value | None) -> bool:
-    """Return whether a value is an initializer, perhaps rearranged."""
+    """Return whether a value is a (rearranged) initializer."""
     while value is not None:
         if value.is_initializer():
             return True
@@ -148,7 +158,7 @@ def is_weight(value: ir.Value | None) -> bool:
 
 
 def _meets_softmax(node: ir.Node) -> bool:
-    """Whether what a node adds up goes to a softmax."""
+    """Return whether the result of an Add reaches a softmax."""
     if node.domain or node.op_type != "Add":
         return False
     behind = REARRANGING | {"Add"}
@@ -165,10 +175,10 @@ def _values(array: np.ndarray) -> int:
 
 
 def _only_angles(value: ir.Value, functions: Functions, readers: list[Reader]) -> bool:
-    """Whether all that is made of a tensor are sines and cosines of its multiples: frequencies, angles.
+    """Return whether only sines and cosines of multiples of a tensor are used: frequencies, angles.
 
-    Weights that multiply data are none: sinusoidal layers learn theirs. Positions are no such data, nor is an input of
-    the model as it comes, such as a time, where both sines and cosines are taken.
+    Weights that multiply data do not count, since sinusoidal layers are trained. Positions are not data, nor is a raw
+    input of the model, such as a time, where both sines and cosines are used.
     """
     seen: set[str] = set()
     waiting, known, times = [readers], {value}, False
@@ -178,7 +188,7 @@ def _only_angles(value: ir.Value, functions: Functions, readers: list[Reader]) -
             if node.op_type in ("Cos", "Sin") and not node.domain:
                 seen.add(node.op_type)
             elif (node.op_type in ("Mul", "Div") and not any(_is_data(other) for other in others)) or (
-                is_product((node, index)) and not any(_is_data(other, inputs=True) for other in others)
+                is_linear((node, index)) and not any(_is_data(other, inputs=True) for other in others)
             ):
                 times = times or any(_is_data(other, inputs=True) for other in others)
                 waiting += [arrivals(output, functions) for output in node.outputs if output not in known]
@@ -189,11 +199,11 @@ def _only_angles(value: ir.Value, functions: Functions, readers: list[Reader]) -
 
 
 def _is_data(value: ir.Value | None, *, inputs: bool = False) -> bool:
-    """Whether a value depends on weights, or on a floating input of the model.
+    """Return whether a value depends on weights or on a floating input of the model.
 
     Args:
         value: The value.
-        inputs: Whether an input that is only rearranged counts, too.
+        inputs: Whether a rearranged raw input counts, too.
     """
     waiting, seen, computed = [(value, inputs)], set(), False
     while waiting:
@@ -215,10 +225,10 @@ def _is_data(value: ir.Value | None, *, inputs: bool = False) -> bool:
 
 
 def _is_sinusoid(value: ir.Value) -> bool:
-    """Whether the columns of a tensor are sines and cosines of their row's number.
+    """Return whether the columns of a tensor are sinusoids of the row index.
 
-    Such a column satisfies t[p + 1] + t[p - 1] = 2 cos(w) t[p] for a frequency w of its own. What was learned does not,
-    and a column that is constant or rises evenly says nothing.
+    Such a column satisfies t[p + 1] + t[p - 1] = 2 cos(w) t[p] for its frequency w. Trained columns do not; constant
+    and evenly spaced columns are inconclusive.
     """
     shape = dimensions(value)
     tensor = value.const_value
@@ -243,7 +253,7 @@ def _is_sinusoid(value: ir.Value) -> bool:
 
 
 def _is_of_pairs(rows: np.ndarray) -> bool:
-    """Return whether few rows consist of pairs of a sine and a cosine of one angle, side by side or half and half."""
+    """Return whether few rows consist of (sine, cosine) pairs, adjacent or in two halves."""
     width = rows.shape[1]
     if width % 2 or not np.isfinite(rows).all() or (rows == rows[:1]).all():
         return False

@@ -1,4 +1,4 @@
-"""Losses as text: names with arguments, read as schedules are."""
+"""Losses given as text: names with arguments."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from onnxtrain.errors import OptionError
 from onnxtrain.losses import LOSSES, BinaryCrossEntropy, Huber, MeanSquaredError, SoftmaxCrossEntropy
+from onnxtrain.losses.custom_loss import ModelLoss
 from onnxtrain.losses.loss_choice import resolve_loss
-from onnxtrain.losses.model_loss import ModelLoss
 from onnxtrain.training.call_text import read_call
 
 
@@ -54,18 +54,18 @@ def test_every_argument_of_every_loss_can_be_written(name):
     [
         (
             "softmax_cross_entropy(axs=1)",
-            r"'softmax_cross_entropy\(axs=1\)' gives softmax_cross_entropy arguments that it has not; it has "
+            r"'softmax_cross_entropy\(axs=1\)' gives softmax_cross_entropy unknown arguments; it has "
             r"class_weights, label_smoothing, ignore_index, axis, check_targets, chunk, weight, reduction\.",
         ),
-        ("mean_squared_error(2)", r"gives mean_squared_error arguments that it has not; it has weight, reduction\."),
-        ("huber(1, 2)", r"gives huber arguments that it has not; it has delta, weight, reduction\."),
-        ("huber(1, delta=2)", r"gives huber arguments that it has not; it has delta, weight, reduction\."),
+        ("mean_squared_error(2)", r"gives mean_squared_error unknown arguments; it has weight, reduction\."),
+        ("huber(1, 2)", r"gives huber unknown arguments; it has delta, weight, reduction\."),
+        ("huber(1, delta=2)", r"gives huber unknown arguments; it has delta, weight, reduction\."),
         (
             "softmax_cross_entropy(axis=last)",
-            r"axis is 'last' in 'softmax_cross_entropy\(axis=last\)'; it needs a whole",
+            r"axis is 'last' in 'softmax_cross_entropy\(axis=last\)'; it needs an integer",
         ),
-        ("softmax_cross_entropy(axis=1.5)", "axis is '1.5' .* it needs a whole number"),
-        ("softmax_cross_entropy(axis=true)", "axis is 'true' .* it needs a whole number"),
+        ("softmax_cross_entropy(axis=1.5)", "axis is '1.5' .* it needs an integer"),
+        ("softmax_cross_entropy(axis=true)", "axis is 'true' .* it needs an integer"),
         ("softmax_cross_entropy(label_smoothing=none)", "label_smoothing is 'none' .* it needs a number"),
         ("softmax_cross_entropy(class_weights=3)", r"class_weights is '3' .* it needs numbers such as \(1, 2.5\)"),
         ("binary_cross_entropy(check_targets=0)", "check_targets is '0' .* it needs true or false"),
@@ -81,12 +81,12 @@ def test_every_argument_of_every_loss_can_be_written(name):
         ("\N{BUG}[bold]", r"There is no loss '\N{BUG}\[bold\]'"),
     ],
 )
-def test_a_text_that_is_no_loss(text, message):
+def test_invalid_text(text, message):
     with pytest.raises(OptionError, match=message):
         resolve_loss(text)
 
 
-def test_a_class_is_told_from_an_object():
+def test_a_class_instead_of_an_object_is_refused():
     with pytest.raises(OptionError, match=r"The loss is the class Huber; give an object: Huber\(\)"):
         resolve_loss(Huber)
 
@@ -101,5 +101,5 @@ def test_further_arguments_replace_those_of_the_text():
 
 
 @pytest.mark.parametrize("text", ["", "a(", "a)", "a(1))", "a(1]", "1a", "a b", "a(x=1, 2)", "A"])
-def test_what_is_no_call(text):
+def test_text_that_is_not_a_call(text):
     assert read_call(text) is None
