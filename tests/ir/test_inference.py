@@ -1,4 +1,4 @@
-"""Shapes of single nodes as they are emitted: what ONNX's own inference finds, or less."""
+"""Shapes of single nodes as they are emitted: those of ONNX's own inference, or fewer sizes."""
 
 import numpy as np
 import onnx_ir as ir
