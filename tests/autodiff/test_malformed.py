@@ -113,7 +113,7 @@ def scan_with_an_input_too_few() -> onnx.ModelProto:
 
 
 def scan_without_a_body() -> onnx.ModelProto:
-    """In a function, which the checker ignores in formats older than functions."""
+    """A fault in a function, which the checker ignores in formats older than functions."""
     model = parsed(SCAN)
     model.ir_version = 6  # which has no functions yet
     inner = onnx.helper.make_node("Scan", ["s"], ["z"])

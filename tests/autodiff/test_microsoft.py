@@ -265,7 +265,7 @@ def test_masks_of_unknown_size_are_told_apart_in_the_graph(mask):
 
 
 def test_operators_for_gpus_only_are_known_as_such():
-    """They have a schema, but no CPU kernel; an operator that gets one needs a body instead."""
+    """Operators with a schema and no CPU kernel; one that gets a kernel needs a body instead."""
     import onnxruntime.capi.onnxruntime_pybind11_state as state
 
     schemas = {schema.name for schema in state.get_all_operator_schema() if schema.domain == "com.microsoft"}
