@@ -30,9 +30,9 @@ from onnx.backend.base import Backend, BackendRep
 
 from onnxtrain.errors import ModelError, OnnxTrainError, OptionError
 from onnxtrain.ir.domains import TRAINING_DOMAIN, is_default_domain
-from onnxtrain.model_file import limits
-from onnxtrain.model_file.self_contained import with_external_data
-from onnxtrain.model_file.skeleton import all_tensors
+from onnxtrain.model_file import validity
+from onnxtrain.model_file.external import with_external_data
+from onnxtrain.model_file.proto import all_tensors
 from onnxtrain.model_file.upgrade import upgrade_opset
 from onnxtrain.passes.pipeline import lower_graph
 from onnxtrain.runtime.options import RuntimeOptions
@@ -135,7 +135,7 @@ class OnnxTrainBackend(Backend):
             outputs_info: Type and shape of each output; not used.
             **kwargs: As in :meth:`prepare`, and ``opset_version`` of ONNX's own operators.
         """
-        opset = int(kwargs.pop("opset_version", None) or limits.newest_opset())
+        opset = int(kwargs.pop("opset_version", None) or validity.newest_opset())
         names = list(dict.fromkeys(name for name in node.input if name))
         if len(names) != len(inputs):
             raise OptionError(f"{node.op_type} has {len(names)} inputs, but {len(inputs)} arrays came; give one each.")
@@ -148,7 +148,7 @@ class OnnxTrainBackend(Backend):
         model = helper.make_model(
             helper.make_graph([node], "node", infos, outputs),
             opset_imports=[helper.make_opsetid(domain, version) for domain, version in imports.items()],
-            ir_version=limits.newest_ir_version(),
+            ir_version=validity.newest_ir_version(),
         )
         return cls._prepare(model, device, **kwargs).run(list(inputs))
 
@@ -166,18 +166,18 @@ _PROVIDERS = {"CPU": "CPUExecutionProvider", "CUDA": "CUDAExecutionProvider"}
 def _runnable(model: onnx.ModelProto) -> onnx.ModelProto:
     """Convert a model to versions that the gradient rules and ONNX Runtime accept; returns it if it has them."""
     declared = _opset(model)
-    if declared is not None and not limits.supports_opset(max(declared, limits.MINIMUM_OPSET)):
+    if declared is not None and not validity.supports_opset(max(declared, validity.MINIMUM_OPSET)):
         model = _declared_older(model, declared)
-    if not limits.supports_ir_version(max(model.ir_version, limits.MINIMUM_IR_VERSION)):
+    if not validity.supports_ir_version(max(model.ir_version, validity.MINIMUM_IR_VERSION)):
         model = _copy(model)
-        model.ir_version = limits.newest_ir_version()
+        model.ir_version = validity.newest_ir_version()
     if any(node.domain == TRAINING_DOMAIN and node.op_type == "Gradient" for node in model.graph.node):
         return upgrade_opset(model, GRADIENT_OPSET)
     return model
 
 
 def _declared_older(model: onnx.ModelProto, declared: int) -> onnx.ModelProto:
-    newest = limits.newest_opset()
+    newest = validity.newest_opset()
     for node in _nodes(model):
         if is_default_domain(node.domain) and _meaning(node, declared) != _meaning(node, newest):
             raise ModelError(

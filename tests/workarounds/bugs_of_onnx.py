@@ -134,8 +134,8 @@ def sympy_at_every_start() -> bool:
     return run_python("import sys, onnx_ir; sys.exit('sympy.core' in sys.modules)").returncode == 1
 
 
-@shows("numbers of recurrent activations")
-def numbers_of_recurrent_activations() -> bool:
+@shows("defaults of recurrent activations")
+def defaults_of_recurrent_activations() -> bool:
     numbers = {"Affine": "activation_beta = [0.5]", "ScaledTanh": "activation_beta = [0.5]", "ThresholdedRelu": ""}
     x, one = np.asarray([-0.5, 0.5], np.float32).reshape(1, 2, 1), np.ones((1, 1, 1), np.float32)
     expected = {"Affine": x + 0.5, "ScaledTanh": np.tanh(0.5 * x), "ThresholdedRelu": np.zeros_like(x)}

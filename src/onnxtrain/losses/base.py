@@ -121,6 +121,15 @@ class Loss:
         """The check of the targets' values, besides that they are finite; ``None`` where any will do."""
         return None
 
+    @property
+    def counts_labels(self) -> bool:
+        """Whether the weight of a batch of labels depends on which labels they are, and not on their number alone."""
+        return False
+
+    def label_weight(self, labels: np.ndarray) -> float:
+        """Return the weight of a batch of labels, up to a factor that all batches share; see :class:`LossTerms`."""
+        return float(labels.size)
+
     def reading(self, prediction: Value, target: Value) -> Reading:
         """Return how metrics interpret predictions; with labels of one rank less they are scores over classes."""
         if self.predicts is None and target.dtype.is_integer() and target.rank is not None:

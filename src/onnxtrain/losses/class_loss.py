@@ -48,6 +48,15 @@ class ClassLoss(ReducedLoss):
         if self.class_weights is not None:
             object.__setattr__(self, "class_weights", checked_class_weights(self.class_weights))
 
+    @property
+    def counts_labels(self) -> bool:
+        """Whether labels may be ignored."""
+        return self.ignore_index is not None
+
+    def label_weight(self, labels: np.ndarray) -> float:
+        """The number of labels that are not ignored."""
+        return float(np.count_nonzero(labels != self.ignore_index))
+
     def label_count(self, op: Builder, prediction: Value, target: Value) -> Value:
         """Return the number of labels that are not ignored, in the type of the prediction."""
         if self.ignore_index is None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
+
+import numpy as np
 
 from onnxtrain.errors import OptionError
 from onnxtrain.ir import Builder, Value
@@ -169,6 +172,20 @@ class SoftmaxCrossEntropy(ClassLoss):
         if self.ignore_index is None and all(given):
             return weight
         return op.Where(op.binary("Equal", weight, 0), 1.0, weight)
+
+    @property
+    def counts_labels(self) -> bool:
+        """Whether labels may be ignored, or have weights."""
+        return self.ignore_index is not None or self.class_weights is not None
+
+    def label_weight(self, labels: np.ndarray) -> float:
+        """The sum of the weights of the labels that count."""
+        found = zip(*np.unique(labels[labels != self.ignore_index], return_counts=True), strict=True)
+        given = self.class_weights
+        if given is None:
+            return float(sum(count for _, count in found))
+        by_class = given if isinstance(given, Mapping) else dict(enumerate(given))
+        return math.fsum(by_class.get(int(label), 1.0) * count for label, count in found)
 
     def _weight(self, op: Builder, prediction: Value, target: Value) -> Value:
         """The sum of the weights of the labels that count."""

@@ -41,6 +41,12 @@ class Head(NamedTuple):
         """The name of the output."""
         return str(self.output.name)
 
+    @property
+    def scaled(self) -> bool:
+        """Whether the weight of a batch is not its number of examples times a constant, among losses that are means."""
+        loss = self.targets.loss
+        return loss.reduction == "sum" or (self.targets.form.kind == "indices" and loss.counts_labels)
+
     def with_form(self, model: ir.Model, form: TargetForm) -> Head:
         """The same for targets of another form."""
         if form == self.targets.form:

@@ -57,6 +57,10 @@ class NextToken(SoftmaxCrossEntropy):
         moved = op.Concat(later, end, axis=1).with_shape(target.shape)
         return super().build(op, prediction, moved, weights)
 
+    def label_weight(self, labels: np.ndarray) -> float:
+        """The same for the labels that are compared: all but the first of each row."""
+        return super().label_weight(labels[:, 1:])
+
     def target_shape(self, prediction: Value, kind: TargetKind) -> tuple[Dimension, ...] | None:
         """[batch, sequence].
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from onnxtrain.model_file.lazy_arrays import MadeArrays
+from onnxtrain.model_file.large_data import MadeArrays
 
 
 class Stored(NamedTuple):

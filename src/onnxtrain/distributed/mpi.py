@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from onnxtrain.distributed.communicator import Communicator, Compression
+from onnxtrain.distributed.compression import choose_compression
 from onnxtrain.errors import OptionError, ParallelError
-from onnxtrain.parallel.communicator import Communicator, Compression
-from onnxtrain.parallel.compression import choose_compression
 from onnxtrain.spelling import checks_arguments
 
 _DATA, _FAILURE, _LEAVING = 7, 8, 9

@@ -2,22 +2,84 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+import onnx
 import onnx_ir as ir
-from onnx import GraphProto, ModelProto, SparseTensorProto, numpy_helper
+from onnx import GraphProto, ModelProto, SparseTensorProto, TensorShapeProto, ValueInfoProto, numpy_helper
 
 from onnxtrain.errors import ModelError
 from onnxtrain.ir.clone import all_nodes
 from onnxtrain.ir.declared_shapes import declare_initializers
+from onnxtrain.ir.domains import MACHINE_LEARNING_DOMAIN
+from onnxtrain.model_file.checks import declared, dense_array
 from onnxtrain.model_file.external import set_folder
-from onnxtrain.model_file.order import sort_nodes
-from onnxtrain.model_file.skeleton import import_runtime_domain, is_large, unify_default_domain
-from onnxtrain.model_file.sparse_tensors import declared, dense_array
-from onnxtrain.model_file.symbols import forget_made_up_symbols
+from onnxtrain.model_file.proto import (
+    import_runtime_domain,
+    is_large,
+    proto_subgraphs,
+    sort_nodes,
+    unify_default_domain,
+)
 from onnxtrain.model_file.upgrade import upgrade_opset
-from onnxtrain.model_file.zipmap import maps_to_tensors
+
+_MADE_UP = "unk__"
+"""Prefix of the symbols that ONNX's shape inference invents for unknown sizes."""
+
+
+def forget_made_up_symbols(graph: GraphProto) -> None:
+    """Forget the symbols that inference made up, in place.
+
+    Models are joined and cut, so that two axes of one such symbol need not be equal. A symbol of which the graph's
+    inputs have a single axis stays there; what follows from it is found out again.
+    """
+    if _MADE_UP.encode() not in graph.SerializeToString():  # going through all shapes takes long
+        return
+    inputs = [axis for info in graph.input for axis in _axes(info)]
+    counts = Counter(axis.dim_param for axis in inputs)
+    kept = {id(axis) for axis in inputs if counts[axis.dim_param] == 1}
+    for axis in [*inputs, *_axes_inside(graph)]:
+        if id(axis) not in kept and axis.dim_param.startswith(_MADE_UP):
+            axis.ClearField("dim_param")
+
+
+def _axes_inside(graph: GraphProto) -> Iterator[TensorShapeProto.Dimension]:
+    for info in (*graph.value_info, *graph.output):
+        yield from _axes(info)
+    for node in graph.node:
+        for body in proto_subgraphs(node):
+            for info in body.input:
+                yield from _axes(info)
+            yield from _axes_inside(body)
+
+
+def _axes(info: ValueInfoProto) -> list[TensorShapeProto.Dimension]:
+    """The axes of a tensor, of the items of a sequence or of what may be missing."""
+    kind = info.type
+    while kind.WhichOneof("value") in ("sequence_type", "optional_type"):
+        kind = getattr(kind, kind.WhichOneof("value")).elem_type
+    return list(kind.tensor_type.shape.dim)
+
+
+def maps_to_tensors(graph: onnx.GraphProto) -> None:
+    """Replace every ZipMap by an Identity, in place: the output of its name is the tensor of probabilities.
+
+    scikit-learn's converters end classifiers in a sequence of maps from label to probability. Nothing can be
+    trained on a map, and onnx-ir cannot hold one.
+    """
+    outputs = {info.name: info for info in (*graph.output, *graph.value_info)}
+    for node in graph.node:
+        if node.op_type != "ZipMap" or node.domain != MACHINE_LEARNING_DOMAIN:
+            continue
+        node.op_type, node.domain = "Identity", ""
+        del node.attribute[:]
+        info = outputs.get(node.output[0])
+        if info is not None:
+            tensor = onnx.helper.make_tensor_value_info(info.name, onnx.TensorProto.FLOAT, [None, None])
+            info.type.CopyFrom(tensor.type)
+
 
 _TRAINING_IR_VERSION = 8
 """IR version for the opsets of training."""

@@ -1,6 +1,6 @@
 """More than one process on one training: what they say to each other, and the engines that carry it.
 
->>> from onnxtrain.parallel import Single
+>>> from onnxtrain.distributed import Single
 >>> import numpy as np
 >>> total = np.ones(3)
 >>> Single().all_reduce_(total)
@@ -10,10 +10,10 @@ array([1., 1., 1.])
 
 from __future__ import annotations
 
-from onnxtrain.parallel.communicator import Communicator as Communicator
-from onnxtrain.parallel.compression import TopK as TopK
-from onnxtrain.parallel.mpi import MPI as MPI
-from onnxtrain.parallel.single import Single as Single
+from onnxtrain.distributed.communicator import Communicator as Communicator
+from onnxtrain.distributed.communicator import Single as Single
+from onnxtrain.distributed.compression import TopK as TopK
+from onnxtrain.distributed.mpi import MPI as MPI
 from onnxtrain.public_names import public_names
 
 __all__ = ["MPI", "Communicator", "Single", "TopK"]

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from onnxtrain.distributed.communicator import Communicator, Compression
 from onnxtrain.errors import OptionError
-from onnxtrain.parallel.communicator import Communicator, Compression
 from onnxtrain.spelling import checks_arguments
 
 
@@ -123,4 +123,4 @@ def choose_compression(given: object) -> Compression | None:
         return given
     if given in ("float16", "bfloat16"):
         return Rounding(str(given))
-    raise OptionError(f"compress is {given!r}; it is 'float16', 'bfloat16' or onnxtrain.parallel.TopK(0.01).")
+    raise OptionError(f"compress is {given!r}; it is 'float16', 'bfloat16' or onnxtrain.distributed.TopK(0.01).")

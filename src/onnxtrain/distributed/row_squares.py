@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.distributed.communicator import Communicator
 from onnxtrain.ir import Builder
-from onnxtrain.parallel.communicator import Communicator
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.step import Session, create_session
 from onnxtrain.training_info.gradient_norm import row_axes

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 
-from onnxtrain.parallel.communicator import Communicator
+from onnxtrain.distributed.communicator import Communicator
 
 Take = Callable[[int, Sequence[int]], None]
 """Takes the number of a group and the addresses of its gradients, before they are lost."""

@@ -1,25 +1,86 @@
-"""The data of a file's large initializers on its way to memory of its own, while the model is worked on.
+"""The raw data of a file's large initializers: held once, beside the parsed model, and only while it is needed.
 
-Reading some hundred MB takes as long as making a training of the model: the system finds memory for them page by page.
-Both go on side by side. What has been read can become the state of a training without another copy.
+A protocol buffer message frees its memory as a whole and returns its data as copies. Here data is read as views, and
+each tensor's memory is free as soon as it is released. Reading some hundred MB takes as long as building a training
+graph: the system maps the memory page by page. So a thread reads it meanwhile, and what it read can become the state
+of a training without another copy.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from io import FileIO
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from onnxtrain.errors import ModelError
-from onnxtrain.model_file.aligned import aligned
-from onnxtrain.model_file.origin import Origin, stamp_of
 from onnxtrain.model_file.writing import reason
+
+ALIGNMENT = 64
+"""Bytes of a cache line, on which memory starts as vector loops like it."""
+
+
+def aligned(size: int, *, zero: bool = False) -> np.ndarray:
+    """New memory [size] of bytes that starts on a cache line.
+
+    Args:
+        size: In bytes.
+        zero: Whether all are 0; the system gives such memory only when it is written.
+    """
+    raw = (np.zeros if zero else np.empty)(size + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + size]
+
+
+Stamp = tuple[int, int, int, int]
+"""Tells whether a file is still the one that it was: device, inode, time of change, size."""
+
+
+def stamp_of(status: os.stat_result) -> Stamp:
+    """The stamp of a file's status."""
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
+
+
+class Origin(NamedTuple):
+    """Source file of data, which can be read from it again while the file is unchanged.
+
+    Attributes:
+        path: The file.
+        stamp: Of the file when it was read.
+        places: Where in it the data of each tensor is.
+    """
+
+    path: Path
+    stamp: Stamp
+    places: Mapping[str, slice]
+
+    def read(self, name: str) -> bytes:
+        """The data of a tensor, from the file.
+
+        Raises:
+            ModelError: The file is gone, or was changed or replaced.
+        """
+        place = self.places[name]
+        try:
+            with self.path.open("rb") as file:
+                if stamp_of(os.fstat(file.fileno())) == self.stamp:
+                    file.seek(place.start)
+                    return file.read(place.stop - place.start)
+        except OSError:
+            pass
+        raise ModelError(
+            f"The first values of {name!r} are gone: training released them, and {str(self.path)!r} was changed since "
+            "it was read; load the model from a copy of the file that stays."
+        )
+
 
 _GAP = 1 << 16
 """Bytes between the data of two initializers up to which both are read in one call, and what lies between with them."""
@@ -185,3 +246,105 @@ def _fill(descriptor: int, run: _Run) -> None:
             count -= len(parts.pop(0))
         if count:
             parts[0] = parts[0][count:]
+
+
+class LargeData:
+    """Raw data by the names of the initializers.
+
+    Args:
+        data: The serialised model; not kept, unless it is lent.
+        places: Where in it the data of each large initializer is.
+        origin: Where some or all of it can be read again.
+        lent: Whether to look at the data where it is, until :meth:`release` is called, instead of copying it.
+        background: Reads the data of all places; then there is none in ``data``.
+    """
+
+    def __init__(
+        self,
+        data: bytes | mmap.mmap = b"",
+        places: Mapping[str, slice] | None = None,
+        origin: Origin | None = None,
+        *,
+        lent: bool = False,
+        background: BackgroundRead | None = None,
+    ):
+        self.origin = origin
+        source = memoryview(data) if lent else data
+        self._background = background
+        self._held: dict[str, bytes | memoryview | None] = {
+            name: source[place] if background is None else None for name, place in (places or {}).items()
+        }
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._held
+
+    def read(self, name: str) -> bytes | memoryview:
+        """The data of an initializer, from the file again where it was released.
+
+        Raises:
+            ModelError: It was released, and the file is not what it was; or the file cannot be read.
+        """
+        if self._background is not None and name in self._background:
+            return self._background[name]
+        held = self._held[name]
+        if held is not None:
+            return held
+        assert self.origin is not None  # nothing else is released
+        return self.origin.read(name)
+
+    def release(self, names: Iterable[str]) -> None:
+        """Free the memory of what can be read from the file again; what stays is not lent any more."""
+        for name in names:
+            if self._background is not None:
+                self._background.drop(name)
+            if name in self._held and self.origin is not None and name in self.origin.places:
+                self._held[name] = None
+        self._held = {name: None if held is None else bytes(held) for name, held in self._held.items()}
+
+    def take(self, array: np.ndarray) -> np.ndarray | None:
+        """Release what an array shows, and hand over its memory: an array like it which may be written.
+
+        ``None`` where it shows nothing that can be handed over.
+        """
+        return None if self._background is None else self._background.take(array)
+
+
+Array = np.ndarray
+
+
+class MadeArrays(Mapping[str, Array]):
+    """Arrays by name; each is made anew every time that it is asked for.
+
+    Args:
+        makers: What makes each.
+
+    Example:
+        >>> arrays = MadeArrays({"w": lambda: np.ones(2)}) | {"b": np.zeros(3)}
+        >>> list(arrays), arrays["w"] is arrays["w"], arrays["b"] is arrays["b"]
+        (['w', 'b'], False, True)
+    """
+
+    def __init__(self, makers: Mapping[str, Callable[[], Array]]) -> None:
+        self._makers = dict(makers)
+
+    def __getitem__(self, name: str) -> Array:
+        return self._makers[name]()
+
+    def __contains__(self, name: object) -> bool:  # without making it
+        return name in self._makers
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
+
+    def __or__(self, other: Mapping[str, Array]) -> MadeArrays:
+        return MadeArrays(self._makers | _makers(other))
+
+    def __ror__(self, other: Mapping[str, Array]) -> MadeArrays:
+        return MadeArrays(_makers(other) | self._makers)
+
+
+def _makers(arrays: Mapping[str, Array]) -> dict[str, Callable[[], Array]]:
+    return {name: partial(arrays.__getitem__, name) for name in arrays}

@@ -97,6 +97,22 @@ class Communicator(ABC):
         return self.broadcast_object(action() if self.rank == 0 else None)  # type: ignore[no-any-return]
 
 
+class Single(Communicator):
+    """A process alone, where a communicator is wanted."""
+
+    rank = 0
+    size = 1
+
+    def all_reduce_(self, array: np.ndarray) -> None:
+        """Leave the array as it is."""
+
+    def broadcast_(self, array: np.ndarray, root: int = 0) -> None:
+        """Leave the array as it is."""
+
+    def all_gather_(self, array: np.ndarray) -> None:
+        """Leave the array as it is."""
+
+
 class Compression(ABC):
     """A sum over all ranks of which less is sent than its terms are, with error feedback.
 
