@@ -17,6 +17,8 @@ CASES = {
     "Pad": lambda op, x: [op.Pad(x, op.ints(0, 1, 2, 0, 0, -1))],
     "Pad of one axis": lambda op, x: [op.Pad(x, op.ints(1, 1), None, op.ints(2))],
     "Squeeze": lambda op, x: [op.Squeeze(op.dimension(x, 0))],
+    "Range of constants": lambda op, x: [op.Range(op.constant(0), op.constant(7), op.constant(1))],
+    "Range of floats": lambda op, x: [op.Range(op.constant(0.0), op.constant(5.5), op.constant(1.0))],
     "Range": lambda op, x: [op.Range(op.constant(0), op.Squeeze(op.dimension(x, 0)), op.constant(1))],
 }
 
