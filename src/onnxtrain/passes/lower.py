@@ -87,13 +87,13 @@ def lower(
         raise TrainingInfoError(f"The training model has {count} entries; choose one with entry=0 to {count - 1}.")
     if not 0 <= (entry or 0) < count:
         raise TrainingInfoError(f"There is no entry {entry}; the training model has {count}.")
-    place = found or str(folder)
-    check_external_data(model, place)
-    joined = join(model, entry or 0, folder=place)
+    data_folder = found or str(folder)
+    check_external_data(model, data_folder)
+    joined = join(model, entry or 0, folder=data_folder)
     description = Description.of(joined)
     step = lower_entry(joined, kernels=kernels, portable=portable)
     _write_metadata(step, description)
-    return with_external_data(ir.to_proto(infer_shapes(step.model)), place)  # viewers show shapes
+    return with_external_data(ir.to_proto(infer_shapes(step.model)), data_folder)  # viewers show shapes
 
 
 def lower_entry(
