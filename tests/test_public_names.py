@@ -60,6 +60,7 @@ PUBLIC = {
     "lower",
     "no_gradient",
     "operators",
+    "distributed",
     "parallel",
     "predict",
     "prune",
