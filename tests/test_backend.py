@@ -21,7 +21,7 @@ import sampling
 from onnxtrain import backend
 from onnxtrain.backend import _meaning
 from onnxtrain.errors import GradientError, ModelError, OperatorError, OptionError
-from onnxtrain.model_file.limits import newest_opset
+from onnxtrain.model_file.validity import newest_opset
 from onnxtrain.operators.arithmetic import ONNX_OPERATORS
 
 TRAINING_TESTS = {

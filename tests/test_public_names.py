@@ -52,6 +52,7 @@ PUBLIC = {
     "lower",
     "no_gradient",
     "operators",
+    "distributed",
     "parallel",
     "predict",
     "prune",

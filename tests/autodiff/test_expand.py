@@ -27,7 +27,7 @@ def _forward(model):
 
 
 def test_bodies_are_told_without_going_through_the_graph_again(model, monkeypatch):
-    monkeypatch.delattr(expand, "infer_shapes")
+    monkeypatch.delattr(expand, "_infer_bodies")
     forward, route = _forward(model)
     path, missing = expand.expand_functions(forward, route)
     assert not missing

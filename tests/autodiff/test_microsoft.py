@@ -35,7 +35,7 @@ from autodiff.microsoft_rows import (
     run,
 )
 from onnxtrain.autodiff import registry
-from onnxtrain.autodiff.learn_types import learn_types
+from onnxtrain.autodiff.expand import learn_types
 from onnxtrain.autodiff.missing import GPU_ONLY
 from onnxtrain.errors import GradientError
 from onnxtrain.runtime.native import custom_ops_library, kernels_available

@@ -13,7 +13,7 @@ import pytest
 import onnxtrain
 from onnxtrain import examples
 from onnxtrain.data import TensorSpec, open_dataset
-from onnxtrain.data.table_columns import in_order
+from onnxtrain.data.naming import in_order
 from onnxtrain.errors import CheckpointError, DataError, ModelError
 from onnxtrain.sklearn import OnnxClassifier
 

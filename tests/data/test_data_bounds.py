@@ -140,7 +140,7 @@ import numpy as np
 from onnxtrain.data import TensorSpec, open_dataset
 from onnxtrain.data import csv_file
 from onnxtrain.data import files
-from onnxtrain.data import image_folder
+from onnxtrain.data import images
 from onnxtrain.data import parquet_file
 from onnxtrain.data import tar_file
 path, more, target = sys.argv[1], int(sys.argv[2]) * 2**20, sys.argv[3] or None

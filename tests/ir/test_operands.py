@@ -121,14 +121,14 @@ MISTAKES = {
     "inequality": (lambda x: x * (x != 1), "an operand of Mul is True, a truth value of Python"),
     "branch": (lambda x: x if x > 1 else -x, r"is not computed yet, so Python cannot branch on it; use op\.Where"),
     "too many indices": (lambda x: x[0, 0, 0, 0, 0], r"index of 'x' names 5 axes, but it has shape \(2, 3, 4, 5\)"),
-    "outside": (lambda x: x[:, 3], r"index 3 is outside of axis 1 of 'x', which has shape \(2, 3, 4, 5\)"),
-    "below": (lambda x: x[-3], "index -3 is outside of axis 0"),
-    "fraction as index": (lambda x: x[1.5], "index of 'x' is of type float64; it needs whole numbers"),
+    "outside": (lambda x: x[:, 3], r"index 3 is out of range for axis 1 of 'x', which has shape \(2, 3, 4, 5\)"),
+    "below": (lambda x: x[-3], "index -3 is out of range for axis 0"),
+    "fraction as index": (lambda x: x[1.5], "index of 'x' is of type float64; it needs integers"),
     "mask": (lambda x: x[x > 1], r"is a value of type BOOL; it needs integers.*op\.Where or op\.Compress"),
     "step 0": (lambda x: x[::0], "slice of 'x' has the step 0"),
-    "bound": (lambda x: x["a":], "slice of 'x' has the bound 'a'; it needs whole numbers"),
+    "bound": (lambda x: x["a":], "slice of 'x' has the bound 'a'; it needs integers"),
     "several arrays": (lambda x: x[[0, 1], [0, 1]], r"index of 'x' has several arrays; use op\.GatherND"),
-    "two gaps": (lambda x: x[..., ...], r"index of 'x' has 2 times '\.\.\.'"),
+    "two gaps": (lambda x: x[..., ...], r"index of 'x' has '\.\.\.' 2 times"),
 }
 
 

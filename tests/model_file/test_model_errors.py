@@ -15,7 +15,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 from onnxtrain.errors import ModelError
 from onnxtrain.model_file.file import ModelFile
-from onnxtrain.model_file.limits import newest_opset
+from onnxtrain.model_file.validity import newest_opset
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256))
 

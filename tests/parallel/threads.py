@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxtrain.parallel import Communicator
+from onnxtrain.distributed import Communicator
 
 
 class Thread(Communicator):

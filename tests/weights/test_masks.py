@@ -164,5 +164,5 @@ def test_choose_tensors():
     shapes = {"a.weight": (2, 3), "a.bias": (2,), "b.weight": (4, 2, 1)}
     assert choose_tensors(shapes, None, "tensors") == ["a.weight", "b.weight"]
     assert choose_tensors(shapes, ["b.*", "a.b*"], "tensors") == ["a.bias", "b.weight"]
-    with pytest.raises(OptionError, match=r"tensors='c\*' matches no parameter that is trained; they are a.weight"):
+    with pytest.raises(OptionError, match=r"tensors='c\*' matches no parameter that is trained; .* has a.weight"):
         choose_tensors(shapes, "c*", "tensors")

@@ -17,8 +17,7 @@ from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.autodiff.path import Forward
 from onnxtrain.errors import GradientError
 from onnxtrain.ir import Builder
-from onnxtrain.ir.ancestors import ancestors
-from onnxtrain.ir.clone import Values, all_nodes, captured_values, clone_nodes
+from onnxtrain.ir.clone import Values, all_nodes, ancestors, captured_values, clone_nodes
 from onnxtrain.ir.domains import TRAINING_DOMAIN
 from onnxtrain.ir.replace import remove_nodes, replace_values
 from onnxtrain.ir.shapes import complete_shapes, infer_shapes

@@ -13,10 +13,9 @@ from collections.abc import Hashable
 import onnx_ir as ir
 
 from onnxtrain.ir import Builder
-from onnxtrain.ir.ancestors import ancestors
-from onnxtrain.ir.clone import Values, clone_nodes
+from onnxtrain.ir.clone import Values, ancestors, clone_nodes
+from onnxtrain.ir.passes import NEVER_SHARED, attribute_key
 from onnxtrain.ir.replace import substitute_and_rename
-from onnxtrain.ir.sharing import NEVER_SHARED, attribute_key
 from onnxtrain.ir.value import constant_number
 
 

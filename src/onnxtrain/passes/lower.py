@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnxtrain.errors import TrainingInfoError
 from onnxtrain.ir.shapes import infer_shapes
-from onnxtrain.model_file.self_contained import check_external_data, with_external_data
+from onnxtrain.model_file.external import check_external_data, with_external_data
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.passes.description import IN_PLACE_KEY, STATES_KEY, STEP_KEY, Description
 from onnxtrain.passes.memory.in_place import in_place_states

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import VERSION
-from onnxtrain.ir.ancestors import ancestors, producers
+from onnxtrain.ir.clone import ancestors, producers
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.ir.replace import remove_nodes, take_over
 

@@ -11,8 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import TrainingInfoError
-from onnxtrain.model_file.external import set_folder
-from onnxtrain.model_file.self_contained import check_external_data, with_external_data
+from onnxtrain.model_file.external import check_external_data, set_folder, with_external_data
 from onnxtrain.passes.lower import lower_entry
 from onnxtrain.passes.merge_algorithm import join
 from onnxtrain.runtime.device_states import new_states
