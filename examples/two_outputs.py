@@ -1,4 +1,4 @@
-"""Two outputs, as detectors have them: what is in the picture, and where.
+"""Two outputs, as in object detection: class and position of the object in an image.
 
 Each output has its loss, cross-entropy for the class and squared errors for the place; their weighted sum is minimised.
 """

@@ -182,7 +182,7 @@ def test_public_names():
 
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_signatures(name):
-    """What is promised is there, in this order and with these defaults; what is added may be left out."""
+    """Promised arguments exist, in this order and with these defaults; added ones are optional."""
     expected, found = promised(SIGNATURES[name]), inspect.signature(find(name)).parameters
     assert [parameter for parameter in found if parameter in expected] == list(expected)
     for parameter, wanted in expected.items():

@@ -22,7 +22,7 @@ def run(model: onnx.ModelProto, **feeds: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def squeezing(declared: str, then: str, otherwise: str) -> onnx.ModelProto:
-    """What TorchScript writes for ``x.squeeze(0)`` of an axis whose size is not known."""
+    """Model that TorchScript exports for ``x.squeeze(0)`` of an axis of unknown size."""
     return parser.parse_model(
         f"{HEADER} g (float[n,4] x) => (float y)"
         f"<int64[1] axis = {{0}}, int64 zero = {{0}}, int64 one = {{1}}{declared}>"
@@ -90,7 +90,7 @@ def count(graph: onnx.GraphProto) -> int:
 
 
 def test_the_gradient_of_nested_branches_grows_with_their_depth() -> None:
-    """What a level gives is not needed again here: each level is there once, and once backwards."""
+    """Each level occurs once, and once backwards: its results are not needed again here."""
     nodes, names = {}, {}
     for depth in (8, 16, 24):
         built = onnxtrain.gradient(nested(depth, "Neg"), "y", ["x"])

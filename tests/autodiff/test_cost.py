@@ -1,4 +1,4 @@
-"""What gradients cost: their nodes against those of a careful hand, and the time to build them."""
+"""Cost of gradients: number of nodes compared with hand-written ones, and the time to build them."""
 
 from __future__ import annotations
 

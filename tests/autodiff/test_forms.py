@@ -1,4 +1,4 @@
-"""What rules write can be read by any runtime: no attribute that some take for its default, no number beyond reason."""
+"""Nodes of rules are portable: no attribute that a runtime confuses with its default, no extreme constants."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def test_without_a_bias():
 )
 @pytest.mark.parametrize("transposed", [0, 1])
 def test_behind_relu_both_products_are_of_one_node(first, names, wanted, transposed):
-    """That of Relu, and, where it is part of a product, of this follow."""
+    """The gradient of Relu follows, or of the linear layer that contains it."""
     inputs = {**feeds(transposed), "z": normal(*LEADING, FEW, seed=5), "v": normal(FEW, FEW, seed=6)}
     model = one_node("Linear", inputs, {"y": (*LEADING, MANY)}, transB=transposed)
     model.graph.node[0].input[:] = ["h", "w", "b"]

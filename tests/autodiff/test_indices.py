@@ -24,7 +24,7 @@ ROUTES = {
 
 
 def _index_inputs(row: Case) -> list[str]:
-    """The inputs of a case that are whole numbers by the schema of its operator, and read as numbers by nothing."""
+    """Inputs of a case that are integers by the schema of its operator, and that nothing reads as real values."""
     assert isinstance(row.node, onnx.NodeProto)
     kinds = kinds_of(row.node.op_type, row.node.domain, row.opset)
     assert kinds is not None

@@ -1,4 +1,4 @@
-"""What a rule learns from its node."""
+"""The node interface of gradient rules."""
 
 import pytest
 from onnx import parser

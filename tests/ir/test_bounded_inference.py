@@ -169,7 +169,7 @@ LARGE = {
 
 @pytest.mark.parametrize("name", LARGE)
 def test_large_tables_are_computed_as_the_model_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is written into the graph where it is small gives the same where it is not."""
+    """Tables computed at run time equal the constants that are used for small sizes."""
     text, shapes = LARGE[name]
     for symbol, size in zip("nm", (shapes["x"][-1], 4), strict=True):
         text = text.replace(f"{symbol},", f"{size},").replace(f"{symbol}]", f"{size}]")

@@ -1,4 +1,4 @@
-"""Attention of this project's own domain, which a graph pass writes in the place of a model's."""
+"""Attention of this project's own domain, with which a pass replaces a model's."""
 
 import numpy as np
 

@@ -411,7 +411,7 @@ def _tensor(array: np.ndarray, differentiated: bool) -> Tensor:
 
 
 def _accepted(function: Function) -> int | None:
-    """How many inputs a function takes; ``None`` for any number."""
+    """Number of inputs of a function; ``None`` for any number."""
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
         return None

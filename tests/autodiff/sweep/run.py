@@ -169,7 +169,7 @@ def second_order_subject(operator: str) -> Subject:
 
 
 def _check_model(model: onnx.ModelProto) -> None:
-    """What was built is valid; the checker wants inputs and outputs to have shapes."""
+    """Check the built model; the checker requires shapes of inputs and outputs."""
     if all(info.type.tensor_type.HasField("shape") for info in (*model.graph.input, *model.graph.output)):
         onnx.checker.check_model(model)
 

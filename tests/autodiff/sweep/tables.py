@@ -1,4 +1,4 @@
-"""What the sweep leaves out of ONNX's node tests or changes in them, each with the reason."""
+"""Node tests of ONNX that the sweep skips or changes, each with the reason."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SKIPPED: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Move:
-    """How inputs are moved: by random numbers between two bounds, the same in every run.
+    """Perturbation of inputs by random values between two bounds, the same in every run.
 
     Attributes:
         reason: From what.
