@@ -19,7 +19,7 @@ def main(folder: Path) -> float:
 
     whole = onnxtrain.Trainer(head.model(), loss="cross_entropy", optimizer="adam(lr=0.001)")
     history = whole.fit(DATA / "pictures", validation=0.25, epochs=10, metrics="accuracy", progress=False)
-    whole.save(folder / "tuned.onnx")  # and the classes' names beside it, tuned.labels.json
+    whole.save(folder / "tuned.onnx")  # and the class names, tuned.labels.json
     return history.rows[-1]["val_accuracy"]
 
 
