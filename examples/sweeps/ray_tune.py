@@ -1,4 +1,4 @@
-"""Search a learning rate with Ray Tune on a cluster; bad trials are stopped early: `python examples/sweeps/ray_tune.py`.
+"""Search a learning rate with Ray Tune, which stops bad trials early: `python examples/sweeps/ray_tune.py`.
 
 It needs `pip install 'ray[tune]' scikit-learn`.
 """
