@@ -19,7 +19,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorP
 
 from onnxtrain.errors import ModelError
 from onnxtrain.ir.domains import is_default_domain
-from onnxtrain.ir.nesting import DEEPEST
+from onnxtrain.ir.limits import DEEPEST
 from onnxtrain.model_file import validity
 from onnxtrain.model_file.external import ExternalData, data_bytes, locate
 from onnxtrain.model_file.proto import (

@@ -24,9 +24,8 @@ from onnxtrain.data.naming import (
 )
 from onnxtrain.data.target_checks import check_weights
 from onnxtrain.errors import DataError
-from onnxtrain.losses.heads import Head
-from onnxtrain.losses.joint_loss import Forms
-from onnxtrain.losses.targets import Targets, tensor_spec
+from onnxtrain.losses.base import Forms
+from onnxtrain.losses.heads import Head, Targets, tensor_spec
 from onnxtrain.training.objective import Objective
 
 Adapting = Callable[[Dataset, Targets, str | None], Dataset]

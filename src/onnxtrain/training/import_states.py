@@ -16,8 +16,7 @@ from onnxtrain.errors import DataError, ModelError
 from onnxtrain.ir.value import HALVES
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.training.working_copy.widening import rounded_to
-from onnxtrain.weights.ties import choose_copies, with_copies
-from onnxtrain.weights.untie import untied
+from onnxtrain.weights.ties import choose_copies, untied, with_copies
 
 
 @dataclass(frozen=True)
