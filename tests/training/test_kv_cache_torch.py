@@ -175,7 +175,7 @@ def test_a_merged_decoder_trains_its_branch_without_cache(tmp_path: Path) -> Non
     np.testing.assert_allclose(found["logits"], expected, rtol=1e-5)
     with_flag = {"input_ids": ids, "use_cache_branch": np.zeros((2, 1), bool)}
     assert trainer.evaluate(with_flag, ids) == trainer.evaluate({"input_ids": ids}, ids)
-    with pytest.raises(DataError, match=r"past of shape \(2, 1\) in 'use_cache_branch'"):
+    with pytest.raises(DataError, match=r"KV cache of shape \(2, 1\) in 'use_cache_branch'"):
         trainer.evaluate({"input_ids": ids, "use_cache_branch": np.ones((2, 1), bool)}, ids)
 
 
