@@ -60,7 +60,7 @@ CASES = {
     "regressor of one column": model(node("LinearRegressor", coefficients=[2.0], intercepts=[0.5]), width=1),
     "scaler": model(node("Scaler", offset=numbers(4), scale=numbers(4))),
     "scaler of one number": model(node("Scaler", offset=[0.5], scale=[2.0])),
-    "scaler of whole numbers": model(node("Scaler", offset=numbers(4), scale=numbers(4)), inputs=TensorProto.INT64),
+    "scaler of integers": model(node("Scaler", offset=numbers(4), scale=numbers(4)), inputs=TensorProto.INT64),
     **{
         f"{norm} of a scaled regressor, opset {opset}": model(
             node("Scaler", outputs=("a",), offset=[0.0] * 4, scale=numbers(4)),

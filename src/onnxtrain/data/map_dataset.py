@@ -13,7 +13,7 @@ from onnxtrain.data.base import Batch, check_not_negative, checked_batch_size
 from onnxtrain.data.conversion import Array, TensorSpec, kind_of, to_numpy
 from onnxtrain.data.images import Layout, check_pixel_count, pixels_of
 from onnxtrain.data.iterable_dataset import IterableDataset
-from onnxtrain.data.naming import as_input, check_beside, check_pasts, check_width, choose_columns, in_order
+from onnxtrain.data.naming import as_input, check_beside, check_caches, check_width, choose_columns, in_order
 from onnxtrain.errors import DataError
 
 _LOOKED_AT: Final = 32
@@ -296,7 +296,7 @@ class HuggingFaceExamples:
     def batch(self, rows: Sequence[int]) -> object:
         """Return some examples as inputs by name and targets."""
         found = self._dataset[list(rows)]
-        check_pasts({name: found[name] for name in self._caches}, self._specs, "the dataset")
+        check_caches({name: found[name] for name in self._caches}, self._specs, "the dataset")
         if self._features is not None:
             inputs = {self._specs[0].name: np.stack([_numbers(found[name], name) for name in self._features], axis=1)}
             alone = [spec for spec in self._specs if spec.beside]

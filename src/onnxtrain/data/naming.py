@@ -28,7 +28,7 @@ def check_beside(names: Iterable[str], there: Iterable[str], subject: str) -> No
             raise NoSuchArrayError(f"{subject} '{name}': it has {_names(held[:8])}{' ...' if len(held) > 8 else ''}.")
 
 
-def check_pasts(arrays: Mapping[str, object], specs: Sequence[TensorSpec], subject: str) -> tuple[str, ...]:
+def check_caches(arrays: Mapping[str, object], specs: Sequence[TensorSpec], subject: str) -> tuple[str, ...]:
     """Refuse a KV cache with rows, which a model without its KV-cache inputs would ignore.
 
     Returns:
@@ -37,18 +37,18 @@ def check_pasts(arrays: Mapping[str, object], specs: Sequence[TensorSpec], subje
     Raises:
         DataError: A KV cache has rows, or the flag of a merged decoder asks for one.
     """
-    pasts = specs[0].pasts if specs else ()
-    for name in pasts:
-        shape = _shape_of_cache(arrays[name]) if name in arrays else None
+    caches = specs[0].pasts if specs else ()
+    for name in caches:
+        shape = _cache_shape(arrays[name]) if name in arrays else None
         if shape is not None:
             raise DataError(
                 f"{subject} has a KV cache of shape {shape} in '{name}', but training, evaluation and prediction start "
                 f"with an empty one: give whole sequences, and KV-cache inputs without rows, or none."
             )
-    return pasts
+    return caches
 
 
-def _shape_of_cache(value: Any) -> tuple[int, ...] | None:
+def _cache_shape(value: Any) -> tuple[int, ...] | None:
     """Return the shape of a cache; None where it has no rows, or is the false flag of a merged decoder."""
     try:
         shape = tuple(np.shape(value))
@@ -84,7 +84,7 @@ def match_names(
     Raises:
         DataError: An input is missing, or the target does not exist or is ambiguous.
     """
-    pasts = check_pasts(arrays, specs, subject)
+    caches = check_caches(arrays, specs, subject)
     missing = [spec.name for spec in specs if spec.name not in arrays]
     if not any(spec.name in missing for spec in specs if not spec.beside):
         check_beside(missing, arrays, f"{subject} has no array")
@@ -101,7 +101,7 @@ def match_names(
         return inputs, arrays[target]
     if not need_target:
         return inputs, None
-    left = [name for name in arrays if name not in inputs and name not in pasts]
+    left = [name for name in arrays if name not in inputs and name not in caches]
     if not left:
         raise DataError(
             f"{subject} holds only the {_plural('input', inputs)} {_names(inputs)}: "

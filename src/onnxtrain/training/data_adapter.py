@@ -15,7 +15,7 @@ from onnxtrain.data.labels import learn_labels, no_labels
 from onnxtrain.data.naming import (
     NamedColumns,
     NoSuchArrayError,
-    check_pasts,
+    check_caches,
     column_of,
     columns_of_table,
     is_batch_list,
@@ -351,7 +351,7 @@ def by_input_name(specs: Sequence[TensorSpec], inputs: Any) -> dict[str, Any]:
         DataError: An input is missing, or there are too many.
     """
     if isinstance(inputs, Mapping):
-        check_pasts(inputs, specs, "The batch")
+        check_caches(inputs, specs, "The batch")
         missing = [spec.name for spec in specs if spec.name not in inputs]
         if missing:
             raise DataError(f"The inputs {missing} are missing; got {', '.join(map(str, inputs)) or 'none'}.")
