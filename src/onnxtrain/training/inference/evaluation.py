@@ -17,12 +17,12 @@ from onnxtrain.losses.base import Loss
 from onnxtrain.losses.heads import HeadMetric, Metrics
 from onnxtrain.losses.partial_batches import batch_axes, joined_axis
 from onnxtrain.metrics.base import MeanAccumulator
+from onnxtrain.objective import Objective
 from onnxtrain.passes.lower import lower_entry
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.runtime.step import StepSession
-from onnxtrain.training.objective import Objective
-from onnxtrain.training_info.entry import Entry
+from onnxtrain.training_info.recipe import StepEntry
 
 _WEIGHT = "_weight"
 """What follows the name of a loss in that of its weight."""
@@ -280,5 +280,5 @@ class Evaluator:
             value.name = self._instead.get(name, name)
             states.append(value.name)
             graph.inputs.append(value)
-        step = lower_entry(Entry(own.model, states, {}, results), kernels=False)
+        step = lower_entry(StepEntry(own.model, states, {}, results), kernels=False)
         return StepSession(step, self._states, self._options, kernels=False)

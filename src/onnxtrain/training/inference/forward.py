@@ -19,13 +19,12 @@ from onnxtrain.losses.heads import Metrics, Targets
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
+from onnxtrain.objective import of_model, prepare
 from onnxtrain.runtime.device_states import new_states
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.data_adapter import open_with_targets
 from onnxtrain.training.inference.evaluation import Evaluator
-from onnxtrain.training.objective import of_model
-from onnxtrain.training.preparation import prepare
 from onnxtrain.training.working_copy.kv_cache import leave_out_pasts
 from onnxtrain.training.working_copy.training_modes import set_inference
 
