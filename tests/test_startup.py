@@ -28,7 +28,7 @@ print(time.process_time() - begin, *{"numpy", "onnx", "onnx_ir", "onnxruntime"} 
 
 
 def test_nothing_is_imported_before_ctrl_c_is_caught():
-    """A library's module that comes first would show a traceback in the place of the sentence."""
+    """A library's module that comes first would show a traceback instead of the message."""
     program = """
 import sys
 seen = []

@@ -181,8 +181,8 @@ def _declared_older(model: onnx.ModelProto, declared: int) -> onnx.ModelProto:
     for node in _nodes(model):
         if is_default_domain(node.domain) and _meaning(node, declared) != _meaning(node, newest):
             raise ModelError(
-                f"The model declares opset {declared}, where {node.op_type} is not what it was at opset "
-                f"{newest}, the newest that ONNX Runtime supports; export the model at that one."
+                f"The model declares opset {declared}, where {node.op_type} differs from opset {newest}, the "
+                "newest that ONNX Runtime supports; export the model at that one."
             )
     model = _copy(model)
     for function in (model, *model.functions):

@@ -1,4 +1,4 @@
-"""What tables of cases cannot say about If, Loop and Scan: no steps at all, what is kept, and what is refused."""
+"""If, Loop and Scan beyond the tables of cases: no steps at all, saved states, errors."""
 
 import numpy as np
 import onnxruntime

@@ -1,4 +1,4 @@
-"""The gradient checker finds wrong rules; the registry and the engine refuse what cannot be right."""
+"""The gradient checker finds wrong rules; the registry and the engine reject invalid rules."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ IMAGE = TensorSpec("x", np.dtype(np.float32), ("N", 3, 8, 8))
 
 
 def test_pictures_have_a_bound_of_pixels(tmp_path):
-    """What Pillow reads without a word would take 1.9 GB."""
+    """Pillow would read it and take 1.9 GB."""
     for name, size in (("a", (12_000, 12_000)), ("b", (20, 20))):
         (tmp_path / "p" / name).mkdir(parents=True)
         (tmp_path / "p" / name / "1.png").write_bytes(image(size))

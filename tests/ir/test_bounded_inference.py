@@ -1,4 +1,4 @@
-"""Sizes are looked at before memory is taken, however large they are declared."""
+"""Huge declared sizes cost no memory."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ LARGE = {
 
 @pytest.mark.parametrize("name", LARGE)
 def test_large_tables_are_computed_as_the_model_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is written into the graph where it is small gives the same where it is not."""
+    """A constant that is written into the graph where it is small equals the computed one where it is not."""
     text, shapes = LARGE[name]
     for symbol, size in zip("nm", (shapes["x"][-1], 4), strict=True):
         text = text.replace(f"{symbol},", f"{size},").replace(f"{symbol}]", f"{size}]")

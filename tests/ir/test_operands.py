@@ -1,4 +1,4 @@
-"""Numbers, arrays and indices beside values: NumPy's results, or one sentence."""
+"""Numbers, arrays and indices beside values: NumPy's results, or an error of one sentence."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ MISTAKES = {
         r"an operand of Mul is 0\.5, which INT64 cannot hold; cast the value beside it first",
     ),
     "too large": (lambda x: x.op.cast(x, ir.DataType.INT8) + 300, "300, which INT8 cannot hold"),
-    "equality": (lambda x: x.op.Where(x == 1, x, x), r"input 0 of Where is False, a truth value.*op\.Equal\(a, b\)"),
-    "inequality": (lambda x: x * (x != 1), "an operand of Mul is True, a truth value of Python"),
+    "equality": (lambda x: x.op.Where(x == 1, x, x), r"input 0 of Where is False, a Python bool.*op\.Equal\(a, b\)"),
+    "inequality": (lambda x: x * (x != 1), "an operand of Mul is True, a Python bool"),
     "branch": (lambda x: x if x > 1 else -x, r"is not computed yet, so Python cannot branch on it; use op\.Where"),
     "too many indices": (lambda x: x[0, 0, 0, 0, 0], r"index of 'x' names 5 axes, but it has shape \(2, 3, 4, 5\)"),
     "outside": (lambda x: x[:, 3], r"index 3 is out of range for axis 1 of 'x', which has shape \(2, 3, 4, 5\)"),

@@ -382,7 +382,7 @@ ATTRIBUTES = ({}, {"value_float": 0.5}, FLOATS | {"targets": 2}, FLOATS | {"post
 
 @pytest.mark.parametrize("attributes", ATTRIBUTES, ids=["none", "half", "linear", "not UTF-8"])
 def test_nodes_without_inputs_or_outputs(attributes: dict[str, object]) -> None:
-    """What looks for weights runs before the checker, so it takes nodes of every operator as they come."""
+    """The search for weights runs before the checker, so it accepts invalid nodes."""
     operators = sorted({(schema.domain, schema.name) for schema in onnx.defs.get_all_schemas()})
     for domain, operator in operators:
         for inputs, outputs in (([], []), (["x"], []), ([], ["y"])):

@@ -1,4 +1,4 @@
-"""What is made of a model with external data refers to no file: it can be saved and run anywhere."""
+"""Models made from a model with external data refer to no file: they can be saved and run anywhere."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def linear_gradient(rng: np.random.Generator) -> Case:
 
 
 def low_bit(rng: np.random.Generator) -> Case:
-    """A product with a weight of a few bits, or its gradient; some attributes do not fit."""
+    """A matmul with a low-bit weight, or its gradient; some attributes do not fit."""
     operator, left = pick(rng, ("MatMulNBits", "x"), ("MatMulNBitsGradient", "dy"))
     dtype, bits, block = element_type(rng), pick(rng, 2, 4, 8), pick(rng, 16, 32, 64)
     compute, taken = _compute(rng, dtype)

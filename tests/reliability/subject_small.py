@@ -1,4 +1,4 @@
-"""Small files of strangers: each is read by what reads it, damaged byte by byte or changed field by field."""
+"""Untrusted small files, given to their readers, damaged byte by byte or changed field by field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a hostile file may do: be refused, or use what it says that it uses. It runs no code and reads no other file."""
+"""Hostile files are refused, or use what they declare. They run no code and read no other files."""
 
 from __future__ import annotations
 

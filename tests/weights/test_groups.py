@@ -246,7 +246,7 @@ def test_what_is_refused(make, message):
 
 
 def named(paths):
-    """A chain of products with weights of these names."""
+    """A chain of linear layers with weights of these names."""
     names = [f"float[2,2] {name} = {{1, 0, 0, 1}}" for name in (f"w{i}" for i in range(len(paths)))]
     nodes = [f"h{i + 1} = MatMul(h{i}, w{i})" for i in range(len(paths))]
     model = onnx.parser.parse_model(

@@ -30,7 +30,7 @@ class FusedOperator(NamedTuple):
 
     Attributes:
         name: Its name.
-        domain: Its domain: ``onnxtrain``, or ``com.microsoft``, where ONNX Runtime has the kernel itself.
+        domain: Its domain: ``onnxtrain``, or another one where ONNX Runtime has the kernel itself.
         has_kernel: Returns whether the kernel can run a node of float or double type; ``None`` for an operator without
             a kernel, which is always replaced by its body.
     """

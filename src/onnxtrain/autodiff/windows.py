@@ -156,9 +156,10 @@ def windows_of(node: Node, weight: Value | None = None, x: Value | None = None) 
     kernel, rank = kernel_of(node, weight)
     strides = tuple(node.attribute("strides") or [1] * rank)
     dilations = tuple(node.attribute("dilations") or [1] * rank)
-    begin, end = _padding(node, x, weight, kernel, strides, dilations)
     exact = not node.attribute("ceil_mode", 0)
-    return Windows(node.op, x, kernel, strides, dilations, begin, end, exact)
+    windows = Windows(node.op, x, kernel, strides, dilations, (0,) * rank, (0,) * rank, exact)
+    begin, end = _padding(node, windows, weight)
+    return windows._replace(begin=begin, end=end)
 
 
 def kernel_of(node: Node, weight: Value | None) -> tuple[tuple[int, ...] | None, int]:
@@ -179,41 +180,31 @@ def kernel_of(node: Node, weight: Value | None) -> tuple[tuple[int, ...] | None,
 
 
 def _padding(
-    node: Node,
-    x: Value,
-    weight: Value | None,
-    kernel: tuple[int, ...] | None,
-    strides: tuple[int, ...],
-    dilations: tuple[int, ...],
+    node: Node, windows: Windows, weight: Value | None
 ) -> tuple[tuple[int, ...] | Value, tuple[int, ...] | Value]:
-    mode, rank = node.attribute("auto_pad", "NOTSET"), len(strides)
+    """The padding at the beginning and end of all axes."""
+    mode, rank, kernel, strides = node.attribute("auto_pad", "NOTSET"), windows.rank, windows.kernel, windows.strides
     if mode in ("NOTSET", "VALID"):
         pads = (node.attribute("pads") if mode == "NOTSET" else None) or [0] * (2 * rank)
         return tuple(pads[:rank]), tuple(pads[rank:])
-    sizes = spatial_sizes(x)
+    sizes = spatial_sizes(windows.x)
     if kernel is not None and (sizes is not None or set(strides) == {1}):
         totals = [
             max(s * (math.ceil(size / s) - 1) + d * (k - 1) + 1 - size, 0)
-            for size, s, d, k in zip(sizes or [1] * rank, strides, dilations, kernel, strict=True)
+            for size, s, d, k in zip(sizes or [1] * rank, strides, windows.dilations, kernel, strict=True)
         ]
         small = tuple(total // 2 for total in totals)
         large = tuple(total - total // 2 for total in totals)
         return (small, large) if mode == "SAME_UPPER" else (large, small)
-    return _padding_in_graph(node, x, weight, kernel, strides, dilations)
+    return _padding_in_graph(node, windows, weight)
 
 
-def _padding_in_graph(
-    node: Node,
-    x: Value,
-    weight: Value | None,
-    kernel: tuple[int, ...] | None,
-    strides: tuple[int, ...],
-    dilations: tuple[int, ...],
-) -> tuple[Value, Value]:
+def _padding_in_graph(node: Node, windows: Windows, weight: Value | None) -> tuple[Value, Value]:
     """The padding of auto_pad for axes whose size is not known."""
-    op, size, step = node.op, node.op.Shape(x, start=2), node.op.ints(*strides)
-    if kernel is not None:
-        positions = op.ints(*kernel)
+    op, strides, dilations = node.op, windows.strides, windows.dilations
+    size, step = op.Shape(windows.x, start=2), op.ints(*strides)
+    if windows.kernel is not None:
+        positions = op.ints(*windows.kernel)
     else:
         assert weight is not None
         positions = op.Shape(weight, start=2)

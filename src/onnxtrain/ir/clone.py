@@ -127,7 +127,7 @@ def captured_values(node: ir.Node) -> list[ir.Value]:
 def subgraphs(node: ir.Node) -> list[ir.Graph]:
     """The graphs among a node's attributes: its bodies."""
     found: list[ir.Graph] = []
-    attributes = node.attributes.data  # the dictionary itself: this is asked of every node, many times
+    attributes = node.attributes.data  # the dictionary itself: this is called for every node, many times
     if not attributes:
         return found
     for attribute in attributes.values():

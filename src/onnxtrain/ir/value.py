@@ -254,8 +254,8 @@ def as_array(item: object, where: str) -> np.ndarray:
     """
     if isinstance(item, bool):
         raise OperatorError(
-            f"{where} is {item}, a truth value of Python; == and != compare the Python objects, so write "
-            "op.Equal(a, b) to compare what values hold."
+            f"{where} is {item}, a Python bool; == and != compare the Python objects, so write "
+            "op.Equal(a, b) to compare the elements of values."
         )
     # NumPy would iterate over other objects, which may hold values.
     if isinstance(item, int | float | np.generic | list | tuple) or hasattr(item, "__array__"):

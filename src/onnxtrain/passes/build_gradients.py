@@ -94,7 +94,7 @@ def _check_nested(model: ir.Model) -> None:
     nested += [node for function in model.functions.values() for node in all_nodes(function) if _is_gradient(node)]
     if nested:
         raise GradientError(
-            f"The Gradient node {nested[0].name!r} stands in a subgraph or a function, where the tensors of the main "
+            f"The Gradient node {nested[0].name!r} is in a subgraph or a function, where the tensors of the main "
             "graph cannot be named; move it to the main graph."
         )
 

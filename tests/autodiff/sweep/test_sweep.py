@@ -1,4 +1,4 @@
-"""ONNX's own node tests as gradient checks: a sample here, all of them behind the slow marker; and the tables of it."""
+"""ONNX's own node tests as gradient checks: a sample here, all with the slow marker; and checks of the tables."""
 
 from __future__ import annotations
 

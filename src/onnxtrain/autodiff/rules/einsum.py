@@ -134,8 +134,8 @@ def _insert_axes(op: Builder, dx: Value, term: Term, present: Term) -> Value:
 def _on_diagonals(op: Builder, dx: Value, x: Labeled) -> Value:
     """Multiply by an identity matrix over each pair of axes that share a label."""
     for label, count in Counter(x.term).items():
-        places = [axis for axis, other in enumerate(x.term) if other == label]
-        for pair in itertools.pairwise(places) if count > 1 else ():
+        axes = [axis for axis, other in enumerate(x.term) if other == label]
+        for pair in itertools.pairwise(axes) if count > 1 else ():
             eye = _identity(op, x.value, pair[0])
             rest = [axis for axis in range(len(x.term)) if axis not in pair]
             dx = dx * (op.Unsqueeze(eye, op.ints(*rest)) if rest else eye)

@@ -18,7 +18,7 @@ from onnxtrain.autodiff.rules.placement import (
     as_value,
     flat_positions,
     flat_scatter,
-    place,
+    pad_to,
     scatter_rows,
     shaped,
     size_of,
@@ -51,7 +51,7 @@ def _put_back_one(node: Node, dy: Value, index: Value, axis: int) -> Value:
     if x.shape is not None:
         position = axis % len(x.shape)
         block.with_shape((*x.shape[:position], 1, *x.shape[position + 1 :]))
-    return place(block, [axis], [begin], [size])
+    return pad_to(block, [axis], [begin], [size])
 
 
 def _put_back_rows(node: Node, dy: Value, indices: Value, axis: int) -> Value:
@@ -168,13 +168,13 @@ def tensor_scatter(node: Node, dy: Value) -> Gradients:
     steps = op.Range(zero, op.Reshape(as_value(op, size_of(update, axis)), op.ints()), one)
     rank = node.rank(update)
     axis %= rank
-    places = op.Reshape(steps, op.ints(*([-1] + [1] * (rank - 1 - axis))))
+    positions = op.Reshape(steps, op.ints(*([-1] + [1] * (rank - 1 - axis))))
     if begins is not None:
-        places = op.Add(op.Reshape(begins, op.ints(*([-1] + [1] * (rank - 1)))), places)
+        positions = op.Add(op.Reshape(begins, op.ints(*([-1] + [1] * (rank - 1)))), positions)
     if mode == "circular":
-        places = op.Mod(places, as_value(op, size_of(past, axis)))
-    places = op.Expand(places, op.shape_of(update))
-    return dpast, op.GatherElements(dy, places, axis=axis), None
+        positions = op.Mod(positions, as_value(op, size_of(past, axis)))
+    positions = op.Expand(positions, op.shape_of(update))
+    return dpast, op.GatherElements(dy, positions, axis=axis), None
 
 
 Scatter = Callable[[Value, Value, str | None], Value]

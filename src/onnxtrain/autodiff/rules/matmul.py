@@ -60,7 +60,7 @@ def _with_vector(op: Builder, a: Value, b: Value, dy: Value) -> Gradients:
 
 
 def _of_unknown_rank(op: Builder, a: Value, b: Value, dy: Value) -> Gradients:
-    """For unknown ranks the graph turns vectors into matrices, then multiplies matrices with batch axes."""
+    """The gradients for unknown ranks: the graph turns vectors into matrices, which have batch axes."""
     shape_a, shape_b, shape_dy, one = op.Shape(a), op.Shape(b), op.Shape(dy), op.ints(1)
     rank_a, rank_b = op.Shape(shape_a), op.Shape(shape_b)
     two = op.ints(2)

@@ -32,7 +32,7 @@ no_gradient(
 )
 no_gradient(
     *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
-    reason="the output is drawn at random, whatever the values of the input",
+    reason="the output is sampled at random, independent of the input's values",
 )
 no_gradient(
     *("Bernoulli", "Multinomial"),

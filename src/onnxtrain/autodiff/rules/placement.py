@@ -140,7 +140,7 @@ def zeros(op: Builder, sizes: Sequence[Size], dtype: ir.DataType) -> Value:
     return op.ConstantOfShape(joined(op, sizes), value=fill).with_shape(known)
 
 
-def place(block: Value, axes: Sequence[int], begins: Sequence[Size], sizes: Sequence[Size]) -> Value:
+def pad_to(block: Value, axes: Sequence[int], begins: Sequence[Size], sizes: Sequence[Size]) -> Value:
     """Pad a block with zeros: along each of ``axes`` it begins at ``begins`` and the result has ``sizes``."""
     op = block.op
     shifts: list[tuple[int, Size, Size]] = []

@@ -18,7 +18,7 @@ from onnxtrain.ir.limits import check_table, fits
 
 @register_gradient("MaxPool")
 def max_pool(node: Node, dy: Value, _indices: None = None) -> Gradients:
-    """y = max over windows: dx = dy where the first maximum of its window stands, summed over windows."""
+    """y = max over windows: dx = dy where the first maximum of its window is, summed over windows."""
     if node.has_output(1) and not node.attribute("storage_order", 0):
         return _put_at_maxima(node.op, windows_of(node), dy, node.outputs[1])
     attributes = {name: node.attribute(name) for name in node.ir.attributes if name != "storage_order"}
@@ -44,7 +44,7 @@ def _has_kernel(node: ir.Node) -> bool:
 # Comparing every position of the windows with the maximum instead takes 1.1 and 22.
 @register_fused("MaxPoolGradient", has_kernel=_has_kernel)
 def max_pool_gradient(node: Node) -> Sequence[Value]:
-    """From dy and x, with MaxPool's attributes: dx = dy where the first maximum of its window stands."""
+    """From dy and x, with MaxPool's attributes: dx = dy where the first maximum of its window is."""
     op, dy, x = node.op, node.x, node.input_required(1)
     windows = windows_of(node, x=x)
     attributes = {name: node.attribute(name) for name in node.ir.attributes}
@@ -214,7 +214,7 @@ def global_average_pool(node: Node, dy: Value) -> Gradients:
 
 @register_gradient("GlobalMaxPool")
 def global_max_pool(node: Node, dy: Value) -> Gradients:
-    """y = max over an image: dx = dy where the first maximum stands."""
+    """y = max over an image: dx = dy where the first maximum is."""
     op, x = node.op, node.x
     flat = op.Reshape(x, op.ints(0, 0, -1))
     first = op.ArgMax(flat, axis=2, keepdims=1)

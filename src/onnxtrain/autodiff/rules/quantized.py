@@ -126,7 +126,7 @@ _register_unary("QLinearGlobalAveragePool", lambda node, x: _channels(node, x, n
 
 @register_body("QLinearConcat", domain=MICROSOFT_DOMAIN)
 def concatenation(node: Node) -> list[Value | None]:
-    """y = the inputs side by side, quantized anew; output scale and zero point come first."""
+    """y = the inputs side by side, quantized again; output scale and zero point come first."""
     parts = [_dequantized(node, index) for index in range(2, len(node.inputs), 3)]
     y = node.op.Concat(*parts, axis=node.attribute("axis"))
     zero = node.input_required(1)
@@ -137,7 +137,7 @@ def concatenation(node: Node) -> list[Value | None]:
 
 @register_body("QLinearWhere", domain=MICROSOFT_DOMAIN)
 def choice(node: Node) -> list[Value | None]:
-    """y = x where a condition holds, else y, quantized anew."""
+    """y = x where a condition holds, else y, quantized again."""
     chosen = node.op.Where(node.x, _dequantized(node, 1), _dequantized(node, 4))
     result = node.op.QuantizeLinear(chosen, node.input_required(7), node.input(8))
     result.ir.dtype = node.input_required(1).dtype

@@ -153,7 +153,7 @@ def _count_up(op: Builder, x: Value, axis: int) -> Value:
 
 @register_gradient("MaxRoiPool")
 def max_roi_pool(node: Node, dy: Value) -> Gradients:
-    """y = max over each bin of a region: dx = dy where the first maximum stands, 0 for an empty bin."""
+    """y = max over each bin of a region: dx = dy where the first maximum is, 0 for an empty bin."""
     op, x, regions = node.op, node.x, node.input_required(1)
     height, width = node.attribute("pooled_shape")
     scale: float = node.attribute("spatial_scale", 1.0)

@@ -15,7 +15,7 @@ from onnxtrain.autodiff.rules.placement import (
     add,
     as_value,
     multiply,
-    place,
+    pad_to,
     product,
     shaped,
     size_of,
@@ -30,7 +30,7 @@ def dft(node: Node, dy: Value) -> Gradients:
     """y = F x with F_kn = exp(-2πi k n / N): dx = Fᴴ dy; y = Fᴴ x / N: dx = F dy / N; real parts where x is real.
 
     A one-sided y lacks the upper half of its bins, which counts as zeros. In a one-sided inverse every bin but
-    the first and the middle one stands for two.
+    the first and the middle one counts twice.
     """
     op, x = node.op, node.x
     axis = _axis(node)
@@ -126,7 +126,7 @@ def _fitted(dx: Value, x: Value, axis: int) -> Value:
     op = dx.op
     size = size_of(x, axis)
     cut = op.Slice(dx, op.ints(0), as_value(op, size), op.ints(axis))
-    return place(cut, [axis], [0], [size])
+    return pad_to(cut, [axis], [0], [size])
 
 
 @register_gradient("STFT")

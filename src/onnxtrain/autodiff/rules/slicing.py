@@ -18,7 +18,7 @@ from onnxtrain.autodiff.rules.placement import (
     flat_scatter,
     joined,
     multiply,
-    place,
+    pad_to,
     shaped,
     size_of,
     sizes_of,
@@ -49,7 +49,7 @@ def slice_(node: Node, dy: Value) -> Gradients:
         begin, block = _spread_axis(node, axis, block)
         begins.append(begin)
     numbers = [axis.axis for axis in axes]
-    return place(block, numbers, begins, sizes_of(node.x, numbers))
+    return pad_to(block, numbers, begins, sizes_of(node.x, numbers))
 
 
 def _sliced_axes(node: Node) -> list[_Axis] | None:
@@ -130,7 +130,7 @@ def _interleaved(value: Value, axis: int, step: int) -> Value:
     before, count = sizes_of(value, range(axis)), size_of(value, axis)
     after = sizes_of(value, range(axis + 1, value.rank))
     column = shaped(value, [*before, count, 1, *after])
-    wide = place(column, [axis + 1], [0], [step])
+    wide = pad_to(column, [axis + 1], [0], [step])
     long = shaped(wide, [*before, multiply(count, step), *after])
     cut = op.Slice(long, op.ints(0), op.ints(1 - step), op.ints(axis))
     length = max(count * step - step + 1, 0) if isinstance(count, int) else None

@@ -6,6 +6,9 @@ import onnx_ir as ir
 import pytest
 from onnx import helper, parser
 
+from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.passes.fuse.fuse_activations import fuse_activations
+from onnxtrain.passes.fuse.fuse_attention import fuse_attention
 from onnxtrain.passes.fuse.patterns import (
     Number,
     OneOf,
@@ -105,3 +108,34 @@ def test_a_capture_that_the_match_computes_is_refused():
 def test_nothing_is_logged_unless_asked_for(caplog):
     assert list(find(graph("e = Exp(a) out = Neg(e)"), Pattern("test", Op("Log", Op("Exp", X)), {"Exp"}))) == []
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("fuse", "nodes", "reason"),
+    [
+        (
+            fuse_activations,
+            "h = Mul(x, half) s = Div(x, two) e = Erf(s) n = Add(e, one) y = Mul(h, n)",
+            "Gelu: Erf is in no match: the pattern has a product with the constant 0.707107, not 0.5 where the graph "
+            "has 's' of Div.",
+        ),
+        (
+            fuse_attention,
+            "k = Transpose<perm=[0, 1, 3, 2]>(x) m = MatMul(x, k) p = Softmax<axis=-1>(m) d = Abs(p) y = MatMul(d, x)",
+            "attention: Softmax is in no match; it is read by Abs.",
+        ),
+        (
+            fuse_attention,
+            "k = Transpose<perm=[0, 1, 3, 2]>(x) m = MatMul(x, k) p = Softmax<axis=-2>(m) y = MatMul(p, x)",
+            "attention: Softmax is in no match: the softmax is along axis -2, not along the last of four.",
+        ),
+    ],
+)
+def test_a_pass_says_why_it_left_a_node(fuse, nodes, reason, caplog):
+    caplog.set_level(logging.DEBUG, "onnxtrain.passes")
+    text = (
+        '<ir_version: 8, opset_import: ["": 18]> g (float[2, 3, 4, 5] x) => (float[2, 3, 4, 5] y) '
+        "<float two = {2}, float half = {0.5}, float one = {1}> { " + nodes + " }"
+    )
+    fuse(infer_shapes(ir.from_proto(parser.parse_model(text))))
+    assert caplog.messages == [reason]
