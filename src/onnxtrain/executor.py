@@ -17,7 +17,7 @@ from onnxtrain.gc_pause import gc_paused
 from onnxtrain.model_file.validity import invalid_refused
 from onnxtrain.objective import Objective
 from onnxtrain.runtime.device_states import new_states
-from onnxtrain.runtime.providers import device_of
+from onnxtrain.runtime.options import device_of
 from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.training_info.algorithm import FirstValues
 from onnxtrain.training_info.build import build_entries, build_unfilled

@@ -39,8 +39,7 @@ from onnxtrain.losses.heads import (
 from onnxtrain.losses.partial_batches import FixedBatch, on_real_rows
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.patterns import escape
-from onnxtrain.training.advice.dropped_biases import dropped_biases
-from onnxtrain.training.advice.hints import Hint, find_hints
+from onnxtrain.training.advice.hints import Hint, dropped_biases, find_hints
 from onnxtrain.training.working_copy.adaptation import Adapted
 from onnxtrain.training.working_copy.kv_cache import leave_out_pasts
 from onnxtrain.training.working_copy.low_bit import set_accuracy

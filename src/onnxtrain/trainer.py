@@ -850,7 +850,7 @@ class Trainer:
             OptionError: `labels` is given, and predictions are neither scores over classes nor binary logits.
         """
         if labels:
-            from onnxtrain.training.inference.answers import answers
+            from onnxtrain.training.inference.evaluation import answers
 
             return self._by_head(data, target, batch_size, ema, "predict(labels=True)", answers)
         arrays = self._evaluator(self._objective.form, ema).predict(
@@ -877,7 +877,7 @@ class Trainer:
         Raises:
             OptionError: Predictions are neither scores over classes nor binary logits.
         """
-        from onnxtrain.training.inference.answers import probabilities
+        from onnxtrain.training.inference.evaluation import probabilities
 
         def found(metric_input: MetricInput, scores: np.ndarray, labels: Sequence[str] | None) -> np.ndarray:
             return probabilities(metric_input, scores)
@@ -894,7 +894,7 @@ class Trainer:
         found: Callable[[MetricInput, np.ndarray, Sequence[str] | None], np.ndarray],
     ) -> np.ndarray | dict[str, np.ndarray]:
         """Apply a function to the predictions of each output that has a loss; by output where there are several."""
-        from onnxtrain.training.inference.answers import check_answers
+        from onnxtrain.training.inference.evaluation import check_answers
 
         evaluator = self._evaluator(self._objective.form, ema)
         heads = evaluator.objective.heads
