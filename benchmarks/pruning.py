@@ -58,7 +58,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class StepSpec:
     """Training and pruning settings of a model, and the published result to reach.
 
     Attributes:
@@ -104,7 +104,7 @@ class Recipe:
 
 
 RECIPES = [
-    Recipe(
+    StepSpec(
         model="lenet_300_100",
         weights=266_200,
         ssgd=SSGD(0.05, epsilon=1e-2, max_scale=5.0, alpha=0.9, regularization=1e-4),
@@ -114,7 +114,7 @@ RECIPES = [
         dense_epochs=(24, 12),
         goal=(68, 1.92),
     ),
-    Recipe(
+    StepSpec(
         model="lenet5_caffe",
         weights=430_500,
         ssgd=SSGD(0.02, epsilon=1e-2, max_scale=5.0, alpha=0.9, regularization=3e-4),
@@ -135,7 +135,7 @@ class Task:
     """One training, through all of its stages."""
 
     data: Path
-    recipe: Recipe
+    recipe: StepSpec
     method: str
     seed: int
     held_out: int = 0
@@ -248,14 +248,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def quick(recipe: Recipe) -> Recipe:
+def quick(recipe: StepSpec) -> StepSpec:
     """Shorten a recipe to a minute or two."""
     if recipe.model == "lenet5_caffe":
         return replace(recipe, stages=(Stage(50, 6, 3),), dense_epochs=(6, 3), examples=6000)
     return replace(recipe, stages=(Stage(68, 12, 6),), dense_epochs=(12, 6))
 
 
-def some_of(recipe: Recipe) -> str:
+def some_of(recipe: StepSpec) -> str:
     return "" if recipe.examples is None else f", trained on {recipe.examples:,} images"
 
 
@@ -263,7 +263,7 @@ def goal_of(model: str) -> int:
     return next(recipe.goal[0] for recipe in RECIPES if recipe.model == model)
 
 
-def settings(recipe: Recipe) -> str:
+def settings(recipe: StepSpec) -> str:
     stages = ", then ".join(f"to {s.compression}x {s.epochs} + {s.fine_tune_epochs}" for s in recipe.stages)
     return (
         f"{recipe.model}: SSGD by {recipe.ssgd}; magnitude by {recipe.magnitude}; epochs with a cut after each + "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,17 +11,17 @@ import numpy as np
 import onnx
 
 from onnxtrain.config import TrainingConfig
-from onnxtrain.data import Dataset
-from onnxtrain.errors import DataError, OptionError
+from onnxtrain.data import Batch, Dataset
+from onnxtrain.errors import DataError, NumericalError, OptionError
 from onnxtrain.gc_pause import gc_paused
 from onnxtrain.model_file.validity import invalid_refused
+from onnxtrain.objective import Objective
 from onnxtrain.runtime.device_states import new_states
-from onnxtrain.runtime.providers import device_of
+from onnxtrain.runtime.options import device_of
 from onnxtrain.runtime.session import TrainingSession
-from onnxtrain.training.objective import Objective
 from onnxtrain.training_info.algorithm import FirstValues
 from onnxtrain.training_info.build import build_entries, build_unfilled
-from onnxtrain.training_info.entry import Entry
+from onnxtrain.training_info.recipe import StepEntry
 from onnxtrain.workarounds.sessions import refuse_what_crashes
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Executor:
         )
         # From now on the buffers hold the weights.
         config.model.release([*first_values, *(copy.name for copy in objective.copies)])
-        self._built: tuple[list[Entry], FirstValues] | None = built
+        self._built: tuple[list[StepEntry], FirstValues] | None = built
         self._session: TrainingSession | None = None
         self._padded: TrainingSession | None = None
         self.parts: dict[str, float] = {}
@@ -84,8 +85,8 @@ class Executor:
         self._built, self._session, self._padded = built, None, None
 
     @gc_paused()
-    def _build(self, objective: Objective, config: TrainingConfig) -> tuple[list[Entry], FirstValues]:
-        return build_entries(_scaled(objective, config).recipe(config))
+    def _build(self, objective: Objective, config: TrainingConfig) -> tuple[list[StepEntry], FirstValues]:
+        return build_entries(_scaled(objective, config).step_spec(config))
 
     @property
     def session(self) -> TrainingSession:
@@ -97,7 +98,7 @@ class Executor:
         return self._session
 
     @gc_paused()
-    def _open(self, entries: list[Entry], first_values: FirstValues) -> TrainingSession:
+    def _open(self, entries: list[StepEntry], first_values: FirstValues) -> TrainingSession:
         config = self.config
         file = config.model
         with invalid_refused(lambda: file.path or file.whole()):
@@ -149,6 +150,24 @@ class Executor:
     def step_share(self, feeds: Arrays, learning_rate: float) -> float:
         """Train one step on this process's share of a batch: all of it."""
         return self.step(feeds, learning_rate)
+
+    def step_batch(self, batch: Batch, learning_rate: float) -> float:
+        """Train one step on this process's share of a batch of a dataset; return the loss before the update."""
+        objective = self.objective
+        return self.step_share(objective.inputs_of(batch) | objective.targets_of(batch), learning_rate)
+
+    def check_loss(self, loss: float, step: int, learning_rate: float, hint: str = "") -> None:
+        """Check that the loss of a step is finite.
+
+        Raises:
+            NumericalError: It is NaN or infinite.
+        """
+        if not math.isfinite(loss):
+            raise NumericalError(
+                f"The loss became {loss} at step {step} (learning rate {learning_rate:g}); "
+                f"lower the learning rate or clip gradients (clip_norm=1.0). "
+                f"{' '.join(filter(None, (self.nan_origin, hint)))}".strip()
+            )
 
     def share(self, dataset: Dataset) -> Dataset:
         """Return this process's share of every batch of a dataset: all of it."""
@@ -286,7 +305,7 @@ def _scaled(objective: Objective, config: TrainingConfig) -> Objective:
 
 
 def _written(objective: Objective, config: TrainingConfig) -> onnx.ModelProto:
-    return build_unfilled(objective.recipe(config)).proto
+    return build_unfilled(objective.step_spec(config))[0]
 
 
 def _check_options(config: TrainingConfig) -> None:

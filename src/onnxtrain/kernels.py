@@ -36,8 +36,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from onnxtrain.operators.registry import OPTIMIZERS, Entry
 from onnxtrain.public_names import public_names
-from onnxtrain.runtime.bound import Bound, defaults
-from onnxtrain.runtime.remembered import bound
+from onnxtrain.runtime.bound import Bound, bound, defaults
 
 if TYPE_CHECKING:
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,19 +15,21 @@ import onnx
 
 from onnxtrain.autodiff.options import Compute
 from onnxtrain.config import Masks, TrainingConfig
-from onnxtrain.data import Batch, Dataset
+from onnxtrain.data import Dataset, split_validation
 from onnxtrain.data.data_names import LABELS, labels_text, names_of_checkpoint, read_names, write_names
 from onnxtrain.data.labels import fewer_labels
+from onnxtrain.data.naming import NoSuchArrayError
 from onnxtrain.distributed.communicator import Communicator, Single
-from onnxtrain.errors import CheckpointError, NumericalError, OptionError
+from onnxtrain.errors import CheckpointError, OptionError
 from onnxtrain.executor import Executor
 from onnxtrain.gc_pause import gc_paused
 from onnxtrain.losses.base import Forms, TargetKind
-from onnxtrain.losses.heads import Metrics
+from onnxtrain.losses.heads import Metrics, are_none, check_numbers
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.rescue import kept_in_memory
 from onnxtrain.model_file.validity import refuses_invalid
+from onnxtrain.objective import Objective, prepare
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.session import TrainingSession
@@ -37,9 +39,8 @@ from onnxtrain.spelling import checks_arguments
 from onnxtrain.state import Parameters, State, split_flat
 from onnxtrain.training.advice.hints import Hint, warn_of
 from onnxtrain.training.data_adapter import DataAdapter
+from onnxtrain.training.description import describe_data, describe_model, describe_settings
 from onnxtrain.training.formatting import html_facts, plural
-from onnxtrain.training.objective import Objective
-from onnxtrain.training.preparation import prepare
 from onnxtrain.training.working_copy.adaptation import Adaptation
 from onnxtrain.training.working_copy.training_modes import Modes
 from onnxtrain.weights.ema import EMA
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from onnxtrain.callbacks.history import History
     from onnxtrain.callbacks.progress import ProgressLike
     from onnxtrain.data.augmentation import Augment
+    from onnxtrain.loop import Checkpoints
     from onnxtrain.metrics.base import MetricInput
     from onnxtrain.schedules.learning_rate import Schedule
     from onnxtrain.training.inference.evaluation import Evaluator
@@ -474,28 +476,10 @@ class Trainer:
         self._use(objective)
         return self._executor.step(feeds, self.learning_rate)
 
-    def _step_batch(self, batch: Batch) -> float:
-        """Train one step on this rank's share of a batch; return the loss before the update."""
-        objective = self._objective
-        return self._executor.step_share(objective.inputs_of(batch) | objective.targets_of(batch), self.learning_rate)
-
     @property
     def loss_parts(self) -> dict[str, float]:
         """Unweighted losses of the last step by output, ``{output}_loss``; empty for a single loss."""
         return dict(self._executor.parts)
-
-    def _check_loss(self, loss: float, step: int, hint: str = "") -> None:
-        """Check that the loss is finite.
-
-        Raises:
-            NumericalError: It is NaN or infinite.
-        """
-        if not math.isfinite(loss):
-            raise NumericalError(
-                f"The loss became {loss} at step {step} (learning rate {self.learning_rate:g}); "
-                f"lower the learning rate or clip gradients (clip_norm=1.0). "
-                f"{' '.join(filter(None, (self._executor.nan_origin, hint)))}".strip()
-            )
 
     @checks_arguments
     def fit(
@@ -595,33 +579,155 @@ class Trainer:
                 folder for it; the message says how to go on. SIGTERM does the same and ends the process, with status
                 143. A second Ctrl-C interrupts at once.
         """
-        from onnxtrain.training.fitting import fit  # your own loop has no use for it
+        # a step alone does not need these
+        from onnxtrain.callbacks import CallbackList, History, SaveBest, TrainingState
+        from onnxtrain.loop import Checkpoints, Loop, LoopOptions, examples_per_step, shown_progress, steps_per_epoch
+        from onnxtrain.training.checkpoints.fingerprint import describe_course
 
-        return fit(
-            self,
-            data,
-            y,
-            validation=validation,
-            sample_weight=sample_weight,
-            target=target,
-            epochs=epochs,
-            batch_size=batch_size,
-            schedule=schedule,
-            metrics=metrics,
-            shuffle=shuffle,
-            callbacks=callbacks,
-            progress=progress,
-            checkpoint=checkpoint,
-            checkpoint_every=checkpoint_every,
-            keep=keep,
-            save_best=save_best,
-            resume=resume,
-            change=change,
-            run=run,
-            prefetch=prefetch,
-            augment=augment,
-            ema=ema,
+        if epochs < 1:
+            raise OptionError(f"epochs is {epochs}; it needs a number of at least 1.")
+        ema = self._chosen_averages(ema)
+        checkpoints = Checkpoints.of(
+            checkpoint, every=checkpoint_every, keep=keep, resume=resume, change=change, save_best=save_best
         )
+        if save_best is not None and checkpoint is not None and os.path.isdir(checkpoint):
+            self._file.check_writable(os.path.join(checkpoint, "best.onnx"))
+        folder = None if run is None else _run_folder(run, resume=bool(resume))
+        if checkpoints.resume:
+            self._take_names(checkpoints)
+        dataset, validated = self._open_fit_data(data, y, validation, target, sample_weight, metrics, ema)
+        size = examples_per_step(self._executor, dataset, batch_size)
+        per_epoch = steps_per_epoch(self._executor, dataset, size)
+        rate, rank = self._schedule(schedule, epochs, per_epoch), self._communicator.rank
+        measured = self._objective.resolve_metrics(metrics)
+        check_numbers(measured)
+        history = History()
+        if save_best is not None and checkpoint is not None:
+            callbacks = [*callbacks, SaveBest(os.path.join(checkpoint, "best.onnx"), save_best)]
+        if folder is not None:
+            callbacks = [*callbacks, folder]
+            folder.writes = not rank
+            folder.describe(history, self, dataset, validated and validated[0], size, schedule)
+        listeners = CallbackList([history, *callbacks, *([] if rank else shown_progress(progress, callbacks))])
+        listeners.silent = rank > 0
+        identity: dict[str, Any] = {}
+        if checkpoints.store is not None or self._communicator.size > 1:
+            identity = {
+                **describe_settings(self.config, self._objective),
+                **describe_course(
+                    self._rate.base,
+                    schedule=schedule,
+                    epochs=epochs,
+                    per_epoch=per_epoch,
+                    batch_size=size,
+                    shuffle=shuffle,
+                    callbacks=callbacks,
+                    augment=augment,
+                ),
+                **describe_model(self._file),
+                "labels": None if self.labels is None else list(self.labels),
+                "columns": {name: list(names) for name, names in self.columns.items()},
+                "data": describe_data(dataset),
+                "validation": describe_data(validated and validated[0]),
+                **({} if self.config.ema is None else {"measures_ema": ema}),
+            }
+        Loop(
+            LoopOptions(
+                executor=self._executor,
+                state=self._state,
+                rate=self._rate,
+                dataset=dataset,
+                validation=validated,
+                metrics=measured,
+                schedule=rate,
+                callbacks=listeners,
+                progress=TrainingState(
+                    epochs=epochs,
+                    steps_per_epoch=per_epoch,
+                    learning_rate=self.learning_rate,
+                    batch_size=size,
+                    trainer=self,
+                ),
+                epochs=epochs,
+                batch_size=size,
+                shuffle=shuffle,
+                prefetch=prefetch,
+                augment=augment,
+                ema=ema,
+                checkpoints=checkpoints,
+                identity=identity,
+                columns_left_out=self._data.names.left_out,
+            )
+        ).run()
+        self._data.learn(dataset.columns)  # an iterable knows them only now
+        if folder is not None:
+            folder.finish(self, ema=ema)
+        return history
+
+    def _chosen_averages(self, ema: bool | None) -> bool:
+        """Return whether validation measures the moving averages: by default where they are kept.
+
+        Raises:
+            OptionError: They are asked for, and not kept.
+        """
+        keeps_averages = self.config.ema is not None
+        if ema and not keeps_averages:
+            raise OptionError(
+                "ema=True measures the moving averages of the weights, but this trainer keeps none; make it with "
+                "Trainer(ema=0.999)."
+            )
+        return keeps_averages if ema is None else ema
+
+    def _take_names(self, checkpoints: Checkpoints) -> None:
+        """Read data by the names that columns and classes had when the checkpoint was written."""
+        store = checkpoints.store
+        assert store is not None
+        metadata = self._communicator.on_root(lambda: store.metadata(checkpoints.path))
+        kept = names_of_checkpoint(metadata or {})
+        self._data.learn(kept.columns, kept.left_out)
+        self._data.expected_labels = kept.labels
+
+    def _open_fit_data(
+        self, data: Source, y: Any, validation: Any, target: str | None, sample_weight: Any, metrics: Metrics, ema: bool
+    ) -> tuple[Dataset, tuple[Dataset, Evaluator] | None]:
+        """Open the training data, and the validation data with the evaluator that measures them.
+
+        Raises:
+            DataError: They cannot be read or do not fit.
+            OptionError: There are metrics without validation data.
+        """
+        if validation is None and not are_none(metrics):
+            raise OptionError("metrics are measured on validation data; give validation=.")
+        dataset = self.open(data if y is None else (data, y), target=target, sample_weight=sample_weight)
+        if isinstance(validation, float | int):
+            dataset, validation = split_validation(dataset, validation, self.seed)
+        if validation is None:
+            return dataset, None
+        evaluator: Evaluator | None = None
+        if isinstance(sample_weight, str) and not isinstance(validation, Dataset):
+            with contextlib.suppress(NoSuchArrayError):  # then the validation data are not weighted
+                evaluator, held_out = self._open_for_evaluation(
+                    validation, target=target, ema=ema, sample_weight=sample_weight
+                )
+        if evaluator is None:
+            evaluator, held_out = self._open_for_evaluation(validation, target=target, ema=ema)
+        evaluator.check(held_out)
+        return dataset, (held_out, evaluator)
+
+    def _schedule(self, schedule: str | Schedule | None, epochs: int, per_epoch: int | None) -> Schedule:
+        """Return the learning rate by step.
+
+        Warns:
+            TrainingHint: It vanishes.
+        """
+        from onnxtrain.schedules.choice import resolve_schedule, vanishing_hint
+
+        total = None if per_epoch is None else per_epoch * epochs
+        found = resolve_schedule(schedule, self._rate.base, total_steps=total, steps_per_epoch=per_epoch)
+        if schedule is not None and per_epoch and not self._communicator.rank:
+            text = vanishing_hint(schedule, found, per_epoch * epochs, per_epoch)
+            warn_of([Hint(text, surprising=True)] if text else [])
+        return found
 
     @checks_arguments
     def open(
@@ -647,7 +753,7 @@ class Trainer:
         self._use(self._objective.with_form(form).weighting(weights is not None))
         dataset = self._objective.accept(dataset, weights)
         named = weights if isinstance(weights, str) else None
-        self._data.names = self._data.names.learned(dataset.columns, (target, named))
+        self._data.learn(dataset.columns, (target, named))
         self._warn_of_few_labels()
         return dataset
 
@@ -744,7 +850,7 @@ class Trainer:
             OptionError: `labels` is given, and predictions are neither scores over classes nor binary logits.
         """
         if labels:
-            from onnxtrain.training.inference.answers import answers
+            from onnxtrain.training.inference.evaluation import answers
 
             return self._by_head(data, target, batch_size, ema, "predict(labels=True)", answers)
         arrays = self._evaluator(self._objective.form, ema).predict(
@@ -771,7 +877,7 @@ class Trainer:
         Raises:
             OptionError: Predictions are neither scores over classes nor binary logits.
         """
-        from onnxtrain.training.inference.answers import probabilities
+        from onnxtrain.training.inference.evaluation import probabilities
 
         def found(metric_input: MetricInput, scores: np.ndarray, labels: Sequence[str] | None) -> np.ndarray:
             return probabilities(metric_input, scores)
@@ -788,7 +894,7 @@ class Trainer:
         found: Callable[[MetricInput, np.ndarray, Sequence[str] | None], np.ndarray],
     ) -> np.ndarray | dict[str, np.ndarray]:
         """Apply a function to the predictions of each output that has a loss; by output where there are several."""
-        from onnxtrain.training.inference.answers import check_answers
+        from onnxtrain.training.inference.evaluation import check_answers
 
         evaluator = self._evaluator(self._objective.form, ema)
         heads = evaluator.objective.heads
@@ -985,7 +1091,7 @@ class Trainer:
         kept = names_of_checkpoint(metadata)
         if self.labels is None:
             self.labels = kept.labels
-        self._data.names = self._data.names.learned(kept.columns, kept.left_out)
+        self._data.learn(kept.columns, kept.left_out)
 
     def training_model(self) -> onnx.ModelProto:
         """Return the training model (``TrainingInfoProto``) with the current weights and optimizer states."""
@@ -1006,3 +1112,11 @@ def _executor_class(config: TrainingConfig) -> type[Executor]:
     from onnxtrain.distributed.sharded import executor_class  # one process does not need it
 
     return executor_class(config)
+
+
+def _run_folder(run: str | os.PathLike[str] | RunFolder, *, resume: bool) -> RunFolder:
+    from onnxtrain.training.run_folder import RunFolder  # imports the charts
+
+    folder = run if isinstance(run, RunFolder) else RunFolder(run)
+    folder.check(resume=resume)
+    return folder

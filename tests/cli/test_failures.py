@@ -55,17 +55,17 @@ def test_interrupt_says_that_nothing_was_written(files, run, monkeypatch):
 
 
 def test_interrupt_keeps_the_model_so_far(files, run, monkeypatch):
-    from onnxtrain.trainer import Trainer
+    from onnxtrain.executor import Executor
 
-    step_batch, done = Trainer._step_batch, []
+    step_batch, done = Executor.step_batch, []
 
-    def step(self, batch):
+    def step(self, batch, rate):
         done.append(batch)
         if len(done) == 3:
             signal.raise_signal(signal.SIGINT)
-        return step_batch(self, batch)
+        return step_batch(self, batch, rate)
 
-    monkeypatch.setattr(Trainer, "_step_batch", step)
+    monkeypatch.setattr(Executor, "step_batch", step)
     result = run(*fit("--epochs", "5"))
     assert result.code == 130
     assert result.err == "error: Interrupted; the model so far is in 'tuned-interrupted.onnx'.\n"
@@ -83,17 +83,17 @@ def test_interrupt_names_the_checkpoint(files, run, monkeypatch):
 
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     """Press Ctrl-C after some steps."""
-    from onnxtrain.trainer import Trainer
+    from onnxtrain.executor import Executor
 
-    step_batch, done = Trainer._step_batch, []
+    step_batch, done = Executor.step_batch, []
 
-    def step(self, batch):
+    def step(self, batch, rate):
         done.append(batch)
         if len(done) > steps:
             raise KeyboardInterrupt
-        return step_batch(self, batch)
+        return step_batch(self, batch, rate)
 
-    monkeypatch.setattr(Trainer, "_step_batch", step)
+    monkeypatch.setattr(Executor, "step_batch", step)
 
 
 def test_a_broken_pipe_elsewhere_is_an_error(files, run, monkeypatch):

@@ -290,19 +290,19 @@ def test_early_stopping_keeps_the_best(files, success):
 
 
 def test_resume_equals_an_uninterrupted_training(files, success, run, monkeypatch):
-    from onnxtrain.trainer import Trainer
+    from onnxtrain.executor import Executor
 
     options = (*FIT, "--epochs", "4", "--validation", "test.npz", "--metrics", "accuracy")
     success(*options, "--output", "whole.onnx")
-    step_batch, steps = Trainer._step_batch, []
+    step_batch, steps = Executor.step_batch, []
 
-    def step(self, batch):
+    def step(self, batch, rate):
         steps.append(batch)
         if len(steps) == 6:
             raise KeyboardInterrupt
-        return step_batch(self, batch)
+        return step_batch(self, batch, rate)
 
-    monkeypatch.setattr(Trainer, "_step_batch", step)
+    monkeypatch.setattr(Executor, "step_batch", step)
     kept = ("--checkpoint", "kept", "--checkpoint-every", "1", "--output", "parts.onnx")
     assert run(*options, *kept).code == 130
     assert not (files / "parts.onnx").exists()

@@ -7,12 +7,12 @@ import pytest
 
 from onnxtrain import kernels
 from onnxtrain.errors import OperatorError
-from onnxtrain.runtime import remembered
+from onnxtrain.runtime import bound
 
 
 @pytest.fixture(autouse=True)
 def nothing_known():
-    remembered._known.clear()
+    bound._known.clear()
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def step(arrays):
 
 def test_checks_are_run_once(arrays, monkeypatch):
     made = []
-    monkeypatch.setattr(remembered, "Bound", lambda *lists: made.append(1) or kernels.Bound(*lists))
+    monkeypatch.setattr(bound, "Bound", lambda *lists: made.append(1) or kernels.Bound(*lists))
     for _ in range(3):
         x, g, v = (array.copy() for array in arrays)
         step(arrays)
@@ -82,22 +82,22 @@ def test_a_gradient_may_be_read_only(arrays):
     arrays[1].flags.writeable = False
     step(arrays)
     step(arrays)
-    assert len(remembered._known) == 1
+    assert len(bound._known) == 1
 
 
 def test_arrays_are_not_kept_alive(arrays):
     step(arrays)
-    assert len(remembered._known) == 1
+    assert len(bound._known) == 1
     arrays.pop()
     gc.collect()
-    assert not remembered._known
+    assert not bound._known
 
 
 def test_only_so_many_sets_are_remembered():
-    sets = [[np.ones(2, np.float32) for _ in range(3)] for _ in range(remembered.MOST + 3)]
+    sets = [[np.ones(2, np.float32) for _ in range(3)] for _ in range(bound.MOST + 3)]
     for arrays in sets:
         step(arrays)
-    assert len(remembered._known) == remembered.MOST
+    assert len(bound._known) == bound.MOST
 
 
 @pytest.mark.torch
@@ -106,7 +106,7 @@ def test_a_tensor_with_other_memory_is_checked_again():
     tensors = [torch.ones(6) for _ in range(3)]
     step(tensors)
     step(tensors)
-    assert len(remembered._known) == 1
+    assert len(bound._known) == 1
     tensors[0].data = torch.full((6,), 10.0)
     v = tensors[2].clone()
     step(tensors)

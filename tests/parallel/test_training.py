@@ -374,7 +374,7 @@ JOINT = """
     rng = np.random.default_rng(0)
     x = rng.normal(size=(13, 3)).astype(np.float32)
     y = {"kind": np.array([0, -100, -100, -100, 1, 2, 3, 2, 1, 3, 2, 1, 0]), "other": np.arange(13) % 4}
-    options = {"parallel": onnxtrain.parallel.MPI()} if ranks > 1 else {}
+    options = {"parallel": onnxtrain.distributed.MPI()} if ranks > 1 else {}
     other = onnxtrain.losses.SoftmaxCrossEntropy(class_weights=(0.1, 0.7, 1.3, 0.3))
     trainer = onnxtrain.Trainer(
         model, loss={"kind": "cross_entropy", "other": other}, optimizer="sgd(lr=0.1)", threads=1,

@@ -20,8 +20,7 @@ from onnxtrain.errors import OptionError, StepError
 from onnxtrain.examples import digits_cnn, mlp, small_resnet
 from onnxtrain.runtime import device_states, step
 from onnxtrain.runtime.device_states import DeviceStates
-from onnxtrain.runtime.options import RuntimeOptions
-from onnxtrain.runtime.providers import Device, choose, device_of
+from onnxtrain.runtime.options import Device, RuntimeOptions, choose, device_of
 from onnxtrain.runtime.states import StateBuffers
 
 
@@ -219,7 +218,7 @@ FORBIDDING = """
 import ctypes, mmap, sys
 import numpy as np, onnxruntime, onnxtrain
 from onnxtrain.runtime import device_states, step
-from onnxtrain.runtime.providers import Device
+from onnxtrain.runtime.options import Device
 
 libc = ctypes.CDLL(None, use_errno=True)
 pages = []

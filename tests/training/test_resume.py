@@ -292,7 +292,10 @@ def test_what_is_trained_cannot_change(tmp_path) -> None:
 
 
 def test_change_needs_resume(tmp_path) -> None:
-    with pytest.raises(OptionError, match="change names what a resumed training may have otherwise; give resume=True"):
+    with pytest.raises(
+        OptionError,
+        match=r"change lists the settings .* needs resume=True",
+    ):
         run(({}, {}), checkpoint=tmp_path, change="epochs")
     with pytest.raises(OptionError, match=r"change has 'epoch', .*; it takes accumulate, .*epochs"):
         run(({}, {}), checkpoint=tmp_path, resume=True, change=["epoch"])

@@ -14,9 +14,9 @@ from onnxtrain.cli import flags
 from onnxtrain.config import Masks, Options, TrainingConfig
 from onnxtrain.errors import GradientError, OptionError
 from onnxtrain.model_file.file import ModelFile
+from onnxtrain.objective import prepare
 from onnxtrain.passes import lower as lowering
 from onnxtrain.runtime.session import TrainingSession
-from onnxtrain.training.preparation import prepare
 from onnxtrain.training_info.build import build_entries
 
 LOSS = "softmax_cross_entropy"
@@ -172,7 +172,7 @@ def test_building_does_not_use_an_objective_up():
     config = TrainingConfig.of(examples.mlp((4, 8, 3)), LOSS)
     objective = prepare(config)
     before = len(objective.model.graph), list(objective.model.graph.initializers)
-    first, second = (build_entries(objective.recipe(config))[0][0] for _ in range(2))
+    first, second = (build_entries(objective.step_spec(config))[0][0] for _ in range(2))
     assert (len(objective.model.graph), list(objective.model.graph.initializers)) == before
     names = [[node.op_type for node in entry.model.graph] for entry in (first, second)]
     assert names[0] == names[1]

@@ -10,7 +10,7 @@ import onnxtrain
 from onnxtrain import Group, examples, layer_decay
 from onnxtrain.config import TrainingConfig
 from onnxtrain.errors import CheckpointError, OptionError
-from onnxtrain.training.preparation import prepare
+from onnxtrain.objective import prepare
 from onnxtrain.training_info.build import build_entries
 
 LOSS = "softmax_cross_entropy"
@@ -89,7 +89,7 @@ def test_momentum_and_rate_of_a_group_as_pytorch_has_them():
 
 def nodes_of(groups, **options):
     config = TrainingConfig.of(examples.mlp(SIZES), LOSS, "adamw", groups=groups, **options)
-    entries, _ = build_entries(prepare(config).recipe(config))
+    entries, _ = build_entries(prepare(config).step_spec(config))
     return [node.op_type for node in entries[-1].model.graph]
 
 

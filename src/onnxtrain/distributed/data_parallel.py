@@ -18,14 +18,14 @@ from onnxtrain.distributed.reduction import Reduction, Take
 from onnxtrain.errors import ParallelError
 from onnxtrain.executor import Arrays, Executor
 from onnxtrain.ir.clone import all_nodes
+from onnxtrain.objective import Objective
 from onnxtrain.passes.notify_gradients import LISTENER
 from onnxtrain.runtime.all_reduce import all_reducing
 from onnxtrain.runtime.native import kernels_available
 from onnxtrain.training.checkpoints.fingerprint import differences
 from onnxtrain.training.description import describe_model, describe_settings, describe_weights
-from onnxtrain.training.objective import Objective
 from onnxtrain.training_info.algorithm import FirstValues
-from onnxtrain.training_info.entry import Entry
+from onnxtrain.training_info.recipe import StepEntry
 from onnxtrain.version import __version__
 
 BUCKET_BYTES = 4 << 20
@@ -143,7 +143,7 @@ class DataParallelExecutor(Executor):
         """The parameters in the order in which their gradients are ready, in groups that are reduced together."""
         return buckets(self.objective, self.communicator.size)
 
-    def _build(self, objective: Objective, config: TrainingConfig) -> tuple[list[Entry], FirstValues]:
+    def _build(self, objective: Objective, config: TrainingConfig) -> tuple[list[StepEntry], FirstValues]:
         entries, values = super()._build(objective, config)
         if self.overlaps and len(self._buckets) > 1:
             entries[0].announced = [[f"{name}/accumulated" for name in bucket] for bucket in self._buckets]

@@ -19,13 +19,13 @@ from onnxtrain.distributed.row_squares import Layout, RowSquares
 from onnxtrain.errors import OptionError
 from onnxtrain.executor import Arrays
 from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.objective import Objective
 from onnxtrain.passes.lower import lower_entry
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.runtime.step import StepSession
-from onnxtrain.training.objective import Objective
 from onnxtrain.training_info.algorithm import FirstValues
 from onnxtrain.training_info.build import build_update, fill_states
-from onnxtrain.training_info.entry import Entry
+from onnxtrain.training_info.recipe import StepEntry
 
 _SEND_BUFFERS = 2
 """Number of send buffers: one bucket is sent while the next one is filled."""
@@ -105,7 +105,7 @@ class ShardedExecutor(DataParallelExecutor):
             first = np.asarray(config.optimizer.schema.first_count, np.int64)
             self._share = StateBuffers({objective.names.count: first})
             return
-        entry, first_values = build_update(self._recipe(objective, config))
+        entry, first_values = build_update(self._step_spec(objective, config))
         self._share = StateBuffers(first_values)
         for name, piece in self._pieces.items():
             self._share.place(name, self._parameters[piece.group][piece.elements])
@@ -116,7 +116,7 @@ class ShardedExecutor(DataParallelExecutor):
         """Run another configuration of the same model from the next step on, on the same buffers."""
         super().change(objective, config)
         if self._update is not None:
-            self._update = self._session_of(build_update(self._recipe(objective, config))[0])
+            self._update = self._session_of(build_update(self._step_spec(objective, config))[0])
 
     def _own_gradients(self) -> list[np.ndarray]:
         """Return this rank's share of the gradients of each bucket."""
@@ -128,14 +128,14 @@ class ShardedExecutor(DataParallelExecutor):
         first = self.communicator.rank * (self._parameters[piece.group].size // self.communicator.size)
         return slice(piece.elements.start - first, piece.elements.stop - first)
 
-    def _build(self, objective: Objective, config: TrainingConfig) -> tuple[list[Entry], FirstValues]:
+    def _build(self, objective: Objective, config: TrainingConfig) -> tuple[list[StepEntry], FirstValues]:
         entries, values = super()._build(objective, config)
         states = {name for name in values if name in entries[0].updates or self._is_fed(entries[0], name)}
         entries[0].states = [name for name in values if name in states]
         return entries[:1], FirstValues({name: values.tensors[name] for name in entries[0].states})
 
     @staticmethod
-    def _is_fed(entry: Entry, name: str) -> bool:
+    def _is_fed(entry: StepEntry, name: str) -> bool:
         return any(value.name == name for value in entry.model.graph.inputs)
 
     def _cut(self, group: int, names: list[str]) -> list[tuple[str, _Piece]]:
@@ -156,9 +156,9 @@ class ShardedExecutor(DataParallelExecutor):
         array = self.states.current(name)
         return (array.ctypes.data - self._parameters[group].ctypes.data) // array.itemsize
 
-    def _recipe(self, objective: Objective, config: TrainingConfig) -> Any:
+    def _step_spec(self, objective: Objective, config: TrainingConfig) -> Any:
         """Return the recipe of this rank's update: pieces instead of parameters."""
-        recipe = objective.recipe(config)
+        recipe = objective.step_spec(config)
         initializers = recipe.model.graph.initializers
         values = []
         for name, piece in self._pieces.items():
@@ -176,7 +176,7 @@ class ShardedExecutor(DataParallelExecutor):
             given_squares=None if self._squares is None else self._squares.states,
         )
 
-    def _session_of(self, entry: Entry) -> StepSession:
+    def _session_of(self, entry: StepEntry) -> StepSession:
         options = self.config.options
         kernels = options.uses_kernels()
         return StepSession(lower_entry(entry, kernels=kernels), self._share, options, kernels=kernels)
@@ -293,7 +293,7 @@ class ShardedGradientExecutor(ShardedExecutor):
         self._buffer_is_free = threading.Condition()
         super().__init__(objective, config, values)
 
-    def _build(self, objective: Objective, config: TrainingConfig) -> tuple[list[Entry], FirstValues]:
+    def _build(self, objective: Objective, config: TrainingConfig) -> tuple[list[StepEntry], FirstValues]:
         entries, values = super()._build(objective, config)
         (entry,) = entries
         entry.announced = [[f"{name}/accumulated" for name in bucket] for bucket in self._buckets]

@@ -15,7 +15,6 @@ from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.trainer import Trainer
 from onnxtrain.training.differential_privacy import DP, fit_privately, in_micro_batches
-from onnxtrain.training.fitting import fit
 from onnxtrain.training.proximal import near
 
 Data = Any
@@ -114,7 +113,7 @@ class _Client:
         epochs = int(config.get("epochs", self.epochs))
         trainer = near(trainer, mu) if (mu := float(config.get("proximal-mu", 0.0))) else trainer
         if self.dp is None:
-            history = fit(trainer, source, target=self.target, epochs=epochs, batch_size=self.batch_size)
+            history = trainer.fit(source, target=self.target, epochs=epochs, batch_size=self.batch_size)
             measured = {"loss": float(history.rows[-1]["loss"])}
         else:
             trainer = in_micro_batches(trainer)

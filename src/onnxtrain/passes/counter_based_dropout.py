@@ -16,7 +16,7 @@ from onnxtrain.errors import ModelError
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.replace import remove_nodes, take_over
 from onnxtrain.ir.value import constant_tensor
-from onnxtrain.training_info.entry import COUNTERS_KEY
+from onnxtrain.training_info.recipe import COUNTERS_KEY
 
 _APART = 1_000_003
 """Number of micro-batches in a step up to which each has masks of its own."""

@@ -13,7 +13,7 @@ from onnxtrain.ir.clone import all_nodes
 from onnxtrain.ir.domains import TRAINING_DOMAIN
 from onnxtrain.operators.nodes import attributes_of
 from onnxtrain.operators.registry import find
-from onnxtrain.training_info.entry import Entry
+from onnxtrain.training_info.recipe import StepEntry
 
 STATES_KEY = "onnxtrain.states"
 """Key of a step graph's metadata that holds its states as JSON: input name to output name."""
@@ -46,7 +46,7 @@ class Description(NamedTuple):
     loss: str | None
 
     @classmethod
-    def of(cls, entry: Entry) -> Description:
+    def of(cls, entry: StepEntry) -> Description:
         """Describe an entry whose Gradient and optimizer nodes are still in the graph."""
         graph = entry.model.graph
         optimizers = [node for node in all_nodes(graph) if find(node.domain, node.op_type) is not None]
@@ -125,7 +125,7 @@ def _sources(values: Iterable[ir.Value | None]) -> set[str]:
     return names
 
 
-def _loss(entry: Entry, gradients: Iterable[ir.Node]) -> str | None:
+def _loss(entry: StepEntry, gradients: Iterable[ir.Node]) -> str | None:
     """Return the result that is differentiated, or the only one."""
     differentiated = {node.attributes["y"].as_string() for node in gradients}
     producers = {value.name: node for node in entry.model.graph for value in node.outputs}

@@ -22,8 +22,8 @@ from onnxtrain.passes.pipeline import lower_graph
 from onnxtrain.passes.portable.webgpu_bodies import Portable
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training_info.check import check_training_model
-from onnxtrain.training_info.entry import Entry
 from onnxtrain.training_info.read import read_training_model
+from onnxtrain.training_info.recipe import StepEntry
 
 
 class StepGraph(NamedTuple):
@@ -97,7 +97,7 @@ def lower(
 
 
 def lower_entry(
-    entry: Entry, *, kernels: bool, portable: Portable | None = None, updates: Collection[str] = ()
+    entry: StepEntry, *, kernels: bool, portable: Portable | None = None, updates: Collection[str] = ()
 ) -> StepGraph:
     """Lower an entry to its step graph; the entry is changed and must not be used again.
 

@@ -9,14 +9,14 @@ from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.ir.declared_shapes import declare_initializers
 from onnxtrain.model_file.external import set_folder
 from onnxtrain.model_file.upgrade import upgrade_opset
-from onnxtrain.training_info.entry import COUNTERS_KEY, Entry
 from onnxtrain.training_info.read import bindings, entry_initializers, joined_model, state_tensors
+from onnxtrain.training_info.recipe import COUNTERS_KEY, StepEntry
 
 MINIMUM_OPSET = 18
 """Oldest version of ONNX's operators that gradient rules emit; older models are upgraded for the step."""
 
 
-def merge_algorithm(model: onnx.ModelProto, index: int, *, folder: str = "") -> Entry:
+def merge_algorithm(model: onnx.ModelProto, index: int, *, folder: str = "") -> StepEntry:
     """Merge one entry of a training model into a working graph for the list of passes.
 
     Requires: a training model that is valid. Ensures: one sorted graph of opset 18 or newer, whose states are inputs;
@@ -48,4 +48,4 @@ def merge_algorithm(model: onnx.ModelProto, index: int, *, folder: str = "") -> 
     bound = set(updates.values())
     results = [output.name for output in info.algorithm.output if output.name not in bound]
     main = {item.name for item in (*model.graph.input, *model.graph.initializer)}
-    return Entry(working, list(states), updates, results, main)
+    return StepEntry(working, list(states), updates, results, main)

@@ -21,7 +21,7 @@ from onnxtrain.autodiff.fused import VERSION, emit
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.ir.replace import remove_nodes, take_over
-from onnxtrain.training_info.entry import SYNCHRONIZED_KEY
+from onnxtrain.training_info.recipe import SYNCHRONIZED_KEY
 
 _GRADIENT = "BatchNormalizationGradient"
 _EPSILON, _MOMENTUM = 1e-5, 0.9

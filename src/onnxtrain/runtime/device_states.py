@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from onnxtrain.errors import OptionError
-from onnxtrain.runtime.options import RuntimeOptions
-from onnxtrain.runtime.providers import Device, device_of
+from onnxtrain.runtime.options import Device, RuntimeOptions, device_of
 from onnxtrain.runtime.states import StateBuffers, Take
 
 

@@ -21,8 +21,8 @@ from onnxtrain.runtime.step import StepSession, create_session
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training_info.build import fill_states
 from onnxtrain.training_info.check import check_training_model
-from onnxtrain.training_info.entry import Entry
 from onnxtrain.training_info.read import bindings, read_training_model, state_tensors
+from onnxtrain.training_info.recipe import StepEntry
 
 
 @checks_arguments
@@ -64,7 +64,7 @@ class TrainingSession:
     @classmethod
     def of_entries(
         cls,
-        entries: Sequence[Entry],
+        entries: Sequence[StepEntry],
         first_values: Mapping[str, np.ndarray],
         write: Callable[[], onnx.ModelProto],
         *,
@@ -87,7 +87,7 @@ class TrainingSession:
         return session
 
     def _start(
-        self, source: _Source, entries: Sequence[Entry], options: RuntimeOptions, states: StateBuffers | None
+        self, source: _Source, entries: Sequence[StepEntry], options: RuntimeOptions, states: StateBuffers | None
     ) -> None:
         self.options = options
         self._source = source

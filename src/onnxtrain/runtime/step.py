@@ -15,8 +15,7 @@ from onnxtrain.ir.limits import has_body_in_branches
 from onnxtrain.ir.value import Dimension, dimensions
 from onnxtrain.passes.lower import StepGraph
 from onnxtrain.runtime.frozen import FrozenTensors
-from onnxtrain.runtime.options import RuntimeOptions
-from onnxtrain.runtime.providers import CPU, name_of
+from onnxtrain.runtime.options import CPU, RuntimeOptions, name_of
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.workarounds.sessions import (
     DISABLED_OPTIMIZERS,

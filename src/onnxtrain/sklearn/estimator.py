@@ -23,7 +23,7 @@ from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.patterns import Patterns
 from onnxtrain.schedules import Schedule
 from onnxtrain.trainer import Trainer
-from onnxtrain.training.inference.head import Head
+from onnxtrain.training.inference.forward import Head
 from onnxtrain.training.optimizers import choose_optimizer
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from onnxtrain.data import Dataset, TargetCheck, TensorSpec
 from onnxtrain.data.conversion import check_finite, is_array_like, kind_of, symbol_sizes, to_numpy
-from onnxtrain.data.data_names import DataNames
+from onnxtrain.data.data_names import Columns, DataNames
 from onnxtrain.data.labels import learn_labels, no_labels
 from onnxtrain.data.naming import (
     NamedColumns,
@@ -26,7 +26,7 @@ from onnxtrain.data.target_checks import check_weights
 from onnxtrain.errors import DataError
 from onnxtrain.losses.base import Forms
 from onnxtrain.losses.heads import Head, Targets, tensor_spec
-from onnxtrain.training.objective import Objective
+from onnxtrain.objective import Objective
 
 Adapting = Callable[[Dataset, Targets, str | None], Dataset]
 """Makes targets, or those of a name, what the loss takes."""
@@ -51,6 +51,10 @@ class DataAdapter:
     def copy(self) -> DataAdapter:
         """Return an adapter with the same names."""
         return DataAdapter(self.names, numbered=self.numbered)
+
+    def learn(self, columns: Columns, left_out: Iterable[str | None] = ()) -> None:
+        """Remember the column names of more data; names that are known stay."""
+        self.names = self.names.learned(columns, left_out)
 
     @property
     def labels(self) -> tuple[str, ...] | None:
@@ -100,7 +104,7 @@ class DataAdapter:
             if is_frame(given):
                 (own,) = self.names.specs([spec])
                 given, columns = named_array(given, own, repr(spec.name))
-                self.names = self.names.learned({} if columns is None else {spec.name: columns}, ())
+                self.learn({} if columns is None else {spec.name: columns})
             feeds[spec.name] = fit_to_spec(given, objective.for_any_rows(spec))
         check_inputs(feeds)
         return feeds

@@ -19,7 +19,7 @@ from onnxtrain.data.hashing import Fingerprint
 from onnxtrain.errors import ModelError
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.small_files import RefusedFileError, read_small
-from onnxtrain.training.objective import Objective
+from onnxtrain.objective import Objective
 from onnxtrain.training_info.recipe import UpdateRule
 
 JSON = None | bool | int | float | str | list[Any] | dict[str, Any]

@@ -120,7 +120,7 @@ def fit_privately(
     for index in range(steps):
         chosen = np.flatnonzero(generator.random(dataset.size) < sampling)
         loss = step.take(dataset, chosen, batch_size)
-        trainer._check_loss(loss / max(len(chosen), 1), index)
+        trainer._executor.check_loss(loss / max(len(chosen), 1), index, trainer.learning_rate)
         total, drawn = total + loss, drawn + len(chosen)
     return PrivateSteps(steps, sampling, total / max(drawn, 1))
 

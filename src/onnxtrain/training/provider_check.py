@@ -15,8 +15,7 @@ from onnxtrain.data import TensorSpec
 from onnxtrain.errors import DataError, OnnxTrainError, StepError
 from onnxtrain.passes.lower import lower
 from onnxtrain.passes.portable.fix_dimensions import fix_dimensions
-from onnxtrain.runtime.options import RuntimeOptions
-from onnxtrain.runtime.providers import CPU, Provider, name_of
+from onnxtrain.runtime.options import CPU, Provider, RuntimeOptions, name_of
 from onnxtrain.runtime.step import create_session
 from onnxtrain.trainer import Trainer
 from onnxtrain.training_info.read import state_tensors

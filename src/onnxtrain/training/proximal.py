@@ -12,8 +12,8 @@ import numpy as np
 from onnxtrain.config import TrainingConfig
 from onnxtrain.errors import OptionError
 from onnxtrain.ir import Builder
+from onnxtrain.objective import Objective
 from onnxtrain.trainer import Trainer
-from onnxtrain.training.objective import Objective
 from onnxtrain.training_info.recipe import LossTerms
 
 

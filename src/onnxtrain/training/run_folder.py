@@ -265,7 +265,7 @@ class GradientNorms:
         momenta = {name: f"{name}/V" for name in learner.parameters}
         for name in momenta.values():  # 0 times infinity of an earlier step would be NaN
             learner.states[name] = np.zeros_like(learner.states[name])
-        learner._step_batch(batch)
+        learner._executor.step_batch(batch, learner.learning_rate)
         return {name: _norm(learner.states[state].astype(np.float64)) for name, state in momenta.items()}
 
 

@@ -13,10 +13,10 @@ from onnxtrain.losses.base import TargetKind
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.model_file.external import with_external_data
 from onnxtrain.model_file.validity import refuses_invalid
+from onnxtrain.objective import prepare
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.advice.hints import warn_of
-from onnxtrain.training.preparation import prepare
 from onnxtrain.training.working_copy.adaptation import Adaptation
 from onnxtrain.training_info.build import build_training_model
 from onnxtrain.weights.ema import EMA
@@ -138,4 +138,4 @@ def training_model(
     )
     file, objective = config.model, prepare(config)
     warn_of(objective.hints(config))
-    return with_external_data(build_training_model(objective.recipe(config)), file.folder)
+    return with_external_data(build_training_model(objective.step_spec(config)), file.folder)

@@ -1,8 +1,10 @@
-"""An algorithm graph under construction: loss, gradient and update beside the main graph."""
+"""Algorithm graphs: loss, gradient, sums over micro-batches, clipping and the update, beside the main graph."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,8 +14,10 @@ from onnxtrain.errors import TrainingInfoError
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.domains import TRAINING_DOMAIN
 from onnxtrain.ir.replace import set_inputs
-from onnxtrain.training_info.entry import Entry
-from onnxtrain.training_info.recipe import LossTerms, Recipe
+from onnxtrain.operators.schema import State
+from onnxtrain.training_info.recipe import LossTerms, StepEntry, StepSpec
+from onnxtrain.training_info.rounding import Rounding, widened
+from onnxtrain.training_info.update import AVERAGE, average_node, norm_of, optimizer_nodes, row_squares
 
 
 def placeholder(name: str, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
@@ -23,10 +27,10 @@ def placeholder(name: str, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
 
 
 class FirstValues(Mapping[str, np.ndarray]):
-    """The values that states start from, by name; each is read when it is asked for, and not kept.
+    """The first values of states by name, read lazily and not cached.
 
     Args:
-        tensors: Where they are: in a model, in its data files, or arrays of one repeated number.
+        tensors: Tensors of a model or of its data files, or arrays of one repeated value.
     """
 
     def __init__(self, tensors: Mapping[str, ir.TensorProtocol]) -> None:
@@ -46,19 +50,19 @@ class Algorithm:
     """An algorithm graph under construction, beside the main graph that it may read.
 
     Args:
-        recipe: What the training model is made from.
+        spec: The specification of the step.
         first_values: Takes the values that states start from.
         label: What errors call the algorithm.
         graph: Where the nodes go: by default beside those of the main graph.
     """
 
-    def __init__(self, recipe: Recipe, first_values: FirstValues, *, label: str, graph: ir.Graph | None = None) -> None:
-        self.graph = recipe.model.graph if graph is None else graph
-        self.op = Builder(self.graph, recipe.model.opset_imports[""])
-        self.parameters = {name: self.graph.initializers[name] for name in recipe.parameters}
+    def __init__(self, spec: StepSpec, first_values: FirstValues, *, label: str, graph: ir.Graph | None = None) -> None:
+        self.graph = spec.model.graph if graph is None else graph
+        self.op = Builder(self.graph, spec.model.opset_imports[""])
+        self.parameters = {name: self.graph.initializers[name] for name in spec.parameters}
         self.updates: dict[str, str] = {}
         self.states: dict[str, np.ndarray] = {}
-        self._recipe = recipe
+        self._spec = spec
         self._label = label
         self._first_values = first_values
         self._results: dict[ir.Value, None] = {}  # an ordered set
@@ -89,9 +93,9 @@ class Algorithm:
     def loss(self) -> LossTerms:
         """Emit the loss and give it its name."""
         self.op.scope = "loss"
-        terms = self._recipe.build_loss(self.op)
+        terms = self._spec.build_loss(self.op)
         self.op.scope = ""
-        for given in (self._recipe.weights, *reversed(self._recipe.targets)):
+        for given in (self._spec.weights, *reversed(self._spec.targets)):
             if given is not None:
                 self._take(given.name or "")
                 self._inputs.insert(0, given)
@@ -141,7 +145,7 @@ class Algorithm:
 
     def gradient(self, y: Value) -> list[Value]:
         """The Gradient node: dy/dx of all parameters, of those in bfloat16 in float32."""
-        wide = self._recipe.wide
+        wide = self._spec.wide
         made = {str(output.name): output for node in self.graph for output in node.outputs} if wide else {}
         xs = [made[wide[name]] if name in wide else value for name, value in self.parameters.items()]
         names = [x.name or "" for x in xs]
@@ -154,17 +158,160 @@ class Algorithm:
             self._name(gradient.ir, f"{name}_gradient")
         return list(gradients)
 
-    def entry(self) -> Entry:
+    def write_step(self) -> None:
+        """Write loss, gradient and update."""
+        terms = self.loss()
+        gradients = self._masked(self.gradient(terms.loss))
+        self._update(self._clip(gradients))
+        self.updates.update(self._spec.statistics)
+        self._return(terms)
+
+    def _return(self, terms: LossTerms) -> None:
+        self.result(self._spec.names.loss, terms.loss)
+        for name, part in terms.parts.items():
+            self.result(name, part)
+
+    def write_accumulation(self) -> None:
+        """Write accumulator += weight * gradient, total += weight, loss_total += weight * loss.
+
+        Of a loss that is a sum, gradients and losses are added as they are, and nothing is divided.
+        """
+        op = self.op
+        if drops(self._spec):
+            self._count()  # the dropout masks depend on it
+        terms = self.loss()
+        scaled = terms.loss if terms.sums else terms.loss * terms.weight
+        weight = op.scalar(0, terms.loss) if terms.sums else terms.weight
+        gradients = self._masked(self.gradient(scaled))
+        for (name, value), gradient in zip(self.parameters.items(), gradients, strict=True):
+            accumulator = self.state(f"{name}/accumulated", _repeated(0.0, value))
+            self.update(accumulator, gradient if self._spec.alone else accumulator + gradient)
+        for total_name, term in (("accumulated_weight", weight), ("accumulated_loss", scaled)):
+            total, term = self.state(total_name, np.zeros((), np.float64)), op.cast(term, ir.DataType.DOUBLE)
+            # Alone, of type double, it is what the Gradient node names, and keeps that name.
+            self.update(total, op.Identity(term) if self._spec.alone else total + term)
+        self.updates.update(self._spec.statistics)
+        self._return(terms)
+
+    def write_application(self) -> None:
+        """Write gradient = accumulator / total; update; clear the accumulators where the specification says so."""
+        op = self.op
+        weight = self.state("accumulated_weight", np.zeros((), np.float64))
+        total = self.state("accumulated_loss", np.zeros((), np.float64))
+        divisor = op.Where(op.binary("Equal", weight, 0), 1, weight)  # where nothing counted, all sums are 0
+        accumulators = [
+            self.state(f"{name}/accumulated", _repeated(0.0, value)) for name, value in self.parameters.items()
+        ]
+        self._update(self._clip(accumulators, 1 / divisor))
+        self.result(self._spec.names.loss, op.cast(total / divisor, ir.DataType.FLOAT))
+        for state in accumulators if self._spec.cleared else ():
+            self.update(state, op.zeros_like(state))
+        for state in (weight, total) if self._spec.cleared else ():
+            self.update(state, op.scalar(0.0, state))
+
+    def _masked(self, gradients: list[Value]) -> list[Value]:
+        """Set gradients to zero where the mask is false, so that every update rule keeps zero weights and states."""
+        op = self.op
+        masked = []
+        for name, gradient in zip(self.parameters, gradients, strict=True):
+            if name in self._spec.masks:
+                mask = self.constant(f"{name}/mask", self._spec.masks[name])
+                gradient = op.Where(mask, gradient, op.scalar(0.0, gradient)).with_shape(gradient.shape)
+            masked.append(gradient)
+        return masked
+
+    def _clip(self, gradients: list[Value], scale: Value | None = None) -> list[Value]:
+        """Return gradients, scaled and clipped with one multiplication, which updates fuse."""
+        op, clipping = self.op, self._spec.clipping
+        if any(g.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE) for g in gradients):
+            gradients, scale = _scaled(op, gradients, scale), None  # squares of sums leave the range of float16
+        if clipping.value is not None:
+            bound, scale, scaled = clipping.value, None, _scaled(op, gradients, scale)
+            gradients = [op.Clip(g, op.scalar(-bound, g), op.scalar(bound, g)).with_shape(g.shape) for g in scaled]
+        if clipping.norm is None:
+            return _scaled(op, gradients, scale)
+        if self._spec.given_squares is None:
+            shapes = [_shape(value) for value in self.parameters.values()]
+            squares = [row_squares(op, g, shape) for g, shape in zip(gradients, shapes, strict=True)]
+        else:
+            squares = [self.state(*item) for item in self._spec.given_squares.items()]
+        norm = norm_of(op, squares)
+        if scale is not None:
+            norm = norm * scale
+        # min(1, bound / norm) in a form that is right for norm = 0 and lets NaN through.
+        factor = op.scalar(clipping.norm, norm) / op.Max(norm, op.scalar(clipping.norm, norm))
+        return _scaled(op, gradients, factor if scale is None else factor * scale)
+
+    def _count(self) -> Value:
+        return self.state(self._spec.names.count, np.asarray(self._spec.optimizer.schema.first_count, np.int64))
+
+    def _update(self, gradients: Sequence[Value]) -> None:
+        """Write one optimizer node per update rule, two where only some parameters are sparsified, and T + 1."""
+        op = self.op
+        rate = self.input(self._spec.names.learning_rate, ir.DataType.FLOAT, ())
+        count = self._count()
+        held = {name: op.wrap(value) for name, value in self.parameters.items()}
+        states: dict[str, dict[str, tuple[Value, ...]]] = {name: {} for name in held}
+        rules = {name: self._spec.rule_of(name) for name in held}
+        optimizers = {id(rule.optimizer): rule.optimizer for rule in rules.values()}
+        used = {key: optimizer.states for key, optimizer in optimizers.items()}
+        for role in self._spec.optimizer.schema.states:
+            for name, value in self.parameters.items():
+                if role in used[id(rules[name].optimizer)]:
+                    states[name][role.name] = self._state(f"{name}/{role.name}", role, value)
+        op.scope = "update"
+        xs = {name: widened(op, (value,), "X") for name, value in held.items()}
+        variables = {
+            name: (xs[name], gradient, *(widened(op, kept, letter) for letter, kept in states[name].items()))
+            for name, gradient in zip(xs, gradients, strict=True)
+        }
+        sparsified = self._spec.sparsified
+        if sparsified is None:
+            sparsified = [name for name, value in self.parameters.items() if len(_shape(value)) >= 2]
+        news = optimizer_nodes(op, rules, rate, count, variables, sparsified)
+        own_rounding = Rounding("bfloat16", self._spec.seed)
+        for name, own in news.items():
+            for new in own:
+                new.ir.type, new.ir.shape = xs[name].ir.type, xs[name].ir.shape
+            (x,) = own_rounding.rounded(op, (held[name],), "X", own[0], count)
+            self.update(held[name], x)
+            for (letter, kept), new in zip(states[name].items(), own[1:], strict=True):
+                rounding = self._spec.rounding
+                to_keep = (new,) if rounding is None else rounding.rounded(op, kept, letter, new, count)
+                for old, part in zip(kept, to_keep, strict=True):
+                    self.update(old, part)
+        if self._spec.averaging is not None:
+            self._average(count, {name: own[0] for name, own in news.items()})
+        self.update(count, count + 1)
+        op.scope = ""
+
+    def _state(self, name: str, role: State, parameter: ir.Value) -> tuple[Value, ...]:
+        """Return the tensors of a state of a parameter."""
+        first, rounding = _repeated(role.initial, parameter), self._spec.rounding
+        kept = {name: first} if rounding is None else rounding.first_values(name, first)
+        return tuple(self.state(*item) for item in kept.items())
+
+    def _average(self, count: Value, xs: Mapping[str, Value]) -> None:
+        """Write the moving averages, which start at zero and equal the parameters after the first update."""
+        assert self._spec.averaging is not None
+        averages = {
+            name: self.state(f"{name}/{AVERAGE}", _repeated(0.0, value)) for name, value in self.parameters.items()
+        }
+        first = self._spec.optimizer.schema.first_count
+        for name, new in average_node(self.op, self._spec.averaging, count, first, averages, xs).items():
+            self.update(averages[name], new)
+
+    def entry(self) -> StepEntry:
         """What was added, and the graph that it was added to, as an entry; its states are not inputs yet."""
         self._live_nodes()
         main = {*self._before_initializers, *(str(value.name) for value in self.graph.inputs)}
         self.graph.inputs.extend(self._inputs)
         names = [str(value.name) for value in self._results]
         bound = set(self.updates.values())
-        model = self._recipe.model
+        model = self._spec.model
         if self.graph is not model.graph:
             model = ir.Model(self.graph, ir_version=model.ir_version)
-        return Entry(model, [], dict(self.updates), [name for name in names if name not in bound], main)
+        return StepEntry(model, [], dict(self.updates), [name for name in names if name not in bound], main)
 
     def cut(self, name: str, initialization: tuple[onnx.GraphProto, dict[str, str]] | None) -> onnx.TrainingInfoProto:
         """Cut what was added off the graph and return it in the standard's form."""
@@ -196,6 +343,11 @@ class Algorithm:
         return [node for node in added if node.graph is self.graph]
 
 
+def drops(spec: StepSpec) -> bool:
+    """Return whether the main graph samples dropout masks, from seeds."""
+    return any(node.op_type == "Dropout" and "seed" in node.attributes for node in spec.model.graph)
+
+
 def _detach(graph: ir.Graph, nodes: Sequence[ir.Node]) -> None:
     graph.remove(nodes, safe=False)
     for node in nodes:
@@ -210,3 +362,33 @@ def _info(value: ir.Value) -> onnx.ValueInfoProto:
 
 def _pairs(items: Iterable[tuple[str, str]]) -> list[onnx.StringStringEntryProto]:
     return [onnx.StringStringEntryProto(key=key, value=value) for key, value in items]
+
+
+def _scaled(op: Builder, gradients: list[Value], scale: Value | None) -> list[Value]:
+    """Gradients times a scalar."""
+    if scale is None:
+        return gradients
+    scales = {dtype: op.cast(scale, dtype) for dtype in dict.fromkeys(g.dtype for g in gradients)}
+    return [(g * scales[g.dtype]).with_shape(g.shape) for g in gradients]
+
+
+def _shape(value: ir.Value) -> tuple[int, ...]:
+    assert value.shape is not None
+    return tuple(int(size) for size in value.shape.numpy())
+
+
+def _repeated(number: float, like: ir.Value) -> np.ndarray:
+    """One number in the type and shape of a value; takes no memory."""
+    return _repeated_number(number, _dtype(like), _shape(like))
+
+
+@functools.lru_cache(256)
+def _repeated_number(number: float, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
+    """Read only, so that all states of a shape have the same one."""
+    return np.broadcast_to(np.asarray(number, dtype), shape)
+
+
+def _dtype(value: ir.Value) -> np.dtype[Any]:
+    """The type that a value is computed in."""
+    assert value.dtype is not None
+    return np.dtype(np.float32) if value.dtype == ir.DataType.BFLOAT16 else value.dtype.numpy()

@@ -1,4 +1,4 @@
-"""All that a training model is made from."""
+"""Records of a training step: the specification that algorithm graphs are written from, and the entries to run."""
 
 from __future__ import annotations
 
@@ -16,10 +16,18 @@ from onnxtrain.ir import Builder, Value
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.training_info.rounding import Rounding
 
+COUNTERS_KEY = "onnxtrain.dropout_counters"
+"""Key of a training model's metadata that holds, as a JSON list, the states that tell one step from another."""
+
+SYNCHRONIZED_KEY = "onnxtrain.synchronized"
+"""Key of an entry's metadata; ``true`` where batch normalization is synchronized over all ranks.
+
+Only sessions read it: a file is for one process."""
+
 
 @dataclass(frozen=True)
 class Names:
-    """What the algorithms call their own inputs, results and update count."""
+    """Names of the algorithms' own inputs, results and update count."""
 
     target: str = "target"
     learning_rate: str = "learning_rate"
@@ -29,12 +37,12 @@ class Names:
 
     @classmethod
     def beside(cls, graph: ir.Graph) -> Names:
-        """The usual names, with underscores behind those that the graph has given away."""
+        """Return the usual names, with underscores behind those that the graph uses already."""
         return cls(*free_names(graph, ["target", "learning_rate", "loss", "T", "sample_weight"]))
 
 
 def free_names(graph: ir.Graph, names: Sequence[str]) -> list[str]:
-    """The names, with underscores behind those that the graph has given away."""
+    """Return the names, with underscores behind those that the graph uses already."""
     taken = {value.name for value in (*graph.inputs, *graph.initializers.values())}
     taken |= {output.name for node in graph for output in node.outputs}
     found = []
@@ -50,9 +58,9 @@ class LossTerms(NamedTuple):
 
     Attributes:
         loss: (sum of terms) / ``weight``, or the sum itself.
-        weight: How many terms there are, or the sum of their weights.
-        sums: Whether the loss is the sum: those of micro-batches add up to that of the batch.
-        parts: What the loss is made of, by the name that a step returns it under.
+        weight: The number of terms, or the sum of their weights.
+        sums: True where the loss is the sum: the losses of micro-batches add up to the loss of the batch.
+        parts: The losses that the loss is the sum of, by their names in the results of a step.
     """
 
     loss: Value
@@ -63,7 +71,7 @@ class LossTerms(NamedTuple):
 
 @dataclass(frozen=True)
 class Clipping:
-    """What happens to gradients before the update: first by value, then by global norm.
+    """Clipping of gradients before the update: first by value, then by global norm.
 
     Attributes:
         value: Each element is clipped to [-value, value].
@@ -81,11 +89,11 @@ class Clipping:
 
 
 class UpdateRule(NamedTuple):
-    """How a parameter is updated.
+    """The update rule of a parameter.
 
     Attributes:
-        optimizer: The update rule with its attributes.
-        rate_scale: What the learning rate is multiplied by.
+        optimizer: The optimizer with its attributes.
+        rate_scale: Factor of the learning rate.
     """
 
     optimizer: Optimizer
@@ -98,8 +106,8 @@ class Averaging:
 
     Attributes:
         decay: The weight of the old average.
-        start: How many updates the average follows at once.
-        warmup: Whether the decay grows from 2/11 to its value.
+        start: Number of first updates in which the average equals the parameter.
+        warmup: True where the decay grows from 2/11 to its value.
     """
 
     decay: float
@@ -108,8 +116,8 @@ class Averaging:
 
 
 @dataclass(eq=False)
-class Recipe:
-    """All that a training model is made from.
+class StepSpec:
+    """The specification of a training step: everything that the algorithm graphs are written from.
 
     Attributes:
         model: The main graph: a working copy with shapes inferred; algorithms are built beside its nodes.
@@ -120,21 +128,21 @@ class Recipe:
         optimizer: Update rule with its attributes.
         averaging: The moving average that is kept of the parameters; ``None`` for none.
         rules: Update rules of the parameters that have one of their own, of the same operator.
-        clipping: What is done to gradients.
+        clipping: Clipping of gradients.
         micro_batches: Write two entries: one that adds a micro-batch's gradients up, one that applies them.
-        alone: Every update has one micro-batch: its gradients take the place of what is accumulated.
-        cleared: The second entry clears what the first has added up; otherwise that is left to who runs them.
+        alone: Every update has one micro-batch, whose gradients replace the accumulated ones.
+        cleared: The second entry clears the accumulators; otherwise the executor does.
         statistics: Running statistics of batch normalization: initializer to the main graph's new value.
-        synchronized: Whether batch normalization takes the statistics of all processes that train together.
-        masks: Parameters of which a part stays zero: where the mask is false, the gradient is zero.
+        synchronized: Whether batch normalization is synchronized over all ranks.
+        masks: Masks by parameter: where a mask is false, the gradient is zero.
         sparsified: Parameters whose sparsity the optimizer promotes, where it does; by default those of rank 2
             and more. The others take plain steps: a bias that starts at zero would freeze under a p-norm.
-        options: How the gradients are built; stated in the training model's metadata.
-        rounding: How the states of float32 parameters are kept in fewer bits; ``None``: states have the type of
-            their parameter.
-        wide: Parameters in bfloat16, which are rounded at random, to the values of the main graph that have their
-            numbers in float32: gradients are taken of these.
-        seed: Of the rounding of parameters.
+        options: Options of the gradients, which the training model's metadata has, too.
+        rounding: Rounding of the states of float32 parameters to fewer bits; ``None`` for states of the parameter's
+            type.
+        wide: Parameters in bfloat16, which are rounded stochastically, to their float32 values in the main graph, for
+            which gradients are computed.
+        seed: Seed of the rounding of parameters.
         given_squares: States that hold the squares of the rows of all gradients, with their first values, for an
             update of parts of the parameters; by default the update computes them.
     """
@@ -163,5 +171,29 @@ class Recipe:
     given_squares: Mapping[str, np.ndarray] | None = None
 
     def rule_of(self, parameter: str) -> UpdateRule:
-        """How a parameter is updated."""
+        """Return the update rule of a parameter."""
         return self.rules.get(parameter) or UpdateRule(self.optimizer)
+
+
+@dataclass(eq=False)
+class StepEntry:
+    """One entry of ``training_info``, its main graph and algorithm in one graph: the source of a session.
+
+    Attributes:
+        model: Main graph and algorithm in one sorted graph. Its states are graph inputs; other tensors are
+            initializers.
+        states: The states of the whole training, by name.
+        updates: States to the names of the values that they take after a step.
+        results: Names of the values that a step returns.
+        main: Names of the main graph's inputs and initializers; all others belong to the algorithm.
+        announced: Groups of states that are reported as soon as their new values are ready, with native kernels.
+        passed: Like updates, for states that are reported and not kept.
+    """
+
+    model: ir.Model
+    states: Sequence[str]
+    updates: dict[str, str] = field(default_factory=dict)
+    results: list[str] = field(default_factory=list)
+    main: Collection[str] = ()
+    announced: Sequence[Sequence[str]] = ()
+    passed: dict[str, str] = field(default_factory=dict)

@@ -1,8 +1,14 @@
-"""The optimizer nodes of an algorithm: which parameters take which form of the update rule."""
+"""The update of an algorithm: optimizer nodes, moving averages, and the global norm of gradients.
+
+The squares of each row of a gradient [rows, columns] are summed in its own type, the sums of all rows in float64, and
+the sums of all gradients in the order of the parameters. A rank that has only some rows computes their sums with the
+same operator, so that the norm has the same bits for any number of ranks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -11,6 +17,9 @@ from onnxtrain.operators.arithmetic import Tensor
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.operators.registry import OPTIMIZERS
 from onnxtrain.training_info.recipe import Averaging, UpdateRule
+
+_LONGEST_ROW = 1 << 14
+"""Elements of a row where the shape allows it: a row that two processes share is sent to both."""
 
 Variables = Mapping[str, tuple[Value, ...]]
 """X, G and the states of parameters by name."""
@@ -159,3 +168,25 @@ def _scaled_node(
         assert isinstance(new.data, Value)
         news[name] = (new.data.with_shape(x.shape), *states)
     return news
+
+
+def row_axes(shape: Sequence[int]) -> int:
+    """Return the number of leading axes whose indices count the rows of a gradient."""
+    axes = min(1, max(0, len(shape) - 1))
+    while axes < len(shape) - 1 and math.prod(shape[axes:]) > _LONGEST_ROW:
+        axes += 1
+    return axes
+
+
+def row_squares(op: Builder, gradient: Value, shape: Sequence[int]) -> Value:
+    """Sum the squares of each row of a gradient [shape]; the result has the axes that count rows."""
+    if not shape:
+        return gradient * gradient
+    axes = row_axes(shape)
+    squares = op.ReduceSumSquare(gradient, op.ints(*range(axes, len(shape))), keepdims=0)
+    return squares.with_shape(tuple(shape[:axes]))
+
+
+def norm_of(op: Builder, squares: Sequence[Value]) -> Value:
+    """Return the square root of the sum of the rows' squares of all gradients, in float64."""
+    return op.Sqrt(op.sum_of([op.ReduceSum(op.cast(rows, ir.DataType.DOUBLE), keepdims=0) for rows in squares]))

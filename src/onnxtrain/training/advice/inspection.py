@@ -22,8 +22,7 @@ from onnxtrain.losses.heads import is_float_tensor, named_output
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.spelling import checks_arguments
-from onnxtrain.training.advice.dropped_biases import dropped_biases
-from onnxtrain.training.advice.hints import find_hints
+from onnxtrain.training.advice.hints import dropped_biases, find_hints
 from onnxtrain.training.formatting import count, html_facts, html_table, text_table
 from onnxtrain.training.working_copy.kv_cache import leave_out_pasts
 from onnxtrain.training.working_copy.training_modes import find_layers, set_inference

@@ -1,4 +1,4 @@
-"""What is minimised: a loss on the prediction of a model, whose parameters are known."""
+"""The training objective: a loss on the working copy of a model whose parameters are known."""
 
 from __future__ import annotations
 
@@ -10,52 +10,73 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.autodiff.expand import is_expanded
+from onnxtrain.autodiff.missing import missing_rules, missing_rules_message
+from onnxtrain.autodiff.path import Forward, Route
 from onnxtrain.config import TrainingConfig
 from onnxtrain.data import Batch, Dataset, TensorSpec
 from onnxtrain.data.conversion import to_numpy
 from onnxtrain.data.target_checks import check_weights
-from onnxtrain.errors import OptionError
+from onnxtrain.errors import GradientError, OptionError
+from onnxtrain.gc_pause import gc_paused
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.declared_shapes import declared_otherwise
-from onnxtrain.ir.value import dimensions
+from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.ir.value import dimensions, is_float
 from onnxtrain.losses.base import Forms, JointLoss, Loss, LossByExample, examples, reduced
-from onnxtrain.losses.heads import Head, HeadMetric, Metrics, Targets, are_none, metrics_of_heads, tensor_spec, wrapped
+from onnxtrain.losses.heads import (
+    Head,
+    HeadMetric,
+    Metrics,
+    Targets,
+    are_none,
+    head_of,
+    metrics_of_heads,
+    named_output,
+    tensor_spec,
+    wrapped,
+)
 from onnxtrain.losses.partial_batches import FixedBatch, on_real_rows
 from onnxtrain.operators.optimizer import Optimizer
-from onnxtrain.training.advice.hints import Hint, find_hints
+from onnxtrain.patterns import escape
+from onnxtrain.training.advice.hints import Hint, dropped_biases, find_hints
 from onnxtrain.training.working_copy.adaptation import Adapted
-from onnxtrain.training.working_copy.training_modes import Layers, Modes
-from onnxtrain.training_info.recipe import LossTerms, Names, Recipe, UpdateRule, free_names
+from onnxtrain.training.working_copy.kv_cache import leave_out_pasts
+from onnxtrain.training.working_copy.low_bit import set_accuracy
+from onnxtrain.training.working_copy.training_modes import Layers, Modes, find_layers, set_modes
+from onnxtrain.training.working_copy.widening import hold_rounded, in_file, keep_frozen, rounded, widen
+from onnxtrain.training_info.recipe import LossTerms, Names, StepSpec, UpdateRule, free_names
 from onnxtrain.training_info.rounding import Rounding
 from onnxtrain.weights.groups import group_hints, merged_hints, update_rules
 from onnxtrain.weights.masks import choose_tensors, matmul_weights
-from onnxtrain.weights.parameters import Initializer
+from onnxtrain.weights.names import forget_traces
+from onnxtrain.weights.parameters import Initializer, parameter_table
 from onnxtrain.weights.stored import Stored
-from onnxtrain.weights.ties import Copy, find_copies
+from onnxtrain.weights.ties import Copy, choose_copies, compute_copies, find_copies
 
 
 @dataclass(frozen=True, eq=False)
 class Objective:
-    """A model with the loss that it is trained on. Its graph is never changed: what builds on it takes a copy.
+    """A model with the loss that it is trained on. Its graph never changes; builders take a :meth:`copy`.
 
     Attributes:
         model: Working copy of the main graph in the modes of the training, with shapes.
-        prediction: What the loss is built on (or the output that is the loss).
-        output: The model's output that the loss is for: the prediction, or what a final activation makes of it.
+        prediction: The value that the loss reads, or the output that is the loss.
+        output: The model's output with the loss: the prediction, or the result of a final activation on it.
         targets: The loss and its targets; ``None`` where an output of the model is the loss.
         others: The other outputs with losses, where there are several, and their targets.
-        names: What the step graph calls its own inputs and results.
-        statistics: Initializers of running statistics, to the values that replace them.
-        layers: Batch normalization and dropout, as the file has them.
+        names: Names of the step graph's own inputs and results.
+        statistics: Initializers of running statistics, to their new values.
+        layers: Batch normalization and dropout layers of the file.
         dropped: Biases that the exporter left out of the file.
-        modes: How they are run.
-        copies: Initializers that are computed from others, since they are copies of them.
+        modes: The modes of these layers in training.
+        copies: Initializers that are computed from others that they are tied to.
         table: All initializers, trainable or not.
-        adapted: What was added to the model, to be trained beside its weights.
+        adapted: Adapters beside the weights of the model.
         weights: The input for one weight per example; ``None`` where all count alike.
         scales: Inputs that scale losses of micro-batches, by the output; see :meth:`scaled`.
-        stored: What the file holds in another form than it is trained in.
-        wide: Parameters that are held in bfloat16, to the values that have their numbers in float32.
+        stored: Initializers that the file holds in another type than the training.
+        wide: Parameters in bfloat16, to their float32 values in the graph.
     """
 
     model: ir.Model
@@ -83,12 +104,12 @@ class Objective:
 
     @property
     def part_names(self) -> list[str]:
-        """What a step calls the losses that the loss is the sum of; none where there is one."""
+        """Names of the losses of several outputs in the results of a step; empty for one loss."""
         names = [f"{head.name}_loss" for head in self.heads] if self.others else []
         return free_names(self.model.graph, names)
 
     def with_heads(self, heads: Sequence[Head]) -> Objective:
-        """The same with other losses."""
+        """Return the same objective with other losses."""
         first, *others = heads
         return replace(self, output=first.output, prediction=first.prediction, targets=first.targets, others=others)
 
@@ -101,7 +122,7 @@ class Objective:
 
     @property
     def form(self) -> Forms | None:
-        """What targets are taken for, those of each loss; ``None`` where there are none."""
+        """The form of the targets of each loss; ``None`` where there are none."""
         if self.others:
             return tuple(head.targets.form for head in self.heads)
         return None if self.targets is None else self.targets.form
@@ -141,7 +162,7 @@ class Objective:
         return dataset
 
     def expected(self, dataset: Dataset) -> Dataset:
-        """A dataset whose targets are checked against, and converted to, what the losses need."""
+        """Return a dataset with targets in the type and shape that the losses need."""
         if not self.others:
             return dataset.expecting(None if self.targets is None else self.targets.spec)
         for head in self.heads:
@@ -149,48 +170,48 @@ class Objective:
         return dataset
 
     def weighted(self, dataset: Dataset, weights: Any) -> Dataset:
-        """A dataset with one weight per example: an array, or the name of one that it has."""
+        """Return a dataset with one weight per example: an array, or the name of one of its arrays."""
         assert self.weights is not None
         given = weights if isinstance(weights, str) else check_weights(to_numpy(weights, "sample_weight"))
         return dataset.with_weights(given, tensor_spec(self.weights))
 
     def targets_of(self, batch: Batch) -> dict[str, np.ndarray]:
-        """The targets of a batch by the names of the step graph."""
+        """Return the targets of a batch by their names in the step graph."""
         if self.others:
             return {head.targets.name: batch.inputs[head.name] for head in self.heads if head.name in batch.inputs}
         return {} if batch.targets is None or self.targets is None else {self.targets.name: batch.targets}
 
     def inputs_of(self, batch: Batch) -> dict[str, np.ndarray]:
-        """What a batch has beside its targets."""
+        """Return the arrays of a batch without its targets."""
         names = {head.name for head in self.heads} if self.others else set()
         return {name: array for name, array in batch.inputs.items() if name not in names}
 
     @property
     def fixed_batch(self) -> FixedBatch | None:
-        """The batch size that the model was exported with; ``None`` where it takes any."""
+        """The fixed batch size of the model; ``None`` where it is dynamic."""
         return FixedBatch.of(self.model.graph)
 
     @property
     def parameters(self) -> list[str]:
-        """Names of what is trained."""
+        """Names of the trainable parameters."""
         return [row.name for row in self.table if row.trainable]
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of what is trained."""
+        """Shapes of the trainable parameters by name."""
         return {row.name: row.shape for row in self.table if row.trainable}
 
     @cached_property
     def matmul_weights(self) -> list[str]:
-        """Names of the parameters that are weights of products: what is pruned and sparsified by default."""
+        """Names of the weights of linear, convolutional, recurrent and embedding layers: pruned by default."""
         return matmul_weights(self.model, self.parameters)
 
     def optimizers(self, config: TrainingConfig) -> list[Optimizer]:
-        """The update rules of all parameters."""
+        """Return the update rules of all parameters."""
         return [config.optimizer, *(rule.optimizer for rule in self.rules(config).values())]
 
     def hints(self, config: TrainingConfig) -> list[Hint]:
-        """What is worth knowing about the model before it is trained; the values of the file are read."""
+        """Return hints about the model and its training; reads the values of the file."""
         file = config.model
         tied = {copy.original for copy in self.copies}  # on request
         found = find_hints(
@@ -213,10 +234,10 @@ class Objective:
         return found + [Hint(text, surprising=False) for text in texts] + surprising
 
     def on_real_rows(self, rows: int) -> Objective:
-        """The same with the loss on as many examples as there are targets, for a model of a fixed batch size.
+        """Return the objective whose loss counts only the rows that have targets, for a model of a fixed batch size.
 
         Args:
-            rows: How many real examples there are, for an error's sentence.
+            rows: Number of real examples, for the message of an error.
 
         Raises:
             DataError: Padding cannot be left out of this loss.
@@ -234,14 +255,14 @@ class Objective:
         return replace(self, targets=found, others=others, weights=weights)
 
     def with_form(self, form: Forms | None) -> Objective:
-        """The same for targets of another form."""
+        """Return the objective for targets of another form."""
         if form is None or form == self.form or self.targets is None:
             return self
         forms = form if isinstance(form, tuple) else (form,)
         return self.with_heads([head.with_form(self.model, own) for head, own in zip(self.heads, forms, strict=True)])
 
     def weighting(self, weighted: bool) -> Objective:
-        """The same with, or without, one weight per example.
+        """Return the objective with, or without, one weight per example.
 
         Raises:
             OptionError: The loss takes none.
@@ -295,14 +316,14 @@ class Objective:
         }
 
     def sparsified(self, patterns: Sequence[str] | None) -> list[str]:
-        """The parameters whose sparsity an optimizer promotes, where it does.
+        """Return the names of the parameters whose sparsity an optimizer promotes.
 
         Raises:
             OptionError: A pattern matches no parameter.
         """
         return choose_tensors(self.shapes, patterns, "sparsify", self.matmul_weights)
 
-    def recipe(self, config: TrainingConfig) -> Recipe:
+    def step_spec(self, config: TrainingConfig) -> StepSpec:
         """All that the training model is made from, with a graph of its own, which whoever builds it uses up.
 
         Raises:
@@ -322,7 +343,7 @@ class Objective:
                 "mean and another a sum; give them one reduction."
             )
         own = self.copy()
-        return Recipe(
+        return StepSpec(
             model=own.model,
             build_loss=own.build_loss,
             targets=[*(head.targets.value for head in own.heads), *own.scales.values()],
@@ -347,7 +368,7 @@ class Objective:
         )
 
     def rules(self, config: TrainingConfig) -> dict[str, UpdateRule]:
-        """How the parameters of groups are updated.
+        """Return the update rules of the parameters of groups.
 
         Raises:
             OptionError: A group matches nothing, or has a setting that the optimizer has not.
@@ -355,7 +376,7 @@ class Objective:
         return update_rules(config.groups, config.optimizer, self.table, self.model)
 
     def resolve_metrics(self, metrics: Metrics) -> list[HeadMetric]:
-        """Metrics by name or as functions, told how to read this model's predictions; by output where it has several.
+        """Return metrics that read this model's predictions, from names or functions; by output where it has several.
 
         Raises:
             OptionError: There is no such metric, it is for other predictions, or there are no targets to compare with.
@@ -369,7 +390,7 @@ class Objective:
         return metrics_of_heads(self.heads, metrics)
 
     def validate(self, dataset: Dataset, *, labels: bool) -> None:
-        """Refuse NaN, infinity and, where the dataset has targets, what the loss has no use for.
+        """Check a dataset for NaN, infinity and, with `labels`, for targets that the loss cannot take.
 
         Raises:
             DataError: The data holds such a value.
@@ -381,7 +402,7 @@ class Objective:
         dataset.validate(check=self.targets.check if labels and self.targets is not None else None)
 
     def copy(self) -> Objective:
-        """The same on a graph of its own, to build on."""
+        """Return the objective on a clone of its graph."""
         model = self.model.clone()
         values = graph_values(model.graph)
 
@@ -407,7 +428,7 @@ class Objective:
         return replace(found, others=others, scales=scales)
 
     def build_loss(self, op: Builder) -> LossTerms:
-        """Emit the loss beside the model, into the graph of this objective: a copy's."""
+        """Emit the loss into the graph of this objective, which is a copy."""
         names = self.part_names
         terms = self.build_losses(op)
         if not self.others:
@@ -429,7 +450,7 @@ class Objective:
         return LossTerms(total, rows, all(own.sums for own in terms), parts)
 
     def build_losses(self, op: Builder) -> list[LossTerms]:
-        """Emit the losses beside the model: the only one with its factor, or several as they are."""
+        """Emit the losses: a single one with its factor, or several without."""
         prediction = op.wrap(self.prediction)
         if self.targets is None:
             scalar = prediction if prediction.rank == 0 else op.reshape(prediction, op.ints()).with_shape(())
@@ -443,13 +464,13 @@ class Objective:
 
 
 def of_model(model: ir.Model) -> Objective:
-    """A model without a loss: for predictions only."""
+    """Return the objective of a model without a loss, for predictions."""
     output = model.graph.outputs[0]
     return Objective(model, output, output, names=Names.beside(model.graph))
 
 
 def graph_values(graph: ir.Graph) -> dict[str, ir.Value]:
-    """The values of a graph by name."""
+    """Return the values of a graph by name."""
     values = {str(output.name): output for node in graph for output in node.outputs}
     return values | {str(value.name): value for value in (*graph.inputs, *graph.initializers.values())}
 
@@ -460,3 +481,170 @@ def _batch_size(op: Builder, graph: ir.Graph, like: Value) -> Value:
         if shape:
             return op.cast(examples(op, op.wrap(value)), like.dtype)
     return op.scalar(1, like)
+
+
+@gc_paused()
+def prepare(
+    config: TrainingConfig,
+    *,
+    modes: Modes | None = None,
+    copies: Sequence[Copy] | None = None,
+    table: Sequence[Initializer] | None = None,
+    ignoring: bool = True,
+    differentiable: bool = False,
+) -> Objective:
+    """Make the objective of a configuration: the working copy in its modes, the losses, the table of initializers.
+
+    Args:
+        config: What is trained.
+        modes: Batch normalization and dropout, where not those of the config.
+        copies: Initializers that are copies of others, where these have been found before.
+        table: The initializers, where they have been sorted before; then their values are not read.
+        ignoring: Whether labels that are ignored where present are provided for, before data tell.
+        differentiable: Whether to find out that there are gradients.
+
+    Raises:
+        OptionError: An unknown loss or output, a pattern that matches nothing.
+        GradientError: Operators between parameters and prediction have no gradient; all are listed.
+    """
+    file, loss = config.model, config.loss
+    training = modes is None
+    modes = config.modes if modes is None else modes
+    copies = choose_copies(file, config.tie) if copies is None else copies
+    model = file.training_model()
+    dropped = dropped_biases(model)
+    forget_traces(model)
+    leave_out_pasts(model)
+    halves = widen(model)
+    model = infer_shapes(model)
+    if config.free_batch:
+        from onnxtrain.edit.dynamic_batch import free_batch, free_batch_axis
+
+        if table is None:
+            free_batch(file.inlined())  # which finds out whether it can be
+        free_batch_axis(model)
+        infer_shapes(model)
+    set_accuracy(model, config.options.accuracy_level)
+    layers = find_layers(model)
+    compute_copies(model, copies)
+    statistics = set_modes(model, modes)
+    quantized = None
+    if config.qat:
+        from onnxtrain.training.working_copy.quantized_training import train_quantized
+
+        quantized = train_quantized(model)
+    adapted = None
+    if config.lora is not None:
+        output_name, seed = config.output, config.seed
+        adapted = config.lora.attach(model, file, output=output_name, seed=seed, training=training)
+    if isinstance(loss, str):
+        output = _loss_output(model.graph, loss)
+    else:
+        first = None if isinstance(loss, Loss) else loss.parts[0][0]
+        output = named_output(model.graph, config.output if first is None else first)
+    objective = Objective(
+        model=model,
+        prediction=output,
+        output=output,
+        names=Names.beside(model.graph),
+        statistics=statistics,
+        layers=layers,
+        dropped=dropped,
+        modes=modes,
+        copies=copies,
+        table=table or (),
+        adapted=adapted,
+    )
+    if not isinstance(loss, str):
+        objective = objective.with_heads(_heads(objective, config, loss, ignoring=ignoring))
+    if table is None:
+        learned = [] if quantized is None else quantized.learned
+        table = in_file(_table(objective, config, learned, differentiable=differentiable), halves)
+        objective = replace(objective, table=table)
+    trained = {*objective.parameters, *statistics, *(copy.name for copy in copies)}
+    keep_frozen(model, halves, trained)
+    wide = {} if config.master_weights else hold_rounded(model, halves, objective.parameters)
+    same = {*wide, *(copy.name for copy in copies if copy.original in wide)}
+    stored = rounded(halves, trained - same)
+    if quantized is not None:
+        quantized.keep_frozen(model, trained)
+        stored = [*stored, *quantized.stored(trained)]
+    return replace(objective, stored=stored, wide=wide)
+
+
+def _heads(objective: Objective, config: TrainingConfig, loss: Loss | JointLoss, *, ignoring: bool) -> list[Head]:
+    """Return the outputs with losses that the configuration names."""
+    model = objective.model
+    if isinstance(loss, Loss):
+        declared: list[tuple[ir.Value, Loss, str]] = [(objective.output, loss, objective.names.target)]
+    else:
+        declared = [
+            (named_output(model.graph, name), own, free_names(model.graph, [f"{name}_target"])[0]) for name, own in loss
+        ]
+    forms = config.form
+    if forms is None:
+        found = [
+            own.first_form(wrapped(output, model.opset_imports[""]), config.targets) for output, own, _ in declared
+        ]
+        forms = tuple(replace(form, ignoring=ignoring) for form in found)
+    elif not isinstance(forms, tuple):
+        forms = (forms,)
+    return [head_of(model, output, own, form, name) for (output, own, name), form in zip(declared, forms, strict=True)]
+
+
+def _table(
+    objective: Objective, config: TrainingConfig, learned: Sequence[str], *, differentiable: bool
+) -> list[Initializer]:
+    """Sort the initializers; where the search expands functions, on a copy, since the main graph keeps them."""
+    copy, straight_through = objective.model, config.straight_through
+    xs = tuple(value for value in copy.graph.initializers.values() if is_float(value))
+    predictions = tuple(head.prediction for head in objective.heads) or (objective.prediction,)
+    if not is_expanded(Forward.of(copy, straight_through=straight_through), Route(predictions, xs)):
+        copy = copy.clone()
+    graph = copy.graph
+    values = graph_values(graph)
+    ys = [values[str(prediction.name)] for prediction in predictions]
+    rows = parameter_table(
+        copy,
+        ys,
+        train=_trained(objective.adapted, config.train),
+        freeze=config.freeze,
+        straight_through=straight_through,
+        learned=learned,
+        copies={
+            tied.original: [other.name for other in objective.copies if other.original == tied.original]
+            for tied in objective.copies
+        },
+    )
+    if differentiable:
+        trained = [graph.initializers[row.name] for row in rows if row.trainable]
+        forward = Forward.of(copy, straight_through=straight_through)
+        names = [str(prediction.name) for prediction in predictions]
+        if missing := [node for name in names for node in missing_rules(forward, graph_values(graph)[name], trained)]:
+            raise GradientError(missing_rules_message(dict.fromkeys(missing), graph.opset_imports))
+    return rows + [_copied_row(objective.model.graph, tied) for tied in objective.copies]
+
+
+def _trained(adapted: Adapted | None, train: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """Return the patterns of the trainable parameters: first the adapters."""
+    return train if adapted is None else (*map(escape, adapted.parameters), *(train or ()))
+
+
+def _copied_row(graph: ir.Graph, copy: Copy) -> Initializer:
+    value = next(output for node in graph for output in node.outputs if output.name == copy.name)
+    shape = tuple(size for size in dimensions(value) or () if isinstance(size, int))
+    assert value.dtype is not None
+    uses = tuple(dict.fromkeys(node.op_type for node in value.consumers()))
+    reason = f"tied to {copy.original}"
+    return Initializer(copy.name, shape, value.dtype.name.lower(), int(np.prod(shape)), False, reason, uses)
+
+
+def _loss_output(graph: ir.Graph, name: str) -> ir.Value:
+    outputs = {value.name: value for value in graph.outputs}
+    if name not in outputs:
+        raise OptionError(f"loss='output:{name}', but the model's outputs are {', '.join(map(str, outputs))}.")
+    value = outputs[name]
+    shape = dimensions(value)
+    if not is_float(value) or (shape is not None and any(size != 1 for size in shape)):
+        raise OptionError(f"loss='output:{name}' needs a floating scalar, but {name!r} has shape {shape}.")
+    return value
