@@ -202,7 +202,7 @@ def test_without_kernels_it_is_refused_where_there_are_several_processes():
     two.size = 2
     options = onnxtrain.RuntimeOptions(kernels=False)
     with pytest.raises(OptionError, match=r"batch_norm='sync' needs the native kernels, .* take batch_norm='train'"):
-        resnet(batch_norm="sync", parallel=two, options=options)
-    alone = resnet(batch_norm="sync", options=options).config
+        resnet(batch_norm="sync", distributed=two, runtime=options)
+    alone = resnet(batch_norm="sync", runtime=options).config
     with pytest.raises(OptionError, match="needs the native kernels"):
-        dataclasses.replace(alone, parallel=two)
+        dataclasses.replace(alone, distributed=onnxtrain.Distributed(two))

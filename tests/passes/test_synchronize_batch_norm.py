@@ -26,7 +26,7 @@ class Pretended(Single):
 
 def trainer(batch_norm, parallel=None, **options):
     settings = {"loss": "softmax_cross_entropy", "optimizer": "sgd(lr=0.1)", "threads": 1, **options}
-    return onnxtrain.Trainer(onnxtrain.examples.small_resnet(), batch_norm=batch_norm, parallel=parallel, **settings)
+    return onnxtrain.Trainer(onnxtrain.examples.small_resnet(), batch_norm=batch_norm, distributed=parallel, **settings)
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ f (T[n, 3] x) => (T[n, 3] y) <T[3] s = {1, 2, 3}, T[3] b = {0, 0, 1}, T[3] mean 
 def test_a_large_mean_leaves_the_variance_its_digits(kind):
     """Of 1, beside a mean of 1000: sums of squares in single precision would lose it."""
     model = parser.parse_model(NORM.replace("T[", f"{kind}["))
-    made = onnxtrain.Trainer(model, loss="mse", optimizer="sgd(lr=0.0)", batch_norm="sync", parallel=Pretended())
+    made = onnxtrain.Trainer(model, loss="mse", optimizer="sgd(lr=0.0)", batch_norm="sync", distributed=Pretended())
     dtype = {"float": np.float32, "double": np.float64}[kind]
     x = np.random.default_rng(0).normal(1000, 1, (200, 3)).astype(dtype)
     made.train_step(np.concatenate([x, x]), np.zeros((400, 3), dtype))

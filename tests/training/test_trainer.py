@@ -44,7 +44,7 @@ def test_train_step_returns_the_loss_before_the_update() -> None:
 
 def test_kernels_and_bodies_take_the_same_steps() -> None:
     x, y = data()
-    subjects = [trainer(options=onnxtrain.RuntimeOptions(kernels=kernels)) for kernels in (None, False)]
+    subjects = [trainer(runtime=onnxtrain.RuntimeOptions(kernels=kernels)) for kernels in (None, False)]
     for _ in range(10):
         losses = [subject.train_step(x, y) for subject in subjects]
         assert losses[0] == pytest.approx(losses[1], rel=1e-5)

@@ -32,7 +32,7 @@ def averages(learner):
 @pytest.mark.parametrize("kernels", [True, False])
 def test_a_hundred_steps_as_pytorch_averages_them(kernels):
     torch = pytest.importorskip("torch")
-    learner = trainer(0.95, options=onnxtrain.RuntimeOptions(kernels=kernels))
+    learner = trainer(0.95, runtime=onnxtrain.RuntimeOptions(kernels=kernels))
     module = torch.nn.ParameterList([torch.from_numpy(np.array(array)) for array in learner.parameters.values()])
     average = torch.optim.swa_utils.AveragedModel(module, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.95))
     for _ in range(100):

@@ -1,4 +1,4 @@
-"""A fixed batch size becomes a free one: exporters write it into shapes, and into constants that reshape.
+"""Make a fixed batch size dynamic: exporters write it into shapes, and into constants of Reshape.
 
 The batch is followed from the inputs through the nodes: of every value it is known along which axis its examples lie.
 Constants that hold the size are changed where the node that reads them has examples, and nowhere else.
@@ -19,6 +19,7 @@ from onnxtrain.ir.clone import subgraphs
 from onnxtrain.ir.declared_shapes import forget_shapes
 from onnxtrain.ir.value import constant_tensor
 from onnxtrain.model_file.validity import refuses_invalid
+from onnxtrain.renamed import old_function
 from onnxtrain.spelling import checks_arguments
 
 _ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Where", "Equal", "Less", "Greater"})
@@ -29,29 +30,29 @@ _STATES = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
 
 @checks_arguments
 @refuses_invalid()
-def free_batch(model: Model) -> onnx.ModelProto:
-    """A model with a free batch size in the place of a fixed one.
+def dynamic_batch(model: Model) -> onnx.ModelProto:
+    """Return a model with a dynamic batch size instead of a fixed one.
 
-    The first axis of the inputs becomes a symbol, and constants that hold the size (of Reshape, Expand, Resize, first
-    states of recurrent layers) are changed. Then both models run: what the new one gives for a batch of another size
-    must be what the old one gives for its examples.
+    The first axis of the inputs becomes a symbol, and constants that hold the size (of Reshape, Expand, Resize, initial
+    states of recurrent layers) are changed. Then both models run: the outputs of the new one for a batch of another
+    size must equal those of the old one for its examples.
 
     Args:
         model: A path or a loaded model; it is not changed.
 
     Returns:
-        The model with its weights and all other names as they were; as it is where the batch is free already.
+        The model with all names and weights unchanged; the given one if its batch size is dynamic already.
 
     Raises:
         ModelError: The model cannot be read.
-        OptionError: The batch size cannot be freed, since the model computes something else then.
+        OptionError: The model computes something else with another batch size.
 
     Example:
         >>> fixed = onnx.parser.parse_model('''
         ... <ir_version: 8, opset_import: ["": 18]>
         ... f (float[1, 2, 2] x) => (float[1, 4] y) <int64[2] shape = {1, 4}> { y = Reshape(x, shape) }''')
-        >>> free = free_batch(fixed)
-        >>> [axis.dim_param or axis.dim_value for axis in free.graph.output[0].type.tensor_type.shape.dim]
+        >>> dynamic = dynamic_batch(fixed)
+        >>> [axis.dim_param or axis.dim_value for axis in dynamic.graph.output[0].type.tensor_type.shape.dim]
         ['batch', 4]
     """
     working = Working(model)
@@ -261,3 +262,6 @@ def _constant(value: ir.Value | None) -> np.ndarray | None:
         return None
     tensor = constant_tensor(value)
     return None if tensor is None else np.asarray(tensor.numpy())
+
+
+free_batch = old_function("onnxtrain.free_batch", "onnxtrain.dynamic_batch", dynamic_batch)

@@ -304,7 +304,7 @@ class Objective:
             weights=own.weights,
             rules=self.rules(config),
             averaging=config.ema,
-            rounding=(None if config.state_dtype is None else Rounding(config.state_dtype, config.seed)),
+            rounding=(None if config.precision.states is None else Rounding(config.precision.states, config.seed)),
             wide=self.wide,
             seed=config.seed,
         )

@@ -69,14 +69,14 @@ def prepare(
     leave_out_pasts(model)
     halves = widen(model)
     model = infer_shapes(model)
-    if config.free_batch:
-        from onnxtrain.edit.dynamic_batch import free_batch, free_batch_axis
+    if config.dynamic_batch:
+        from onnxtrain.edit.dynamic_batch import dynamic_batch, free_batch_axis
 
         if table is None:
-            free_batch(file.inlined())  # which finds out whether it can be
+            dynamic_batch(file.inlined())  # raises if the model cannot be changed
         free_batch_axis(model)
         infer_shapes(model)
-    set_accuracy(model, config.options.accuracy_level)
+    set_accuracy(model, config.runtime.accuracy_level)
     layers = find_layers(model)
     compute_copies(model, copies)
     statistics = set_modes(model, modes)
@@ -115,7 +115,7 @@ def prepare(
         objective = replace(objective, table=table)
     trained = {*objective.parameters, *statistics, *(copy.name for copy in copies)}
     keep_frozen(model, halves, trained)
-    wide = {} if config.master_weights else hold_rounded(model, halves, objective.parameters)
+    wide = {} if config.precision.master_weights else hold_rounded(model, halves, objective.parameters)
     same = {*wide, *(copy.name for copy in copies if copy.original in wide)}
     stored = rounded(halves, trained - same)
     if quantized is not None:

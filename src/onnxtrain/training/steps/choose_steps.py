@@ -20,7 +20,7 @@ def steps_of_several(objective: Objective, config: TrainingConfig, **given: Any)
         OptionError: It wants what does not go together.
     """
     kind: type[ParallelSteps]
-    if config.shard_gradients:
+    if config.distributed.shard_gradients:
         if config.synchronized:
             raise OptionError(
                 'batch_norm="sync" lets processes wait for each other within the backward pass, in which '
@@ -28,7 +28,7 @@ def steps_of_several(objective: Objective, config: TrainingConfig, **given: Any)
             )
         kind = ShardedGradientSteps
     elif config.synchronized:
-        kind = SynchronizedShardedSteps if config.shard_states else SynchronizedSteps
+        kind = SynchronizedShardedSteps if config.distributed.shard_states else SynchronizedSteps
     else:
-        kind = ShardedSteps if config.shard_states else ParallelSteps
+        kind = ShardedSteps if config.distributed.shard_states else ParallelSteps
     return kind(objective, config, **given)

@@ -50,7 +50,7 @@ class ShardedGradientSteps(ShardedSteps):
                 "shard_gradients=True keeps no whole gradients, but compress keeps what was not sent of each; leave "
                 "one of them out."
             )
-        if not config.options.uses_kernels():
+        if not config.runtime.uses_kernels():
             raise OptionError("shard_gradients=True needs the native kernels, which announce gradients; leave it out.")
         self._rooms: list[np.ndarray] = []
         self._free: list[np.ndarray] = []

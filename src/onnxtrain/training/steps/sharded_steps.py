@@ -82,11 +82,11 @@ class ShardedSteps(ParallelSteps):
             raise OptionError(
                 "shard_states=True keeps no moving average of the weights; leave shard_states or ema out."
             )
-        if config.state_dtype is not None:
+        if config.precision.states is not None:
             raise OptionError(
-                "shard_states=True cuts states of the weights' type; leave shard_states or state_dtype out."
+                "shard_states=True cuts states of the weights' type; leave shard_states or Precision(states=...) out."
             )
-        if not config.master_weights:
+        if not config.precision.master_weights:
             raise OptionError("shard_states=True cuts weights in float32; leave shard_states or master_weights out.")
         super().__init__(objective, config, states=states, values=values)
         self._parameters = [self.states.join(names, parts=self.communicator.size) for names in self._buckets]
@@ -171,7 +171,7 @@ class ShardedSteps(ParallelSteps):
         )
 
     def _session_of(self, entry: Entry) -> StepSession:
-        options = self.config.options
+        options = self.config.runtime
         kernels = options.uses_kernels()
         return StepSession(lower_entry(entry, kernels=kernels), self._share, options, kernels=kernels)
 
