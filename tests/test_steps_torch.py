@@ -22,7 +22,7 @@ pytestmark = pytest.mark.torch
 
 STEPS = 50
 KINK = 2e-6
-"""Where an input of Relu is as small as float32 rounds, its sign is chance, and a gradient flows or not."""
+"""Models with Relu inputs at the rounding error of float32, whose sign, and hence gradient, is arbitrary."""
 MOST_AT_KINKS = 10
 
 

@@ -1,4 +1,4 @@
-"""What each figure of native/tuning.h is measured by: single nodes, and steps of trainings of a layer or two."""
+"""Cases that measure each constant of native/tuning.h: single nodes, and training steps of one or two layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Shape = tuple[int, ...]
 
 
 class Work(NamedTuple):
-    """What a session runs.
+    """The graph of a session.
 
     Attributes:
         model: Its graph.

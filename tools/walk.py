@@ -1,4 +1,4 @@
-"""What happens between a model and its first step: functions, files, calls across files, conversions, inferences.
+"""Count the work between a model and its first step: functions, files, calls across files, conversions, inferences.
 
     python tools/walk.py [MODEL.onnx]
 

@@ -46,7 +46,7 @@ def border(operator: str, inputs: tuple[Any, ...], *expected: Any, **options: An
 
 
 def constant(operator: str, inputs: tuple[Any, ...], *expected: Any, **options: Any) -> Row:
-    return Row("What is held constant", operator, inputs, expected, options)
+    return Row("Constants", operator, inputs, expected, options)
 
 
 NOTHING = np.zeros(0, np.float32)
@@ -151,14 +151,14 @@ def test_what_y_does_not_depend_on_gets_zeros() -> None:
 
 
 ELSEWHERE: dict[tuple[str, str], Callable[..., None]] = {
-    ("What is held constant", "Cast"): test_quantized.test_casts_to_integers_are_steps,
+    ("Constants", "Cast"): test_quantized.test_casts_to_integers_are_steps,
     (
-        "What is held constant",
+        "Constants",
         "DynamicQuantizeLinear",
     ): test_quantized.test_a_dynamically_quantized_product_has_the_gradient_of_the_dequantized_one,
-    ("What is held constant", "Dropout"): elementwise.test_dropout_in_training_scales_what_it_kept,
-    ("What is held constant", "Attention"): elementwise.test_softmax_of_a_row_that_is_masked_altogether,
-    ("What is held constant", "an x that y does not depend on"): test_what_y_does_not_depend_on_gets_zeros,
+    ("Constants", "Dropout"): elementwise.test_dropout_in_training_scales_what_it_kept,
+    ("Constants", "Attention"): elementwise.test_softmax_of_a_row_that_is_masked_altogether,
+    ("Constants", "an x that y does not depend on"): test_what_y_does_not_depend_on_gets_zeros,
 }
 """Rows that are more than a node and numbers."""
 
@@ -189,4 +189,4 @@ def documented() -> set[tuple[str, str]]:
 def test_every_row_of_the_document_is_tested() -> None:
     tested = {(row.section, row.operator) for row in ROWS} | set(ELSEWHERE)
     assert documented() - tested == set()
-    assert tested - documented() == {("What is held constant", "Attention")}  # named in the row of Softmax
+    assert tested - documented() == {("Constants", "Attention")}  # named in the row of Softmax

@@ -86,7 +86,7 @@ FIT_OPTIONS = (
 
 
 class Outcome(NamedTuple):
-    """What came of a combination.
+    """The outcome of a combination.
 
     Attributes:
         seed: Its number.

@@ -239,7 +239,7 @@ def test_a_client_that_fails_says_why(path):
 
 
 def _in_flowers_name(answer):
-    """What Flower's server answers for a client whose node is gone."""
+    """The reply of Flower's server for a client whose node is gone."""
     asked = copy.copy(answer.metadata)
     asked.__dict__["_message_id"] = answer.metadata.reply_to_message_id
     return create_message_error_unavailable_res_message(asked, "node_unavail")

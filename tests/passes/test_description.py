@@ -1,4 +1,4 @@
-"""A step graph says what its inputs and outputs are for, whoever wrote the training model."""
+"""A step graph describes its inputs and outputs, whichever tool wrote the training model."""
 
 import json
 
@@ -82,7 +82,7 @@ def test_no_step_graph_and_a_later_version():
 
 
 def test_a_training_model_of_somebody_else():
-    """The loss need not be called so, and what no optimizer reads is a target or of the batch."""
+    """Check a loss of another name; inputs that no optimizer reads are targets or the batch."""
     training = onnxtrain.training_model(
         onnxtrain.examples.mlp((4, 8, 3)), loss="softmax_cross_entropy", optimizer=onnxtrain.Momentum()
     )

@@ -1,4 +1,4 @@
-"""Optimizers that a provider has kernels of stay nodes; all else is standard operators."""
+"""Optimizers with kernels of the provider stay nodes; all else is standard operators."""
 
 from collections import Counter
 

@@ -35,7 +35,7 @@ def graph(nodes, outputs="float[2] out", gradient=()):
 
 
 def captured(term, nodes, **more):
-    """The names of captured values and captured numbers of the only match, or None."""
+    """Return the names of captured values and captured numbers of the only match, or None."""
     found = [match for match in find(graph(nodes, **more), Pattern("test", term, {"Exp"})) if match.y.name == "out"]
     assert len(found) < 2
     if not found:

@@ -1,4 +1,4 @@
-"""States in bfloat16: the rounding in standard operators, and what becomes a part of an update."""
+"""States in bfloat16: rounding in standard operators, and inside updates."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def rounded(x, count, seed, kind=onnx.TensorProto.FLOAT):
 
 def samples():
     bits = np.random.default_rng(0).integers(0, 1 << 32, 3000, dtype=np.uint32)
-    # Beside numbers of any exponent: neighbours of powers of two, the largest, the smallest, and none.
+    # Numbers of any exponent, and: neighbours of powers of two, the largest, the smallest, and zero.
     near = (2.0 ** np.arange(-20, 20) * (1 - 2.0**-24)).astype(np.float32)
     odd = [0.0, np.inf, np.nan, 3.4028235e38, 3.39e38, 1e-45, 9e-41, 1.1754942e-38, 1.17549435e-38, 1.0]
     some = np.concatenate([bits.view(np.float32), near, np.asarray(odd, np.float32)])
@@ -95,7 +95,7 @@ def test_training_is_the_same_as_in_standard_operators(optimizer, options):
     y = np.random.default_rng(2).integers(0, 3, (10, 8))
     ways = [trainer(optimizer, kernels=kernels, **options) for kernels in (True, False)]
     losses = [[made.train_step(*batch) for batch in zip(x, y, strict=True)] for made in ways]
-    # A last bit of float32 decides now and then which neighbour a state becomes.
+    # The last bit of float32 sometimes decides the neighbour that a state becomes.
     np.testing.assert_allclose(losses[0], losses[1], rtol=2e-3)
     states = [name for name, value in ways[0].states.items() if value.dtype == ml_dtypes.bfloat16]
     assert len(states) == 4 * len(optimizer.states)

@@ -1,4 +1,4 @@
-"""What files that people share hold, imitated in small: weights that are no initializers, half precision, old opsets,
+"""Small imitations of shared model files: weights outside initializers, half precision, old opsets,
 outputs that are no tensors. Each trains and is given back with nothing but its weights changed, or ends in a sentence
 that says why."""
 

@@ -207,7 +207,7 @@ ARCHITECTURES = {
 NO_PARAMETERS = {"BART": "*final_logits_bias", "DETR": "*.normalization.*"}
 """Buffers that a file holds as it holds parameters: its author has to say that they are none."""
 NORMALIZED = ("MobileViT", "EfficientNet", "SegFormer for maps")
-"""Where the older exporter folds batch normalization into weights, which are then no parameters of PyTorch's."""
+"""Models whose batch normalization the older exporter folds into weights, unlike PyTorch."""
 
 
 @pytest.fixture(autouse=True)

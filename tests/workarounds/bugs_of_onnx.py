@@ -1,4 +1,4 @@
-"""What shows the bugs of ONNX: of its shape inference, of its converter of versions, and of onnx-ir."""
+"""Reproductions of bugs of ONNX's shape inference and version converter, and of onnx-ir."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def the_matrix_of_attention() -> bool:
 
 
 def changes_results(content: ModelProto, *shape: int) -> bool:
-    """Whether a model computes something else after ONNX's conversion to opset 18, or cannot be converted."""
+    """Return whether ONNX's conversion to opset 18 fails or changes the results of a model."""
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     before = session(content).run(None, {"x": x})[0]
     try:
@@ -134,8 +134,8 @@ def sympy_at_every_start() -> bool:
     return run_python("import sys, onnx_ir; sys.exit('sympy.core' in sys.modules)").returncode == 1
 
 
-@shows("numbers of recurrent activations")
-def numbers_of_recurrent_activations() -> bool:
+@shows("defaults of recurrent activations")
+def defaults_of_recurrent_activations() -> bool:
     numbers = {"Affine": "activation_beta = [0.5]", "ScaledTanh": "activation_beta = [0.5]", "ThresholdedRelu": ""}
     x, one = np.asarray([-0.5, 0.5], np.float32).reshape(1, 2, 1), np.ones((1, 1, 1), np.float32)
     expected = {"Affine": x + 0.5, "ScaledTanh": np.tanh(0.5 * x), "ThresholdedRelu": np.zeros_like(x)}

@@ -1,4 +1,4 @@
-"""The bugs of others that the book lists: each is shown in the installed version, and missed when it is gone."""
+"""Upstream bugs in the registry: each is reproduced in the installed version; a fixed one fails the test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.step import create_session
 from onnxtrain.workarounds import sessions
 from onnxtrain.workarounds.book import BOOK, Workaround
-from workarounds import bugs_of_evaluation, bugs_of_onnx, bugs_of_onnxruntime  # noqa: F401 - they fill the book
+from workarounds import bugs_of_evaluation, bugs_of_onnx, bugs_of_onnxruntime  # noqa: F401 - they fill the registry
 from workarounds.bugs_of_onnxruntime import DEEP_SCAN
 from workarounds.shown import SHOWN, model
 
@@ -40,7 +40,7 @@ def installed(package: str) -> tuple[int, ...] | None:
 
 
 def verdict(entry: Workaround, found: tuple[int, ...], present: bool) -> str:
-    """What is to be done about an entry; nothing where all is as the book says."""
+    """Return the required action for an entry, or nothing if the registry is up to date."""
     oldest, newest = map(version, entry.seen)
     if entry.gone is not None and found >= version(entry.gone):
         return f"{entry.name!r} is back in {entry.package} {found}: say so in `seen`, and take `gone` away." * present
@@ -73,7 +73,7 @@ def test_the_bell_rings() -> None:
         (entry, (1, 25, 0), True),
         (entry, (1, 19, 0), False),
         (gone, (1, 21, 0), True),
-        (gone, (1, 23, 0), False),  # nobody looked
+        (gone, (1, 23, 0), False),  # not checked
         (gone, (1, 25, 0), False),
     ]:
         assert verdict(book, found, present) == ""

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onnxtrain.errors import OptionError
-from onnxtrain.model_file.references import data_files_of
-from onnxtrain.model_file.saving import fresh_locations
+from onnxtrain.model_file.saving import data_files_of, fresh_locations
 
 MODEL = "MODEL"
 """Name of the model in messages; it has no flag."""

@@ -1,4 +1,4 @@
-"""Another head: the last layer with weights, for other classes than it was trained for."""
+"""Replace the head of a model: the last layer with weights, for another number of classes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxtrain.edit.tail import fit_tail
 from onnxtrain.edit.working import Model, Working
 from onnxtrain.errors import OptionError
 from onnxtrain.ir.clone import captured_values
+from onnxtrain.ir.inference import keeps_shape
 from onnxtrain.ir.replace import set_inputs
-from onnxtrain.ir.value import dimensions, is_float
+from onnxtrain.ir.value import constant_tensor, dimensions, is_float
 from onnxtrain.layers import uniform
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.spelling import checks_arguments
@@ -19,16 +19,28 @@ from onnxtrain.spelling import checks_arguments
 _HEADS = ("Gemm", "MatMul", "Conv")
 
 
+_ANY_NUMBER = frozenset(
+    {"Softmax", "LogSoftmax", "Hardmax", "ArgMax", "ArgMin", "TopK", "Dropout", "LpNormalization"}
+    | {"Flatten", "Squeeze", "Unsqueeze", "Transpose", "Shape", "Size", "Cast", "CastLike", "Identity"}
+    | {"GlobalAveragePool", "GlobalMaxPool", "AveragePool", "MaxPool", "DepthToSpace"}
+    | {"ReduceMean", "ReduceMax", "ReduceMin", "ReduceSum", "ReduceLogSumExp", "ReduceL2"}
+)
+"""Operators that take any number of classes as they are."""
+
+_SIZES = {"Reshape": 1, "Resize": 3, "Expand": 1}
+"""Input slot with the sizes of the result, by operator."""
+
+
 @checks_arguments
 @refuses_invalid()
 def replace_head(
     model: Model, classes: int, *, at: str | None = None, output: str | None = None, name: str = "head", seed: int = 0
 ) -> onnx.ModelProto:
-    """A model whose last layer with weights is a fresh one for another number of classes.
+    """Return a model whose last layer with weights is a new one for another number of classes.
 
     The last Gemm, MatMul or Conv before the output gets new weights ``head.weight`` and, where it has one,
-    ``head.bias``, uniform within ±1 / sqrt(features) as in PyTorch. Everything before it stays. What comes behind it
-    must not depend on the number of classes (Softmax, Reshape, pooling and the like may stand there).
+    ``head.bias``, uniform within ±1 / sqrt(features) as in PyTorch. Everything before it stays. The nodes behind it
+    must not depend on the number of classes (Softmax, Reshape, pooling and the like do not).
 
     Train the head alone with ``Trainer(..., train="head.*")``, and more of the model after that.
 
@@ -36,16 +48,16 @@ def replace_head(
         model: A path or a loaded model; it is not changed.
         classes: Size of the class axis of the new output, at least 1.
         at: The layer to replace, by the name of its node, its output, or its weight.
-        output: The output whose head it is; by default the first floating one.
-        name: How the new weights begin.
-        seed: Of the new weights.
+        output: The output of the head; by default the first floating one.
+        name: Prefix of the names of the new weights.
+        seed: Seed of the new weights.
 
     Returns:
         The new model; it holds all its data.
 
     Raises:
         ModelError: The model cannot be read.
-        OptionError: There is no such layer, or what comes behind it is made for its old number of classes.
+        OptionError: There is no such layer, or a node behind it requires the old number of classes.
 
     Example:
         >>> from onnxtrain import examples
@@ -60,13 +72,13 @@ def replace_head(
     head = _find(working, end) if at is None else _named(working, at)
     old = _classes(head)
     result = _replace(working, head, int(classes), working.free_name(name), np.random.default_rng(seed))
-    fit_tail(working, result, old, int(classes))
+    _fit_tail(working, result, old, int(classes))
     working.forget_behind([result])
     return working.finish()
 
 
 def _find(working: Working, end: ir.Value) -> ir.Node:
-    """The last layer with weights that an output depends on."""
+    """Return the last layer with weights that an output depends on."""
     needed: set[ir.Value] = {end}
     for node in reversed(list(working.graph)):
         if not any(value in needed for value in node.outputs):
@@ -81,7 +93,7 @@ def _find(working: Working, end: ir.Value) -> ir.Node:
 
 
 def _named(working: Working, at: str) -> ir.Node:
-    """The layer that ``at`` names, by its node, its output or its weight."""
+    """Return the layer that ``at`` names, by its node, its output or its weight."""
     if at in working.graph.initializers:
         found = [node for node in working.graph if _is_head(working, node) and _source(node.inputs[1]).name == at]
         if not found:
@@ -104,7 +116,7 @@ def _is_head(working: Working, node: ir.Node) -> bool:
 
 
 def _source(value: ir.Value | None) -> ir.Value:
-    """The weight that a value is a view of: through Transpose, Identity, dequantization."""
+    """Return the weight that a value is a view of: through Transpose, Identity, dequantization."""
     assert value is not None
     producer = value.producer()
     while producer is not None and producer.inputs and producer.inputs[0] is not None:
@@ -127,7 +139,7 @@ def _classes(head: ir.Node) -> int:
 
 
 def _replace(working: Working, head: ir.Node, classes: int, name: str, random: np.random.Generator) -> ir.Value:
-    """Give a layer new weights, and its bias where it has one; returns the layer's result."""
+    """Give a layer new weights, and a new bias where it has one; returns the layer's result."""
     shape = _weight_shape(head)
     dtype = head.outputs[0].dtype
     assert dtype is not None
@@ -165,7 +177,7 @@ def _replace(working: Working, head: ir.Node, classes: int, name: str, random: n
 
 
 def _bias_after(working: Working, head: ir.Node) -> ir.Node | None:
-    """The Add that gives a product its bias: the only reader, and what it adds are weights, one for each class."""
+    """Return the Add that is the only reader of a matmul and adds weights, one for each class, or ``None``."""
     readers = list(head.outputs[0].consumers())
     if len(readers) != 1 or readers[0].op_type != "Add" or readers[0].domain or head.outputs[0].is_graph_output():
         return None
@@ -177,6 +189,71 @@ def _bias_after(working: Working, head: ir.Node) -> ir.Node | None:
         return None
     sizes = [size for size in dimensions(other) or () if size != 1]
     return node if sizes == [_classes(head)] else None
+
+
+def _fit_tail(working: Working, head: ir.Value, old: int, new: int) -> None:
+    """Adapt the nodes behind a head to its new number of classes, in place.
+
+    The sizes of Reshape, Resize and Expand are changed on the class axis.
+
+    Raises:
+        OptionError: A node behind the head requires the old number.
+    """
+    behind, sizes = {head}, set[ir.Value]()
+    for node in working.graph:
+        read = [value for value in (*node.inputs, *captured_values(node)) if value is not None]
+        if not any(value in behind or value in sizes for value in read):
+            continue
+        if not any(value in behind for value in read):  # computes with shapes only
+            sizes.update(node.outputs)
+            continue
+        if node.op_type in _SIZES and not node.domain:
+            _resize(working, node, old, new)
+        elif not _takes_any_number(node, behind, old):
+            raise OptionError(
+                f"Behind the head stands {_label(node)}, which is made for its "
+                f"{old} classes; name a layer further back with at=, or use cut and append."
+            )
+        (sizes if node.op_type in ("Shape", "Size") else behind).update(node.outputs)
+
+
+def _takes_any_number(node: ir.Node, behind: set[ir.Value], old: int) -> bool:
+    if node.domain:
+        return False
+    if node.op_type in _ANY_NUMBER:
+        return True
+    if not keeps_shape(node.op_type):
+        return False
+    others = [value for value in node.inputs if value is not None and value not in behind]
+    return all(value.shape is not None and old not in _sizes(value) for value in others) or old == 1
+
+
+def _sizes(value: ir.Value) -> list[int]:
+    assert value.shape is not None
+    return [size for size in value.shape if isinstance(size, int)]
+
+
+def _resize(working: Working, node: ir.Node, old: int, new: int) -> None:
+    """Change the size of the class axis in the constant sizes of a node's result."""
+    index = _SIZES[node.op_type]
+    value = node.inputs[index] if len(node.inputs) > index else None
+    tensor = None if value is None else constant_tensor(value)
+    if value is None or tensor is None:
+        return
+    given = tensor.numpy()
+    found = np.flatnonzero(given == old)
+    if len(found) == 0:
+        return
+    if len(found) > 1 or old == 1:
+        raise OptionError(
+            f"Behind the head stands {_label(node)} to sizes {given.tolist()}, "
+            f"of which it is not clear which one counts its {old} classes; use cut and append."
+        )
+    changed = given.copy()
+    changed[found[0]] = new
+    name = working.free_name(f"{value.name}_{new}")
+    made = working.initializer(name, changed, tensor.dtype)
+    set_inputs(node, [*node.inputs[:index], made, *node.inputs[index + 1 :]])
 
 
 def _integer(node: ir.Node, name: str, default: int = 0) -> int:

@@ -1,4 +1,4 @@
-"""What ONNX's shape inference is shown because of its bugs, and what is not taken from it."""
+"""Work around bugs of ONNX's shape inference."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def hide_computed_slices(graph: onnx.GraphProto) -> None:
     """
     known = {tensor.name for tensor in graph.initializer}
     known |= {node.output[0] for node in graph.node if node.op_type == "Constant"}
-    # What is propagated has one axis and holds sizes; its rank may not be declared yet.
+    # Propagated values have one axis and hold sizes; their rank may not be declared yet.
     integers: set[str] = set()
     for node in graph.node:
         read = node.input[:1] if node.op_type == "Slice" else node.input  # bounds are sizes of whatever is sliced
@@ -35,5 +35,5 @@ def hide_computed_slices(graph: onnx.GraphProto) -> None:
 
 
 def is_taken_for_scalar(node: ir.Node, inferred: onnx.TypeProto.Tensor) -> bool:
-    """Whether ONNX's inference took a matrix for a scalar ("the matrix of Attention")."""
+    """Return whether ONNX inferred a scalar for a matrix ("the matrix of Attention")."""
     return node.op_type == "Attention" and not inferred.shape.dim

@@ -1,6 +1,6 @@
-"""Scaled dot-product attention, which exporters write as half a dozen nodes, as one operator with a native kernel.
+"""Fuse scaled dot-product attention, which exporters write as half a dozen nodes, into one with a native kernel.
 
-Written out, the scores, their softmax and what masks them are tensors of batch x heads x queries x keys; the gradient
+Written out, the scores, their softmax and its masks are tensors of batch x heads x queries x keys; the gradient
 reads several of them, so that they are kept. The operator keeps one number per query instead, and takes its inputs as
 the layers before it leave them: the transpositions around it go away, too. As with activations, this is done before
 the gradient is built, in working copies for sessions that load the native kernels only.
@@ -41,7 +41,7 @@ OPERATOR = "Attention"
 
 _RANK = 4
 _MOST_BIASES = 3
-"""Masks and sums between product and softmax that are looked through: each sum has two terms to try."""
+"""Masks and sums between matmul and softmax that the pattern allows; each sum has two terms to try."""
 
 _HEADS_SECOND = (0, 2, 1, 3)
 """[batch, positions, heads, features] to [batch, heads, positions, features], and back."""
@@ -187,7 +187,7 @@ def _check(match: Match, opset: int, varying: Collection[ir.Value]) -> str | Non
 
 
 def _broadcasts(value: ir.Value, scores: Sequence[Dimension]) -> bool:
-    """Whether a value broadcasts to the shape of the scores without giving them other sizes."""
+    """Return whether a value broadcasts to the shape of the scores without enlarging them."""
     shape = dimensions(value)
     if shape is None or len(shape) > len(scores):
         return False
@@ -198,7 +198,7 @@ def _broadcasts(value: ir.Value, scores: Sequence[Dimension]) -> bool:
 
 
 def _emit(op: Builder, attention: _Attention, named: set[str]) -> ir.Value:
-    """The operator's node; its result is [B, S, H, E]."""
+    """Emit the node of the operator; its result is [B, S, H, E]."""
     q = transposed(op, attention.q, _HEADS_SECOND, named)
     scale, scalars = attention.scale, attention.scalars
     factor: Value | None = None
@@ -229,7 +229,7 @@ def _emit(op: Builder, attention: _Attention, named: set[str]) -> ir.Value:
 
 
 def _replace(op: Builder, attention: _Attention, result: ir.Value, named: set[str]) -> None:
-    """Let the operator's result stand for y: directly where y is transposed to it, else through a Transpose."""
+    """Replace y by the result: directly where y is transposed to its layout, else through a Transpose."""
     graph, y = op.graph, attention.y
     renamed = False
     for node in list(transposes(y, named)):
@@ -250,7 +250,7 @@ def _replace(op: Builder, attention: _Attention, result: ir.Value, named: set[st
 
 
 def _read_sizes_before_transposes(main: Builder, named: set[str]) -> None:
-    """Where nothing but the shape of a transposed value is read any more, take it from the value as it was."""
+    """Let nodes that read only the shape of a transposed value read it from the value before."""
     graph = main.graph
     for node in list(graph):
         if node.op_type != "Transpose" or node.domain or is_needed(node.outputs[0], named) or node.inputs[0] is None:

@@ -1,4 +1,4 @@
-"""Rotary embeddings that exporters write as half a dozen nodes, as the one operator that ONNX Runtime has for them."""
+"""Fuse rotary embeddings that exporters write as several nodes into the one operator that ONNX Runtime has for them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _HEADS_SECOND = (0, 2, 1, 3)
 _UNARY = ("Cast", "Cos", "Sin", "Identity", "Neg")
 _BINARY = ("Mul", "Div", "Add", "Sub")
 _ROWS = ("Unsqueeze", "Squeeze", "Expand", "Gather", "Slice")
-"""What chooses, repeats or counts rows and leaves each of them as it is, unless it goes along the last axis."""
+"""Operators that select, repeat or reorder rows and leave each of them as it is, unless they act on the last axis."""
 
 
 _X = Var("x")
@@ -44,7 +44,7 @@ _LAST = (-1, _RANK - 1)
 
 
 def _half_of_x(output: int, start: Term, stop: Term) -> Term:
-    """Return the pattern of one half of x: of a Split in two, or a Slice along the last axis."""
+    """Return the pattern of one half of x: an output of a Split in two, or a Slice along the last axis."""
     cut = Op("Slice", _X, start, stop, Number(*_LAST), Optional(Number(1)))
     return OneOf(cut, Op("Split", _X, Optional(Var("sizes")), output=output, outputs=2, axis=_LAST))
 
@@ -140,7 +140,7 @@ def _check(match: Match, varying: Collection[ir.Value]) -> str | None:
 
 
 def _layout(x: ir.Value, table: ir.Value) -> _Layout | None:
-    """How a table lies beside x, where it is known to have a row for each place, and the same for all heads."""
+    """Return the arrangement of a table relative to x, if it has a row for each position, the same for all heads."""
     sizes, rows = dimensions(x), dimensions(table)
     if sizes is None or rows is None or len(rows) > _RANK:
         return None
@@ -154,7 +154,7 @@ def _layout(x: ir.Value, table: ir.Value) -> _Layout | None:
 
 
 def _is_doubled(table: ir.Value | None) -> bool:
-    """Whether the second half of each row, along the last axis, is known to be as the first."""
+    """Return whether the second half of each row, along the last axis, is known to equal the first."""
     waiting, seen = [table], set[ir.Value]()
     while waiting:
         value = waiting.pop()
@@ -167,7 +167,7 @@ def _is_doubled(table: ir.Value | None) -> bool:
 
 
 def _doubled_where(value: ir.Value) -> list[ir.Value | None] | None:
-    """The values whose rows have equal halves where those of a value have; ``None`` where that is not known."""
+    """Return the values that must have equal halves for a value to have them; ``None`` where that is not known."""
     sizes = dimensions(value)
     if not sizes or not isinstance(sizes[-1], int) or value.is_graph_input():
         return None
@@ -190,12 +190,12 @@ def _doubled_where(value: ir.Value) -> list[ir.Value | None] | None:
 
 
 def _width(value: ir.Value) -> Dimension:
-    """The size of the last axis; 1 of a scalar."""
+    """Return the size of the last axis; 1 for a scalar."""
     return (dimensions(value) or (1,))[-1]
 
 
 def _leaves_rows(node: ir.Node, size: int) -> bool:
-    """Whether the rows of a node's result, along the last axis, are among those of its first input."""
+    """Return whether the rows of a node's result, along the last axis, are among those of its first input."""
     source = node.inputs[0]
     sizes = None if source is None else dimensions(source)
     if not sizes or sizes[-1] != size or size < 2:
@@ -210,7 +210,7 @@ def _leaves_rows(node: ir.Node, size: int) -> bool:
 
 
 def _emit(op: Builder, rotation: _Rotation, named: set[str]) -> ir.Value:
-    """The operator's node, and what brings its result into the form of x."""
+    """Emit the node of the operator, and the nodes that bring its result into the layout of x."""
     x, heads_at = rotation.x, rotation.layout.heads
     batch, heads, places, width = (_sizes(x)[axis] for axis in (0, heads_at, 3 - heads_at, 3))
     tables = [_half(op, table, _number(width)) for table in (rotation.cosines, rotation.sines)]
@@ -228,7 +228,7 @@ def _emit(op: Builder, rotation: _Rotation, named: set[str]) -> ir.Value:
 
 
 def _before_transpose(x: ir.Value, named: set[str]) -> ir.Value | None:
-    """[B, S, H, D], of which x is the transposition."""
+    """Return the [B, S, H, D] that x is the transposition of, or ``None``."""
     node = x.producer()
     if node is None or node.domain or node.op_type != "Transpose" or x.name in named:
         return None
@@ -236,7 +236,7 @@ def _before_transpose(x: ir.Value, named: set[str]) -> ir.Value | None:
 
 
 def _flat(op: Builder, rows: ir.Value, named: set[str]) -> Value:
-    """[B, S, H, D] as [B, S, H D]: as it was before it was divided into heads, where it was."""
+    """Return [B, S, H, D] as [B, S, H D]: the value before it was divided into heads, where there is one."""
     batch, places, heads, width = _sizes(rows)
     shape = batch, places, heads * width if isinstance(heads, int) and isinstance(width, int) else None
     node = rows.producer()
@@ -248,7 +248,7 @@ def _flat(op: Builder, rows: ir.Value, named: set[str]) -> Value:
 
 
 def _half(op: Builder, table: ir.Value, width: int) -> Value:
-    """The first halves of a table's rows, [rows, D/2]."""
+    """Return the first halves of a table's rows, [rows, D/2]."""
     half, tensor = width // 2, constant_tensor(table)
     if tensor is not None:
         return op.constant(tensor.numpy()[..., :half].reshape(-1, half))
@@ -257,7 +257,7 @@ def _half(op: Builder, table: ir.Value, width: int) -> Value:
 
 
 def _positions(op: Builder, rotation: _Rotation) -> Value:
-    """Which rows of the tables are taken, [B, S]; the first of them, [1], where all sequences have the same."""
+    """Return the rows of the tables to read, [B, S]; the first of them, [1], where all sequences have the same."""
     if not rotation.layout.per_sequence:
         return op.ints(0)
     table = op.wrap(rotation.cosines)
@@ -270,7 +270,7 @@ def _positions(op: Builder, rotation: _Rotation) -> Value:
 
 
 def _sizes(value: ir.Value) -> tuple[Dimension, ...]:
-    """The axes of a value that is known to have four."""
+    """Return the sizes of a value that is known to have four axes."""
     sizes = dimensions(value)
     assert sizes is not None
     return sizes

@@ -1,4 +1,4 @@
-"""Products with weights in float16 and bfloat16 that read them as they are stored."""
+"""Let linear layers read weights in float16 and bfloat16 as they are stored."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from onnxtrain.passes.fuse.patterns import Match, find, remove_unread
 
 
 def use_half_weights(model: ir.Model) -> None:
-    """Let products with weights of 16 bits widen them part by part, in place: no whole weight is there in float32.
+    """Let linear layers widen float16 and bfloat16 weights tile by tile, in place: no whole weight is in float32.
 
-    A weight w of 16 bits reaches a product y = x w in float32 through a Cast. ``Linear`` of the domain ``onnxtrain``
-    reads w itself and gives the same bits; MatMul and Gemm become such a node, in the bodies of operators, too, where a
-    loss goes over the logits in chunks. Left alone are products in float64, and those of other forms
-    (:func:`~onnxtrain.passes.fuse.fuse_linear.fuse_linear` lists them).
+    A 16-bit weight w reaches a matmul y = x w in float32 through a Cast. ``Linear`` of the domain ``onnxtrain`` reads w
+    itself and gives the same bits; MatMul and Gemm become such a node, also in the bodies of operators, where a loss
+    goes over the logits in chunks. Left alone are matmuls in float64, and those that the pattern of
+    :func:`~onnxtrain.passes.fuse.fuse_linear.fuse_linear` does not match.
 
     Requires: a sorted graph whose gradients are built, types, and the shapes of weights. Ensures: a sorted graph; Casts
     that nothing reads any more may be left.
@@ -45,7 +45,7 @@ def _check(match: Match) -> str | None:
 
 
 def _read_as_stored(graph: ir.Graph, match: Match) -> None:
-    """Replace a linear layer by one that reads the weight in 16 bits."""
+    """Replace a linear layer by one that reads the 16-bit weight."""
     layer, y = layer_of(match), match.y
     attributes = [ir.AttrInt64("transB", int(layer.transposed))]
     inputs = [layer.x, _stored(layer.w), layer.bias]
@@ -57,7 +57,7 @@ def _read_as_stored(graph: ir.Graph, match: Match) -> None:
 
 
 def _stored(weight: ir.Value | None) -> ir.Value | None:
-    """What a weight in float32 is made of, where that is of 16 bits."""
+    """Return the 16-bit value that a weight in float32 is cast from, or ``None``."""
     cast = None if weight is None else weight.producer()
     if weight is None or weight.dtype != ir.DataType.FLOAT or cast is None:
         return None

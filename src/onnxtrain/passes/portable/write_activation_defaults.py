@@ -15,7 +15,7 @@ def write_activation_defaults(model: ir.Model) -> None:
     """Write ``activation_alpha`` and ``activation_beta`` of LSTM, GRU and RNN out in full, in place.
 
     ONNX Runtime takes 0 where a model leaves out a parameter of Affine, ScaledTanh or ThresholdedRelu; the standard's
-    defaults differ (workarounds: numbers of recurrent activations).
+    defaults differ (workarounds: defaults of recurrent activations).
 
     Requires: nothing. Ensures: lists that are as long as the functions need; nodes with the usual functions stay.
     """
