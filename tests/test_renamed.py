@@ -168,3 +168,32 @@ def test_number_formats_as_text(given, expected):
 def test_formats_and_processes_that_are_refused(call, sentence):
     with pytest.raises(OptionError, match=sentence):
         call()
+
+
+def test_old_ways_to_the_weights():
+    made = trainer()
+    with pytest.warns(DeprecationWarning, match=r"Trainer.trained is now parameters \(live views\)"):
+        assert list(made.trained) == list(made.parameters)
+    with pytest.warns(DeprecationWarning, match=r"Trainer.weights is now found by onnxtrain.inspect"):
+        assert made.weights == made._prunable
+
+
+def test_a_state_is_copied_and_loaded(data):
+    one, other = trainer(), trainer()
+    one.train_step(*data)
+    state = one.state_dict()
+    assert {"layer1.weight", "layer1.weight/V", "T"} <= set(state)
+    kept = {name: array.tobytes() for name, array in state.items()}
+    one.train_step(*data)
+    assert {name: array.tobytes() for name, array in state.items()} == kept
+    other.load_state_dict(state)
+    other.train_step(*data)
+    assert {n: a.tobytes() for n, a in other.state_dict().items()} == {
+        n: a.tobytes() for n, a in one.state_dict().items()
+    }
+    del state["T"]
+    with pytest.raises(OptionError, match=r"The state lacks 1 of .* values, such as 'T'; give all, or strict=False"):
+        other.load_state_dict(state)
+    other.load_state_dict(state, strict=False)
+    with pytest.raises(OptionError, match="is not a parameter"):
+        other.load_state_dict({"nothing": np.zeros(1)}, strict=False)

@@ -37,6 +37,7 @@ from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.parallel.communicator import Communicator
 from onnxtrain.parallel.single import Single
+from onnxtrain.renamed import old_attribute
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.runtime.states import StateBuffers
@@ -241,7 +242,7 @@ class Trainer:
     def _again(self, **changes: Any) -> Self:
         """Return a trainer with the current parameters, fresh optimizer states and some other settings."""
         config = dataclasses.replace(self.config, **changes)
-        return self._of(config, self._objective, dict(self.trained), self._data.copy())
+        return self._of(config, self._objective, dict(self._trained), self._data.copy())
 
     def __repr__(self) -> str:
         loss = self._objective.loss
@@ -317,7 +318,7 @@ class Trainer:
         return self._state.parameters
 
     @property
-    def trained(self) -> Parameters:
+    def _trained(self) -> Parameters:
         """Live views of trainable parameters and running statistics by name."""
         return self._state.trained
 
@@ -368,9 +369,12 @@ class Trainer:
         return self.config.runtime
 
     @property
-    def weights(self) -> list[str]:
-        """Names of the weights of linear, convolutional, recurrent and embedding layers: pruned by default."""
+    def _prunable(self) -> list[str]:
+        """Names of the weights that :func:`onnxtrain.prune` cuts by default: of linear and other such layers."""
         return self._objective.product_weights
+
+    trained = old_attribute("trained", "parameters (live views) or get_weights() (copies)", "_trained")
+    weights = old_attribute("weights", "found by onnxtrain.inspect", "_prunable")
 
     @property
     def sparsified(self) -> list[str]:
@@ -865,7 +869,7 @@ class Trainer:
         adapted = self._objective.adapted
         if adapted is None:
             return self._file.filled(self._initializers())
-        return self._file.filled({n: a for n, a in self.trained.items() if n not in adapted.parameters})
+        return self._file.filled({n: a for n, a in self._trained.items() if n not in adapted.parameters})
 
     @overload
     def get_weights(self, *, flat: Literal[False] = False) -> dict[str, np.ndarray]: ...
@@ -884,8 +888,8 @@ class Trainer:
             Arrays by name, or one array.
         """
         if flat:
-            return np.concatenate([array.reshape(-1) for array in self.trained.values()])
-        return {name: np.array(array) for name, array in self.trained.items()}
+            return np.concatenate([array.reshape(-1) for array in self._trained.values()])
+        return {name: np.array(array) for name, array in self._trained.items()}
 
     @checks_arguments
     def set_weights(self, weights: Mapping[str, Any] | np.ndarray) -> None:
@@ -897,11 +901,48 @@ class Trainer:
         Raises:
             OptionError: An array is of another type or shape, or there is no such weight; nothing is changed.
         """
-        given = weights if isinstance(weights, Mapping) else split_flat(np.asarray(weights), self.trained)
+        given = weights if isinstance(weights, Mapping) else split_flat(np.asarray(weights), self._trained)
         arrays = {name: np.asarray(array) for name, array in given.items()}
         for name, array in arrays.items():
-            self.trained.check(name, array)
-        self.trained.update(arrays)
+            self._trained.check(name, array)
+        self._trained.update(arrays)
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Return copies of all values that steps change.
+
+        Returns:
+            Parameters, running statistics, optimizer states (``{parameter}/V`` ...) and moving averages, by name.
+        """
+        return {name: np.array(array) for name, array in self.states.items()}
+
+    @checks_arguments
+    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Assign the values of :meth:`state_dict`.
+
+        Args:
+            state: Arrays by name.
+            strict: Whether ``state`` has to hold every value.
+
+        Raises:
+            OptionError: An array is missing, has no counterpart, or is of another type or shape; nothing is changed.
+
+        Example:
+            >>> import onnxtrain
+            >>> model = onnxtrain.examples.mlp((4, 3))
+            >>> one, other = (onnxtrain.Trainer(model, loss="mse", optimizer="adam") for _ in range(2))
+            >>> other.load_state_dict(one.state_dict())
+        """
+        values = Parameters(self.states, list(self.states))
+        arrays = {name: np.asarray(array) for name, array in state.items()}
+        missing = [name for name in values if name not in arrays]
+        if strict and missing:
+            raise OptionError(
+                f"The state lacks {len(missing)} of {len(values)} values, such as {missing[0]!r}; give all, or "
+                "strict=False."
+            )
+        for name, array in arrays.items():
+            values.check(name, array)
+        values.update(arrays)
 
     def __deepcopy__(self, memory: dict[int, Any]) -> Self:
         """Return an independent copy with the current state; both share the immutable file."""
@@ -943,7 +984,7 @@ class Trainer:
 
         tensors, metadata = read_checkpoint(path)
         found = {name.removeprefix("state/"): array for name, array in tensors.items() if name.startswith("state/")}
-        for name, own in self.trained.items():
+        for name, own in self._trained.items():
             shape = found[name].shape if name in found else None
             if shape != own.shape:
                 raise CheckpointError(
@@ -953,7 +994,7 @@ class Trainer:
         written = metadata.get("fingerprint")
         same = isinstance(written, dict) and written.get("optimizer") == type(self.optimizer).__name__
         for name, array in found.items():
-            if name in self.trained or (same and name in self.states and self.states[name].shape == array.shape):
+            if name in self._trained or (same and name in self.states and self.states[name].shape == array.shape):
                 self.states[name] = array
         set_to_zero(self.states, self.config.masks)
         kept = names_of_checkpoint(metadata)

@@ -155,7 +155,7 @@ def test_one_session_is_built_when_a_step_needs_it(built):
 def test_the_session_stays_as_long_as_the_specification_is_equal(built):
     x, y = batch()
     trainer = onnxtrain.Trainer(examples.mlp((4, 8, 3)), loss=LOSS, optimizer=onnxtrain.Momentum(0.1))
-    name = trainer.weights[0]
+    name = trainer._prunable[0]
     mask = np.arange(trainer.parameters[name].size).reshape(trainer.parameters[name].shape) % 2 == 0
     trainer.train_step(x, y)
     trainer.set_masks({})

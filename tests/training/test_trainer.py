@@ -183,7 +183,7 @@ def test_saved_model_differs_in_the_trained_initializers_only(tmp_path) -> None:
     subject.fit((x, y), epochs=1, batch_size=8)
     subject.save(tmp_path / "out.onnx")
     saved, original = onnx.load(tmp_path / "out.onnx"), mlp()
-    trained = dict(subject.trained)
+    trained = dict(subject._trained)
     for ours, theirs in zip(saved.graph.initializer, original.graph.initializer, strict=True):
         if ours.name in trained:
             np.testing.assert_array_equal(onnx.numpy_helper.to_array(ours), trained[ours.name])

@@ -139,7 +139,7 @@ def test_training_models_have_it():
 
 def test_masked_weights_stay_zero_in_the_average():
     learner = trainer()
-    name = learner.weights[0]
+    name = learner._prunable[0]
     mask = np.arange(learner.parameters[name].size).reshape(learner.parameters[name].shape) % 2 == 0
     learner.train_step(X, Y)
     learner.set_masks({name: mask})

@@ -40,13 +40,13 @@ class Federation:
 
     def take_record(self, round_number: int, record: Any) -> Any:
         """Take over the weights of a round as Flower's record; returns what is measured, if anything, as another."""
-        own = dict(self.trainer.trained)
+        own = dict(self.trainer._trained)
         measured = self.take(round_number, from_record(record, own, "The strategy", averaged=True))
         return flower("flwr.app").MetricRecord(measured) if measured else None
 
     def take(self, round_number: int, weights: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Take over the weights of a round: measure them, and write the model and the history."""
-        own = dict(self.trainer.trained)
+        own = dict(self.trainer._trained)
         changed = any(not np.array_equal(own[name], value) for name, value in weights.items())
         self._trained = self._trained or changed
         self.trainer.set_weights(weights)

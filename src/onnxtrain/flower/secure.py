@@ -36,10 +36,10 @@ def run_securely(
         OptionError: The strategy needs to see the weights of single clients.
     """
     server, workflow = flower("flwr.server"), flower("flwr.server.workflow")
-    names = list(dict(federation.trainer.trained))
+    names = list(dict(federation.trainer._trained))
 
     def take(round_number: int, arrays: Sequence[np.ndarray], _: Mapping[str, Any]) -> tuple[float, dict[str, float]]:
-        own = dict(federation.trainer.trained)
+        own = dict(federation.trainer._trained)
         given = dict(zip(names, arrays, strict=True))
         weights = {name: given[name].astype(own[name].dtype).reshape(own[name].shape) for name in names}
         measured = federation.take(round_number, weights)
@@ -52,7 +52,7 @@ def run_securely(
     older = server.strategy.FedAvg(
         **asking,
         initial_parameters=flower("flwr.common").ndarrays_to_parameters(
-            [np.array(value) for value in dict(federation.trainer.trained).values()]
+            [np.array(value) for value in dict(federation.trainer._trained).values()]
         ),
         evaluate_fn=take,
     )

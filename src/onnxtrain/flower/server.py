@@ -87,7 +87,7 @@ def server_app(
         else:
             chosen.start(
                 grid=checked,
-                initial_arrays=to_record(dict(trainer.trained)),
+                initial_arrays=to_record(dict(trainer._trained)),
                 num_rounds=rounds,
                 timeout=timeout,
                 train_config=flower("flwr.app").ConfigRecord(settings),

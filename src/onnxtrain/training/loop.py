@@ -91,7 +91,7 @@ class Loop:
         """All epochs from the current position."""
         state = self.state
         state.bind_rate(self.trainer._rate.choose)
-        state.trainer, state.weights = self.trainer, self.trainer.trained
+        state.trainer, state.weights = self.trainer, self.trainer._trained
         state.averages, state.ema = Parameters(self.trainer.states, list(self._averages.values())), self.ema
         state.data = self.dataset.name
         try:
@@ -300,7 +300,7 @@ class Loop:
         """Whether the model has the weights of the newest checkpoint: it was saved in place, and then the run ended."""
         assert self.store is not None
         tensors, metadata = self.store.load_newest()
-        names, averages = [*dict(self.trainer.trained)], self._averages
+        names, averages = [*dict(self.trainer._trained)], self._averages
         try:
             given = {name: self.trainer._file.value(name) for name in names}
         except ModelError:  # changed meanwhile
@@ -330,7 +330,7 @@ class Loop:
         """
         trainer = self.trainer
         states = trainer.states
-        wanted = list(dict(trainer.trained) if "optimizer" in changed else trainer._executor.kept_names)
+        wanted = list(dict(trainer._trained) if "optimizer" in changed else trainer._executor.kept_names)
         missing = [name for name in wanted if f"state/{name}" not in tensors]
         if missing and not {"attributes", "sparsity", "accumulate", "batch_norm"} & set(changed):
             raise CheckpointError(f"The checkpoint lacks the states {missing[:5]}; it is of another training.")
